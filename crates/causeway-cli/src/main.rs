@@ -1,0 +1,2 @@
+//! The `causeway` command.
+fn main() {}

@@ -1,0 +1,240 @@
+//! One typed error per cause.
+//!
+//! Every argument error names the argument, what it was, what is allowed and, where it is not
+//! obvious, the fix. An operation that returns an error has written nothing.
+
+use crate::tensor::{DType, Dims, Location};
+
+/// `Result` with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong, one variant per cause.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // ---- tensors --------------------------------------------------------------------------------
+    /// A tensor has the wrong number of axes.
+    #[error("{argument} has shape {found}: expected {expected}")]
+    Rank {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The logical axes, for example `(batch, dim, seqlen)`.
+        expected: &'static str,
+        /// The shape that was given.
+        found: Dims,
+    },
+    /// One axis of a tensor disagrees with another argument.
+    #[error("{argument} has {axis} {found}: expected {expected}, {because}")]
+    Size {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The axis, by its logical name.
+        axis: &'static str,
+        /// The size that was given.
+        found: i64,
+        /// The size that is required.
+        expected: i64,
+        /// What requires it, for example `the dim of x`.
+        because: &'static str,
+    },
+    /// The convolution is too narrow or too wide.
+    #[error("weight has width {found}: widths 1 to 256 are supported")]
+    Width {
+        /// The width that was given.
+        found: i64,
+    },
+    /// A decode state is too short to hold the positions that the next output reads.
+    #[error(
+        "{argument} holds {found} positions: a convolution of width {width} needs at least {minimum}; \
+         allocate (·, dim, {minimum}) or longer",
+        minimum = width - 1
+    )]
+    StateTooShort {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The state length that was given.
+        found: i64,
+        /// The width of the convolution.
+        width: i64,
+    },
+    /// A tensor has a dtype that the argument does not take.
+    #[error("{argument} has dtype {found}: expected {}, {because}", DType::list(allowed))]
+    DTypeMismatch {
+        /// Name of the argument.
+        argument: &'static str,
+        /// The dtype that was given.
+        found: DType,
+        /// The dtypes that are allowed here.
+        allowed: Vec<DType>,
+        /// What requires it, for example `the dtype of x`.
+        because: &'static str,
+    },
+    /// A tensor lives in another memory than the rest of the call.
+    #[error("{argument} is on {found}: expected {expected}, {because}; copy it there first")]
+    WrongLocation {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Where the tensor is.
+        found: Location,
+        /// Where it has to be.
+        expected: Location,
+        /// What requires it.
+        because: &'static str,
+    },
+    /// Two elements of an output may share one address, so the result would depend on the order of writes.
+    #[error(
+        "{argument} has shape {shape} and strides {strides}, which map several elements to one address: \
+         an output needs a place for each element; pass a tensor that is not expanded"
+    )]
+    OverlappingOutput {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Its shape.
+        shape: Dims,
+        /// Its strides, in elements.
+        strides: Dims,
+    },
+    /// A view reaches past the memory that it was made from.
+    #[error(
+        "a view of shape {shape} with strides {strides} at offset {offset} touches elements {lowest} to \
+         {highest}, but the slice holds {available}"
+    )]
+    OutOfBounds {
+        /// Shape of the view.
+        shape: Dims,
+        /// Its strides, in elements.
+        strides: Dims,
+        /// Offset of its first element.
+        offset: i64,
+        /// Lowest element index that it touches.
+        lowest: i128,
+        /// Highest element index that it touches.
+        highest: i128,
+        /// Elements that there are.
+        available: usize,
+    },
+    /// A shape with a negative size.
+    #[error("shape {shape} has a negative size: sizes are 0 or more")]
+    NegativeSize {
+        /// The shape that was given.
+        shape: Dims,
+    },
+    /// A shape and strides of different lengths, or more axes than a view can have.
+    #[error("shape has {shape} axes and strides {strides}: both need the same number, at most 4")]
+    AxisCount {
+        /// Axes in the shape.
+        shape: usize,
+        /// Axes in the strides.
+        strides: usize,
+    },
+    /// Sizes whose product, in bytes, does not fit 63 bits.
+    #[error("a tensor of shape {shape} and dtype {dtype} is larger than the address space")]
+    TooLarge {
+        /// The shape that was given.
+        shape: Dims,
+        /// The dtype that was given.
+        dtype: DType,
+    },
+
+    // ---- values ---------------------------------------------------------------------------------
+    /// An index selects nothing.
+    #[error("{argument}[{position}] is {value}: expected {minimum} to {maximum}, {because}")]
+    IndexOutOfRange {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Which entry.
+        position: i64,
+        /// Its value.
+        value: i64,
+        /// Smallest value allowed.
+        minimum: i64,
+        /// Largest value allowed.
+        maximum: i64,
+        /// What sets the range, for example `the rows of conv_state`.
+        because: &'static str,
+    },
+    /// Two batch entries select one state row, so the result would depend on their order.
+    #[error(
+        "{argument}[{first}] and {argument}[{second}] are both {value}: each row may be updated by one batch \
+         entry only; use a negative index for padded entries"
+    )]
+    DuplicateIndex {
+        /// Name of the argument.
+        argument: &'static str,
+        /// First entry with the value.
+        first: i64,
+        /// Second entry with the value.
+        second: i64,
+        /// The shared value.
+        value: i64,
+    },
+    /// `cu_seqlens` does not begin at zero.
+    #[error("cu_seqlens[0] is {found}: the first sequence starts at 0")]
+    CuSeqlensStart {
+        /// The value that was given.
+        found: i64,
+    },
+    /// `cu_seqlens` goes down.
+    #[error("cu_seqlens[{position}] is {value}, less than the {before} before it: boundaries never decrease")]
+    CuSeqlensDecrease {
+        /// Position of the smaller value.
+        position: i64,
+        /// Its value.
+        value: i64,
+        /// The value before it.
+        before: i64,
+    },
+    /// `cu_seqlens` does not end at the packed length.
+    #[error("cu_seqlens ends at {found}: expected {total}, the packed length of x")]
+    CuSeqlensEnd {
+        /// The last value.
+        found: i64,
+        /// Packed length of x.
+        total: i64,
+    },
+    /// `cu_seqlens` with no boundary at all.
+    #[error("cu_seqlens is empty: n sequences need n + 1 boundaries, the first of them 0")]
+    CuSeqlensEmpty,
+
+    // ---- combinations ---------------------------------------------------------------------------
+    /// An argument that another one requires is absent.
+    #[error("{argument} is missing: {because}")]
+    Missing {
+        /// Name of the argument.
+        argument: &'static str,
+        /// What requires it.
+        because: &'static str,
+    },
+    /// An argument that has no meaning in this call.
+    #[error("{argument} is given, but {because}")]
+    Unexpected {
+        /// Name of the argument.
+        argument: &'static str,
+        /// Why it has no meaning here.
+        because: &'static str,
+    },
+    /// Text that names no activation.
+    #[error("activation is {found:?}: expected none, silu or swish")]
+    UnknownActivation {
+        /// The text that was given.
+        found: String,
+    },
+
+    // ---- devices --------------------------------------------------------------------------------
+    /// Text that names no device.
+    #[error("device is {found:?}: expected best, cpu, cuda, cuda:N, hip or hip:N")]
+    UnknownDevice {
+        /// The text that was given.
+        found: String,
+    },
+    /// A property that this backend does not have.
+    #[error("{what} is not supported on {device}: {instead}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// The device that was asked.
+        device: String,
+        /// What to do instead.
+        instead: &'static str,
+    },
+}

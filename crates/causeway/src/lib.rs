@@ -1,0 +1,7 @@
+//! Causal depthwise conv1d and half-precision GEMM gradients, on NVIDIA, AMD and CPU.
+
+pub mod error;
+pub mod tensor;
+
+pub use error::{Error, Result};
+pub use tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};

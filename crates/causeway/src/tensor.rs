@@ -1,0 +1,509 @@
+//! Tensor views: a pointer, a dtype, a shape and strides. No ownership, no copies.
+//!
+//! Strides count **elements**, may be negative or zero, and offsets are 64-bit throughout.
+//! A view made from a slice is checked against it once; views of foreign memory (a GPU's, or another
+//! framework's) are made with the `unsafe` constructors, whose callers vouch for it.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use half::{bf16, f16};
+
+use crate::error::{Error, Result};
+
+/// Most axes that a view can have.
+pub const MAX_RANK: usize = 4;
+
+/// Element type of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16: the upper half of a binary32.
+    BF16,
+    /// IEEE binary64 (CPU only).
+    F64,
+    /// 32-bit signed integer.
+    I32,
+    /// 64-bit signed integer.
+    I64,
+}
+
+impl DType {
+    /// Bytes per element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F16 | DType::BF16 => 2,
+            DType::F32 | DType::I32 => 4,
+            DType::F64 | DType::I64 => 8,
+        }
+    }
+
+    /// The short name: `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F64 => "f64",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+        }
+    }
+
+    /// True for the four floating-point types.
+    pub const fn is_float(self) -> bool {
+        !matches!(self, DType::I32 | DType::I64)
+    }
+
+    /// Names joined as in a sentence: `f32`, `f32 or f16`, `f32, f16 or bf16`.
+    pub(crate) fn list(dtypes: &[DType]) -> String {
+        match dtypes {
+            [] => String::new(),
+            [only] => only.name().to_string(),
+            [head @ .., last] => {
+                let head: Vec<_> = head.iter().map(|d| d.name()).collect();
+                format!("{} or {}", head.join(", "), last.name())
+            }
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for DType {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "f32" | "float32" => DType::F32,
+            "f16" | "float16" => DType::F16,
+            "bf16" | "bfloat16" => DType::BF16,
+            "f64" | "float64" => DType::F64,
+            "i32" | "int32" => DType::I32,
+            "i64" | "int64" => DType::I64,
+            _ => return Err(format!("dtype is {text:?}: expected f32, f16, bf16, f64, i32 or i64")),
+        })
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that is an element of a tensor.
+pub trait Element: bytemuck::Pod + Send + Sync + sealed::Sealed {
+    /// Its dtype.
+    const DTYPE: DType;
+}
+
+macro_rules! element {
+    ($($rust:ty => $dtype:ident),* $(,)?) => {$(
+        impl sealed::Sealed for $rust {}
+        impl Element for $rust {
+            const DTYPE: DType = DType::$dtype;
+        }
+    )*};
+}
+element!(f32 => F32, f16 => F16, bf16 => BF16, f64 => F64, i32 => I32, i64 => I64);
+
+/// The memory that a tensor lives in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Location {
+    /// Memory of this process.
+    Host,
+    /// Memory of the CUDA device with this ordinal.
+    Cuda(u32),
+    /// Memory of the HIP device with this ordinal.
+    Hip(u32),
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Location::Host => f.write_str("the host"),
+            Location::Cuda(n) => write!(f, "cuda:{n}"),
+            Location::Hip(n) => write!(f, "hip:{n}"),
+        }
+    }
+}
+
+/// Up to [`MAX_RANK`] sizes or strides, stored inline. Reads like a slice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Dims {
+    rank: u8,
+    values: [i64; MAX_RANK],
+}
+
+impl Dims {
+    /// # Errors
+    /// [`Error::AxisCount`] if there are more than [`MAX_RANK`] values.
+    pub fn new(values: &[i64]) -> Result<Self> {
+        if values.len() > MAX_RANK {
+            return Err(Error::AxisCount { shape: values.len(), strides: values.len() });
+        }
+        let mut dims = Dims { rank: values.len() as u8, values: [0; MAX_RANK] };
+        dims.values[..values.len()].copy_from_slice(values);
+        Ok(dims)
+    }
+
+    /// Row-major strides of a dense tensor of this shape.
+    pub fn contiguous_strides(&self) -> Dims {
+        let mut strides = *self;
+        let mut step = 1i64;
+        for axis in (0..self.len()).rev() {
+            strides.values[axis] = step;
+            step = step.saturating_mul(self.values[axis].max(1));
+        }
+        strides
+    }
+
+    /// Number of elements of a tensor of this shape; `None` if it does not fit 63 bits.
+    pub fn element_count(&self) -> Option<i64> {
+        // A size of 0 empties the tensor however large the others are.
+        if self.contains(&0) {
+            return Some(0);
+        }
+        self.iter().try_fold(1i64, |product, &size| product.checked_mul(size))
+    }
+}
+
+impl std::ops::Deref for Dims {
+    type Target = [i64];
+    fn deref(&self) -> &[i64] {
+        &self.values[..usize::from(self.rank)]
+    }
+}
+
+impl fmt::Display for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let values: Vec<_> = self.iter().map(i64::to_string).collect();
+        match values.as_slice() {
+            [only] => write!(f, "({only},)"),
+            all => write!(f, "({})", all.join(", ")),
+        }
+    }
+}
+
+impl fmt::Debug for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Shape, strides, dtype and place: what both kinds of view share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Meta {
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: Dims,
+    /// Distance between neighbours along each axis, in elements.
+    pub strides: Dims,
+    /// Where the memory is.
+    pub location: Location,
+}
+
+impl Meta {
+    fn checked(dtype: DType, shape: &[i64], strides: &[i64], location: Location) -> Result<Self> {
+        if shape.len() != strides.len() || shape.len() > MAX_RANK {
+            return Err(Error::AxisCount { shape: shape.len(), strides: strides.len() });
+        }
+        let (shape, strides) = (Dims::new(shape)?, Dims::new(strides)?);
+        if shape.iter().any(|&size| size < 0) {
+            return Err(Error::NegativeSize { shape });
+        }
+        let meta = Meta { dtype, shape, strides, location };
+        let (lowest, highest) = meta.extent();
+        let bytes = (highest - lowest + 1) * dtype.size() as i128;
+        if shape.element_count().is_none() || bytes > i64::MAX as i128 {
+            return Err(Error::TooLarge { shape, dtype });
+        }
+        Ok(meta)
+    }
+
+    /// Lowest and highest element offset that the view touches, relative to its first element.
+    /// Meaningless for an empty view.
+    fn extent(&self) -> (i128, i128) {
+        let (mut lowest, mut highest) = (0i128, 0i128);
+        for (&size, &stride) in self.shape.iter().zip(self.strides.iter()) {
+            let reach = i128::from(stride) * i128::from((size - 1).max(0));
+            if reach < 0 {
+                lowest += reach;
+            } else {
+                highest += reach;
+            }
+        }
+        (lowest, highest)
+    }
+
+    /// Number of elements.
+    pub fn element_count(&self) -> i64 {
+        // `checked` has shown that it fits.
+        self.shape.element_count().unwrap_or(i64::MAX)
+    }
+
+    /// True when there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.shape.contains(&0)
+    }
+
+    /// True when no two elements can share an address.
+    ///
+    /// Sufficient, not necessary: with the axes in order of stride, each stride must step over all that the
+    /// smaller ones reach. Layouts that interleave without that property are refused as outputs.
+    pub fn is_injective(&self) -> bool {
+        if self.is_empty() {
+            return true;
+        }
+        let mut axes: Vec<(u64, i64)> = self
+            .strides
+            .iter()
+            .zip(self.shape.iter())
+            .filter(|(_, size)| **size > 1)
+            .map(|(stride, size)| (stride.unsigned_abs(), *size))
+            .collect();
+        axes.sort_unstable();
+        let mut reach = 0u128;
+        for (stride, size) in axes {
+            if u128::from(stride) <= reach {
+                return false;
+            }
+            reach += u128::from(stride) * (size - 1) as u128;
+        }
+        true
+    }
+
+    fn check_slice(&self, offset: i64, available: usize) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let (lowest, highest) = self.extent();
+        let (lowest, highest) = (lowest + i128::from(offset), highest + i128::from(offset));
+        if lowest < 0 || highest >= available as i128 {
+            return Err(Error::OutOfBounds {
+                shape: self.shape,
+                strides: self.strides,
+                offset,
+                lowest,
+                highest,
+                available,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A view of memory that is only read.
+#[derive(Clone, Copy)]
+pub struct TensorRef<'a> {
+    pointer: *const u8,
+    meta: Meta,
+    memory: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: a `TensorRef` is a shared borrow of plain numbers (`Element` is `Pod + Send + Sync`).
+unsafe impl Send for TensorRef<'_> {}
+// SAFETY: as above; it has no interior mutability.
+unsafe impl Sync for TensorRef<'_> {}
+
+/// A view of memory that is written.
+pub struct TensorMut<'a> {
+    pointer: *mut u8,
+    meta: Meta,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: a `TensorMut` is an exclusive borrow of plain numbers.
+unsafe impl Send for TensorMut<'_> {}
+// SAFETY: `&TensorMut` gives read access only.
+unsafe impl Sync for TensorMut<'_> {}
+
+macro_rules! view_methods {
+    ($pointer:ty) => {
+        /// Address of element `[0, 0, …]`; dangling when the view is empty.
+        pub fn pointer(&self) -> $pointer {
+            self.pointer
+        }
+
+        /// Shape, strides, dtype and location.
+        pub fn meta(&self) -> &Meta {
+            &self.meta
+        }
+
+        /// Element type.
+        pub fn dtype(&self) -> DType {
+            self.meta.dtype
+        }
+
+        /// Sizes.
+        pub fn shape(&self) -> &[i64] {
+            &self.meta.shape
+        }
+
+        /// Strides in elements.
+        pub fn strides(&self) -> &[i64] {
+            &self.meta.strides
+        }
+
+        /// Where the memory is.
+        pub fn location(&self) -> Location {
+            self.meta.location
+        }
+    };
+}
+
+impl<'a> TensorRef<'a> {
+    view_methods!(*const u8);
+
+    /// A dense row-major view of a whole slice.
+    ///
+    /// # Errors
+    /// If the shape has a negative size, too many axes, or more elements than the slice.
+    pub fn new<T: Element>(data: &'a [T], shape: &[i64]) -> Result<Self> {
+        let strides = Dims::new(shape)?.contiguous_strides();
+        Self::strided(data, 0, shape, &strides)
+    }
+
+    /// A view with its first element at `offset` and the given strides, in elements.
+    ///
+    /// # Errors
+    /// As for [`TensorRef::new`], or if any element lies outside the slice.
+    pub fn strided<T: Element>(data: &'a [T], offset: i64, shape: &[i64], strides: &[i64]) -> Result<Self> {
+        let meta = Meta::checked(T::DTYPE, shape, strides, Location::Host)?;
+        meta.check_slice(offset, data.len())?;
+        let first = if meta.is_empty() { 0 } else { offset as usize };
+        let pointer = data[first..].as_ptr().cast();
+        Ok(TensorRef { pointer, meta, memory: PhantomData })
+    }
+
+    /// A view of memory that this crate does not know: a GPU's, or another library's.
+    ///
+    /// # Errors
+    /// If shape and strides are not a valid pair.
+    ///
+    /// # Safety
+    /// For `'a`, every element that shape and strides reach from `pointer` must be initialised memory of
+    /// `location`, aligned to the dtype, and written by nobody.
+    pub unsafe fn from_raw(
+        pointer: *const u8,
+        dtype: DType,
+        shape: &[i64],
+        strides: &[i64],
+        location: Location,
+    ) -> Result<Self> {
+        let meta = Meta::checked(dtype, shape, strides, location)?;
+        Ok(TensorRef { pointer, meta, memory: PhantomData })
+    }
+
+    /// The same memory with its axes in another order, for example `[0, 2, 1]` to swap the last two.
+    ///
+    /// # Panics
+    /// If `axes` is not a permutation of the view's axes.
+    pub fn permuted(self, axes: &[usize]) -> Self {
+        TensorRef { meta: permuted(&self.meta, axes), ..self }
+    }
+}
+
+impl<'a> TensorMut<'a> {
+    view_methods!(*mut u8);
+
+    /// A dense row-major view of a whole slice.
+    ///
+    /// # Errors
+    /// If the shape has a negative size, too many axes, or more elements than the slice.
+    pub fn new<T: Element>(data: &'a mut [T], shape: &[i64]) -> Result<Self> {
+        let strides = Dims::new(shape)?.contiguous_strides();
+        Self::strided(data, 0, shape, &strides)
+    }
+
+    /// A view with its first element at `offset` and the given strides, in elements.
+    ///
+    /// # Errors
+    /// As for [`TensorMut::new`], or if any element lies outside the slice.
+    pub fn strided<T: Element>(
+        data: &'a mut [T],
+        offset: i64,
+        shape: &[i64],
+        strides: &[i64],
+    ) -> Result<Self> {
+        let meta = Meta::checked(T::DTYPE, shape, strides, Location::Host)?;
+        meta.check_slice(offset, data.len())?;
+        let first = if meta.is_empty() { 0 } else { offset as usize };
+        // SAFETY: `check_slice` has shown that `first` lies in the slice. The pointer is derived from the
+        // whole slice, so negative strides may step back from it.
+        let pointer = unsafe { data.as_mut_ptr().add(first) }.cast();
+        Ok(TensorMut { pointer, meta, memory: PhantomData })
+    }
+
+    /// A view of memory that this crate does not know: a GPU's, or another library's.
+    ///
+    /// # Errors
+    /// If shape and strides are not a valid pair.
+    ///
+    /// # Safety
+    /// For `'a`, every element that shape and strides reach from `pointer` must be memory of `location`,
+    /// aligned to the dtype, and neither read nor written by anybody else.
+    pub unsafe fn from_raw(
+        pointer: *mut u8,
+        dtype: DType,
+        shape: &[i64],
+        strides: &[i64],
+        location: Location,
+    ) -> Result<Self> {
+        let meta = Meta::checked(dtype, shape, strides, location)?;
+        Ok(TensorMut { pointer, meta, memory: PhantomData })
+    }
+
+    /// The same memory with its axes in another order, for example `[0, 2, 1]` to swap the last two.
+    ///
+    /// # Panics
+    /// If `axes` is not a permutation of the view's axes.
+    pub fn permuted(self, axes: &[usize]) -> Self {
+        TensorMut { meta: permuted(&self.meta, axes), ..self }
+    }
+
+    /// A shared view of the same memory, for as long as this one is not used.
+    pub fn as_ref(&self) -> TensorRef<'_> {
+        TensorRef { pointer: self.pointer, meta: self.meta, memory: PhantomData }
+    }
+
+    /// A shorter exclusive borrow of the same memory.
+    pub fn reborrow(&mut self) -> TensorMut<'_> {
+        TensorMut { pointer: self.pointer, meta: self.meta, memory: PhantomData }
+    }
+}
+
+fn permuted(meta: &Meta, axes: &[usize]) -> Meta {
+    let mut seen = [false; MAX_RANK];
+    assert_eq!(axes.len(), meta.shape.len(), "a permutation names every axis once");
+    let mut out = *meta;
+    for (to, &from) in axes.iter().enumerate() {
+        assert!(from < axes.len() && !seen[from], "a permutation names every axis once");
+        seen[from] = true;
+        out.shape.values[to] = meta.shape[from];
+        out.strides.values[to] = meta.strides[from];
+    }
+    out
+}
+
+impl fmt::Debug for TensorRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        describe("TensorRef", &self.meta, f)
+    }
+}
+
+impl fmt::Debug for TensorMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        describe("TensorMut", &self.meta, f)
+    }
+}
+
+fn describe(name: &str, meta: &Meta, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(f, "{name}({} {} strides {} on {})", meta.dtype, meta.shape, meta.strides, meta.location)
+}
