@@ -378,7 +378,9 @@ impl<'a> TensorRef<'a> {
         let meta = Meta::checked(T::DTYPE, shape, strides, Location::Host)?;
         meta.check_slice(offset, data.len())?;
         let first = if meta.is_empty() { 0 } else { offset as usize };
-        let pointer = data[first..].as_ptr().cast();
+        // SAFETY: `check_slice` has shown that `first` lies in the slice. The pointer is derived from the
+        // whole slice, so negative strides may step back from it.
+        let pointer = unsafe { data.as_ptr().add(first) }.cast();
         Ok(TensorRef { pointer, meta, memory: PhantomData })
     }
 

@@ -1,0 +1,3 @@
+//! GPUs: choose a kernel, compile it on this machine, launch it.
+
+pub mod plan;

@@ -1,0 +1,3 @@
+//! Backends: how an operation is computed on a kind of device. They never know a front end.
+
+pub mod gpu;
