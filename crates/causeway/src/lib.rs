@@ -2,8 +2,12 @@
 
 pub mod backend;
 pub mod causal_conv1d;
+pub mod device;
 pub mod error;
+mod host_tensor;
 pub mod tensor;
 
+pub use device::Device;
 pub use error::{Error, Result};
+pub use host_tensor::HostTensor;
 pub use tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};

@@ -481,6 +481,17 @@ impl<'a> TensorMut<'a> {
     }
 }
 
+/// Whether a view of these strides stays inside `available` elements.
+pub(crate) fn check_view(
+    dtype: DType,
+    offset: i64,
+    shape: &[i64],
+    strides: &[i64],
+    available: usize,
+) -> Result<()> {
+    Meta::checked(dtype, shape, strides, Location::Host)?.check_slice(offset, available)
+}
+
 fn permuted(meta: &Meta, axes: &[usize]) -> Meta {
     let mut seen = [false; MAX_RANK];
     assert_eq!(axes.len(), meta.shape.len(), "a permutation names every axis once");

@@ -1,0 +1,282 @@
+//! A tensor that owns host memory: what files, suites, tests and examples hold.
+
+use half::{bf16, f16};
+
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};
+
+/// Storage aligned for any vector width.
+#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// A tensor in host memory: dense storage seen through a shape and strides.
+///
+/// The logical shape says what an axis means; the strides say where it lies in memory. A channel-last x is
+/// made by allocating `(batch, seqlen, dim)` and calling [`HostTensor::permuted`] with `[0, 2, 1]`.
+#[derive(Clone)]
+pub struct HostTensor {
+    storage: Vec<Line>,
+    dtype: DType,
+    offset: i64,
+    shape: Dims,
+    strides: Dims,
+}
+
+impl HostTensor {
+    /// A dense tensor of zeros.
+    ///
+    /// # Errors
+    /// If the shape has a negative size, too many axes, or more bytes than can be allocated.
+    pub fn zeros(dtype: DType, shape: &[i64]) -> Result<Self> {
+        let shape = Dims::new(shape)?;
+        if shape.iter().any(|&size| size < 0) {
+            return Err(Error::NegativeSize { shape });
+        }
+        let too_large = Error::TooLarge { shape, dtype };
+        let bytes = shape
+            .element_count()
+            .and_then(|count| count.checked_mul(dtype.size() as i64))
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .ok_or(too_large.clone())?;
+        let lines = bytes.div_ceil(size_of::<Line>());
+        // Refuses instead of aborting when the memory is not there; the pages themselves come zeroed.
+        let storage = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| too_large)?.into_vec();
+        Ok(HostTensor { storage, dtype, offset: 0, shape, strides: shape.contiguous_strides() })
+    }
+
+    /// A dense tensor with these elements in row-major order.
+    ///
+    /// # Errors
+    /// If the shape is not that of `values`.
+    pub fn from_slice<T: Element>(values: &[T], shape: &[i64]) -> Result<Self> {
+        TensorRef::new(values, shape)?;
+        let mut tensor = Self::zeros(T::DTYPE, shape)?;
+        let count = tensor.element_count();
+        tensor.storage_mut::<T>()[..count].copy_from_slice(&values[..count]);
+        Ok(tensor)
+    }
+
+    /// A dense tensor whose elements are `value(i)`, `i` counting in row-major order, each rounded to `dtype`
+    /// (to nearest, ties to even).
+    ///
+    /// # Errors
+    /// As for [`HostTensor::zeros`].
+    pub fn from_fn(dtype: DType, shape: &[i64], mut value: impl FnMut(usize) -> f64) -> Result<Self> {
+        let mut tensor = Self::zeros(dtype, shape)?;
+        let count = tensor.element_count();
+        match dtype {
+            DType::F32 => fill(tensor.storage_mut::<f32>(), count, |i| value(i) as f32),
+            DType::F16 => fill(tensor.storage_mut::<f16>(), count, |i| f16::from_f64(value(i))),
+            DType::BF16 => fill(tensor.storage_mut::<bf16>(), count, |i| bf16::from_f64(value(i))),
+            DType::F64 => fill(tensor.storage_mut::<f64>(), count, value),
+            DType::I32 => fill(tensor.storage_mut::<i32>(), count, |i| value(i) as i32),
+            DType::I64 => fill(tensor.storage_mut::<i64>(), count, |i| value(i) as i64),
+        }
+        Ok(tensor)
+    }
+
+    /// The same storage through other strides, in elements.
+    ///
+    /// # Errors
+    /// If the view would leave the storage.
+    pub fn restrided(mut self, offset: i64, shape: &[i64], strides: &[i64]) -> Result<Self> {
+        let available = self.bytes().len() / self.dtype.size();
+        crate::tensor::check_view(self.dtype, offset, shape, strides, available)?;
+        (self.offset, self.shape, self.strides) = (offset, Dims::new(shape)?, Dims::new(strides)?);
+        Ok(self)
+    }
+
+    /// The same storage with its axes in another order.
+    ///
+    /// # Panics
+    /// If `axes` is not a permutation of the tensor's axes.
+    pub fn permuted(mut self, axes: &[usize]) -> Self {
+        let view = self.view().permuted(axes);
+        let (shape, strides) = (view.meta().shape, view.meta().strides);
+        (self.shape, self.strides) = (shape, strides);
+        self
+    }
+
+    /// Sets every byte of the storage, gaps between strided elements included. `0xff` makes every float a NaN:
+    /// outputs are poisoned so before they are checked.
+    pub fn fill_bytes(&mut self, byte: u8) {
+        bytemuck::cast_slice_mut::<Line, u8>(&mut self.storage).fill(byte);
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Sizes.
+    pub fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+
+    /// Strides in elements.
+    pub fn strides(&self) -> &[i64] {
+        &self.strides
+    }
+
+    /// Number of elements in the shape.
+    pub fn element_count(&self) -> usize {
+        self.shape.element_count().unwrap_or(0) as usize
+    }
+
+    /// All of the storage, as bytes; a dense tensor's elements come first, padding to 64 bytes last.
+    pub fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.storage)
+    }
+
+    /// All of the storage, as bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.storage)
+    }
+
+    /// True when the elements fill the front of the storage in row-major order.
+    pub fn is_contiguous(&self) -> bool {
+        let dense = self.shape.contiguous_strides();
+        self.offset == 0
+            && (self.shape.contains(&0)
+                || (0..self.shape.len())
+                    .all(|axis| self.shape[axis] == 1 || self.strides[axis] == dense[axis]))
+    }
+
+    /// A view to read.
+    pub fn view(&self) -> TensorRef<'_> {
+        let first = self.bytes().as_ptr().wrapping_offset(self.offset as isize * self.dtype.size() as isize);
+        // SAFETY: `zeros` and `restrided` keep every element inside the storage, which lives and stays
+        // unwritten as long as the borrow of `self`; `Line` is aligned for every dtype.
+        let view =
+            unsafe { TensorRef::from_raw(first, self.dtype, &self.shape, &self.strides, Location::Host) };
+        view.expect("the shape was checked when the tensor was made")
+    }
+
+    /// A view to write.
+    pub fn view_mut(&mut self) -> TensorMut<'_> {
+        let (dtype, shape, strides) = (self.dtype, self.shape, self.strides);
+        let step = self.offset as isize * dtype.size() as isize;
+        let first = self.bytes_mut().as_mut_ptr().wrapping_offset(step);
+        // SAFETY: as in `view`; the exclusive borrow of `self` keeps everybody else away.
+        let view = unsafe { TensorMut::from_raw(first, dtype, &shape, &strides, Location::Host) };
+        view.expect("the shape was checked when the tensor was made")
+    }
+
+    /// The elements in row-major order, as f64 (exact for every dtype but i64 beyond 2⁵³).
+    pub fn to_f64(&self) -> Vec<f64> {
+        self.view().to_f64()
+    }
+
+    /// A dense copy with the same elements.
+    pub fn to_contiguous(&self) -> HostTensor {
+        let mut copy = Self::zeros(self.dtype, &self.shape).expect("the shape was checked before");
+        let size = self.dtype.size();
+        let source = self.bytes();
+        let mut at = 0;
+        for_each_offset(&self.shape, &self.strides, |offset| {
+            let from = (self.offset + offset) as usize * size;
+            copy.bytes_mut()[at..at + size].copy_from_slice(&source[from..from + size]);
+            at += size;
+        });
+        copy
+    }
+
+    fn storage_mut<T: Element>(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut self.storage)
+    }
+}
+
+impl std::fmt::Debug for HostTensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HostTensor({} {} strides {})", self.dtype, self.shape, self.strides)
+    }
+}
+
+impl TensorRef<'_> {
+    /// The elements in row-major order, as f64 (exact for every dtype but i64 beyond 2⁵³).
+    ///
+    /// # Panics
+    /// If the view is not of host memory.
+    pub fn to_f64(&self) -> Vec<f64> {
+        assert_eq!(self.location(), Location::Host, "only host memory can be read");
+        let mut values = Vec::with_capacity(self.meta().element_count() as usize);
+        for_each_offset(self.shape(), self.strides(), |offset| {
+            // SAFETY: `offset` is that of an element of this host view, which is initialised and aligned.
+            values.push(unsafe { read_f64(self.pointer(), self.dtype(), offset) });
+        });
+        values
+    }
+}
+
+/// # Safety
+/// `pointer` plus `offset` elements is an initialised, aligned element of `dtype`.
+unsafe fn read_f64(pointer: *const u8, dtype: DType, offset: i64) -> f64 {
+    let offset = offset as isize;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::F32 => f64::from(*pointer.cast::<f32>().offset(offset)),
+            DType::F16 => (*pointer.cast::<f16>().offset(offset)).to_f64(),
+            DType::BF16 => (*pointer.cast::<bf16>().offset(offset)).to_f64(),
+            DType::F64 => *pointer.cast::<f64>().offset(offset),
+            DType::I32 => f64::from(*pointer.cast::<i32>().offset(offset)),
+            DType::I64 => *pointer.cast::<i64>().offset(offset) as f64,
+        }
+    }
+}
+
+/// Calls `visit` with the offset of every element, in row-major order.
+fn for_each_offset(shape: &[i64], strides: &[i64], mut visit: impl FnMut(i64)) {
+    fn walk(shape: &[i64], strides: &[i64], base: i64, visit: &mut impl FnMut(i64)) {
+        match (shape, strides) {
+            ([size, inner_shape @ ..], [stride, inner_strides @ ..]) => {
+                for i in 0..*size {
+                    walk(inner_shape, inner_strides, base + i * stride, visit);
+                }
+            }
+            _ => visit(base),
+        }
+    }
+    walk(shape, strides, 0, &mut visit);
+}
+
+fn fill<T>(storage: &mut [T], count: usize, mut value: impl FnMut(usize) -> T) {
+    for (i, element) in storage[..count].iter_mut().enumerate() {
+        *element = value(i);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permuted_tensor_reads_in_logical_order() {
+        let tensor = HostTensor::from_fn(DType::F32, &[2, 3], |i| i as f64).unwrap().permuted(&[1, 0]);
+        assert_eq!(tensor.shape(), [3, 2]);
+        assert_eq!(tensor.to_f64(), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
+        assert!(!tensor.is_contiguous());
+        assert_eq!(tensor.to_contiguous().to_f64(), tensor.to_f64());
+    }
+
+    #[test]
+    fn negative_strides_reverse() {
+        let tensor =
+            HostTensor::from_fn(DType::I32, &[4], |i| i as f64).unwrap().restrided(3, &[4], &[-1]).unwrap();
+        assert_eq!(tensor.to_f64(), [3.0, 2.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn a_view_may_not_leave_the_storage() {
+        let tensor = HostTensor::zeros(DType::F64, &[8]).unwrap();
+        let error = tensor.restrided(0, &[3, 3], &[3, 1]).unwrap_err();
+        assert!(matches!(error, Error::OutOfBounds { lowest: 0, highest: 8, available: 8, .. }), "{error}");
+    }
+
+    #[test]
+    fn an_impossible_size_is_an_error() {
+        let error = HostTensor::zeros(DType::F64, &[1 << 40, 1 << 20]).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    }
+}
