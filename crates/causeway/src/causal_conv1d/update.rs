@@ -60,9 +60,9 @@ impl Update<'_> {
     /// One [`Error`] variant per cause.
     pub fn validate(&self) -> Result<UpdateSizes> {
         let x = self.x.meta();
-        let (batch, dim, seqlen) = match self.x.shape() {
-            &[batch, dim] => (batch, dim, 1),
-            &[batch, dim, seqlen] => (batch, dim, seqlen),
+        let (batch, dim, seqlen) = match *self.x.shape() {
+            [batch, dim] => (batch, dim, 1),
+            [batch, dim, seqlen] => (batch, dim, seqlen),
             _ => {
                 return Err(Error::Rank {
                     argument: "x",
