@@ -4,6 +4,7 @@ pub mod backend;
 pub mod causal_conv1d;
 pub mod device;
 pub mod error;
+pub mod files;
 mod host_tensor;
 pub mod tensor;
 

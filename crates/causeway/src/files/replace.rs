@@ -1,0 +1,62 @@
+//! Writing a file as a whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// Lets `write` fill a file beside `path`, syncs it, and renames it into place. Until the rename, whatever is
+/// at `path` stays as it was; if anything fails, the new file is removed.
+///
+/// A path that exists and is no regular file (`/dev/null`, a pipe) is written through instead of replaced.
+pub(super) fn replace<F>(path: &Path, write: F) -> io::Result<()>
+where
+    F: FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
+{
+    match fs::metadata(path) {
+        Ok(existing) if !existing.is_file() && !existing.is_dir() => return write_through(path, write),
+        _ => {}
+    }
+    // A symbolic link stays one: the file that it names is replaced.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".causeway-");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // Less the umask, like any other new file; tempfile's own default is 0600.
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    let staged = builder.tempfile_in(directory_of(&path))?;
+    fill(staged.as_file(), write)?;
+    staged.as_file().sync_all()?;
+    staged.persist(&path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+fn write_through<F>(path: &Path, write: F) -> io::Result<()>
+where
+    F: FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
+{
+    // Staged all the same: a format may seek, and a pipe cannot.
+    let mut staged = tempfile::tempfile()?;
+    fill(&staged, write)?;
+    staged.seek(SeekFrom::Start(0))?;
+    io::copy(&mut staged, &mut OpenOptions::new().write(true).open(path)?)?;
+    Ok(())
+}
+
+fn fill<F>(file: &File, write: F) -> io::Result<()>
+where
+    F: FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
+{
+    let mut writer = BufWriter::with_capacity(1 << 20, file);
+    write(&mut writer)?;
+    writer.flush()
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+        _ => PathBuf::from("."),
+    }
+}
