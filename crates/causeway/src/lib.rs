@@ -6,6 +6,8 @@ pub mod device;
 pub mod error;
 pub mod files;
 mod host_tensor;
+pub mod oracle;
+pub mod suite;
 pub mod tensor;
 
 pub use device::Device;

@@ -1,0 +1,99 @@
+//! The truth of the causal convolution.
+
+mod backward;
+mod forward;
+mod sequences;
+mod update;
+mod varlen_states;
+
+pub use backward::{BackwardTruth, backward};
+pub use forward::{ForwardTruth, forward};
+pub use update::{UpdateInputs, UpdateTruth, update};
+pub use varlen_states::varlen_states;
+
+use crate::causal_conv1d::Activation;
+use crate::oracle::bounds::{Approximate, Arithmetic};
+use crate::oracle::real::Real;
+use crate::tensor::{DType, TensorRef};
+
+/// What forward and backward read: views of host memory, with the shapes of
+/// [`Forward`](crate::causal_conv1d::Forward), already validated.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// `(batch, dim, seqlen)`.
+    pub x: TensorRef<'a>,
+    /// `(dim, width)`.
+    pub weight: TensorRef<'a>,
+    /// `(dim,)`.
+    pub bias: Option<TensorRef<'a>>,
+    /// `(sequences, dim, width - 1)`.
+    pub initial_states: Option<TensorRef<'a>>,
+    /// `(batch, seqlen)`.
+    pub seq_idx: Option<TensorRef<'a>>,
+    /// `(sequences + 1,)`.
+    pub cu_seqlens: Option<TensorRef<'a>>,
+    /// `(batch, dim, seqlen)`; read by forward only.
+    pub residual: Option<TensorRef<'a>>,
+    /// After the sum.
+    pub activation: Activation,
+}
+
+/// True when f64 alone would not be the truth.
+fn needs_double_double(x: &TensorRef<'_>) -> bool {
+    x.dtype() == DType::F64
+}
+
+/// 1 / (1 + e⁻ᵖ).
+fn sigmoid<R: Real>(pre: R) -> R {
+    R::new(1.0) / (R::new(1.0) + (-pre).exp())
+}
+
+/// A buffer of `rows · length` numbers as rows, grouped by `row % groups`: the rows `(batch, dim, ·)` of each
+/// channel, so that channels can be computed side by side.
+fn rows_by_channel(buffer: &mut [f64], rows: usize, length: usize, groups: usize) -> Vec<Vec<&mut [f64]>> {
+    let mut channels: Vec<Vec<&mut [f64]>> = (0..groups).map(|_| Vec::new()).collect();
+    let mut rest = buffer;
+    for row in 0..rows {
+        let (this, after) = rest.split_at_mut(length);
+        channels[row % groups].push(this);
+        rest = after;
+    }
+    channels
+}
+
+/// act(pre), and the error that it may have before rounding.
+fn activate<R: Real>(
+    arithmetic: &Arithmetic,
+    pre: R,
+    approximate: Approximate,
+    activation: Activation,
+) -> (R, f64) {
+    match activation {
+        Activation::None => (pre, approximate.error),
+        Activation::Silu => {
+            let sigmoid = sigmoid(pre);
+            let result = pre * sigmoid;
+            (result, arithmetic.silu(approximate, sigmoid.value(), result.value()))
+        }
+    }
+}
+
+/// Adds the residual and rounds.
+fn finish<R: Real>(
+    arithmetic: &Arithmetic,
+    activated: R,
+    error: f64,
+    residual: Option<f64>,
+    dtype: DType,
+) -> Approximate {
+    let (value, error) = match residual {
+        None => (activated.value(), error),
+        Some(residual) => {
+            // A backend may round the activation to the output's dtype before it adds.
+            let first = arithmetic.rounded(Approximate { value: activated.value(), error }, dtype);
+            let sum = activated + R::new(residual);
+            (sum.value(), first + arithmetic.sum(1, sum.value().abs() + first))
+        }
+    };
+    Approximate { value, error: arithmetic.rounded(Approximate { value, error }, dtype) }
+}

@@ -1,0 +1,303 @@
+//! A result against the truth.
+
+use serde::{Deserialize, Serialize};
+
+use super::ulp::Format;
+use crate::tensor::{DType, TensorRef};
+
+/// What an output has to be: a value and an error bound for every element, in row-major order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Expected {
+    /// Dtype of the output.
+    pub dtype: DType,
+    /// Shape of the output.
+    pub shape: Vec<i64>,
+    /// The true values, not rounded to the dtype.
+    pub values: Vec<f64>,
+    /// Largest absolute error that correct arithmetic can have. Zero where the result is a copy; infinite where
+    /// f32 sums may overflow although the true value does not, so that nothing can be said.
+    pub bounds: Vec<f64>,
+}
+
+/// One element of an output.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorstElement {
+    /// Its logical coordinate.
+    pub coordinate: Vec<i64>,
+    /// What the kernel gave.
+    #[serde(with = "number")]
+    pub found: f64,
+    /// The truth.
+    #[serde(with = "number")]
+    pub expected: f64,
+    /// Absolute difference, infinite if one of both is not a number or they are infinite and differ.
+    #[serde(with = "number")]
+    pub error: f64,
+    /// What is allowed.
+    #[serde(with = "number")]
+    pub bound: f64,
+    /// True if the element still holds what it was poisoned with.
+    pub unwritten: bool,
+}
+
+impl std::fmt::Display for WorstElement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let coordinate: Vec<_> = self.coordinate.iter().map(i64::to_string).collect();
+        write!(f, "[{}] ", coordinate.join(", "))?;
+        if self.unwritten {
+            return write!(f, "was never written, expected {:.9e}", self.expected);
+        }
+        write!(f, "is {:.9e}, expected {:.9e}: ", self.found, self.expected)?;
+        write!(f, "error {:.3e}, bound {:.3e}", self.error, self.bound)
+    }
+}
+
+/// How far a result is from the truth.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// Number of elements.
+    pub elements: u64,
+    /// Largest absolute error.
+    #[serde(with = "number")]
+    pub max_error: f64,
+    /// Mean absolute error.
+    #[serde(with = "number")]
+    pub mean_error: f64,
+    /// Largest error in units of the last place of the dtype at the true value.
+    #[serde(with = "number")]
+    pub max_ulps: f64,
+    /// Largest bound of any element, as derived from the data; a ceiling may have cut it in the check.
+    #[serde(with = "number")]
+    pub max_derived_bound: f64,
+    /// Largest part of its bound that any element used: 1 or less is a pass.
+    #[serde(with = "number")]
+    pub fraction: f64,
+    /// The element that used the largest part of its bound; `None` when there are no elements.
+    pub worst: Option<WorstElement>,
+    /// Elements outside their bound.
+    pub failures: u64,
+    /// Elements (also counted as failures) that still hold what they were poisoned with.
+    pub unwritten: u64,
+}
+
+impl Comparison {
+    /// True when no element is outside its bound.
+    pub fn passed(&self) -> bool {
+        self.failures == 0
+    }
+}
+
+impl Expected {
+    /// An output whose elements are copies: nothing is rounded.
+    pub(crate) fn exact(dtype: DType, shape: &[i64], values: Vec<f64>) -> Self {
+        let bounds = vec![0.0; values.len()];
+        Expected { dtype, shape: shape.to_vec(), values, bounds }
+    }
+
+    /// Compares a result on the host with the truth. An element passes when its absolute error is at most the
+    /// smaller of its bound and `ceiling`. A NaN is right exactly where a NaN is expected; an infinity counts as the
+    /// smallest magnitude that rounds to it.
+    ///
+    /// # Panics
+    /// If `found` has another shape or dtype, or is not on the host.
+    pub fn compare(&self, found: &TensorRef<'_>, ceiling: Option<f64>) -> Comparison {
+        assert_eq!(found.shape(), self.shape, "the result has the shape of the output");
+        assert_eq!(found.dtype(), self.dtype, "the result has the dtype of the output");
+        let format = Format::of(self.dtype).expect("outputs are floating-point");
+        let poison = poison(self.dtype).to_bits();
+        let ceiling = ceiling.unwrap_or(f64::INFINITY);
+
+        let mut result = Comparison {
+            elements: self.values.len() as u64,
+            max_error: 0.0,
+            mean_error: 0.0,
+            max_ulps: 0.0,
+            max_derived_bound: 0.0,
+            fraction: 0.0,
+            worst: None,
+            failures: 0,
+            unwritten: 0,
+        };
+        let mut worst: Option<(usize, f64)> = None;
+        let mut sum = 0.0;
+        let found = found.to_f64();
+        for (i, ((&found, &expected), &derived)) in
+            found.iter().zip(&self.values).zip(&self.bounds).enumerate()
+        {
+            let unwritten = found.to_bits() == poison;
+            let error = absolute_error(found, expected, format);
+            let bound = derived.min(ceiling);
+            let fraction = match error {
+                _ if unwritten => f64::INFINITY,
+                _ if bound == f64::INFINITY => 0.0,
+                0.0 => 0.0,
+                _ => error / bound,
+            };
+            sum += error;
+            result.max_error = result.max_error.max(error);
+            result.max_ulps = result.max_ulps.max(error / format.ulp(expected));
+            result.max_derived_bound = result.max_derived_bound.max(derived);
+            result.failures += u64::from(fraction > 1.0);
+            result.unwritten += u64::from(unwritten);
+            if worst.is_none_or(|(_, largest)| fraction > largest) {
+                worst = Some((i, fraction));
+            }
+        }
+        if let Some((i, fraction)) = worst {
+            result.mean_error = sum / self.values.len() as f64;
+            result.fraction = fraction;
+            result.worst = Some(WorstElement {
+                coordinate: self.coordinate(i),
+                found: found[i],
+                expected: self.values[i],
+                error: absolute_error(found[i], self.values[i], format),
+                bound: self.bounds[i].min(ceiling),
+                unwritten: found[i].to_bits() == poison,
+            });
+        }
+        result
+    }
+
+    fn coordinate(&self, mut index: usize) -> Vec<i64> {
+        let mut coordinate = vec![0; self.shape.len()];
+        for (axis, &size) in self.shape.iter().enumerate().rev() {
+            coordinate[axis] = (index % size as usize) as i64;
+            index /= size as usize;
+        }
+        coordinate
+    }
+}
+
+fn absolute_error(found: f64, expected: f64, format: Format) -> f64 {
+    if found.is_nan() || expected.is_nan() {
+        return if found.is_nan() && expected.is_nan() { 0.0 } else { f64::INFINITY };
+    }
+    if expected.is_infinite() {
+        return if found == expected { 0.0 } else { f64::INFINITY };
+    }
+    if found.is_infinite() {
+        // Every number from the overflow threshold on rounds to this infinity: the nearest one counts.
+        let toward = expected * found.signum();
+        return (format.overflow() - toward).max(0.0);
+    }
+    (found - expected).abs()
+}
+
+/// What [`HostTensor::fill_bytes`](crate::HostTensor::fill_bytes)`(0xff)` reads as. No arithmetic produces this NaN:
+/// those have a positive sign or an empty payload.
+fn poison(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(f32::from_bits(u32::MAX)),
+        DType::F16 => half::f16::from_bits(u16::MAX).to_f64(),
+        DType::BF16 => half::bf16::from_bits(u16::MAX).to_f64(),
+        _ => f64::from_bits(u64::MAX),
+    }
+}
+
+/// JSON has no infinities and no NaN: they are written as text.
+mod number {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        if value.is_finite() {
+            serializer.serialize_f64(*value)
+        } else {
+            serializer.serialize_str(&value.to_string())
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Either {
+            Number(f64),
+            Text(String),
+        }
+        match Either::deserialize(deserializer)? {
+            Either::Number(value) => Ok(value),
+            Either::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostTensor;
+
+    fn expected(dtype: DType, values: &[f64], bound: f64) -> Expected {
+        let shape = vec![values.len() as i64];
+        Expected { dtype, shape, values: values.to_vec(), bounds: vec![bound; values.len()] }
+    }
+
+    fn compare(expected: &Expected, found: &[f64]) -> Comparison {
+        let found = HostTensor::from_fn(expected.dtype, &expected.shape, |i| found[i]).unwrap();
+        expected.compare(&found.view(), None)
+    }
+
+    #[test]
+    fn the_worst_element_is_the_one_that_uses_most_of_its_bound() {
+        let mut truth = expected(DType::F32, &[1.0, 2.0, 3.0, 4.0], 0.5);
+        truth.shape = vec![2, 2];
+        truth.bounds[1] = 0.05;
+        let found = HostTensor::from_fn(DType::F32, &[2, 2], |i| [1.25, 2.0625, 3.0, 4.0][i]).unwrap();
+        let result = truth.compare(&found.view(), None);
+        assert_eq!((result.failures, result.max_error, result.unwritten), (1, 0.25, 0));
+        let worst = result.worst.unwrap();
+        assert_eq!(
+            (worst.coordinate.as_slice(), worst.found, worst.bound),
+            ([0, 1].as_slice(), 2.0625, 0.05)
+        );
+    }
+
+    #[test]
+    fn a_ceiling_cuts_the_bound() {
+        let truth = expected(DType::F32, &[1.0], 0.5);
+        let found = HostTensor::from_slice(&[1.25f32], &[1]).unwrap();
+        assert!(truth.compare(&found.view(), None).passed());
+        assert!(!truth.compare(&found.view(), Some(0.125)).passed());
+    }
+
+    #[test]
+    fn nan_is_right_exactly_where_it_is_expected() {
+        let nan = f64::NAN;
+        assert!(compare(&expected(DType::F16, &[nan], 0.0), &[nan]).passed());
+        assert!(!compare(&expected(DType::F16, &[nan], 1.0), &[1.0]).passed());
+        assert!(!compare(&expected(DType::F16, &[1.0], 1.0), &[nan]).passed());
+    }
+
+    #[test]
+    fn infinity_is_accepted_only_within_the_bound() {
+        let infinity = f64::INFINITY;
+        assert!(compare(&expected(DType::F16, &[65519.0], 1.0), &[infinity]).passed());
+        assert!(!compare(&expected(DType::F16, &[65500.0], 1.0), &[infinity]).passed());
+        assert!(!compare(&expected(DType::F16, &[65519.0], 1.0), &[-infinity]).passed());
+        assert!(compare(&expected(DType::F16, &[infinity], 0.0), &[infinity]).passed());
+        assert!(!compare(&expected(DType::F16, &[infinity], 9.0), &[65504.0]).passed());
+    }
+
+    #[test]
+    fn an_infinite_bound_says_nothing_but_an_unwritten_element_still_fails() {
+        let truth = expected(DType::F32, &[1.0], f64::INFINITY);
+        assert!(compare(&truth, &[f64::NAN]).passed());
+        for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+            let mut found = HostTensor::zeros(dtype, &[1]).unwrap();
+            found.fill_bytes(0xff);
+            let result = expected(dtype, &[1.0], f64::INFINITY).compare(&found.view(), None);
+            assert_eq!((result.failures, result.unwritten), (1, 1), "{dtype}");
+            assert!(result.worst.unwrap().to_string().contains("never written"));
+        }
+    }
+
+    #[test]
+    fn ulps_are_those_of_the_output() {
+        let result = compare(&expected(DType::F16, &[1.0], 1.0), &[1.0 + 3.0 / 1024.0]);
+        assert_eq!(result.max_ulps, 3.0);
+    }
+
+    #[test]
+    fn an_empty_output_passes() {
+        let result = compare(&expected(DType::F32, &[], 0.0), &[]);
+        assert!(result.passed() && result.worst.is_none() && result.mean_error == 0.0);
+    }
+}
