@@ -2,6 +2,7 @@
 
 pub mod backend;
 pub mod causal_conv1d;
+mod checks;
 pub mod device;
 pub mod error;
 pub mod files;

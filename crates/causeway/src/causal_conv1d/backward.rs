@@ -1,7 +1,8 @@
 //! Arguments of the backward operation.
 
-use super::validate::{self, Check};
+use super::validate::Check;
 use super::{Activation, Sizes};
+use crate::checks;
 use crate::error::{Error, Result};
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -64,15 +65,15 @@ impl Backward<'_> {
             check.states(&sizes, "dfinal_states", states.meta())?;
         }
         check.like_x(&sizes, "dx", self.dx.meta())?;
-        validate::output("dx", self.dx.meta())?;
+        checks::output("dx", self.dx.meta())?;
         check.dweight(&sizes, &self.weight, self.dweight.meta())?;
-        validate::output("dweight", self.dweight.meta())?;
+        checks::output("dweight", self.dweight.meta())?;
         if let Some(dbias) = &self.dbias {
             if self.bias.is_none() {
                 return Err(Error::Unexpected { argument: "dbias", because: "there is no bias" });
             }
             check.dbias(&sizes, &self.dweight, dbias.meta())?;
-            validate::output("dbias", dbias.meta())?;
+            checks::output("dbias", dbias.meta())?;
         }
         if let Some(states) = &self.dinitial_states {
             if self.initial_states.is_none() {
@@ -82,7 +83,7 @@ impl Backward<'_> {
                 });
             }
             check.states(&sizes, "dinitial_states", states.meta())?;
-            validate::output("dinitial_states", states.meta())?;
+            checks::output("dinitial_states", states.meta())?;
         }
         Ok(sizes)
     }

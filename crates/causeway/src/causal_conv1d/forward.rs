@@ -1,7 +1,8 @@
 //! Arguments of the forward operation.
 
-use super::validate::{self, Check};
+use super::validate::Check;
 use super::{Activation, Sizes};
+use crate::checks;
 use crate::error::Result;
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -50,10 +51,10 @@ impl Forward<'_> {
             check.like_x(&sizes, "residual", residual.meta())?;
         }
         check.like_x(&sizes, "y", self.y.meta())?;
-        validate::output("y", self.y.meta())?;
+        checks::output("y", self.y.meta())?;
         if let Some(states) = &self.final_states {
             check.states(&sizes, "final_states", states.meta())?;
-            validate::output("final_states", states.meta())?;
+            checks::output("final_states", states.meta())?;
         }
         Ok(sizes)
     }

@@ -2,6 +2,7 @@
 
 use super::Activation;
 use super::validate::{self, Check};
+use crate::checks;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, TensorMut, TensorRef};
 
@@ -83,13 +84,13 @@ impl Update<'_> {
                 found: state.shape,
             });
         };
-        check.size("conv_state", "dim", state_dim, dim, "the dim of x")?;
+        checks::size("conv_state", "dim", state_dim, dim, "the dim of x")?;
         if state_len < width - 1 {
             return Err(Error::StateTooShort { argument: "conv_state", found: state_len, width });
         }
         check.dtype_of_x("conv_state", state)?;
         check.location("conv_state", state)?;
-        validate::output("conv_state", state)?;
+        checks::output("conv_state", state)?;
 
         if x.shape != self.y.meta().shape {
             return Err(Error::Rank {
@@ -100,7 +101,7 @@ impl Update<'_> {
         }
         check.dtype_of_x("y", self.y.meta())?;
         check.location("y", self.y.meta())?;
-        validate::output("y", self.y.meta())?;
+        checks::output("y", self.y.meta())?;
 
         if let Some(lengths) = &self.cache_seqlens {
             check.index_vector("cache_seqlens", batch, lengths, &[DType::I32])?;
@@ -117,7 +118,7 @@ impl Update<'_> {
                 check.index_vector("conv_state_indices", batch, indices, &[DType::I32])?;
                 validate::row_indices("conv_state_indices", indices, rows)?;
             }
-            None => check.size("conv_state", "batch", rows, batch, "the batch of x")?,
+            None => checks::size("conv_state", "batch", rows, batch, "the batch of x")?,
         }
         Ok(UpdateSizes { batch, dim, seqlen, width, rows, state_len })
     }

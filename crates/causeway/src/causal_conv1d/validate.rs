@@ -1,6 +1,7 @@
-//! The checks that the operations share. Each failure is one sentence with the argument's name in it.
+//! The checks that the operations of this module share.
 
 use super::{MAX_WIDTH, Sizes};
+use crate::checks;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Location, Meta, TensorRef};
 
@@ -29,7 +30,7 @@ impl<'a> Check<'a> {
             Location::Host => (host_only, "the dtypes of a convolution on a CPU"),
             _ => (&host_only[..3], "the dtypes of a convolution on a GPU"),
         };
-        expect_dtype("x", x.meta(), allowed, because)?;
+        checks::dtype("x", x.meta(), allowed, because)?;
         Ok(Check { x: x.meta() })
     }
 
@@ -39,7 +40,7 @@ impl<'a> Check<'a> {
         let width = self.weight_shape(dim, weight)?;
         let sequences = match cu_seqlens {
             Some(boundaries) => {
-                self.size("x", "batch", batch, 1, "since cu_seqlens packs all sequences into one row")?;
+                checks::size("x", "batch", batch, 1, "since cu_seqlens packs all sequences into one row")?;
                 self.cu_seqlens(seqlen, boundaries)?
             }
             None => batch,
@@ -56,7 +57,7 @@ impl<'a> Check<'a> {
                 found: weight.meta().shape,
             });
         };
-        self.size("weight", "dim", weight_dim, dim, "the dim of x")?;
+        checks::size("weight", "dim", weight_dim, dim, "the dim of x")?;
         if !(1..=MAX_WIDTH).contains(&width) {
             return Err(Error::Width { found: width });
         }
@@ -81,18 +82,18 @@ impl<'a> Check<'a> {
         bias: Option<&TensorRef<'_>>,
     ) -> Result<()> {
         if self.x.dtype == DType::F64 {
-            expect_dtype("weight", weight.meta(), &[DType::F64], "since x is f64")?;
+            checks::dtype("weight", weight.meta(), &[DType::F64], "since x is f64")?;
         } else {
             let allowed = [DType::F32, DType::F16, DType::BF16];
-            expect_dtype("weight", weight.meta(), &allowed, "the dtypes of a weight")?;
+            checks::dtype("weight", weight.meta(), &allowed, "the dtypes of a weight")?;
         }
         self.location("weight", weight.meta())?;
         if let Some(bias) = bias {
             let &[bias_dim] = bias.shape() else {
                 return Err(Error::Rank { argument: "bias", expected: "(dim,)", found: bias.meta().shape });
             };
-            self.size("bias", "dim", bias_dim, dim, "the dim of x")?;
-            expect_dtype("bias", bias.meta(), &[weight.dtype()], "the dtype of weight")?;
+            checks::size("bias", "dim", bias_dim, dim, "the dim of x")?;
+            checks::dtype("bias", bias.meta(), &[weight.dtype()], "the dtype of weight")?;
             self.location("bias", bias.meta())?;
         }
         Ok(())
@@ -113,9 +114,9 @@ impl<'a> Check<'a> {
                     found: seq_idx.meta().shape,
                 });
             };
-            self.size("seq_idx", "batch", batch, sizes.batch, "the batch of x")?;
-            self.size("seq_idx", "seqlen", seqlen, sizes.seqlen, "the seqlen of x")?;
-            expect_dtype("seq_idx", seq_idx.meta(), &[DType::I32], "the dtype of sequence indices")?;
+            checks::size("seq_idx", "batch", batch, sizes.batch, "the batch of x")?;
+            checks::size("seq_idx", "seqlen", seqlen, sizes.seqlen, "the seqlen of x")?;
+            checks::dtype("seq_idx", seq_idx.meta(), &[DType::I32], "the dtype of sequence indices")?;
             self.location("seq_idx", seq_idx.meta())?;
         }
         if let Some(boundaries) = cu_seqlens {
@@ -135,7 +136,7 @@ impl<'a> Check<'a> {
             });
         };
         let allowed = [DType::I32, DType::I64];
-        expect_dtype("cu_seqlens", boundaries.meta(), &allowed, "the dtypes of boundaries")?;
+        checks::dtype("cu_seqlens", boundaries.meta(), &allowed, "the dtypes of boundaries")?;
         self.location("cu_seqlens", boundaries.meta())?;
         if count == 0 {
             return Err(Error::CuSeqlensEmpty);
@@ -169,12 +170,12 @@ impl<'a> Check<'a> {
         };
         if sizes.packed {
             let because = "the number of sequences in cu_seqlens";
-            self.size(argument, "sequences", sequences, sizes.sequences, because)?;
+            checks::size(argument, "sequences", sequences, sizes.sequences, because)?;
         } else {
-            self.size(argument, "batch", sequences, sizes.batch, "the batch of x")?;
+            checks::size(argument, "batch", sequences, sizes.batch, "the batch of x")?;
         }
-        self.size(argument, "dim", dim, sizes.dim, "the dim of x")?;
-        self.size(argument, "length", length, sizes.width - 1, "the width of weight less one")?;
+        checks::size(argument, "dim", dim, sizes.dim, "the dim of x")?;
+        checks::size(argument, "length", length, sizes.width - 1, "the width of weight less one")?;
         self.dtype_of_x(argument, states)?;
         self.location(argument, states)
     }
@@ -184,9 +185,9 @@ impl<'a> Check<'a> {
         let &[batch, dim, seqlen] = &*other.shape else {
             return Err(Error::Rank { argument, expected: "(batch, dim, seqlen)", found: other.shape });
         };
-        self.size(argument, "batch", batch, sizes.batch, "the batch of x")?;
-        self.size(argument, "dim", dim, sizes.dim, "the dim of x")?;
-        self.size(argument, "seqlen", seqlen, sizes.seqlen, "the seqlen of x")?;
+        checks::size(argument, "batch", batch, sizes.batch, "the batch of x")?;
+        checks::size(argument, "dim", dim, sizes.dim, "the dim of x")?;
+        checks::size(argument, "seqlen", seqlen, sizes.seqlen, "the seqlen of x")?;
         self.dtype_of_x(argument, other)?;
         self.location(argument, other)
     }
@@ -196,14 +197,14 @@ impl<'a> Check<'a> {
         let &[dim, width] = &*dweight.shape else {
             return Err(Error::Rank { argument: "dweight", expected: "(dim, width)", found: dweight.shape });
         };
-        self.size("dweight", "dim", dim, sizes.dim, "the dim of x")?;
-        self.size("dweight", "width", width, sizes.width, "the width of weight")?;
+        checks::size("dweight", "dim", dim, sizes.dim, "the dim of x")?;
+        checks::size("dweight", "width", width, sizes.width, "the width of weight")?;
         match weight.dtype() {
             DType::F16 | DType::BF16 => {
                 let allowed = [weight.dtype(), DType::F32];
-                expect_dtype("dweight", dweight, &allowed, "the dtype of weight, or f32")?;
+                checks::dtype("dweight", dweight, &allowed, "the dtype of weight, or f32")?;
             }
-            exact => expect_dtype("dweight", dweight, &[exact], "the dtype of weight")?,
+            exact => checks::dtype("dweight", dweight, &[exact], "the dtype of weight")?,
         }
         self.location("dweight", dweight)
     }
@@ -213,8 +214,8 @@ impl<'a> Check<'a> {
         let &[dim] = &*dbias.shape else {
             return Err(Error::Rank { argument: "dbias", expected: "(dim,)", found: dbias.shape });
         };
-        self.size("dbias", "dim", dim, sizes.dim, "the dim of x")?;
-        expect_dtype("dbias", dbias, &[dweight.dtype()], "the dtype of dweight")?;
+        checks::size("dbias", "dim", dim, sizes.dim, "the dim of x")?;
+        checks::dtype("dbias", dbias, &[dweight.dtype()], "the dtype of dweight")?;
         self.location("dbias", dbias)
     }
 
@@ -229,51 +230,20 @@ impl<'a> Check<'a> {
         let &[count] = values.shape() else {
             return Err(Error::Rank { argument, expected: "(batch,)", found: values.meta().shape });
         };
-        self.size(argument, "batch", count, batch, "the batch of x")?;
-        expect_dtype(argument, values.meta(), allowed, "the dtype of indices")?;
+        checks::size(argument, "batch", count, batch, "the batch of x")?;
+        checks::dtype(argument, values.meta(), allowed, "the dtype of indices")?;
         self.location(argument, values.meta())
-    }
-
-    /// One size against what another argument requires.
-    pub fn size(
-        &self,
-        argument: &'static str,
-        axis: &'static str,
-        found: i64,
-        expected: i64,
-        because: &'static str,
-    ) -> Result<()> {
-        if found == expected {
-            return Ok(());
-        }
-        Err(Error::Size { argument, axis, found, expected, because })
     }
 
     /// The dtype of x.
     pub fn dtype_of_x(&self, argument: &'static str, other: &Meta) -> Result<()> {
-        expect_dtype(argument, other, &[self.x.dtype], "the dtype of x")
+        checks::dtype(argument, other, &[self.x.dtype], "the dtype of x")
     }
 
     /// The memory of x.
     pub fn location(&self, argument: &'static str, other: &Meta) -> Result<()> {
-        if other.location == self.x.location {
-            return Ok(());
-        }
-        Err(Error::WrongLocation {
-            argument,
-            found: other.location,
-            expected: self.x.location,
-            because: "where x is",
-        })
+        checks::location(argument, other, self.x.location, "where x is")
     }
-}
-
-/// An output needs a place for each element.
-pub(super) fn output(argument: &'static str, meta: &Meta) -> Result<()> {
-    if meta.is_injective() {
-        return Ok(());
-    }
-    Err(Error::OverlappingOutput { argument, shape: meta.shape, strides: meta.strides })
 }
 
 /// On the host, every value lies in `minimum ..= maximum`.
@@ -326,11 +296,4 @@ fn host_values<'a>(view: &'a TensorRef<'_>) -> impl Iterator<Item = i64> + 'a {
             }
         }
     })
-}
-
-fn expect_dtype(argument: &'static str, meta: &Meta, allowed: &[DType], because: &'static str) -> Result<()> {
-    if allowed.contains(&meta.dtype) {
-        return Ok(());
-    }
-    Err(Error::DTypeMismatch { argument, found: meta.dtype, allowed: allowed.to_vec(), because })
 }

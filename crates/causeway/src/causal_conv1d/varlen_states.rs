@@ -1,6 +1,7 @@
 //! Arguments of the states of a packed batch.
 
-use super::validate::{self, Check};
+use super::validate::Check;
+use crate::checks;
 use crate::error::{Error, Result};
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -51,11 +52,11 @@ impl VarlenStates<'_> {
                 found: states.shape,
             });
         };
-        check.size("states", "n", n, sequences, "the number of sequences in cu_seqlens")?;
-        check.size("states", "dim", states_dim, dim, "the dim of x")?;
+        checks::size("states", "n", n, sequences, "the number of sequences in cu_seqlens")?;
+        checks::size("states", "dim", states_dim, dim, "the dim of x")?;
         check.dtype_of_x("states", states)?;
         check.location("states", states)?;
-        validate::output("states", states)?;
+        checks::output("states", states)?;
         Ok(VarlenStatesSizes { total, dim, sequences, state_len })
     }
 }
