@@ -42,13 +42,13 @@ impl Device {
         }
     }
 
-    /// Checks that tensors at `location` can be used here.
-    pub(crate) fn expect(&self, location: Location) -> Result<()> {
+    /// Checks that the tensors of a call, of which `argument` is one, can be used here.
+    pub(crate) fn expect(&self, argument: &'static str, location: Location) -> Result<()> {
         if location == self.location() {
             return Ok(());
         }
         Err(Error::WrongLocation {
-            argument: "x",
+            argument,
             found: location,
             expected: self.location(),
             because: "where the operation runs",

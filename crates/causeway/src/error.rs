@@ -220,6 +220,13 @@ pub enum Error {
         found: String,
     },
 
+    /// Text that names no GEMM algorithm.
+    #[error("algorithm is {found:?}: expected fast or exact")]
+    UnknownAlgorithm {
+        /// The text that was given.
+        found: String,
+    },
+
     // ---- devices --------------------------------------------------------------------------------
     /// Text that names no device.
     #[error("device is {found:?}: expected best, cpu, cuda, cuda:N, hip or hip:N")]

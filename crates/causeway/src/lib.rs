@@ -6,6 +6,7 @@ mod checks;
 pub mod device;
 pub mod error;
 pub mod files;
+pub mod gemm;
 mod host_tensor;
 pub mod oracle;
 pub mod suite;

@@ -4,6 +4,8 @@
 //! level, and calls the copy that the level names. Work is split by the shape of the tensors alone, never by
 //! the number of threads, so results are bit-identical for any pool.
 
+pub(crate) mod gemm;
+
 use crate::error::{Error, Result};
 
 /// A set of vector instructions that kernels are compiled for.

@@ -1,0 +1,101 @@
+//! Strided matrices in host memory, as kernels see them.
+
+use std::marker::PhantomData;
+
+use super::half::Half;
+use crate::tensor::{TensorMut, TensorRef};
+
+/// A matrix that is read.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a, T> {
+    first: *const T,
+    pub rows: usize,
+    pub columns: usize,
+    pub row_stride: isize,
+    pub column_stride: isize,
+    memory: PhantomData<&'a [T]>,
+}
+
+// SAFETY: a `Matrix` is a shared borrow of plain numbers.
+unsafe impl<T: Half> Send for Matrix<'_, T> {}
+// SAFETY: as above; it has no interior mutability.
+unsafe impl<T: Half> Sync for Matrix<'_, T> {}
+
+impl<'a, T: Half> Matrix<'a, T> {
+    /// A validated two-dimensional view of host memory, of dtype `T`.
+    pub fn new(view: &TensorRef<'a>) -> Self {
+        debug_assert_eq!(view.dtype(), T::DTYPE);
+        Matrix {
+            first: view.pointer().cast(),
+            rows: view.shape()[0] as usize,
+            columns: view.shape()[1] as usize,
+            row_stride: view.strides()[0] as isize,
+            column_stride: view.strides()[1] as isize,
+            memory: PhantomData,
+        }
+    }
+
+    /// The same memory with rows and columns swapped.
+    pub fn transposed(self) -> Self {
+        Matrix {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    /// Address of an element that exists.
+    pub fn at(&self, row: usize, column: usize) -> *const T {
+        debug_assert!(row < self.rows && column < self.columns);
+        self.first.wrapping_offset(row as isize * self.row_stride + column as isize * self.column_stride)
+    }
+}
+
+/// A matrix that is written, by several threads at once: each writes elements that no other one touches.
+pub struct MatrixMut<'a, T> {
+    first: *mut T,
+    pub rows: usize,
+    pub columns: usize,
+    pub row_stride: isize,
+    pub column_stride: isize,
+    memory: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a `MatrixMut` is an exclusive borrow of plain numbers.
+unsafe impl<T: Half> Send for MatrixMut<'_, T> {}
+// SAFETY: it hands out addresses only; who writes through them vouches for the element being its own.
+unsafe impl<T: Half> Sync for MatrixMut<'_, T> {}
+
+impl<'a, T: Half> MatrixMut<'a, T> {
+    /// A validated two-dimensional view of host memory, of dtype `T`.
+    pub fn new(view: &'a mut TensorMut<'_>) -> Self {
+        debug_assert_eq!(view.dtype(), T::DTYPE);
+        MatrixMut {
+            first: view.pointer().cast(),
+            rows: view.shape()[0] as usize,
+            columns: view.shape()[1] as usize,
+            row_stride: view.strides()[0] as isize,
+            column_stride: view.strides()[1] as isize,
+            memory: PhantomData,
+        }
+    }
+
+    /// The same memory with rows and columns swapped.
+    pub fn transposed(self) -> Self {
+        MatrixMut {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    /// Address of an element that exists.
+    pub fn at(&self, row: usize, column: usize) -> *mut T {
+        debug_assert!(row < self.rows && column < self.columns);
+        self.first.wrapping_offset(row as isize * self.row_stride + column as isize * self.column_stride)
+    }
+}
