@@ -6,6 +6,7 @@
 pub mod bounds;
 pub mod causal_conv1d;
 mod comparison;
+pub mod gemm;
 mod real;
 pub mod ulp;
 

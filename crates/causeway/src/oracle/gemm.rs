@@ -1,0 +1,247 @@
+//! The truth of a matrix product, and the bits of its exact algorithm.
+
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::bounds::{Approximate, Arithmetic};
+use super::ulp::Format;
+use super::{Comparison, Expected, WorstElement};
+use crate::tensor::{DType, TensorRef};
+
+/// The contract's ceiling on the error of an element, relative to the sum of its terms' magnitudes.
+pub const CEILING: f64 = 1e-2;
+
+/// The two factors of a product of matrices: views of host memory, already validated.
+#[derive(Debug, Clone, Copy)]
+pub struct Product<'a> {
+    left: TensorRef<'a>,
+    right: TensorRef<'a>,
+}
+
+impl<'a> Product<'a> {
+    /// `C = A · B`.
+    pub fn forward(a: TensorRef<'a>, b: TensorRef<'a>) -> Self {
+        Product { left: a, right: b }
+    }
+
+    /// `grad_A = grad_C · Bᵀ`.
+    pub fn grad_a(grad_c: TensorRef<'a>, b: TensorRef<'a>) -> Self {
+        Product { left: grad_c, right: b.permuted(&[1, 0]) }
+    }
+
+    /// `grad_B = Aᵀ · grad_C`.
+    pub fn grad_b(grad_c: TensorRef<'a>, a: TensorRef<'a>) -> Self {
+        Product { left: a.permuted(&[1, 0]), right: grad_c }
+    }
+
+    /// The product in f64, with the bound of any order of f32 sums rounded to the operands' dtype.
+    ///
+    /// With n terms per element the bound is γₙ·Σ|terms| and the rounding of the output. Products of two halves
+    /// are exact in f64, and the error of the f64 sum is 2⁻²⁹ of the bound's first part. The bound never
+    /// exceeds [`CEILING`], except that rounding among subnormal outputs is always allowed.
+    pub fn expected(&self) -> Expected {
+        let dtype = self.left.dtype();
+        let (rows, columns) = (self.left.shape()[0], self.right.shape()[1]);
+        let terms = self.right.shape()[0] as usize;
+        let format = Format::of(dtype).expect("the operands of a GEMM are floating-point");
+        let arithmetic = Arithmetic::of(dtype);
+
+        let mut values = vec![0.0; (rows * columns) as usize];
+        let mut bounds = values.clone();
+        self.for_each_row(&mut values, &mut bounds, |left, right, values, magnitudes| {
+            for (&factor, row) in left.iter().zip(right.chunks_exact(values.len())) {
+                for ((&other, value), magnitude) in row.iter().zip(&mut *values).zip(&mut *magnitudes) {
+                    let term = factor * other;
+                    *value += term;
+                    *magnitude += term.abs();
+                }
+            }
+            for (&mut value, magnitude) in values.iter_mut().zip(magnitudes) {
+                let sum = Approximate { value, error: arithmetic.sum(terms, *magnitude) };
+                let ceiling = CEILING * *magnitude + format.smallest() / 2.0;
+                *magnitude =
+                    arithmetic.rounded(sum, dtype).min(if value.is_finite() { ceiling } else { 0.0 });
+            }
+        });
+        Expected { dtype, shape: vec![rows, columns], values, bounds }
+    }
+
+    /// The bits that [`Algorithm::Exact`](crate::gemm::Algorithm::Exact) has to give: the plain loop.
+    pub fn chain(&self) -> Chain {
+        let dtype = self.left.dtype();
+        let (rows, columns) = (self.left.shape()[0], self.right.shape()[1]);
+        let mut sums = vec![0.0f32; (rows * columns) as usize];
+        let mut bits = vec![0u16; sums.len()];
+        self.for_each_row(&mut sums, &mut bits, |left, right, sums, bits| {
+            for (&factor, row) in left.iter().zip(right.chunks_exact(sums.len())) {
+                for (&other, sum) in row.iter().zip(&mut *sums) {
+                    *sum = (factor as f32).mul_add(other as f32, *sum);
+                }
+            }
+            for (bits, &sum) in bits.iter_mut().zip(&*sums) {
+                *bits = round(sum, dtype);
+            }
+        });
+        Chain { dtype, shape: [rows, columns], bits }
+    }
+
+    /// Calls `row(left row, whole right matrix, outputs, outputs)` for every row of both outputs.
+    fn for_each_row<S: Send, T: Send>(
+        &self,
+        first: &mut [S],
+        second: &mut [T],
+        row: impl Fn(&[f64], &[f64], &mut [S], &mut [T]) + Sync,
+    ) {
+        if first.is_empty() {
+            return;
+        }
+        let (left, right) = (self.left.to_f64(), self.right.to_f64());
+        let (reduction, columns) = (self.right.shape()[0] as usize, self.right.shape()[1] as usize);
+        first.par_chunks_mut(columns).zip(second.par_chunks_mut(columns)).enumerate().for_each(
+            |(index, (first, second))| {
+                row(&left[index * reduction..(index + 1) * reduction], &right, first, second);
+            },
+        );
+    }
+}
+
+/// To nearest, ties to even; one NaN for all.
+fn round(sum: f32, dtype: DType) -> u16 {
+    match dtype {
+        DType::F16 if sum.is_nan() => 0x7e00,
+        DType::F16 => f16::from_f32(sum).to_bits(),
+        _ if sum.is_nan() => 0x7fc0,
+        _ => bf16::from_f32(sum).to_bits(),
+    }
+}
+
+/// The result of the exact algorithm, bit for bit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// f16 or bf16.
+    pub dtype: DType,
+    /// Rows and columns.
+    pub shape: [i64; 2],
+    /// The elements, in row-major order.
+    pub bits: Vec<u16>,
+}
+
+impl Chain {
+    /// Compares a result on the host, bit for bit: a zero of the wrong sign and a NaN of other bits are failures.
+    ///
+    /// # Panics
+    /// If `found` has another shape or dtype, or is not on the host.
+    pub fn compare(&self, found: &TensorRef<'_>) -> Comparison {
+        let values: Vec<f64> = self.bits.iter().map(|&bits| self.value(bits)).collect();
+        let mut result = Expected::exact(self.dtype, &self.shape, values).compare(found, None);
+        result.failures = 0;
+        for (i, (found, &expected)) in found.to_f64().into_iter().zip(&self.bits).enumerate() {
+            if self.bits(found) == expected {
+                continue;
+            }
+            result.failures += 1;
+            // Zeros of two signs and NaNs of other bits are equal as values, and have used no bound so far.
+            if result.fraction == 0.0 {
+                result.fraction = f64::INFINITY;
+                result.worst = Some(WorstElement {
+                    coordinate: vec![i as i64 / self.shape[1], i as i64 % self.shape[1]],
+                    found,
+                    expected: self.value(expected),
+                    error: 0.0,
+                    bound: 0.0,
+                    unwritten: false,
+                });
+            }
+        }
+        result
+    }
+
+    /// Of an element that was read as f64: conversion keeps the sign and the payload of a NaN.
+    fn bits(&self, value: f64) -> u16 {
+        match self.dtype {
+            DType::F16 => f16::from_f64(value).to_bits(),
+            _ => bf16::from_f64(value).to_bits(),
+        }
+    }
+
+    fn value(&self, bits: u16) -> f64 {
+        match self.dtype {
+            DType::F16 => f16::from_bits(bits).to_f64(),
+            _ => bf16::from_bits(bits).to_f64(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostTensor;
+
+    fn tensor(dtype: DType, shape: &[i64], values: &[f64]) -> HostTensor {
+        HostTensor::from_fn(dtype, shape, |i| values[i]).unwrap()
+    }
+
+    #[test]
+    fn a_product_by_hand() {
+        let a = tensor(DType::F16, &[2, 3], &[1.0, 2.0, 3.0, -4.0, 5.0, 6.0]);
+        let b = tensor(DType::F16, &[3, 2], &[1.0, 0.5, 2.0, -1.0, 0.0, 4.0]);
+        let c = Product::forward(a.view(), b.view());
+        assert_eq!(c.expected().values, [5.0, 10.5, 6.0, 17.0]);
+        let magnitude = 0.5 + 2.0 + 12.0;
+        let bound = c.expected().bounds[1];
+        let rounding = 2f64.powi(-8);
+        assert!(bound > rounding && bound < rounding + 3.1 * 2f64.powi(-24) * magnitude, "{bound}");
+        assert_eq!(c.chain().bits, [5.0, 10.5, 6.0, 17.0].map(|v| f16::from_f64(v).to_bits()));
+    }
+
+    #[test]
+    fn the_three_products_transpose_their_operands() {
+        let a = tensor(DType::BF16, &[1, 2], &[3.0, 5.0]);
+        let b = tensor(DType::BF16, &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let grad_c = tensor(DType::BF16, &[1, 3], &[1.0, 10.0, 100.0]);
+        assert_eq!(Product::forward(a.view(), b.view()).expected().values, [23.0, 31.0, 39.0]);
+        let grad_a = Product::grad_a(grad_c.view(), b.view()).expected();
+        assert_eq!((grad_a.shape.as_slice(), grad_a.values.as_slice()), (&[1, 2][..], &[321.0, 654.0][..]));
+        let grad_b = Product::grad_b(grad_c.view(), a.view()).expected();
+        assert_eq!(grad_b.shape, [2, 3]);
+        assert_eq!(grad_b.values, [3.0, 30.0, 300.0, 5.0, 50.0, 500.0]);
+    }
+
+    #[test]
+    fn the_bound_never_passes_the_ceiling() {
+        // One large term cancels: only the sum of magnitudes says how wrong the rest may be.
+        let a = tensor(DType::BF16, &[1, 3], &[1e4, 1e4, 1.0]);
+        let b = tensor(DType::BF16, &[3, 1], &[1e4, -1e4, 1.0]);
+        let expected = Product::forward(a.view(), b.view()).expected();
+        assert!(expected.bounds[0] <= CEILING * 2e8 + 1e-20);
+        let tiny = tensor(DType::F16, &[1, 1], &[2f64.powi(-12)]);
+        let expected = Product::forward(tiny.view(), tiny.view()).expected();
+        // 2⁻²⁴ is the smallest f16: half of it may be lost.
+        assert!(expected.bounds[0] >= 2f64.powi(-25), "{:?}", expected.bounds);
+    }
+
+    #[test]
+    fn an_empty_sum_is_zero() {
+        let (a, b) = (tensor(DType::F16, &[2, 0], &[]), tensor(DType::F16, &[0, 3], &[]));
+        let c = Product::forward(a.view(), b.view());
+        assert_eq!(c.expected().values, [0.0; 6]);
+        assert_eq!(c.chain().bits, [0; 6]);
+    }
+
+    #[test]
+    fn a_chain_is_compared_by_its_bits() {
+        let chain = Chain { dtype: DType::F16, shape: [2, 2], bits: vec![0x0000, 0x3c00, 0x7e00, 0x7c00] };
+        let of = |bits: [u16; 4]| HostTensor::from_slice(&bits.map(f16::from_bits), &[2, 2]).unwrap();
+        assert!(chain.compare(&of([0x0000, 0x3c00, 0x7e00, 0x7c00]).view()).passed());
+        for (element, wrong) in [(0, 0x8000), (1, 0x3c01), (2, 0xfe00), (2, 0x7c01), (3, 0x7bff), (3, 0x7e00)]
+        {
+            let mut bits = [0x0000, 0x3c00, 0x7e00, 0x7c00];
+            bits[element] = wrong;
+            let result = chain.compare(&of(bits).view());
+            assert_eq!(result.failures, 1, "{wrong:#06x}");
+            assert_eq!(result.fraction, f64::INFINITY);
+            let coordinate = [element as i64 / 2, element as i64 % 2];
+            assert_eq!(result.worst.unwrap().coordinate, coordinate, "{wrong:#06x}");
+        }
+    }
+}
