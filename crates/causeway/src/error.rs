@@ -244,4 +244,176 @@ pub enum Error {
         /// What to do instead.
         instead: &'static str,
     },
+
+    // ---- GPU drivers and compilers --------------------------------------------------------------
+    /// A vendor's library is not on this machine, or no copy of it can be used.
+    #[error(
+        "{library} was not found; looked in {}{}; to install it: {install}",
+        searched.join(", "),
+        if refused.is_empty() { String::new() } else { format!("; could not use {}", refused.join("; ")) }
+    )]
+    LibraryMissing {
+        /// The library, by its common name and its file.
+        library: &'static str,
+        /// Every place that was looked at.
+        searched: Vec<String>,
+        /// Files that were found but could not be used, each with the reason.
+        refused: Vec<String>,
+        /// What installs it.
+        install: &'static str,
+    },
+    /// A library lacks a function: it is older than this crate can use.
+    #[error("{path} has no function {symbol}: it is too old; {fix}")]
+    SymbolMissing {
+        /// The library's file.
+        path: String,
+        /// The function.
+        symbol: &'static str,
+        /// What to update.
+        fix: &'static str,
+    },
+    /// The driver is there, but no device is.
+    #[error("no {vendor} device: {because}")]
+    NoDevice {
+        /// `cuda` or `hip`.
+        vendor: &'static str,
+        /// What the driver said.
+        because: String,
+    },
+    /// A device number past the last one.
+    #[error("device is {vendor}:{found}: this machine has {available}, numbered from 0")]
+    DeviceOrdinal {
+        /// `cuda` or `hip`.
+        vendor: &'static str,
+        /// The number that was given.
+        found: u32,
+        /// How many devices there are.
+        available: u32,
+    },
+    /// A device older than the kernels can run on.
+    #[error("{device} is {architecture}: {required} is needed; use the cpu device instead")]
+    DeviceUnsupported {
+        /// The device.
+        device: String,
+        /// Its architecture.
+        architecture: String,
+        /// What is supported.
+        required: &'static str,
+    },
+    /// The device has no room for an allocation. Nothing was launched.
+    #[error(
+        "{device} is out of memory: {requested} bytes were asked for, {free} are free; free some, or use a \
+         smaller batch"
+    )]
+    OutOfDeviceMemory {
+        /// The device.
+        device: String,
+        /// Bytes that were asked for.
+        requested: u64,
+        /// Bytes that were free just after.
+        free: u64,
+    },
+    /// Compiled code that the device does not load.
+    #[error("{device} does not load code for {architecture}: {message}; the compiler was {compiler}")]
+    InvalidImage {
+        /// The device.
+        device: String,
+        /// The architecture that the code is for.
+        architecture: String,
+        /// What the driver said.
+        message: String,
+        /// The compiler and its version: one that is newer than the driver is the usual cause.
+        compiler: String,
+    },
+    /// A kernel failed, or the device went away; the driver refuses all further work in this process.
+    #[error("{call} failed: {message}; the device is lost to this process: start it again")]
+    DeviceLost {
+        /// The driver call that reported it; the cause may be an earlier launch, of any library.
+        call: &'static str,
+        /// What the driver said.
+        message: String,
+    },
+    /// Any other answer of the driver.
+    #[error("{call} failed: {message}")]
+    Driver {
+        /// The driver call.
+        call: &'static str,
+        /// Its status code.
+        code: i32,
+        /// What the driver said.
+        message: String,
+    },
+    /// The run-time compiler refused a kernel.
+    #[error(
+        "compiling {entry} for {architecture} failed{}\noptions: {}\n{log}",
+        position.as_ref().map(|at| format!(" at {at}")).unwrap_or_default(),
+        options.join(" ")
+    )]
+    Compile {
+        /// The kernel's entry point.
+        entry: String,
+        /// The architecture.
+        architecture: String,
+        /// The first place that the log names, for example `kernels/portable.cuh:12`.
+        position: Option<String>,
+        /// The options that the compiler got.
+        options: Vec<String>,
+        /// What the compiler said.
+        log: String,
+    },
+    /// The compiler is older than the architecture.
+    #[error("{compiler} does not know {architecture}: {fix}")]
+    CompilerTooOld {
+        /// The compiler and its version.
+        compiler: String,
+        /// The architecture.
+        architecture: String,
+        /// What to install.
+        fix: String,
+    },
+    /// Text that names no architecture that kernels can be compiled for.
+    #[error(
+        "architecture is {found:?}: expected sm_75 or later (for example sm_90a), or gfx90a, gfx942, gfx950, \
+         gfx1030, gfx110x or gfx120x (features may follow: gfx90a:sramecc+:xnack-)"
+    )]
+    UnknownArchitecture {
+        /// The text that was given.
+        found: String,
+    },
+    /// A kernel that needs memory from its caller did not get enough.
+    #[error(
+        "the workspace holds {found} bytes: this launch needs {needed}, at an address that is a multiple of 256"
+    )]
+    WorkspaceTooSmall {
+        /// Bytes that were given.
+        found: u64,
+        /// Bytes that are needed.
+        needed: u64,
+    },
+    /// A launch that no device could make: a defect in a plan.
+    #[error("{entry} in {header} cannot be launched: {because}")]
+    InvalidPlan {
+        /// The kernel's entry point.
+        entry: String,
+        /// The file that holds the kernel.
+        header: String,
+        /// What is wrong.
+        because: String,
+    },
+    /// Copies between host and device memory of different lengths.
+    #[error("the device buffer holds {device} bytes and the host slice {host}: a copy needs the same length")]
+    CopyLength {
+        /// Bytes on the device.
+        device: u64,
+        /// Bytes on the host.
+        host: u64,
+    },
+    /// A key of the kernel cache that leads to no entry.
+    #[error("the kernel cache has no usable entry {key:?}: {because}")]
+    CacheEntry {
+        /// The key, or the beginning of one, that was given.
+        key: String,
+        /// What is wrong.
+        because: String,
+    },
 }
