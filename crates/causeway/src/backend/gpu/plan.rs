@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use super::compiler::Program;
+
 /// Whose device it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Vendor {
@@ -99,6 +101,13 @@ pub struct Plan {
     pub read_bytes: u64,
     /// Bytes that it has to write, each output once.
     pub written_bytes: u64,
+}
+
+impl Plan {
+    /// What has to be compiled for this launch.
+    pub fn program(&self) -> Program<'_> {
+        Program { header: self.header, instantiation: &self.instantiation, entry: self.entry }
+    }
 }
 
 impl fmt::Display for Plan {

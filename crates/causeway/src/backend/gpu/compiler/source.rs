@@ -1,0 +1,175 @@
+//! The device code that this crate carries, and one program's text made from it.
+
+use crate::error::{Error, Result};
+
+/// Name and text of every file in `kernels/`.
+static KERNELS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// What the compiler's messages call the text that comes after the header.
+const INSTANTIATION: &str = "instantiation";
+
+/// A program: a header of `kernels/` and the text that chooses template arguments and names the entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Program<'a> {
+    /// File in `kernels/`; empty if the instantiation needs none.
+    pub header: &'a str,
+    /// Text compiled after the header.
+    pub instantiation: &'a str,
+    /// Name of the `extern "C"` entry point that it defines.
+    pub entry: &'a str,
+}
+
+/// A program with every `#include` replaced by the file.
+#[derive(Debug, Clone)]
+pub(crate) struct Flattened {
+    /// The text.
+    pub text: String,
+    /// The files that went into it, in order, with the digests of their texts.
+    pub files: Vec<(String, String)>,
+}
+
+/// Puts a program's text together.
+///
+/// Each file comes in once, where it is first included. `#line` keeps the compiler's messages pointing at
+/// `kernels/FILE`, and at `instantiation` for the text at the end.
+///
+/// # Errors
+/// [`Error::InvalidPlan`] if a file is not among those in `kernels/`.
+pub(crate) fn flatten(program: &Program<'_>) -> Result<Flattened> {
+    flatten_from(KERNELS, program)
+}
+
+fn flatten_from(kernels: &[(&str, &str)], program: &Program<'_>) -> Result<Flattened> {
+    let mut flattened = Flattened { text: String::new(), files: Vec::new() };
+    if !program.header.is_empty() {
+        include(kernels, program, program.header, "the plan", &mut flattened)?;
+    }
+    flattened.text.push_str(&format!("#line 1 \"{INSTANTIATION}\"\n"));
+    flattened.text.push_str(program.instantiation);
+    flattened.text.push('\n');
+    Ok(flattened)
+}
+
+fn include(
+    kernels: &[(&str, &str)],
+    program: &Program<'_>,
+    name: &str,
+    from: &str,
+    out: &mut Flattened,
+) -> Result<()> {
+    if out.files.iter().any(|(known, _)| known == name) {
+        return Ok(());
+    }
+    let Some((_, text)) = kernels.iter().find(|(known, _)| *known == name) else {
+        return Err(Error::InvalidPlan {
+            entry: program.entry.to_string(),
+            header: program.header.to_string(),
+            because: format!("{from} includes {name:?}, which is not in kernels/"),
+        });
+    };
+    out.files.push((name.to_string(), blake3::hash(text.as_bytes()).to_hex().to_string()));
+    out.text.push_str(&format!("#line 1 \"kernels/{name}\"\n"));
+    for (number, line) in text.lines().enumerate() {
+        match included(line) {
+            Some(inner) => {
+                include(kernels, program, inner, name, out)?;
+                out.text.push_str(&format!("#line {} \"kernels/{name}\"", number + 2));
+            }
+            // Each file comes in once anyway, and compilers warn about the pragma in a main file.
+            None if line.trim() == "#pragma once" => {}
+            None => out.text.push_str(line),
+        }
+        out.text.push('\n');
+    }
+    Ok(())
+}
+
+/// The file that a line of the form `#include "file"` names.
+fn included(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?.trim_start();
+    rest.strip_prefix('"')?.split('"').next()
+}
+
+/// The first place in a compiler's log where it found an error: `kernels/portable.cuh:12`.
+///
+/// NVRTC writes `file(12): error:`, clang writes `file:12:5: error:`.
+pub(crate) fn first_error(log: &str) -> Option<String> {
+    log.lines().filter(|line| line.contains("error")).find_map(|line| {
+        let start = line.find("kernels/").or_else(|| line.find(INSTANTIATION))?;
+        let place = &line[start..];
+        let file = &place[..place.find(['(', ':'])?];
+        let digits: String = place[file.len() + 1..].chars().take_while(char::is_ascii_digit).collect();
+        (!digits.is_empty()).then(|| format!("{file}:{digits}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILES: &[(&str, &str)] = &[
+        ("base.cuh", "#pragma once\nint base;\n"),
+        ("left.cuh", "#pragma once\n#include \"base.cuh\"\nint left;\n"),
+        ("top.cuh", "#include \"left.cuh\"\n  #  include \"base.cuh\"\nint top;\n"),
+        ("broken.cuh", "#include \"absent.cuh\"\n"),
+    ];
+
+    fn program(header: &str) -> Program<'_> {
+        Program { header, instantiation: "int last;", entry: "e" }
+    }
+
+    #[test]
+    fn each_file_comes_in_once_and_lines_keep_their_numbers() {
+        let flattened = flatten_from(FILES, &program("top.cuh")).unwrap();
+        let names: Vec<_> = flattened.files.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["top.cuh", "left.cuh", "base.cuh"]);
+
+        // Follow the `#line` directives, as a compiler does.
+        let (mut file, mut line, mut places) = (String::new(), 0, Vec::new());
+        for text in flattened.text.lines() {
+            if let Some(rest) = text.strip_prefix("#line ") {
+                let (number, name) = rest.split_once(' ').unwrap();
+                (line, file) = (number.parse::<u32>().unwrap(), name.trim_matches('"').to_string());
+                continue;
+            }
+            if text.starts_with("int") {
+                places.push(format!("{text} {file}:{line}"));
+            }
+            line += 1;
+        }
+        assert_eq!(
+            places,
+            [
+                "int base; kernels/base.cuh:2",
+                "int left; kernels/left.cuh:3",
+                "int top; kernels/top.cuh:3",
+                "int last; instantiation:1"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named_with_the_one_that_wants_it() {
+        for header in ["broken.cuh", "nowhere.cuh"] {
+            let error = flatten_from(FILES, &program(header)).unwrap_err().to_string();
+            assert!(error.contains("is not in kernels/") && error.contains(header), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_kernel_flattens() {
+        for (name, _) in KERNELS {
+            let text = flatten(&program(name)).unwrap().text;
+            assert!(!text.contains("#include \""), "{name}");
+        }
+    }
+
+    #[test]
+    fn positions_are_read_from_both_compilers() {
+        let nvrtc = "kernels/a.cuh(7): warning #1: x\nkernels/portable.cuh(12): error: identifier \"y\" is undefined\n";
+        assert_eq!(first_error(nvrtc).as_deref(), Some("kernels/portable.cuh:12"));
+        let clang = "In file included from x:1:\ninstantiation:3:17: error: unknown type name 'flaot'\n";
+        assert_eq!(first_error(clang).as_deref(), Some("instantiation:3"));
+        assert_eq!(first_error("1 error detected\n"), None);
+    }
+}
