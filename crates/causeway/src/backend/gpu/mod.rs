@@ -1,3 +1,21 @@
 //! GPUs: choose a kernel, compile it on this machine, launch it.
+//!
+//! From the bottom up: [`library`] finds shared libraries, `driver` calls the vendors' drivers, [`compiler`] the
+//! run-time compilers, [`cache`] keeps what they make, and [`runtime`] puts a [`plan`] on a stream.
 
+pub mod builder;
+pub mod cache;
+pub mod compiler;
+pub mod device;
+mod driver;
+pub mod library;
+pub mod memory;
 pub mod plan;
+pub mod runtime;
+mod scratch;
+pub mod stream;
+
+pub use self::device::{DeviceReport, devices};
+pub use self::memory::DeviceBuffer;
+pub use self::runtime::{GpuDevice, Workspace};
+pub use self::stream::{Event, Graph, Stream, StreamHandle};

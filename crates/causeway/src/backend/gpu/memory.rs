@@ -1,0 +1,154 @@
+//! Device memory of this crate's own.
+
+use std::fmt;
+
+use super::runtime::GpuDevice;
+use super::stream::Stream;
+use crate::error::{Error, Result};
+
+/// Device memory, freed in the order of its stream when dropped.
+pub struct DeviceBuffer {
+    stream: Stream,
+    address: u64,
+    bytes: u64,
+}
+
+impl DeviceBuffer {
+    /// Allocates memory, which holds whatever it held before.
+    ///
+    /// # Errors
+    /// [`Error::OutOfDeviceMemory`].
+    pub fn new(stream: &Stream, bytes: u64) -> Result<Self> {
+        let device = stream.device();
+        let address = match bytes {
+            0 => 0,
+            _ => device.allocate(&device.enter()?, bytes, stream.handle())?,
+        };
+        Ok(DeviceBuffer { stream: stream.clone(), address, bytes })
+    }
+
+    /// Allocates memory and copies a slice to it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfDeviceMemory`].
+    pub fn from_host(stream: &Stream, data: &[u8]) -> Result<Self> {
+        let mut buffer = Self::new(stream, data.len() as u64)?;
+        buffer.upload(data)?;
+        Ok(buffer)
+    }
+
+    /// The first byte's address on the device; 0 if the buffer is empty.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// True if there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The stream that orders the memory's life.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The device.
+    pub fn device(&self) -> GpuDevice {
+        self.stream.device()
+    }
+
+    /// Copies a slice of the same length to the device, behind all that the stream holds, and waits for it.
+    ///
+    /// # Errors
+    /// [`Error::CopyLength`], or what the driver says.
+    pub fn upload(&mut self, data: &[u8]) -> Result<()> {
+        self.expect_length(data.len())?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        let current = self.device().enter()?;
+        let stream = self.stream.handle().0;
+        // SAFETY: the memory is this buffer's and has the slice's length; the slice is borrowed until the wait
+        // is over.
+        unsafe {
+            current.copy_to_device(self.address, data, stream)?;
+            current.synchronize(stream)
+        }
+    }
+
+    /// Copies to a slice of the same length, behind all that the stream holds, and waits for it.
+    ///
+    /// # Errors
+    /// As for [`DeviceBuffer::upload`].
+    pub fn download(&self, data: &mut [u8]) -> Result<()> {
+        self.expect_length(data.len())?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        let current = self.device().enter()?;
+        let stream = self.stream.handle().0;
+        // SAFETY: as above.
+        unsafe {
+            current.copy_to_host(data, self.address, stream)?;
+            current.synchronize(stream)
+        }
+    }
+
+    /// Sets every byte, in the order of the stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn fill(&mut self, value: u8) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let current = self.device().enter()?;
+        // SAFETY: the memory is this buffer's.
+        unsafe { current.fill(self.address, value, self.bytes, self.stream.handle().0) }
+    }
+
+    /// Copies another buffer of the same length, in the order of this one's stream.
+    ///
+    /// # Errors
+    /// [`Error::CopyLength`], or what the driver says.
+    pub fn copy_from(&mut self, other: &DeviceBuffer) -> Result<()> {
+        self.expect_length(other.bytes as usize)?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        let current = self.device().enter()?;
+        // SAFETY: both are live, of this length, and distinct, since one is borrowed mutably.
+        unsafe { current.copy_on_device(self.address, other.address, self.bytes, self.stream.handle().0) }
+    }
+
+    fn expect_length(&self, host: usize) -> Result<()> {
+        if host as u64 == self.bytes {
+            return Ok(());
+        }
+        Err(Error::CopyLength { device: self.bytes, host: host as u64 })
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if self.address == 0 {
+            return;
+        }
+        // An error here means that the device is lost, and the memory with it.
+        if let Ok(current) = self.device().enter() {
+            // SAFETY: nobody has the memory any more, and the stream orders its end.
+            let _ = unsafe { self.device().free(&current, self.address, self.stream.handle()) };
+        }
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceBuffer({} bytes at {:#x} on {})", self.bytes, self.address, self.device())
+    }
+}

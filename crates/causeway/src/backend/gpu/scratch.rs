@@ -1,0 +1,138 @@
+//! Arrival counters for kernels whose last block finishes the work.
+//!
+//! Such a kernel finds its counters at zero and leaves them at zero, so they are zeroed once, when they are
+//! allocated. Two launches may then share counters only if one is over before the other begins:
+//!
+//! - *Eager launches* of one stream run one after the other, so each stream has its own counters. A stream's lock
+//!   is held from taking them to putting the launch on the stream, so that a thread that needs more of them cannot
+//!   replace them in between.
+//! - *Recorded launches* run when their graph is replayed, on any stream, beside eager launches of the stream that
+//!   they were recorded on. So a recording has counters of its own, per stream that it records: launches recorded
+//!   from one stream are ordered within the graph, those of forked streams are not. A graph is itself not replayed
+//!   twice at a time, because its launches write the same outputs.
+//! - *Growing* leaves the old counters alone: launches that are queued or recorded may still use them. Sizes
+//!   double, so all old ones together are smaller than the newest.
+//!
+//! Streams are told apart by the number that the driver gives each. Drivers before CUDA 12.0 and ROCm 7.1 have only
+//! the handle, which a new stream may get again after an old one was destroyed with work still queued; two such
+//! streams would share counters. PyTorch, whose streams come from a pool, never destroys one.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+
+use super::driver::Current;
+use crate::error::Result;
+
+/// Counters that a stream gets at first: enough for most launches, in 16 KiB.
+const FIRST_EAGER: u32 = 4096;
+
+/// Counters that a recording gets at first.
+const FIRST_RECORDED: u32 = 1024;
+
+const COUNTER_BYTES: u64 = 4;
+
+/// The counters of one device.
+#[derive(Default)]
+pub(super) struct Scratch {
+    streams: RwLock<FxHashMap<u64, Arc<Mutex<StreamCounters>>>>,
+    /// Zeroes counters while other streams are being recorded.
+    zeroing: OnceLock<usize>,
+}
+
+#[derive(Default)]
+struct StreamCounters {
+    eager: Slab,
+    /// The recording that this stream is or was last in, and its counters.
+    recorded: (u64, Slab),
+}
+
+/// Some zeroed counters.
+#[derive(Default, Clone, Copy)]
+struct Slab {
+    address: u64,
+    count: u32,
+}
+
+impl Scratch {
+    /// Runs `launch` with the address of `count` counters that are zero when the launch begins.
+    ///
+    /// None if the device has no memory for them; nothing was launched then.
+    ///
+    /// # Safety
+    /// `stream` must be live, and `launch` may put work that uses the counters only on it.
+    pub unsafe fn with_counters(
+        &self,
+        current: &Current<'_>,
+        stream: usize,
+        count: u32,
+        launch: impl FnOnce(u64) -> Result<()>,
+    ) -> Result<Option<()>> {
+        // SAFETY: the caller's promise.
+        let (id, recording) = unsafe { (current.stream_id(stream), current.recording(stream)?) };
+        let counters = self.of_stream(id);
+        let mut counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
+        let slab = match recording {
+            None => &mut counters.eager,
+            Some(number) => {
+                if counters.recorded.0 != number {
+                    counters.recorded = (number, Slab::default());
+                }
+                &mut counters.recorded.1
+            }
+        };
+        if slab.count < count {
+            let first = if recording.is_some() { FIRST_RECORDED } else { FIRST_EAGER };
+            let count = count.max(first).checked_next_power_of_two().unwrap_or(count);
+            // A recorded stream would only record the zeroing; an eager one orders it before the launch.
+            let zeroing = if recording.is_some() { self.zeroing_stream(current)? } else { stream };
+            let Some(address) =
+                current.outside_capture(|| current.allocate(u64::from(count) * COUNTER_BYTES))?
+            else {
+                return Ok(None);
+            };
+            // SAFETY: the memory was just allocated with this size.
+            unsafe { current.fill(address, 0, u64::from(count) * COUNTER_BYTES, zeroing) }?;
+            if recording.is_some() {
+                // SAFETY: the stream is never destroyed.
+                current.outside_capture(|| unsafe { current.synchronize(zeroing) })?;
+            }
+            *slab = Slab { address, count };
+        }
+        launch(slab.address).map(Some)
+    }
+
+    fn of_stream(&self, id: u64) -> Arc<Mutex<StreamCounters>> {
+        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counters) = streams.get(&id) {
+            return Arc::clone(counters);
+        }
+        drop(streams);
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(streams.entry(id).or_default())
+    }
+
+    fn zeroing_stream(&self, current: &Current<'_>) -> Result<usize> {
+        if let Some(stream) = self.zeroing.get() {
+            return Ok(*stream);
+        }
+        let stream = current.outside_capture(|| current.create_stream())?;
+        // Where two threads meet here, one stream is left unused.
+        Ok(*self.zeroing.get_or_init(|| stream))
+    }
+
+    /// Forgets a stream that is about to be destroyed, and frees the counters of its eager launches.
+    ///
+    /// # Safety
+    /// The stream must have done all its work and be launched on no more.
+    pub unsafe fn forget(&self, current: &Current<'_>, id: u64) -> Result<()> {
+        let counters = self.streams.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        let Some(counters) = counters else { return Ok(()) };
+        let eager = counters.lock().unwrap_or_else(PoisonError::into_inner).eager;
+        if eager.count == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise: nobody uses them any more.
+        current.outside_capture(|| unsafe { current.free(eager.address) })
+    }
+}
