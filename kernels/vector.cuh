@@ -1,0 +1,134 @@
+// Elements in packets: conversion between storage and f32, and a ring of packets that runs ahead of its use.
+#pragma once
+#include "portable.cuh"
+
+namespace causeway {
+
+template <typename A, typename B> constexpr bool SAME = false;
+template <typename A> constexpr bool SAME<A, A> = true;
+
+// Elements of type T in a packet of Bytes.
+template <typename T, int Bytes> constexpr int ELEMENTS = Bytes / (int)sizeof(T);
+
+// Element `Index` of a packet as f32.
+template <typename T, int Index, int Bytes> CAUSEWAY_DEVICE float element(const Packet<Bytes>& packet) {
+    if constexpr (SAME<T, float>) {
+        return as_float(packet.word[Index]);
+    } else if constexpr (SAME<T, f16>) {
+        return Index % 2 == 0 ? low_f16(packet.word[Index / 2]) : high_f16(packet.word[Index / 2]);
+    } else {
+        static_assert(SAME<T, bf16>, "elements are float, f16 or bf16");
+        return Index % 2 == 0 ? low_bf16(packet.word[Index / 2]) : high_bf16(packet.word[Index / 2]);
+    }
+}
+
+// Two neighbours in one word of a packet of 16-bit elements.
+template <typename T> CAUSEWAY_DEVICE u32 pair(float low, float high) {
+    if constexpr (SAME<T, f16>) {
+        return pair_f16(low, high);
+    } else {
+        static_assert(SAME<T, bf16>, "pairs are of 16-bit elements");
+        return pair_bf16(low, high);
+    }
+}
+
+// A packet's elements, as f32.
+template <typename T, int Count, int Bytes>
+CAUSEWAY_DEVICE void unpack(const Packet<Bytes>& packet, float (&values)[Count]) {
+    static_assert(Count == ELEMENTS<T, Bytes>, "one value per element");
+    if constexpr (SAME<T, float>) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) values[i] = as_float(packet.word[i]);
+    } else if constexpr (Count == 1) {
+        values[0] = element<T, 0>(packet);
+    } else {
+#pragma unroll
+        for (int i = 0; i < Count / 2; ++i) {
+            const u32 word = packet.word[i];
+            values[2 * i] = SAME<T, f16> ? low_f16(word) : low_bf16(word);
+            values[2 * i + 1] = SAME<T, f16> ? high_f16(word) : high_bf16(word);
+        }
+    }
+}
+
+// The packet of these values, rounded to T.
+template <typename T, int Bytes, int Count> CAUSEWAY_DEVICE Packet<Bytes> pack(const float (&values)[Count]) {
+    static_assert(Count == ELEMENTS<T, Bytes>, "one value per element");
+    Packet<Bytes> packet;
+    if constexpr (SAME<T, float>) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) packet.word[i] = as_bits(values[i]);
+    } else if constexpr (Count == 1) {
+        packet.word[0] = pair<T>(values[0], 0.0f);
+    } else {
+#pragma unroll
+        for (int i = 0; i < Count / 2; ++i) packet.word[i] = pair<T>(values[2 * i], values[2 * i + 1]);
+    }
+    return packet;
+}
+
+template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> zero_packet() {
+    Packet<Bytes> packet;
+#pragma unroll
+    for (int i = 0; i < (Bytes < 4 ? 1 : Bytes / 4); ++i) packet.word[i] = 0;
+    return packet;
+}
+
+template <typename T> CAUSEWAY_DEVICE float load_element(const T* address) {
+    return element<T, 0>(load<sizeof(T)>(address));
+}
+
+// As load_element, for memory that this launch writes too.
+template <typename T> CAUSEWAY_DEVICE float load_mutable_element(const T* address) {
+    return element<T, 0>(load_mutable<sizeof(T)>(address));
+}
+
+template <typename T> CAUSEWAY_DEVICE void store_element(T* address, float value) {
+    const float values[1] = {value};
+    store<sizeof(T)>(address, pack<T, sizeof(T)>(values));
+}
+
+// `Slots` packets per thread, fetched ahead and read back by the thread that fetched them: no barrier is needed.
+//
+//   with async copies: slot s of thread i lies in shared memory at  base + (s · threads + i) · Bytes
+//   without:           in registers; slot numbers must then be compile-time constants (unrolled loops)
+//
+// fetch() the packets of one step, then commit(); wait<n>() before read() leaves the last n steps under way.
+template <int Bytes, int Slots> class PrefetchRing {
+public:
+    // Bytes of shared memory that a block of `threads` threads needs.
+    static constexpr CAUSEWAY_DEVICE u32 shared_bytes(u32 threads) { return HAS_ASYNC_COPY ? Slots * threads * Bytes : 0; }
+
+    CAUSEWAY_DEVICE PrefetchRing(u32 base, u32 threads, u32 thread)
+        : offset_(base + thread * Bytes), slot_bytes_(threads * Bytes) {}
+
+    // Packets that are not `valid` read as zero; their address is not touched.
+    CAUSEWAY_DEVICE void fetch(int slot, const void* address, bool valid) {
+        if constexpr (HAS_ASYNC_COPY) {
+            async_copy<Bytes>(offset_ + slot * slot_bytes_, address, valid);
+        } else if (valid) {
+            ahead_[slot] = load<Bytes>(address);
+        } else {
+            ahead_[slot] = zero_packet<Bytes>();
+        }
+    }
+
+    CAUSEWAY_DEVICE void commit() { async_commit(); }
+
+    template <int Pending> CAUSEWAY_DEVICE void wait() { async_wait<Pending>(); }
+
+    CAUSEWAY_DEVICE Packet<Bytes> read(int slot) const {
+        if constexpr (HAS_ASYNC_COPY) {
+            return load_shared<Bytes>(offset_ + slot * slot_bytes_);
+        } else {
+            return ahead_[slot];
+        }
+    }
+
+private:
+    u32 offset_;
+    u32 slot_bytes_;
+    Packet<Bytes> ahead_[HAS_ASYNC_COPY ? 1 : Slots];
+};
+
+}  // namespace causeway
