@@ -1,0 +1,237 @@
+// What the three backward kernels share: their arguments, and the gradient of initial_states.
+//
+//   g            = dy · act'(pre)              pre[t] = bias + Σ_j weight[W-1-j] · x[t-j], recomputed
+//   dx[t]        = Σ_j weight[W-1-j] · g[t+j]  (+ dfinal_states at the last W-1 positions of a sequence)
+//   dweight[W-1-j] = Σ_t g[t] · x[t-j]         dbias = Σ_t g[t]
+//
+// Here and below j = 0 … W-1 counts positions back from an output: *tap j* of position t reads position t-j with
+// weight[W-1-j]. W is the width.
+//
+//   causal_conv1d_backward_channel_last.cuh    stride 1 along dim: a thread walks down a segment of rows
+//   causal_conv1d_backward_channel_first.cuh   stride 1 along seqlen: a wave walks a row from its end
+//   causal_conv1d_backward_general.cuh         any strides, any width
+//
+// All three write dx, dweight and dbias in one launch. Sums over positions that several blocks share go through the
+// workspace in a fixed order (reduction.cuh), so results do not depend on which block runs first. The last blocks of
+// the grid write dinitial_states (below).
+#pragma once
+#include "causal_conv1d.cuh"
+#include "reduction.cuh"
+
+namespace causeway {
+namespace causal_conv1d {
+
+// Memory of a tensor (row, channel, position); strides count elements. A row is a batch entry, or for states a
+// sequence.
+struct View {
+    void* data;
+    i64 row, channel, position;
+};
+
+struct BackwardArguments {
+    View x, dy, dx;
+    View initial_states, dfinal_states, dinitial_states;
+    const void* weight;
+    i64 weight_channel, weight_tap;
+    void* dweight;
+    i64 dweight_channel, dweight_tap;
+    const void* bias;
+    i64 bias_channel;
+    void* dbias;
+    i64 dbias_channel;
+    const i32* seq_idx;
+    i64 seq_idx_row, seq_idx_position;
+    const void* cu_seqlens;
+    i64 cu_seqlens_stride;
+    float* workspace;
+    u32* counters;
+    i64 batch, dim, seqlen, sequences;
+    i64 x_begin, x_end;   // addresses between which x's memory lies (channel-first: a packet may read past a row)
+    i64 dy_begin, dy_end; // likewise for dy
+    i32 width;
+    u32 sum_blocks;       // blocks that compute dx and sums; those after them compute dinitial_states
+    u32 channel_groups;   // groups of channels that one block works on
+    u32 parts;            // blocks that share a channel group
+    u32 pieces;           // pieces that a row is cut into: segments, or tiles of the general kernel
+    u32 piece;            // positions of a piece
+    u32 tile_channels;    // general kernel: channels of a tile
+    u32 slices;           // general kernel: threads that share one sum
+};
+static_assert(sizeof(BackwardArguments) == 424, "the planner writes these bytes");
+
+// What a call has besides x, weight and dy, as bits.
+enum BackwardOption : u32 {
+    HAS_BIAS = 1,
+    HAS_DBIAS = 2,
+    HAS_INITIAL_STATES = 4,
+    HAS_DINITIAL_STATES = 8,
+    HAS_DFINAL_STATES = 16,
+    HAS_SEQ_IDX = 32,
+    HAS_CU_SEQLENS_I32 = 64,
+    HAS_CU_SEQLENS_I64 = 128,
+};
+
+// The choices that are compiled in. Width 0 leaves the width to the arguments.
+template <typename XType, typename WeightType, typename DWeightType, int Width, bool Silu, u32 Options>
+struct BackwardProblem {
+    using X = XType;
+    using Weight = WeightType;
+    using DWeight = DWeightType;
+    static constexpr int width = Width;
+    static constexpr bool silu = Silu;
+    static constexpr bool bias = (Options & HAS_BIAS) != 0;
+    static constexpr bool dbias = (Options & HAS_DBIAS) != 0;
+    static constexpr bool initial_states = (Options & HAS_INITIAL_STATES) != 0;
+    static constexpr bool dinitial_states = (Options & HAS_DINITIAL_STATES) != 0;
+    static constexpr bool dfinal_states = (Options & HAS_DFINAL_STATES) != 0;
+    static constexpr bool seq_idx = (Options & HAS_SEQ_IDX) != 0;
+    static constexpr int cu_seqlens = (Options & HAS_CU_SEQLENS_I64) ? 8 : (Options & HAS_CU_SEQLENS_I32) ? 4 : 0;
+    static constexpr bool packed = cu_seqlens != 0;
+};
+
+// Element offset in a view; a row can start anywhere in 64 bits.
+CAUSEWAY_DEVICE i64 offset_of(const View& view, i64 row, i64 channel, i64 position) {
+    return row * view.row + channel * view.channel + position * view.position;
+}
+
+template <typename T> CAUSEWAY_DEVICE float read(const View& view, i64 row, i64 channel, i64 position) {
+    return load_element((const T*)view.data + offset_of(view, row, channel, position));
+}
+
+template <typename T> CAUSEWAY_DEVICE void write(const View& view, i64 row, i64 channel, i64 position, float value) {
+    store_element((T*)view.data + offset_of(view, row, channel, position), value);
+}
+
+// Weight of tap j of a channel.
+template <typename Problem>
+CAUSEWAY_DEVICE float read_weight(const BackwardArguments& a, i64 channel, int j) {
+    const i64 offset = channel * a.weight_channel + (a.width - 1 - j) * a.weight_tap;
+    return load_element((const typename Problem::Weight*)a.weight + offset);
+}
+
+template <typename Problem> CAUSEWAY_DEVICE float read_bias(const BackwardArguments& a, i64 channel) {
+    if constexpr (!Problem::bias) return 0.0f;
+    return load_element((const typename Problem::Weight*)a.bias + channel * a.bias_channel);
+}
+
+// Sum j of a channel: dweight of tap j, or dbias for j = W.
+template <typename Problem>
+CAUSEWAY_DEVICE void write_sum(const BackwardArguments& a, i64 channel, int j, float sum) {
+    using DWeight = typename Problem::DWeight;
+    if (j < a.width) {
+        const i64 offset = channel * a.dweight_channel + (a.width - 1 - j) * a.dweight_tap;
+        store_element((DWeight*)a.dweight + offset, sum);
+    } else if constexpr (Problem::dbias) {
+        store_element((DWeight*)a.dbias + channel * a.dbias_channel, sum);
+    }
+}
+
+// dy · act'(pre).
+template <bool Silu> CAUSEWAY_DEVICE float activation_gradient(float pre, float dy) {
+    if constexpr (!Silu) return dy;
+    // act' = s · (1 + pre · (1 - s)) with s = sigmoid(pre).
+    const float s = reciprocal_fast(1.0f + exp2_fast(pre * -1.4426950408889634f));
+    const float scaled = dy * s;
+    return multiply_add(scaled, multiply_add(-pre, s, pre), scaled);
+}
+
+// ---- where sequences begin and end ---------------------------------------------------------------------------------
+
+template <typename Problem, typename Index>
+CAUSEWAY_DEVICE Boundaries<Problem::cu_seqlens, Index> boundaries(const BackwardArguments& a) {
+    return {a.cu_seqlens, a.cu_seqlens_stride, (Index)a.sequences, (Index)a.seqlen};
+}
+
+// Sequence number `sequence`, which may be empty.
+template <typename Problem> CAUSEWAY_DEVICE Span<i64> sequence_number(const BackwardArguments& a, i64 sequence) {
+    if constexpr (!Problem::packed) {
+        return {sequence, 0, a.seqlen};
+    } else {
+        const auto bounds = boundaries<Problem, i64>(a);
+        const i64 start = bounds[sequence];
+        return {sequence, start, maximum(start, bounds[sequence + 1])};
+    }
+}
+
+// The sequence that holds a position of a row. Start and end enclose the position even where cu_seqlens does not
+// ascend from 0 to seqlen, so that what is derived from them stays within the tensors.
+template <typename Problem, typename Index>
+CAUSEWAY_DEVICE Span<Index> sequence_at(const BackwardArguments& a, Index row, Index position) {
+    if constexpr (!Problem::packed) {
+        return {row, 0, (Index)a.seqlen};
+    } else {
+        Span<Index> span = boundaries<Problem, Index>(a).find(position);
+        span.start = minimum(span.start, position);
+        span.end = maximum(span.end, position + 1);
+        return span;
+    }
+}
+
+// The index that a position carries; 0 where there is no seq_idx.
+template <typename Problem>
+CAUSEWAY_DEVICE i32 position_index(const BackwardArguments& a, i64 row, i64 position) {
+    if constexpr (!Problem::seq_idx) return 0;
+    return (i32)load<4>(a.seq_idx + row * a.seq_idx_row + position * a.seq_idx_position).word[0];
+}
+
+// ---- dinitial_states -----------------------------------------------------------------------------------------------
+//
+//   dinitial_states[n, c, k] = Σ_{u ≤ k} weight[c, k-u] · g[start + u]     u < length of sequence n
+//                            + dfinal_states[n, c, k - length]             where k ≥ length
+//
+// A block takes Threads / (W-1) pairs (n, c). Thread u · pairs + i first computes g at the u-th position of pair i,
+// then element k = u of its result. Only taps that initial_states can reach count: positions whose index is that of
+// the sequence's first position. Cost: W + k multiply-adds per element, one read of each input.
+
+template <typename Problem, int Threads>
+CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 block) {
+    using X = typename Problem::X;
+    const int width = Problem::width ? Problem::width : a.width;
+    const int states = width - 1;
+    const int pairs = Threads / states;
+    const int u = (int)thread_index() / pairs, i = (int)thread_index() - u * pairs;
+    const i64 pair = (i64)block * pairs + i;
+    const bool active = u < states && pair < a.sequences * a.dim;
+    const i64 n = active ? pair / a.dim : 0, c = active ? pair - n * a.dim : 0;
+    Span<i64> sequence = {0, 0, 0};
+    if (active) sequence = sequence_number<Problem>(a, n);
+    const i64 length = sequence.end - sequence.start, row = Problem::packed ? 0 : n;
+
+    float g = 0.0f;
+    if (active && u < length) {
+        const i64 position = sequence.start + u;
+        const i32 first = position_index<Problem>(a, row, sequence.start);
+        if (first >= 0 && position_index<Problem>(a, row, position) == first) {
+            float pre = read_bias<Problem>(a, c);
+            if constexpr (Problem::silu) {
+                for (int j = 0; j < width; ++j) {
+                    float value = 0.0f;
+                    if (j > u) {
+                        value = read<X>(a.initial_states, n, c, states + u - j);
+                    } else if (position_index<Problem>(a, row, position - j) == first) {
+                        value = read<X>(a.x, row, c, position - j);
+                    }
+                    pre = multiply_add(read_weight<Problem>(a, c, j), value, pre);
+                }
+            }
+            g = activation_gradient<Problem::silu>(pre, read<X>(a.dy, row, c, position));
+        }
+    }
+    write_shared(thread_index() * 4, g);
+    block_barrier();
+    if (!active) return;
+
+    float sum = 0.0f;
+    const int k = u;
+    for (int t = 0; t <= k && t < length; ++t) {
+        const float weight = read_weight<Problem>(a, c, states - (k - t));
+        sum = multiply_add(weight, read_shared((t * pairs + i) * 4), sum);
+    }
+    if constexpr (Problem::dfinal_states) {
+        if (k >= length) sum += read<X>(a.dfinal_states, n, c, k - length);
+    }
+    write<X>(a.dinitial_states, n, c, k, sum);
+}
+
+}  // namespace causal_conv1d
+}  // namespace causeway

@@ -1,0 +1,216 @@
+// Causal conv1d backward for any strides and any width.
+//
+// A block takes a tile of `tile_channels` channels × `piece` positions, and every parts-th tile of its channels after
+// that. With H = W-1, a tile needs x from H positions before it and g up to H positions after it:
+//
+//   position            t0-H ……… t0 ………………… t0+T ……… t0+T+H
+//   x in shared memory  [   halo   |    tile    |   halo   ]      span = T + 2H per channel
+//   g in shared memory             [    tile    |   halo   ]
+//   dx written                     [    tile    ]
+//
+// Each position also has its place in its sequence: `reach`, how many positions back the sequence starts (at most H);
+// `left`, how many are left to its end (at most W); the sequence's number; and the index of seq_idx.
+//
+// dweight: thread (slice, channel, j) adds g[t] · x[t-j] over its slice of each tile's positions; sums stay in shared
+// memory until the block's last tile. Slice sums, then block sums, are added in order.
+//
+// Cost per element: (3 + 2H/T) · W multiply-adds, each with two reads of shared memory; x and dy are read
+// (1 + 2H/T) and (1 + H/T) times.
+#pragma once
+#include "causal_conv1d_backward.cuh"
+
+namespace causeway {
+namespace causal_conv1d {
+
+template <typename Problem, int Threads, bool ChannelsFirst> class GeneralBackward {
+    using X = typename Problem::X;
+
+public:
+    CAUSEWAY_DEVICE explicit GeneralBackward(const BackwardArguments& a)
+        : a(a), width((int)a.width), states(width - 1), channels((int)a.tile_channels), tile((int)a.piece),
+          span(tile + 2 * states), pitch(span | 1), slices((int)a.slices), thread((int)thread_index()) {
+        x_at = 0;
+        g_at = x_at + channels * pitch * 4;
+        weight_at = g_at + channels * pitch * 4;
+        sum_at = weight_at + channels * width * 4;
+        reach_at = sum_at + slices * channels * (width + 1) * 4;
+        left_at = reach_at + span * 4;
+        index_at = left_at + span * 4;
+        sequence_at_ = index_at + span * 4;
+        flag_at = sequence_at_ + span * 4;
+    }
+
+    CAUSEWAY_DEVICE void run(u32 block) {
+        const u32 group = block / a.parts, part = block - group * a.parts;
+        first_channel = (i64)group * channels;
+        const int sums = channels * (width + 1);
+        for (int i = thread; i < slices * sums; i += Threads) write_shared(sum_at + i * 4, 0.0f);
+        for (int i = thread; i < channels * width; i += Threads) {
+            const int c = i / width, j = i - c * width;
+            const bool valid = first_channel + c < a.dim;
+            write_shared(weight_at + i * 4, valid ? read_weight<Problem>(a, first_channel + c, j) : 0.0f);
+        }
+        const i64 tiles = a.batch * a.pieces;
+        for (i64 i = part; i < tiles; i += a.parts) {
+            row = i / a.pieces;
+            start = (i - row * a.pieces) * tile;
+            block_barrier();
+            load_places();
+            load_x();
+            block_barrier();
+            compute_g();
+            block_barrier();
+            write_dx();
+            add_sums();
+        }
+        block_barrier();
+        sum_over_blocks<Threads>(
+            a.workspace, a.counters, group, part, a.parts, sums, flag_at,
+            [&](int i) {
+                float sum = 0.0f;
+                for (int s = 0; s < slices; ++s) sum += read_shared(sum_at + (s * sums + i) * 4);
+                return sum;
+            },
+            [&](int i, float sum) {
+                const int c = i / (width + 1);
+                if (first_channel + c < a.dim) write_sum<Problem>(a, first_channel + c, i - c * (width + 1), sum);
+            });
+    }
+
+private:
+    // Position i of the span, in the row.
+    CAUSEWAY_DEVICE i64 position(int i) const { return start - states + i; }
+    CAUSEWAY_DEVICE int place(u32 table, int i) const { return (int)load_shared<4>(table + i * 4).word[0]; }
+    CAUSEWAY_DEVICE void set_place(u32 table, int i, int value) const {
+        store_shared<4>(table + i * 4, Packet<4>{{(u32)value}});
+    }
+
+    CAUSEWAY_DEVICE void load_places() const {
+        for (int i = thread; i < span; i += Threads) {
+            const i64 p = position(i);
+            int reach = 0, left = 0, index = -1, number = 0;
+            if (p >= 0 && p < a.seqlen) {
+                const Span<i64> sequence = sequence_at<Problem, i64>(a, row, p);
+                reach = p - sequence.start < states ? (int)(p - sequence.start) : states;
+                left = sequence.end - p < width ? (int)(sequence.end - p) : width;
+                index = position_index<Problem>(a, row, p);
+                number = (int)sequence.sequence;
+            }
+            set_place(reach_at, i, reach);
+            set_place(left_at, i, left);
+            set_place(index_at, i, index);
+            set_place(sequence_at_, i, number);
+        }
+    }
+
+    // Item n of a tile of `channels` × `count` positions, neighbours in memory going to neighbouring threads.
+    CAUSEWAY_DEVICE void split(int n, int count, int& channel, int& i) const {
+        if constexpr (ChannelsFirst) {
+            i = n / channels;
+            channel = n - i * channels;
+        } else {
+            channel = n / count;
+            i = n - channel * count;
+        }
+    }
+
+    CAUSEWAY_DEVICE void load_x() const {
+        for (int n = thread; n < channels * span; n += Threads) {
+            int c, i;
+            split(n, span, c, i);
+            const i64 p = position(i);
+            const bool valid = p >= 0 && p < a.seqlen && first_channel + c < a.dim;
+            write_shared(x_at + (c * pitch + i) * 4, valid ? read<X>(a.x, row, first_channel + c, p) : 0.0f);
+        }
+    }
+
+    // What tap j of position i reads.
+    CAUSEWAY_DEVICE float tap(int c, int i, int j) const {
+        const int reach = place(reach_at, i);
+        if (j <= reach) {
+            if (Problem::seq_idx && place(index_at, i - j) != place(index_at, i)) return 0.0f;
+            return read_shared(x_at + (c * pitch + i - j) * 4);
+        }
+        if constexpr (Problem::initial_states) {
+            if (Problem::seq_idx && place(index_at, i - reach) != place(index_at, i)) return 0.0f;
+            return read<X>(a.initial_states, place(sequence_at_, i), first_channel + c, states + reach - j);
+        }
+        return 0.0f;
+    }
+
+    CAUSEWAY_DEVICE void compute_g() const {
+        const int count = tile + states;
+        for (int n = thread; n < channels * count; n += Threads) {
+            int c, i;
+            split(n, count, c, i);
+            i += states;
+            float g = 0.0f;
+            // Positions outside the row are padding too.
+            if (place(index_at, i) >= 0 && first_channel + c < a.dim) {
+                float pre = read_bias<Problem>(a, first_channel + c);
+                if constexpr (Problem::silu) {
+                    for (int j = 0; j < width; ++j) {
+                        pre = multiply_add(read_shared(weight_at + (c * width + j) * 4), tap(c, i, j), pre);
+                    }
+                }
+                g = activation_gradient<Problem::silu>(pre, read<X>(a.dy, row, first_channel + c, position(i)));
+            }
+            write_shared(g_at + (c * pitch + i) * 4, g);
+        }
+    }
+
+    CAUSEWAY_DEVICE void write_dx() const {
+        for (int n = thread; n < channels * tile; n += Threads) {
+            int c, i;
+            split(n, tile, c, i);
+            i += states;
+            if (position(i) >= a.seqlen || first_channel + c >= a.dim) continue;
+            const int left = place(left_at, i), index = place(index_at, i);
+            float sum = 0.0f;
+            for (int j = 0; j < left; ++j) {
+                if (Problem::seq_idx && place(index_at, i + j) != index) continue;
+                const float g = read_shared(g_at + (c * pitch + i + j) * 4);
+                sum = multiply_add(read_shared(weight_at + (c * width + j) * 4), g, sum);
+            }
+            if constexpr (Problem::dfinal_states) {
+                if (left <= states && index >= 0) {
+                    sum += read<X>(a.dfinal_states, place(sequence_at_, i), first_channel + c, states - left);
+                }
+            }
+            write<X>(a.dx, row, first_channel + c, position(i), sum);
+        }
+    }
+
+    CAUSEWAY_DEVICE void add_sums() const {
+        const int sums = channels * (width + 1), slice_length = (tile + slices - 1) / slices;
+        for (int n = thread; n < slices * sums; n += Threads) {
+            const int slice = n / sums, c = (n - slice * sums) / (width + 1), j = n - slice * sums - c * (width + 1);
+            const int begin = slice * slice_length, end = begin + slice_length < tile ? begin + slice_length : tile;
+            float sum = read_shared(sum_at + n * 4);
+            for (int i = states + begin; i < states + end; ++i) {
+                // g is 0 at padding, and a tap beside it must not turn 0 into a NaN.
+                if (place(index_at, i) < 0) continue;
+                const float g = read_shared(g_at + (c * pitch + i) * 4);
+                sum = j < width ? multiply_add(g, tap(c, i, j), sum) : sum + g;
+            }
+            write_shared(sum_at + n * 4, sum);
+        }
+    }
+
+    const BackwardArguments& a;
+    const int width, states, channels, tile, span, pitch, slices, thread;
+    u32 x_at, g_at, weight_at, sum_at, reach_at, left_at, index_at, sequence_at_, flag_at;
+    i64 first_channel, row, start;
+};
+
+template <typename Problem, int Threads, bool ChannelsFirst>
+CAUSEWAY_DEVICE void backward_general(const BackwardArguments& a) {
+    const u32 block = block_index<0>();
+    if constexpr (Problem::dinitial_states) {
+        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Threads>(a, block - a.sum_blocks);
+    }
+    GeneralBackward<Problem, Threads, ChannelsFirst>(a).run(block);
+}
+
+}  // namespace causal_conv1d
+}  // namespace causeway
