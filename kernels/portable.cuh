@@ -72,7 +72,6 @@ template <int Bytes> struct Packet {
 namespace causeway_simulator {
 unsigned thread_index();
 unsigned block_index(int axis);
-unsigned grid_size(int axis);
 unsigned char* shared_memory();
 void block_barrier(int site);
 void wave_barrier(int site);

@@ -1,0 +1,105 @@
+// Causal depthwise conv1d, forward.
+//
+//   pre[b,c,t] = bias[c] + Σ_w weight[c,w] · x[b,c, t-(width-1)+w]
+//   y[b,c,t]   = act(pre[b,c,t]) + residual[b,c,t]
+//
+// Three kernels share the argument block and the final states of this file:
+//
+//   causal_conv1d_forward_channel_last.cuh    x[b, t, c] with stride 1 along dim
+//   causal_conv1d_forward_channel_first.cuh   x[b, c, t] with stride 1 along seqlen
+//   causal_conv1d_forward_general.cuh         any strides, any width, 64-bit indices
+//
+// Cost: each element of x is read once from memory and y written once: 4 bytes per element at 16 bits, 8 at 32.
+// Positions shared by neighbouring tiles come from a cache.
+//
+// final_states are written by blocks of their own in the same launch, ahead of the others in the grid: the hot loops
+// carry nothing for them.
+#pragma once
+#include "causal_conv1d.cuh"
+
+namespace causeway {
+namespace causal_conv1d {
+
+// The kernels' one argument; mirrored byte for byte by the planner.
+struct ForwardArguments {
+    const void* x;
+    const void* weight;
+    const void* bias;
+    const void* initial_states;
+    const void* seq_idx;
+    const void* cu_seqlens;
+    const void* residual;
+    void* y;
+    void* final_states;
+    Strides3 x_strides, y_strides, residual_strides;
+    Strides3 initial_strides, final_strides;  // (sequence, dim, position)
+    Strides2 weight_strides;                  // (dim, width)
+    Strides2 seq_idx_strides;                 // (batch, seqlen)
+    i64 bias_stride, cu_seqlens_stride;
+    i64 batch, dim, seqlen, width, sequences;
+    u32 blocks;             // of the grid (general)
+    u32 batches_per_layer;  // batch entries along grid axis 1; axis 2 counts layers of them
+    u32 state_blocks;       // blocks at the front of grid axis 0 that write final_states
+    Divisor state_divisor;  // those of one sequence (packed), or of one batch entry
+    Divisor tile_divisor;   // channel-last: blocks along dim; channel-first: chunks of a row
+};
+static_assert(sizeof(ForwardArguments) == 9 * 8 + 15 * 8 + 4 * 8 + 7 * 8 + 9 * 4 + 4, "the planner's mirror");
+
+// The batch entry of a block: axis 1 and 2 of the grid together, since neither reaches far enough alone.
+CAUSEWAY_DEVICE i64 batch_of_block(u32 per_layer) {
+    return (i64)block_index<2>() * per_layer + block_index<1>();
+}
+
+// One column of the final states of one channel of one sequence: the position start + seqlen - (width-1) + column
+// of [initial_states, x], or zero in front of that, or at padding.
+template <class Problem>
+CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, i64 batch, i64 channel, i64 start,
+                                       i64 end, i64 column) {
+    using X = typename Problem::X;
+    const i64 states = a.width - 1;
+    const i64 length = end > start ? end - start : 0;
+    const i64 position = length - states + column;  // within the sequence; negative: among its initial states
+    Packet<sizeof(X)> value = zero_packet<sizeof(X)>();
+    if (position >= 0) {
+        bool padded = false;
+        if constexpr (Problem::seq_idx) {
+            const i64 offset = batch * a.seq_idx_strides.first + (start + position) * a.seq_idx_strides.second;
+            padded = (i32)load<4>(at<i32>(a.seq_idx, offset)).word[0] < 0;
+        }
+        if (!padded) {
+            value = load<sizeof(X)>(at<X>(a.x, batch * a.x_strides.batch + channel * a.x_strides.dim +
+                                                   (start + position) * a.x_strides.seqlen));
+        }
+    } else if (Problem::initial_states && position + states >= 0) {
+        value = load<sizeof(X)>(at<X>(a.initial_states, sequence * a.initial_strides.batch +
+                                                            channel * a.initial_strides.dim +
+                                                            (position + states) * a.initial_strides.seqlen));
+    }
+    store<sizeof(X)>(at<X>(a.final_states, sequence * a.final_strides.batch + channel * a.final_strides.dim +
+                                               column * a.final_strides.seqlen),
+                     value);
+}
+
+// A block's share of the final states: one channel per thread, all columns.
+template <class Problem, int Threads>
+CAUSEWAY_DEVICE void write_final_states(const ForwardArguments& a, i64 batch) {
+    const u32 block = block_index<0>();
+    i64 sequence = batch, start = 0, end = a.seqlen;
+    u32 part = block;
+    if constexpr (Problem::cu_seqlens != 0) {
+        const u32 index = a.state_divisor.quotient(block);
+        part = block - index * a.state_divisor.value;
+        const Boundaries<Problem::cu_seqlens, i64> boundaries{a.cu_seqlens, a.cu_seqlens_stride, a.sequences, a.seqlen};
+        sequence = index;
+        start = boundaries[sequence];
+        end = boundaries[sequence + 1];
+    }
+    const i64 channel = (i64)part * Threads + thread_index();
+    if (channel >= a.dim) return;
+    for (i64 column = 0; column < a.width - 1; ++column) {
+        write_final_state<Problem>(a, sequence, batch, channel, start, end, column);
+    }
+}
+
+}  // namespace causal_conv1d
+}  // namespace causeway

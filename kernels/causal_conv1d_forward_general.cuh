@@ -1,0 +1,118 @@
+// Causal depthwise conv1d, forward, for any strides and any width.
+//
+//   thread = (batch, channel, run of RUN positions)      neighbours along dim or along seqlen, as x lies in memory
+//
+//   positions read    t-(width-1) … t …… t+RUN-1
+//   sums kept                       [ RUN ]              each position is read once per run, each tap too
+//
+// Every loop strides over the grid with 64-bit indices, so no size is too large. Per tap and run: one load of x, one of
+// weight, RUN FMA and their checks. This is the path for widths past 8 and for strides that the others do not take.
+//
+//   struct Tile {
+//       static constexpr int threads = 128;
+//       static constexpr bool dim_fastest = false;   neighbouring threads are neighbouring channels
+//   };
+#pragma once
+#include "causal_conv1d_forward.cuh"
+
+namespace causeway {
+namespace causal_conv1d {
+
+template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const ForwardArguments& a) {
+    using X = typename Problem::X;
+    using Weight = typename Problem::Weight;
+    constexpr int RUN = 4;
+    const i64 threads = (i64)Tile::threads * a.blocks;
+    const i64 self = (i64)block_index<0>() * Tile::threads + thread_index();
+    const i64 states = a.width - 1;
+    const i64 runs = (a.seqlen + RUN - 1) / RUN;
+    const Boundaries<Problem::cu_seqlens, i64> boundaries{a.cu_seqlens, a.cu_seqlens_stride, a.sequences, a.seqlen};
+
+    for (i64 task = self; task < a.batch * a.dim * runs; task += threads) {
+        const i64 inner = Tile::dim_fastest ? a.dim : runs, outer = task / inner, within = task - outer * inner;
+        const i64 rest = Tile::dim_fastest ? runs : a.dim, batch = outer / rest, middle = outer - batch * rest;
+        const i64 channel = Tile::dim_fastest ? within : middle;
+        const i64 t = (Tile::dim_fastest ? middle : within) * RUN;
+        const X* x = at<X>(a.x, batch * a.x_strides.batch + channel * a.x_strides.dim);
+        const Weight* weight = at<Weight>(a.weight, channel * a.weight_strides.first);
+        const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
+
+        float sums[RUN], taps[RUN];
+        i64 starts[RUN];
+        i32 index[RUN];
+        const float bias = Problem::bias ? load_element(at<Weight>(a.bias, channel * a.bias_stride)) : 0.0f;
+        Span<i64> span{batch, 0, a.seqlen};
+        if constexpr (Problem::cu_seqlens != 0) span = boundaries.find(t);
+#pragma unroll
+        for (int r = 0; r < RUN; ++r) {
+            const i64 position = minimum(t + r, a.seqlen - 1);
+            sums[r] = bias;
+            taps[r] = 0.0f;
+            if constexpr (Problem::cu_seqlens != 0) boundaries.advance(span, position);
+            starts[r] = span.start;
+            index[r] = 0;
+            bool same = true;
+            if constexpr (Problem::seq_idx) {
+                index[r] = (i32)load<4>(indices + position * a.seq_idx_strides.second).word[0];
+                same = (i32)load<4>(indices + minimum(span.start, a.seqlen - 1) * a.seq_idx_strides.second).word[0] ==
+                       index[r];
+            }
+            if constexpr (Problem::initial_states) {
+                const X* from = at<X>(a.initial_states, span.sequence * a.initial_strides.batch +
+                                                            channel * a.initial_strides.dim);
+                const i64 age = position - span.start;  // positions of the sequence before this one
+                for (i64 w = 0; same && age >= 0 && w + age < states; ++w) {
+                    sums[r] = multiply_add(load_element(weight + w * a.weight_strides.second),
+                                           load_element(from + (w + age) * a.initial_strides.seqlen), sums[r]);
+                }
+            }
+        }
+        for (i64 p = t - states; p < minimum(t + RUN, a.seqlen); ++p) {
+#pragma unroll
+            for (int r = RUN - 1; r > 0; --r) taps[r] = taps[r - 1];
+            const i64 w = p - t + states;  // the tap of position t; that of t + r is r less
+            taps[0] = w <= states ? load_element(weight + w * a.weight_strides.second) : 0.0f;
+            if (p < 0) continue;
+            const float value = load_element(x + p * a.x_strides.seqlen);
+            i32 own = 0;
+            if constexpr (Problem::seq_idx) own = (i32)load<4>(indices + p * a.seq_idx_strides.second).word[0];
+#pragma unroll
+            for (int r = 0; r < RUN; ++r) {
+                const bool valid = w - r >= 0 && w - r <= states && (p >= starts[r] || p == t + r) &&
+                                   (!Problem::seq_idx || own == index[r]);
+                const float next = multiply_add(taps[r], value, sums[r]);
+                sums[r] = valid ? next : sums[r];
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < RUN; ++r) {
+            if (t + r >= a.seqlen) break;
+            float result = activate<Problem>(sums[r]);
+            if (Problem::seq_idx && index[r] < 0) result = 0.0f;
+            if constexpr (Problem::residual) {
+                result += load_element(at<X>(a.residual, batch * a.residual_strides.batch +
+                                                             channel * a.residual_strides.dim +
+                                                             (t + r) * a.residual_strides.seqlen));
+            }
+            store_element(at<X>(a.y, batch * a.y_strides.batch + channel * a.y_strides.dim +
+                                         (t + r) * a.y_strides.seqlen),
+                          result);
+        }
+    }
+
+    if constexpr (Problem::final_states) {
+        for (i64 task = self; task < a.sequences * a.dim * states; task += threads) {
+            const i64 row = task / states, sequence = row / a.dim;
+            i64 batch = sequence, start = 0, end = a.seqlen;
+            if constexpr (Problem::cu_seqlens != 0) {
+                batch = 0;
+                start = boundaries[sequence];
+                end = boundaries[sequence + 1];
+            }
+            write_final_state<Problem>(a, sequence, batch, row - sequence * a.dim, start, end, task - row * states);
+        }
+    }
+}
+
+}  // namespace causal_conv1d
+}  // namespace causeway
