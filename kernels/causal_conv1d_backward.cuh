@@ -174,6 +174,33 @@ CAUSEWAY_DEVICE i32 position_index(const BackwardArguments& a, i64 row, i64 posi
     return (i32)load<4>(a.seq_idx + row * a.seq_idx_row + position * a.seq_idx_position).word[0];
 }
 
+// g at a position of a row, from memory alone: for the few positions where a kernel has no window at hand.
+template <typename Problem>
+CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, i64 row, i64 channel, i64 position) {
+    using X = typename Problem::X;
+    const int width = Problem::width ? Problem::width : a.width;
+    const i32 index = position_index<Problem>(a, row, position);
+    if (index < 0) return 0.0f;
+    float pre = read_bias<Problem>(a, channel);
+    if constexpr (Problem::silu) {
+        const Span<i64> sequence = sequence_at<Problem, i64>(a, row, position);
+        for (int j = 0; j < width; ++j) {
+            const i64 from = position - j;
+            const i64 carrier = maximum(from, sequence.start);
+            float value = 0.0f;
+            if (position_index<Problem>(a, row, carrier) == index) {
+                if (from >= sequence.start) {
+                    value = read<X>(a.x, row, channel, from);
+                } else if constexpr (Problem::initial_states) {
+                    value = read<X>(a.initial_states, sequence.sequence, channel, width - 1 + from - sequence.start);
+                }
+            }
+            pre = multiply_add(read_weight<Problem>(a, channel, j), value, pre);
+        }
+    }
+    return activation_gradient<Problem::silu>(pre, read<X>(a.dy, row, channel, position));
+}
+
 // ---- dinitial_states -----------------------------------------------------------------------------------------------
 //
 //   dinitial_states[n, c, k] = Σ_{u ≤ k} weight[c, k-u] · g[start + u]     u < length of sequence n
@@ -200,22 +227,8 @@ CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 blo
     float g = 0.0f;
     if (active && u < length) {
         const i64 position = sequence.start + u;
-        const i32 first = position_index<Problem>(a, row, sequence.start);
-        if (first >= 0 && position_index<Problem>(a, row, position) == first) {
-            float pre = read_bias<Problem>(a, c);
-            if constexpr (Problem::silu) {
-                for (int j = 0; j < width; ++j) {
-                    float value = 0.0f;
-                    if (j > u) {
-                        value = read<X>(a.initial_states, n, c, states + u - j);
-                    } else if (position_index<Problem>(a, row, position - j) == first) {
-                        value = read<X>(a.x, row, c, position - j);
-                    }
-                    pre = multiply_add(read_weight<Problem>(a, c, j), value, pre);
-                }
-            }
-            g = activation_gradient<Problem::silu>(pre, read<X>(a.dy, row, c, position));
-        }
+        const bool reached = position_index<Problem>(a, row, position) == position_index<Problem>(a, row, sequence.start);
+        if (reached) g = gradient_at<Problem>(a, row, c, position);
     }
     write_shared(thread_index() * 4, g);
     block_barrier();
