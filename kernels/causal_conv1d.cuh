@@ -126,21 +126,11 @@ template <int Bytes, typename Index> struct Boundaries {
     }
 };
 
-// ---- parameters of a channel ---------------------------------------------------------------------------------------
+// The entry along a batch axis that a block serves: axes 1 and 2 of the grid together, since neither reaches far
+// enough alone.
+CAUSEWAY_DEVICE i64 layered_block(u32 per_layer) { return (i64)block_index<2>() * per_layer + block_index<1>(); }
 
-// `Count` neighbouring elements as f32, by accesses of Bytes (the address allows them and they divide the whole).
-template <typename T, int Bytes, int Count>
-CAUSEWAY_DEVICE void load_run(const T* address, float (&values)[Count]) {
-    constexpr int STEP = ELEMENTS<T, Bytes>;
-    static_assert(Count % STEP == 0, "whole accesses only");
-#pragma unroll
-    for (int i = 0; i < Count / STEP; ++i) {
-        float part[STEP];
-        unpack<T>(load<Bytes>(address + i * STEP), part);
-#pragma unroll
-        for (int k = 0; k < STEP; ++k) values[i * STEP + k] = part[k];
-    }
-}
+// ---- parameters of a channel ---------------------------------------------------------------------------------------
 
 // Weight and bias of `Channels` neighbouring channels. `Bytes` is the access that is legal for a run of
 // Channels · width weights, or 0 when they do not lie side by side.

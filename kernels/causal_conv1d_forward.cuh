@@ -45,11 +45,6 @@ struct ForwardArguments {
 };
 static_assert(sizeof(ForwardArguments) == 9 * 8 + 15 * 8 + 4 * 8 + 7 * 8 + 9 * 4 + 4, "the planner's mirror");
 
-// The batch entry of a block: axis 1 and 2 of the grid together, since neither reaches far enough alone.
-CAUSEWAY_DEVICE i64 batch_of_block(u32 per_layer) {
-    return (i64)block_index<2>() * per_layer + block_index<1>();
-}
-
 // One column of the final states of one channel of one sequence: the position start + seqlen - (width-1) + column
 // of [initial_states, x], or zero in front of that, or at padding.
 template <class Problem>

@@ -173,7 +173,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(
     constexpr bool CHECKED = Problem::seq_idx || Problem::cu_seqlens != 0;
     static_assert(LANES <= (int)WAVE_SIZE && WAVE_SIZE % LANES == 0, "groups divide a wave");
 
-    const i64 batch = batch_of_block(a.batches_per_layer);
+    const i64 batch = layered_block(a.batches_per_layer);
     if (batch >= a.batch) return;
     u32 block = block_index<0>();
     if constexpr (Problem::final_states) {

@@ -31,7 +31,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
     constexpr int CHANNELS = ELEMENTS<X, BYTES>;
     constexpr int THREADS = Tile::lanes * Tile::segments;
 
-    const i64 batch = batch_of_block(a.batches_per_layer);
+    const i64 batch = layered_block(a.batches_per_layer);
     if (batch >= a.batch) return;
     u32 block = block_index<0>();
     if constexpr (Problem::final_states) {

@@ -88,6 +88,48 @@ template <typename T> CAUSEWAY_DEVICE void store_element(T* address, float value
     store<sizeof(T)>(address, pack<T, sizeof(T)>(values));
 }
 
+// `Count` neighbouring elements as f32, by accesses of Bytes: the address is a multiple of them, and they divide the
+// whole.
+template <typename T, int Bytes, int Count>
+CAUSEWAY_DEVICE void load_run(const T* address, float (&values)[Count]) {
+    constexpr int STEP = ELEMENTS<T, Bytes>;
+    static_assert(Count % STEP == 0, "whole accesses only");
+#pragma unroll
+    for (int i = 0; i < Count / STEP; ++i) {
+        float part[STEP];
+        unpack<T>(load<Bytes>(address + i * STEP), part);
+#pragma unroll
+        for (int k = 0; k < STEP; ++k) values[i * STEP + k] = part[k];
+    }
+}
+
+// As load_run, for memory that this launch writes too.
+template <typename T, int Bytes, int Count>
+CAUSEWAY_DEVICE void load_mutable_run(const T* address, float (&values)[Count]) {
+    constexpr int STEP = ELEMENTS<T, Bytes>;
+    static_assert(Count % STEP == 0, "whole accesses only");
+#pragma unroll
+    for (int i = 0; i < Count / STEP; ++i) {
+        float part[STEP];
+        unpack<T>(load_mutable<Bytes>(address + i * STEP), part);
+#pragma unroll
+        for (int k = 0; k < STEP; ++k) values[i * STEP + k] = part[k];
+    }
+}
+
+template <typename T, int Bytes, int Count>
+CAUSEWAY_DEVICE void store_run(T* address, const float (&values)[Count]) {
+    constexpr int STEP = ELEMENTS<T, Bytes>;
+    static_assert(Count % STEP == 0, "whole accesses only");
+#pragma unroll
+    for (int i = 0; i < Count / STEP; ++i) {
+        float part[STEP];
+#pragma unroll
+        for (int k = 0; k < STEP; ++k) part[k] = values[i * STEP + k];
+        store<Bytes>(address + i * STEP, pack<T, Bytes>(part));
+    }
+}
+
 // `Slots` packets per thread, fetched ahead and read back by the thread that fetched them: no barrier is needed.
 //
 //   with async copies: slot s of thread i lies in shared memory at  base + (s · threads + i) · Bytes

@@ -1,0 +1,238 @@
+// Causal depthwise conv1d, decode update: new positions per batch entry, the state changed in place.
+//
+//   row      = conv_state_indices[b], or b                 outside 0 … rows-1: y[b] = 0, no state is touched
+//   y[b,c,i] = act(bias[c] + Σ_w weight[c,w] · [history, x[b]][c, i+w])
+//   history  = the last width-1 positions of conv_state[row], or of a ring that cache_seqlens[b] positions went into
+//
+//   conv_state[row, c]  before   [ s0 s1 s2 s3 ]         ring of 4, cache_seqlens = 6   [ s4 s5 s2 s3 ]
+//                       after    [ s1 s2 s3 x  ]                                        [ s4 s5 x  s3 ]
+//
+// update_vector serves one new position: a thread owns a packet of neighbouring channels of `repeats` batch entries,
+// and its parameters stay in registers. State rows that lie side by side (channel by channel, or column by column)
+// move in wide accesses. update_general serves everything else, one channel of one batch entry per thread.
+//
+// Cost per channel and entry, width 4, state_len 4, bf16: 2 bytes of x, 2 of y, 8 + 8 of state, and weight and bias
+// from a cache (10 bytes per thread and channel, for all its entries). It is bound by latency when the batch is small:
+// all loads but that of the state through conv_state_indices start at once.
+#pragma once
+#include "causal_conv1d.cuh"
+
+namespace causeway {
+namespace causal_conv1d {
+
+// The kernels' one argument; mirrored byte for byte by the planner.
+struct UpdateArguments {
+    const void* x;
+    void* conv_state;
+    const void* weight;
+    const void* bias;
+    const void* cache_seqlens;
+    const void* conv_state_indices;
+    void* y;
+    Strides3 x_strides, y_strides;
+    Strides3 state_strides;   // (row, dim, position)
+    Strides2 weight_strides;  // (dim, width)
+    i64 bias_stride, cache_seqlens_stride, indices_stride;
+    i64 batch, dim, seqlen, width, rows, state_len;
+    u32 blocks;            // of the grid (general)
+    u32 blocks_per_layer;  // blocks along the batch on grid axis 1; axis 2 counts layers of them
+};
+static_assert(sizeof(UpdateArguments) == 7 * 8 + 9 * 8 + 2 * 8 + 9 * 8 + 2 * 4, "the planner's mirror");
+
+// How update_vector finds the state of a packet of channels.
+enum class StateLayout {
+    channels,  // stride 1 along positions, channels follow each other: one run of channels · state_len elements
+    columns,   // stride 1 along dim: one packet per position
+    ring,      // cache_seqlens is given: single elements, any strides
+};
+
+// The state row of a batch entry, or -1.
+template <bool Indexed> CAUSEWAY_DEVICE i64 state_row(const UpdateArguments& a, i64 entry) {
+    if constexpr (!Indexed) return entry;
+    const i64 row = (i32)load<4>(at<i32>(a.conv_state_indices, entry * a.indices_stride)).word[0];
+    return row < a.rows ? row : -1;
+}
+
+// The slot of a ring that `back` positions before the next one went into.
+CAUSEWAY_DEVICE i64 ring_slot(const UpdateArguments& a, i64 next_slot, i64 back) {
+    const i64 slot = next_slot - back;
+    return slot < 0 ? slot + a.state_len : slot;
+}
+
+// The slot of the next position. A count below 0 has no meaning; it is read modulo 2^32, which stays within the ring.
+CAUSEWAY_DEVICE i64 next_ring_slot(const UpdateArguments& a, i64 entry) {
+    const u32 count = load<4>(at<i32>(a.cache_seqlens, entry * a.cache_seqlens_stride)).word[0];
+    return a.state_len == 0 ? 0 : (i64)(count % (u32)a.state_len);
+}
+
+// The update's `Problem` has X, Weight, width, silu and bias of causal_conv1d.cuh, and
+//     static constexpr bool ring, indexed;     cache_seqlens, conv_state_indices are given
+//
+//   struct Tile {
+//       static constexpr int bytes = 16;         of a packet of x and y
+//       static constexpr int lanes = 32;         threads along dim
+//       static constexpr int entries = 4;        threads along the batch
+//       static constexpr int repeats = 1;        batch entries per thread
+//       static constexpr StateLayout layout = StateLayout::channels;
+//       static constexpr int state_len = 4;      channels, columns
+//       static constexpr int state_bytes = 16;   of an access to the state
+//       static constexpr int weight_bytes = 16;  see load_parameters
+//   };
+template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const UpdateArguments& a) {
+    using X = typename Problem::X;
+    constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, BYTES = Tile::bytes, REPEATS = Tile::repeats;
+    constexpr int CHANNELS = ELEMENTS<X, BYTES>;
+    constexpr int COLUMNS = Tile::layout == StateLayout::ring ? HALO : Tile::state_len;
+    constexpr int ROOM = COLUMNS > 0 ? COLUMNS : 1;
+
+    const u32 lane = thread_index() % Tile::lanes;
+    const i64 channel = ((i64)block_index<0>() * Tile::lanes + lane) * CHANNELS;
+    const i64 first = (layered_block(a.blocks_per_layer) * Tile::entries + thread_index() / Tile::lanes) * REPEATS;
+    if (channel >= a.dim || first >= a.batch) return;
+
+    Packet<BYTES> input[REPEATS];
+    i64 row[REPEATS];
+#pragma unroll
+    for (int r = 0; r < REPEATS; ++r) {
+        row[r] = -1;
+        input[r] = zero_packet<BYTES>();
+        if (first + r < a.batch) {
+            row[r] = state_row<Problem::indexed>(a, first + r);
+            input[r] = load<BYTES>(at<X>(a.x, (first + r) * a.x_strides.batch + channel));
+        }
+    }
+    float taps[CHANNELS][WIDTH], bias[CHANNELS];
+    load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel,
+                                                           taps, bias);
+
+    // Positions of the state: column by column, oldest first; for a ring, the history alone.
+    float state[REPEATS][ROOM][CHANNELS];
+    i64 next_slot[REPEATS];
+#pragma unroll
+    for (int r = 0; r < REPEATS; ++r) {
+        next_slot[r] = 0;
+        if (row[r] < 0) continue;
+        const X* from = at<X>((const void*)a.conv_state, row[r] * a.state_strides.batch + channel * a.state_strides.dim);
+        if constexpr (Tile::layout == StateLayout::channels && COLUMNS > 0) {
+            float run[CHANNELS * ROOM];
+            load_mutable_run<X, Tile::state_bytes>(from, run);
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j) state[r][j][c] = run[c * COLUMNS + j];
+            }
+        } else if constexpr (Tile::layout == StateLayout::columns) {
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+                unpack<X>(load_mutable<BYTES>(from + j * a.state_strides.seqlen), state[r][j]);
+            }
+        } else if constexpr (Tile::layout == StateLayout::ring) {
+            next_slot[r] = next_ring_slot(a, first + r);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+                const i64 slot = ring_slot(a, next_slot[r], HALO - j);
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) {
+                    state[r][j][c] = load_mutable_element(from + c * a.state_strides.dim + slot * a.state_strides.seqlen);
+                }
+            }
+        }
+    }
+
+#pragma unroll
+    for (int r = 0; r < REPEATS; ++r) {
+        if (first + r >= a.batch) break;
+        X* y = at<X>(a.y, (first + r) * a.y_strides.batch + channel);
+        if (row[r] < 0) {
+            store<BYTES>(y, zero_packet<BYTES>());
+            continue;
+        }
+        float newest[CHANNELS], sum[CHANNELS];
+        unpack<X>(input[r], newest);
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) {
+            sum[c] = bias[c];
+#pragma unroll
+            for (int w = 0; w < HALO; ++w) sum[c] = multiply_add(taps[c][w], state[r][COLUMNS - HALO + w][c], sum[c]);
+            sum[c] = activate<Problem>(multiply_add(taps[c][HALO], newest[c], sum[c]));
+        }
+        store<BYTES>(y, pack<X, BYTES>(sum));
+
+        X* to = at<X>(a.conv_state, row[r] * a.state_strides.batch + channel * a.state_strides.dim);
+        if constexpr (Tile::layout == StateLayout::channels && COLUMNS > 0) {
+            float run[CHANNELS * ROOM];
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+#pragma unroll
+                for (int j = 0; j + 1 < COLUMNS; ++j) run[c * COLUMNS + j] = state[r][j + 1][c];
+                run[c * COLUMNS + COLUMNS - 1] = newest[c];
+            }
+            store_run<X, Tile::state_bytes>(to, run);
+        } else if constexpr (Tile::layout == StateLayout::columns) {
+#pragma unroll
+            for (int j = 0; j + 1 < COLUMNS; ++j) {
+                store<BYTES>(to + j * a.state_strides.seqlen, pack<X, BYTES>(state[r][j + 1]));
+            }
+            if constexpr (COLUMNS > 0) store<BYTES>(to + (COLUMNS - 1) * a.state_strides.seqlen, input[r]);
+        } else if constexpr (Tile::layout == StateLayout::ring) {
+            if (a.state_len == 0) continue;
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+                store_element(to + c * a.state_strides.dim + next_slot[r] * a.state_strides.seqlen, newest[c]);
+            }
+        }
+    }
+}
+
+// Any strides, any width, any number of new positions: one channel of one batch entry per thread, in order.
+//
+//   struct Tile { static constexpr int threads = 128; };
+template <class Problem, class Tile> CAUSEWAY_DEVICE void update_general(const UpdateArguments& a) {
+    using X = typename Problem::X;
+    using Weight = typename Problem::Weight;
+    const i64 threads = (i64)Tile::threads * a.blocks;
+    const i64 history = a.width - 1;
+    for (i64 task = (i64)block_index<0>() * Tile::threads + thread_index(); task < a.batch * a.dim; task += threads) {
+        const i64 entry = task / a.dim, channel = task - entry * a.dim;
+        const X* x = at<X>(a.x, entry * a.x_strides.batch + channel * a.x_strides.dim);
+        X* y = at<X>(a.y, entry * a.y_strides.batch + channel * a.y_strides.dim);
+        const i64 row = state_row<Problem::indexed>(a, entry);
+        if (row < 0) {
+            for (i64 i = 0; i < a.seqlen; ++i) store_element(y + i * a.y_strides.seqlen, 0.0f);
+            continue;
+        }
+        X* state = at<X>(a.conv_state, row * a.state_strides.batch + channel * a.state_strides.dim);
+        const Weight* weight = at<Weight>(a.weight, channel * a.weight_strides.first);
+        const float bias = Problem::bias ? load_element(at<Weight>(a.bias, channel * a.bias_stride)) : 0.0f;
+        const i64 next_slot = Problem::ring ? next_ring_slot(a, entry) : 0;
+        for (i64 i = 0; i < a.seqlen; ++i) {
+            float sum = bias;
+            for (i64 w = 0; w <= history; ++w) {
+                const i64 q = i - history + w;  // among the new positions; before them, in the state
+                float value;
+                if (q >= 0) {
+                    value = load_element(x + q * a.x_strides.seqlen);
+                } else {
+                    // A slot of the ring is overwritten by the position state_len later, whose output needs it no more.
+                    const i64 slot = Problem::ring ? ring_slot(a, next_slot, -q) : a.state_len + q;
+                    value = load_mutable_element(state + slot * a.state_strides.seqlen);
+                }
+                sum = multiply_add(load_element(weight + w * a.weight_strides.second), value, sum);
+            }
+            store_element(y + i * a.y_strides.seqlen, activate<Problem>(sum));
+            if (Problem::ring && a.state_len > 0) {
+                const i64 slot = (next_slot + i) % a.state_len;
+                store_element(state + slot * a.state_strides.seqlen, load_element(x + i * a.x_strides.seqlen));
+            }
+        }
+        for (i64 j = 0; !Problem::ring && j < a.state_len; ++j) {
+            const i64 q = j + a.seqlen - a.state_len;  // the position that comes to lie in slot j
+            const float value = q >= 0 ? load_element(x + q * a.x_strides.seqlen)
+                                       : load_mutable_element(state + (j + a.seqlen) * a.state_strides.seqlen);
+            store_element(state + j * a.state_strides.seqlen, value);
+        }
+    }
+}
+
+}  // namespace causal_conv1d
+}  // namespace causeway
