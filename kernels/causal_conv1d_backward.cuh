@@ -59,35 +59,13 @@ struct BackwardArguments {
 };
 static_assert(sizeof(BackwardArguments) == 424, "the planner writes these bytes");
 
-// What a call has besides x, weight and dy, as bits.
-enum BackwardOption : u32 {
-    HAS_BIAS = 1,
-    HAS_DBIAS = 2,
-    HAS_INITIAL_STATES = 4,
-    HAS_DINITIAL_STATES = 8,
-    HAS_DFINAL_STATES = 16,
-    HAS_SEQ_IDX = 32,
-    HAS_CU_SEQLENS_I32 = 64,
-    HAS_CU_SEQLENS_I64 = 128,
-};
-
-// The choices that are compiled in. Width 0 leaves the width to the arguments.
-template <typename XType, typename WeightType, typename DWeightType, int Width, bool Silu, u32 Options>
-struct BackwardProblem {
-    using X = XType;
-    using Weight = WeightType;
-    using DWeight = DWeightType;
-    static constexpr int width = Width;
-    static constexpr bool silu = Silu;
-    static constexpr bool bias = (Options & HAS_BIAS) != 0;
-    static constexpr bool dbias = (Options & HAS_DBIAS) != 0;
-    static constexpr bool initial_states = (Options & HAS_INITIAL_STATES) != 0;
-    static constexpr bool dinitial_states = (Options & HAS_DINITIAL_STATES) != 0;
-    static constexpr bool dfinal_states = (Options & HAS_DFINAL_STATES) != 0;
-    static constexpr bool seq_idx = (Options & HAS_SEQ_IDX) != 0;
-    static constexpr int cu_seqlens = (Options & HAS_CU_SEQLENS_I64) ? 8 : (Options & HAS_CU_SEQLENS_I32) ? 4 : 0;
-    static constexpr bool packed = cu_seqlens != 0;
-};
+// Backward kernels take a `Problem` as causal_conv1d.cuh describes it, with these members more:
+//
+//   using DWeight = float;                    element type of dweight and dbias
+//   static constexpr bool dbias, dinitial_states, dfinal_states;
+//
+// and width 0 where the width is in the arguments.
+template <class Problem> constexpr bool PACKED = Problem::cu_seqlens != 0;
 
 // Element offset in a view; a row can start anywhere in 64 bits.
 CAUSEWAY_DEVICE i64 offset_of(const View& view, i64 row, i64 channel, i64 position) {
@@ -103,19 +81,19 @@ template <typename T> CAUSEWAY_DEVICE void write(const View& view, i64 row, i64 
 }
 
 // Weight of tap j of a channel.
-template <typename Problem>
+template <class Problem>
 CAUSEWAY_DEVICE float read_weight(const BackwardArguments& a, i64 channel, int j) {
     const i64 offset = channel * a.weight_channel + (a.width - 1 - j) * a.weight_tap;
     return load_element((const typename Problem::Weight*)a.weight + offset);
 }
 
-template <typename Problem> CAUSEWAY_DEVICE float read_bias(const BackwardArguments& a, i64 channel) {
+template <class Problem> CAUSEWAY_DEVICE float read_bias(const BackwardArguments& a, i64 channel) {
     if constexpr (!Problem::bias) return 0.0f;
     return load_element((const typename Problem::Weight*)a.bias + channel * a.bias_channel);
 }
 
 // Sum j of a channel: dweight of tap j, or dbias for j = W.
-template <typename Problem>
+template <class Problem>
 CAUSEWAY_DEVICE void write_sum(const BackwardArguments& a, i64 channel, int j, float sum) {
     using DWeight = typename Problem::DWeight;
     if (j < a.width) {
@@ -137,14 +115,14 @@ template <bool Silu> CAUSEWAY_DEVICE float activation_gradient(float pre, float 
 
 // ---- where sequences begin and end ---------------------------------------------------------------------------------
 
-template <typename Problem, typename Index>
+template <class Problem, typename Index>
 CAUSEWAY_DEVICE Boundaries<Problem::cu_seqlens, Index> boundaries(const BackwardArguments& a) {
     return {a.cu_seqlens, a.cu_seqlens_stride, (Index)a.sequences, (Index)a.seqlen};
 }
 
 // Sequence number `sequence`, which may be empty.
-template <typename Problem> CAUSEWAY_DEVICE Span<i64> sequence_number(const BackwardArguments& a, i64 sequence) {
-    if constexpr (!Problem::packed) {
+template <class Problem> CAUSEWAY_DEVICE Span<i64> sequence_number(const BackwardArguments& a, i64 sequence) {
+    if constexpr (!PACKED<Problem>) {
         return {sequence, 0, a.seqlen};
     } else {
         const auto bounds = boundaries<Problem, i64>(a);
@@ -155,9 +133,9 @@ template <typename Problem> CAUSEWAY_DEVICE Span<i64> sequence_number(const Back
 
 // The sequence that holds a position of a row. Start and end enclose the position even where cu_seqlens does not
 // ascend from 0 to seqlen, so that what is derived from them stays within the tensors.
-template <typename Problem, typename Index>
+template <class Problem, typename Index>
 CAUSEWAY_DEVICE Span<Index> sequence_at(const BackwardArguments& a, Index row, Index position) {
-    if constexpr (!Problem::packed) {
+    if constexpr (!PACKED<Problem>) {
         return {row, 0, (Index)a.seqlen};
     } else {
         Span<Index> span = boundaries<Problem, Index>(a).find(position);
@@ -168,14 +146,14 @@ CAUSEWAY_DEVICE Span<Index> sequence_at(const BackwardArguments& a, Index row, I
 }
 
 // The index that a position carries; 0 where there is no seq_idx.
-template <typename Problem>
+template <class Problem>
 CAUSEWAY_DEVICE i32 position_index(const BackwardArguments& a, i64 row, i64 position) {
     if constexpr (!Problem::seq_idx) return 0;
     return (i32)load<4>(a.seq_idx + row * a.seq_idx_row + position * a.seq_idx_position).word[0];
 }
 
 // g at a position of a row, from memory alone: for the few positions where a kernel has no window at hand.
-template <typename Problem>
+template <class Problem>
 CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, i64 row, i64 channel, i64 position) {
     using X = typename Problem::X;
     const int width = Problem::width ? Problem::width : a.width;
@@ -210,7 +188,7 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, i64 row, i64 chann
 // then element k = u of its result. Only taps that initial_states can reach count: positions whose index is that of
 // the sequence's first position. Cost: W + k multiply-adds per element, one read of each input.
 
-template <typename Problem, int Threads>
+template <class Problem, int Threads>
 CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 block) {
     using X = typename Problem::X;
     const int width = Problem::width ? Problem::width : a.width;
@@ -222,7 +200,7 @@ CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 blo
     const i64 n = active ? pair / a.dim : 0, c = active ? pair - n * a.dim : 0;
     Span<i64> sequence = {0, 0, 0};
     if (active) sequence = sequence_number<Problem>(a, n);
-    const i64 length = sequence.end - sequence.start, row = Problem::packed ? 0 : n;
+    const i64 length = sequence.end - sequence.start, row = PACKED<Problem> ? 0 : n;
 
     float g = 0.0f;
     if (active && u < length) {

@@ -9,11 +9,11 @@
 // the W-1 values of x to its left are in the tile that comes next, which the ring has fetched already. So x and dy are
 // read once. Between lanes both halos move by shuffles.
 //
-// A block owns channels: WavesPerChannel waves share the rows of a channel, or pieces of long rows; sums stay in
+// A block owns channels: `waves_per_channel` waves share the rows of a channel, or pieces of long rows; sums stay in
 // registers to the end. Only with few channels do several blocks (`parts`) share a channel group.
 //
 // Ragged rows. Packets are as wide as the address of a row allows *after* moving the row's start back to a multiple of
-// the packet: position t lies at u = t + shift, shift = (address of the row mod Bytes) in elements, equal for x, dy
+// the packet: position t lies at u = t + shift, shift = (address of the row mod bytes of a packet) in elements, equal for x, dy
 // and dx. Packets at both ends then hold foreign elements, which are masked; the read is within the tensor's memory
 // except for its first and last packet, which are gathered by element.
 //
@@ -112,48 +112,52 @@ struct RowPiece {
     i32 shift, begin, end;
 };
 
-template <typename Problem, int Bytes, int Packets, int Lanes, bool Ragged, int Stages, int WavesPerChannel, int Threads>
-class ChannelFirstBackward {
+// Tile: threads of a block; bytes of a packet and packets per lane; lanes that walk a row together, a power of two;
+// ragged (see above); stages under way; waves_per_channel.
+template <class Problem, class Tile> class ChannelFirstBackward {
     using X = typename Problem::X;
+    static constexpr int BYTES = Tile::bytes, PACKETS = Tile::packets, LANES = Tile::lanes, THREADS = Tile::threads;
+    static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel;
+    static constexpr bool RAGGED = Tile::ragged;
     static constexpr int W = Problem::width, H = W - 1;
     static constexpr int SIZE = (int)sizeof(X);
-    static constexpr int STEP = Bytes / SIZE;       // positions per packet
-    static constexpr int COUNT = Packets * STEP;    // positions per lane
-    static constexpr int TILE = Lanes * COUNT;
-    static constexpr int GROUPS = (int)WAVE_SIZE / Lanes;
-    static constexpr int WAVES = Threads / (int)WAVE_SIZE;
-    static constexpr int CHANNELS = WAVES / WavesPerChannel;
-    static constexpr bool PLACES = Problem::packed || Problem::seq_idx;
-    static constexpr bool HAS_CAREFUL = Ragged || PLACES || Problem::dfinal_states;
+    static constexpr int STEP = BYTES / SIZE;       // positions per packet
+    static constexpr int COUNT = PACKETS * STEP;    // positions per lane
+    static constexpr int TILE_POSITIONS = LANES * COUNT;
+    static constexpr int GROUPS = (int)WAVE_SIZE / LANES;
+    static constexpr int WAVES = THREADS / (int)WAVE_SIZE;
+    static constexpr int CHANNELS = WAVES / WAVES_PER_CHANNEL;
+    static constexpr bool PLACES = PACKED<Problem> || Problem::seq_idx;
+    static constexpr bool HAS_CAREFUL = RAGGED || PLACES || Problem::dfinal_states;
     static constexpr int HALO_WORDS = SIZE == 4 ? H : (H + 1) / 2;
     static_assert(COUNT >= H, "halos come from the neighbouring lane alone");
-    using Ring = TileRing<Bytes, Packets, Stages, Threads>;
+    using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS>;
 
 public:
     CAUSEWAY_DEVICE explicit ChannelFirstBackward(const BackwardArguments& a)
-        : a(a), seqlen((i32)a.seqlen), lane((i32)(lane_index() % Lanes)),
-          left_lane(lane_index() - lane + (lane + Lanes - 1) % Lanes),
-          right_lane(lane_index() - lane + (lane + 1) % Lanes) {}
+        : a(a), seqlen((i32)a.seqlen), lane((i32)(lane_index() % LANES)),
+          left_lane(lane_index() - lane + (lane + LANES - 1) % LANES),
+          right_lane(lane_index() - lane + (lane + 1) % LANES) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
         const u32 group = block / a.parts, part = block - group * a.parts;
         const u32 wave = thread_index() / WAVE_SIZE;
         const i64 first_channel = (i64)group * CHANNELS;
-        channel = first_channel + wave / WavesPerChannel;
+        channel = first_channel + wave / WAVES_PER_CHANNEL;
 #pragma unroll
         for (int j = 0; j <= W; ++j) sums[j] = 0.0f;
-        if (channel < a.dim) walk(part * WavesPerChannel + wave % WavesPerChannel);
+        if (channel < a.dim) walk(part * WAVES_PER_CHANNEL + wave % WAVES_PER_CHANNEL);
         reduce(group, part, first_channel, wave);
     }
 
 private:
     CAUSEWAY_DEVICE void walk(u32 walker) {
         jobs = (i32)a.batch * (i32)a.pieces;
-        job_step = (i32)(a.parts * WavesPerChannel * GROUPS);
-        tiles = (i32)a.piece / TILE;
+        job_step = (i32)(a.parts * WAVES_PER_CHANNEL * GROUPS);
+        tiles = (i32)a.piece / TILE_POSITIONS;
         const i32 first_job = (i32)walker * GROUPS;
         const i32 rounds = first_job < jobs ? (jobs - first_job + job_step - 1) / job_step : 0;
-        const i32 group_job = first_job + (i32)lane_index() / Lanes;
+        const i32 group_job = first_job + (i32)lane_index() / LANES;
         i32 remaining = rounds * tiles;  // tiles to compute
         if (remaining == 0) return;
 
@@ -171,14 +175,14 @@ private:
         enter(job);
         if constexpr (PLACES) next_is_straight = one_sequence(tile);
         ring.template wait<1>();
-        Packet<Bytes> x[Packets], next_x[Packets], dy[Packets];
+        Packet<BYTES> x[PACKETS], next_x[PACKETS], dy[PACKETS];
 #pragma unroll
-        for (int p = 0; p < Packets; ++p) x[p] = ring.read(Ring::X_TENSOR, p);
+        for (int p = 0; p < PACKETS; ++p) x[p] = ring.read(Ring::X_TENSOR, p);
 
         for (; remaining > 0; --remaining) {
             ring.template wait<2>();
 #pragma unroll
-            for (int p = 0; p < Packets; ++p) {
+            for (int p = 0; p < PACKETS; ++p) {
                 dy[p] = ring.read(Ring::DY_TENSOR, p);
                 next_x[p] = ring.read_next(Ring::X_TENSOR, p);
             }
@@ -194,7 +198,7 @@ private:
                 compute<true>(x, next_x, dy, tile);
             }
 #pragma unroll
-            for (int p = 0; p < Packets; ++p) x[p] = next_x[p];
+            for (int p = 0; p < PACKETS; ++p) x[p] = next_x[p];
             if (first_tile) {
                 tile = tiles - 1;
                 job += job_step;
@@ -208,7 +212,7 @@ private:
     }
 
     // u of a tile's end. Groups of one wave walk whole rows, so it is the same for all lanes.
-    CAUSEWAY_DEVICE i32 tile_end(i32 tile) const { return computing.begin + (tile + 1) * TILE; }
+    CAUSEWAY_DEVICE i32 tile_end(i32 tile) const { return computing.begin + (tile + 1) * TILE_POSITIONS; }
 
     CAUSEWAY_DEVICE RowPiece piece(i32 job) const {
         RowPiece out;
@@ -218,7 +222,7 @@ private:
         out.begin = a.pieces == 1 ? 0 : (job - (i32)out.row * (i32)a.pieces) * (i32)a.piece;
         const i64 x_row = (i64)(u64)a.x.data + (out.row * a.x.row + channel * a.x.channel) * SIZE;
         const i64 dy_row = (i64)(u64)a.dy.data + (out.row * a.dy.row + channel * a.dy.channel) * SIZE;
-        out.shift = Ragged ? (i32)(x_row & (Bytes - 1)) / SIZE : 0;
+        out.shift = RAGGED ? (i32)(x_row & (BYTES - 1)) / SIZE : 0;
         out.x = (const char*)(x_row - out.shift * SIZE);
         out.dy = (const char*)(dy_row - out.shift * SIZE);
         out.end = minimum(seqlen + out.shift, out.begin + (i32)a.piece);
@@ -229,12 +233,12 @@ private:
     // Fetches the next tile of this lane's rows into a stage.
     CAUSEWAY_DEVICE void fetch(Ring& ring, int stage) {
         if (fetch_remaining > 0) {
-            const i32 u = fetching.begin + fetch_tile * TILE + lane * COUNT;
+            const i32 u = fetching.begin + fetch_tile * TILE_POSITIONS + lane * COUNT;
 #pragma unroll
-            for (int p = 0; p < Packets; ++p) {
+            for (int p = 0; p < PACKETS; ++p) {
                 const i32 at = u + p * STEP;
                 const char *x = fetching.x + (i64)at * SIZE, *dy = fetching.dy + (i64)at * SIZE;
-                if constexpr (Ragged) {
+                if constexpr (RAGGED) {
                     const bool wanted = at < fetching.end && at + STEP > fetching.shift;
                     const bool whole = at >= fetching.shift && at + STEP <= seqlen + fetching.shift;
                     if (wanted && !whole && outside(x, dy)) {
@@ -263,19 +267,19 @@ private:
 
     // True for a packet that is not wholly inside the memory between a tensor's first and last element.
     CAUSEWAY_DEVICE bool outside(const char* x, const char* dy) const {
-        return (i64)(u64)x < a.x_begin || (i64)(u64)x + Bytes > a.x_end || (i64)(u64)dy < a.dy_begin ||
-               (i64)(u64)dy + Bytes > a.dy_end;
+        return (i64)(u64)x < a.x_begin || (i64)(u64)x + BYTES > a.x_end || (i64)(u64)dy < a.dy_begin ||
+               (i64)(u64)dy + BYTES > a.dy_end;
     }
 
     // The packet at u = `at` by its elements, zero outside the row.
-    CAUSEWAY_DEVICE Packet<Bytes> gather(const char* address, i32 at) const {
+    CAUSEWAY_DEVICE Packet<BYTES> gather(const char* address, i32 at) const {
         float values[STEP];
 #pragma unroll
         for (int i = 0; i < STEP; ++i) {
             const i32 t = at + i - fetching.shift;
             values[i] = t >= 0 && t < seqlen ? load_element((const X*)address + i) : 0.0f;
         }
-        return pack<X, Bytes>(values);
+        return pack<X, BYTES>(values);
     }
 
     // ---- a piece of a row begins -----------------------------------------------------------------------------------
@@ -321,16 +325,16 @@ private:
 
     // x at t < 0 of the row: its initial states.
     CAUSEWAY_DEVICE float before_row(i32 t) const {
-        if (!Problem::initial_states || Problem::packed || t < -H) return 0.0f;
+        if (!Problem::initial_states || PACKED<Problem> || t < -H) return 0.0f;
         return read<X>(a.initial_states, computing.row, channel, H + t);
     }
 
     // ---- one tile --------------------------------------------------------------------------------------------------
 
     template <bool Careful>
-    CAUSEWAY_DEVICE void compute(const Packet<Bytes> (&x)[Packets], const Packet<Bytes> (&next_x)[Packets],
-                                 const Packet<Bytes> (&dy)[Packets], i32 tile) {
-        const i32 u = computing.begin + tile * TILE + lane * COUNT;
+    CAUSEWAY_DEVICE void compute(const Packet<BYTES> (&x)[PACKETS], const Packet<BYTES> (&next_x)[PACKETS],
+                                 const Packet<BYTES> (&dy)[PACKETS], i32 tile) {
+        const i32 u = computing.begin + tile * TILE_POSITIONS + lane * COUNT;
         const bool first_tile = tile == 0;
         float values[H + COUNT], d[COUNT], g[COUNT + H], out[COUNT];
 
@@ -339,7 +343,7 @@ private:
 #pragma unroll
         for (int i = 0; i < HALO_WORDS; ++i) {
             const u32 own = last_word(x, HALO_WORDS - i), next = first_tile ? left[i] : last_word(next_x, HALO_WORDS - i);
-            words[i] = shuffle(lane == Lanes - 1 ? next : own, left_lane);
+            words[i] = shuffle(lane == LANES - 1 ? next : own, left_lane);
         }
 #pragma unroll
         for (int i = 0; i < H; ++i) {
@@ -351,7 +355,7 @@ private:
             }
         }
 #pragma unroll
-        for (int p = 0; p < Packets; ++p) {
+        for (int p = 0; p < PACKETS; ++p) {
             float part[STEP];
             unpack<X>(x[p], part);
 #pragma unroll
@@ -400,7 +404,7 @@ private:
 #pragma unroll
                 for (int j = 0; j < W; ++j) {
                     bool reaches = true;
-                    if constexpr (Problem::packed) reaches = j <= places.reach[v + j];
+                    if constexpr (PACKED<Problem>) reaches = j <= places.reach[v + j];
                     if constexpr (Problem::seq_idx) {
                         reaches = reaches && places.indices[H + v + j] == places.indices[H + v];
                     }
@@ -413,14 +417,14 @@ private:
             }
         }
 #pragma unroll
-        for (int p = 0; p < Packets; ++p) {
+        for (int p = 0; p < PACKETS; ++p) {
             float part[STEP];
 #pragma unroll
             for (int i = 0; i < STEP; ++i) part[i] = out[p * STEP + i];
             const i32 at = u + p * STEP;
             char* const address = dx_row + (i64)at * SIZE;
-            if (!Ragged || !Careful || (at >= computing.shift && at + STEP <= computing.end)) {
-                if (at < computing.end) store(address, pack<X, Bytes>(part));
+            if (!RAGGED || !Careful || (at >= computing.shift && at + STEP <= computing.end)) {
+                if (at < computing.end) store(address, pack<X, BYTES>(part));
             } else {
 #pragma unroll
                 for (int i = 0; i < STEP; ++i) {
@@ -431,20 +435,20 @@ private:
     }
 
     // Word `back` from the end of a lane's packets.
-    static CAUSEWAY_DEVICE u32 last_word(const Packet<Bytes> (&packets)[Packets], int back) {
-        constexpr int PER_PACKET = Bytes < 4 ? 1 : Bytes / 4;
-        if constexpr (Bytes >= 4) {
-            const int word = Packets * PER_PACKET - back;
+    static CAUSEWAY_DEVICE u32 last_word(const Packet<BYTES> (&packets)[PACKETS], int back) {
+        constexpr int PER_PACKET = BYTES < 4 ? 1 : BYTES / 4;
+        if constexpr (BYTES >= 4) {
+            const int word = PACKETS * PER_PACKET - back;
             return packets[word / PER_PACKET].word[word % PER_PACKET];
         } else {
-            const int element = 2 * (Packets / 2 - back);
+            const int element = 2 * (PACKETS / 2 - back);
             return packets[element].word[0] | packets[element + 1].word[0] << 16;
         }
     }
 
     // What lies outside the row, halo included: initial states before it, zero after it.
     CAUSEWAY_DEVICE void mask(float (&values)[H + COUNT], float (&d)[COUNT], i32 u) const {
-        if constexpr (Ragged) {
+        if constexpr (RAGGED) {
 #pragma unroll
             for (int i = 0; i < H + COUNT; ++i) {
                 const i32 at = u - H + i, t = at - computing.shift;
@@ -475,7 +479,7 @@ private:
 #pragma unroll
             for (int i = 0; i < 2 * H + COUNT; ++i) places.indices[i] = index_at(first - H + i);
         }
-        if constexpr (Problem::packed) {
+        if constexpr (PACKED<Problem>) {
             Span<i32> span = sequence_at<Problem, i32>(a, 0, first < 0 ? 0 : first < seqlen ? first : seqlen - 1);
 #pragma unroll
             for (int i = 0; i < COUNT + H; ++i) {
@@ -493,7 +497,7 @@ private:
 
     // What tap j of position v reads, given what lies j positions to its left.
     CAUSEWAY_DEVICE float place_tap(const Places& places, int v, int j, float value) const {
-        if constexpr (Problem::packed) {
+        if constexpr (PACKED<Problem>) {
             const i32 reach = places.reach[v];
             if (j > reach) {
                 if (!Problem::initial_states || reach < 0) return 0.0f;
@@ -512,7 +516,7 @@ private:
             if (t < 0 || t >= seqlen) return 0.0f;
             i32 left = seqlen - t;
             i64 sequence = computing.row;
-            if constexpr (Problem::packed) {
+            if constexpr (PACKED<Problem>) {
                 left = places.left[v];
                 sequence = places.sequence[v];
             }
@@ -527,9 +531,9 @@ private:
     // True when a tile of the current piece and the H positions on both its sides lie in one sequence, away from
     // where dfinal_states is added, and carry one index.
     CAUSEWAY_DEVICE bool one_sequence(i32 tile) {
-        const i32 first = computing.begin + tile * TILE - computing.shift - H, count = TILE + 2 * H;
+        const i32 first = computing.begin + tile * TILE_POSITIONS - computing.shift - H, count = TILE_POSITIONS + 2 * H;
         bool same = true;
-        if constexpr (Problem::packed) {
+        if constexpr (PACKED<Problem>) {
             const i32 from = first < 0 ? 0 : first < seqlen ? first : seqlen - 1;
             if (from < straight_span.start || from >= straight_span.end) {
                 straight_span = sequence_at<Problem, i32>(a, 0, from);
@@ -540,8 +544,8 @@ private:
             const i32 reference = index_at(first + H);
             same = same && reference >= 0;
 #pragma unroll
-            for (int i = 0; i < (TILE + 2 * H + Lanes - 1) / Lanes; ++i) {
-                const i32 k = i * Lanes + lane;
+            for (int i = 0; i < (TILE_POSITIONS + 2 * H + LANES - 1) / LANES; ++i) {
+                const i32 k = i * LANES + lane;
                 same = same && index_at(first + (k < count ? k : count - 1)) == reference;
             }
         }
@@ -563,14 +567,14 @@ private:
             for (int j = 0; j < COUNT_PER_CHANNEL; ++j) write_shared((wave * COUNT_PER_CHANNEL + j) * 4, sums[j]);
         }
         block_barrier();
-        sum_over_blocks<Threads>(
+        sum_over_blocks<THREADS>(
             a.workspace, a.counters, group, part, a.parts, CHANNELS * COUNT_PER_CHANNEL, WAVES * COUNT_PER_CHANNEL * 4,
             [&](int i) {
                 const int c = i / COUNT_PER_CHANNEL, j = i - c * COUNT_PER_CHANNEL;
                 float sum = 0.0f;
 #pragma unroll
-                for (int w = 0; w < WavesPerChannel; ++w) {
-                    sum += read_shared(((c * WavesPerChannel + w) * COUNT_PER_CHANNEL + j) * 4);
+                for (int w = 0; w < WAVES_PER_CHANNEL; ++w) {
+                    sum += read_shared(((c * WAVES_PER_CHANNEL + w) * COUNT_PER_CHANNEL + j) * 4);
                 }
                 return sum;
             },
@@ -595,13 +599,13 @@ private:
     u32 left[HALO_WORDS + 1];     // x to the left of the piece
 };
 
-template <typename Problem, int Bytes, int Packets, int Lanes, bool Ragged, int Stages, int WavesPerChannel, int Threads>
+template <class Problem, class Tile>
 CAUSEWAY_DEVICE void backward_channel_first(const BackwardArguments& a) {
     const u32 block = block_index<0>();
     if constexpr (Problem::dinitial_states) {
-        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Threads>(a, block - a.sum_blocks);
+        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
     }
-    ChannelFirstBackward<Problem, Bytes, Packets, Lanes, Ragged, Stages, WavesPerChannel, Threads>(a).run(block);
+    ChannelFirstBackward<Problem, Tile>(a).run(block);
 }
 
 }  // namespace causal_conv1d

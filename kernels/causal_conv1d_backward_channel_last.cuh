@@ -2,8 +2,8 @@
 //
 //             dim →
 //   t   ┌──────────────┬──────────────┬──
-//   ↓   │ thread 0     │ thread 1     │       a thread owns `Channels` neighbouring channels (one packet) and walks
-//       │  segment 0   │  segment 0   │       down a segment of rows; a block is ChannelThreads × Segments threads
+//   ↓   │ thread 0     │ thread 1     │       a thread owns `channels` neighbouring channels (one packet) and walks
+//       │  segment 0   │  segment 0   │       down a segment of rows; a block is `lanes` × segments threads
 //       ├──────────────┼──────────────┼──
 //       │ thread 32    │ thread 33    │
 //
@@ -12,7 +12,7 @@
 // reading the W-1 rows before it, and runs W-1 rows past its end to finish its last sums.
 //
 // Rows come in chunks of Rows, a multiple of W, so that every register's place in the rolling windows is known at
-// compile time. `Stages` chunks are under way in a ring (shared memory filled by asynchronous copies, or registers);
+// compile time. `stages` chunks are under way in a ring (shared memory filled by asynchronous copies, or registers);
 // a thread reads back only what it fetched, so the walk has no barrier.
 //
 // A chunk whose rows and prefetches all lie inside the segment and whose window lies in one sequence takes the
@@ -79,24 +79,25 @@ private:
     Packet<Bytes> ahead_[ASYNC ? 1 : Rows][2];
 };
 
-// Channels: of one packet. Stages: chunks under way. ChannelThreads: threads of a block along dim, a power of two.
-template <typename Problem, int Channels, int Stages, int ChannelThreads, int Threads> class ChannelLastBackward {
+// Tile: threads of a block; lanes, those of them along dim, a power of two; channels of a packet; stages under way.
+template <class Problem, class Tile> class ChannelLastBackward {
     using X = typename Problem::X;
+    static constexpr int THREADS = Tile::threads, LANES = Tile::lanes, CHANNELS = Tile::channels;
     static constexpr int W = Problem::width, H = W - 1;
     static constexpr int ROWS = W < 3 ? 4 : W;
-    static constexpr int BYTES = Channels * (int)sizeof(X);
-    static constexpr bool PLACES = Problem::packed || Problem::seq_idx;
-    using Ring = RowRing<BYTES, ROWS, Stages, Threads>;
+    static constexpr int BYTES = CHANNELS * (int)sizeof(X);
+    static constexpr bool PLACES = PACKED<Problem> || Problem::seq_idx;
+    using Ring = RowRing<BYTES, ROWS, Tile::stages, THREADS>;
 
 public:
     CAUSEWAY_DEVICE explicit ChannelLastBackward(const BackwardArguments& a) : a(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
         const u32 part = block / a.channel_groups, group = block - part * a.channel_groups;
-        const u32 thread = thread_index(), segment = part * (Threads / ChannelThreads) + thread / ChannelThreads;
-        channel = ((i64)group * ChannelThreads + thread % ChannelThreads) * Channels;
+        const u32 thread = thread_index(), segment = part * (THREADS / LANES) + thread / LANES;
+        channel = ((i64)group * LANES + thread % LANES) * CHANNELS;
 #pragma unroll
-        for (int c = 0; c < Channels; ++c) {
+        for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
             for (int j = 0; j <= W; ++j) sums[j][c] = 0.0f;
         }
@@ -138,13 +139,13 @@ private:
                 unpack<X>(before[j], history[(W - j) % W]);
             } else {
 #pragma unroll
-                for (int c = 0; c < Channels; ++c) history[(W - j) % W][c] = initial(row, c, H + first - j);
+                for (int c = 0; c < CHANNELS; ++c) history[(W - j) % W][c] = initial(row, c, H + first - j);
             }
         }
 #pragma unroll
         for (int i = 0; i < W; ++i) {
 #pragma unroll
-            for (int c = 0; c < Channels; ++c) unfinished[i][c] = 0.0f;
+            for (int c = 0; c < CHANNELS; ++c) unfinished[i][c] = 0.0f;
         }
         if constexpr (PLACES) enter_places();
 
@@ -167,7 +168,7 @@ private:
 
     CAUSEWAY_DEVICE void load_parameters() {
 #pragma unroll
-        for (int c = 0; c < Channels; ++c) {
+        for (int c = 0; c < CHANNELS; ++c) {
             bias[c] = read_bias<Problem>(a, channel + c);
 #pragma unroll
             for (int j = 0; j < W; ++j) weight[j][c] = read_weight<Problem>(a, channel + c, j);
@@ -188,7 +189,7 @@ private:
             const Packet<BYTES> x_packet = ring.read(p, 0), dy_packet = ring.read(p, 1);
             fetch(ring, p, t + Ring::STAGES * ROWS + p, Inside);
             if (!Inside && t + p >= last + H) continue;
-            float d[Channels];
+            float d[CHANNELS];
             unpack<X>(x_packet, history[p % W]);
             unpack<X>(dy_packet, d);
             if constexpr (Inside) {
@@ -204,9 +205,9 @@ private:
         ring.advance();
     }
 
-    CAUSEWAY_DEVICE void straight_row(int p, const float (&d)[Channels]) {
+    CAUSEWAY_DEVICE void straight_row(int p, const float (&d)[CHANNELS]) {
 #pragma unroll
-        for (int c = 0; c < Channels; ++c) {
+        for (int c = 0; c < CHANNELS; ++c) {
             float pre = bias[c];
             if constexpr (Problem::silu) {
 #pragma unroll
@@ -223,10 +224,10 @@ private:
         }
     }
 
-    CAUSEWAY_DEVICE void careful_row(i32 t, int p, const float (&d)[Channels]) {
+    CAUSEWAY_DEVICE void careful_row(i32 t, int p, const float (&d)[CHANNELS]) {
         Span<i32> sequence = {(i32)row, 0, (i32)a.seqlen};
         i32 index = 0, first_index = 0;
-        if constexpr (Problem::packed) sequence = advance_sequence(t);
+        if constexpr (PACKED<Problem>) sequence = advance_sequence(t);
         if constexpr (Problem::seq_idx) {
             index = indices[H + p];
             first_index = sequence_first_index;
@@ -235,16 +236,16 @@ private:
         const i32 left = sequence.end - t;
         const bool adds = t < last;
 #pragma unroll
-        for (int c = 0; c < Channels; ++c) {
+        for (int c = 0; c < CHANNELS; ++c) {
             float taps[W];
 #pragma unroll
             for (int j = 0; j < W; ++j) {
                 taps[j] = history[(p + W - j) % W][c];
-                if constexpr (Problem::packed) {
+                if constexpr (PACKED<Problem>) {
                     if (j > reach) taps[j] = index == first_index ? initial(sequence.sequence, c, H + reach - j) : 0.0f;
                 }
                 if constexpr (Problem::seq_idx) {
-                    if ((!Problem::packed || j <= reach) && indices[H + p - j] != index) taps[j] = 0.0f;
+                    if ((!PACKED<Problem> || j <= reach) && indices[H + p - j] != index) taps[j] = 0.0f;
                 }
             }
             float pre = bias[c];
@@ -269,7 +270,7 @@ private:
 #pragma unroll
             for (int j = 1; j < W; ++j) {
                 bool reaches = true;
-                if constexpr (Problem::packed) reaches = j <= reach;
+                if constexpr (PACKED<Problem>) reaches = j <= reach;
                 if constexpr (Problem::seq_idx) reaches = reaches && indices[H + p - j] == index;
                 float& sum = unfinished[(p + W - j) % W][c];
                 if (reaches) sum = multiply_add(weight[j][c], g, sum);
@@ -285,7 +286,7 @@ private:
     }
 
     CAUSEWAY_DEVICE void enter_places() {
-        if constexpr (Problem::packed) {
+        if constexpr (PACKED<Problem>) {
             sequence_now = sequence_at<Problem, i32>(a, (i32)row, first);
             if constexpr (Problem::seq_idx) sequence_first_index = index_at(sequence_now.start);
         } else if constexpr (Problem::seq_idx) {
@@ -327,7 +328,7 @@ private:
 #pragma unroll
             for (int i = 1; i < H + ROWS; ++i) same = same && indices[i] == indices[0];
         }
-        if constexpr (Problem::packed) {
+        if constexpr (PACKED<Problem>) {
             const i32 end = t + ROWS + (Problem::dfinal_states ? H : 0);
             same = same && t - H >= sequence_now.start && end <= sequence_now.end;
         }
@@ -349,34 +350,34 @@ private:
     CAUSEWAY_DEVICE void reduce(u32 group, u32 part) {
         // Lanes of a wave that share channels first add up: always the same pairs, so always the same sum.
 #pragma unroll
-        for (u32 mask = ChannelThreads; mask < WAVE_SIZE; mask <<= 1) {
+        for (u32 mask = LANES; mask < WAVE_SIZE; mask <<= 1) {
 #pragma unroll
-            for (int c = 0; c < Channels; ++c) {
+            for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
                 for (int j = 0; j <= W; ++j) {
                     if (j < W || Problem::dbias) sums[j][c] += shuffle_xor(sums[j][c], mask);
                 }
             }
         }
-        constexpr int CHANNELS = ChannelThreads * Channels;
-        constexpr int COUNT = CHANNELS * (Problem::dbias ? W + 1 : W);
-        constexpr int SHARERS = ChannelThreads < (int)WAVE_SIZE ? (int)WAVE_SIZE / ChannelThreads : 1;
-        constexpr int LINES = Threads / ChannelThreads / SHARERS;
-        const u32 thread = thread_index(), line = thread / ChannelThreads;
+        constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
+        constexpr int COUNT = BLOCK_CHANNELS * (Problem::dbias ? W + 1 : W);
+        constexpr int SHARERS = LANES < (int)WAVE_SIZE ? (int)WAVE_SIZE / LANES : 1;
+        constexpr int LINES = THREADS / LANES / SHARERS;
+        const u32 thread = thread_index(), line = thread / LANES;
         block_barrier();  // the ring is free now
         if (line % SHARERS == 0) {
-            const u32 at = (line / SHARERS * COUNT + thread % ChannelThreads * Channels) * 4;
+            const u32 at = (line / SHARERS * COUNT + thread % LANES * CHANNELS) * 4;
 #pragma unroll
             for (int j = 0; j <= W; ++j) {
 #pragma unroll
-                for (int c = 0; c < Channels; ++c) {
-                    if (j < W || Problem::dbias) write_shared(at + (j * CHANNELS + c) * 4, sums[j][c]);
+                for (int c = 0; c < CHANNELS; ++c) {
+                    if (j < W || Problem::dbias) write_shared(at + (j * BLOCK_CHANNELS + c) * 4, sums[j][c]);
                 }
             }
         }
         block_barrier();
-        const i64 first_channel = (i64)group * CHANNELS;
-        sum_over_blocks<Threads>(
+        const i64 first_channel = (i64)group * BLOCK_CHANNELS;
+        sum_over_blocks<THREADS>(
             a.workspace, a.counters, group, part, a.parts, COUNT, LINES * COUNT * 4,
             [&](int i) {
                 float sum = read_shared(i * 4);
@@ -385,8 +386,8 @@ private:
                 return sum;
             },
             [&](int i, float sum) {
-                const i64 c = first_channel + i % CHANNELS;
-                if (c < a.dim) write_sum<Problem>(a, c, i / CHANNELS, sum);
+                const i64 c = first_channel + i % BLOCK_CHANNELS;
+                if (c < a.dim) write_sum<Problem>(a, c, i / BLOCK_CHANNELS, sum);
             });
     }
 
@@ -396,21 +397,21 @@ private:
     const char *x, *dy;
     char* dx;
     i32 x_pitch, dy_pitch, dx_pitch;  // bytes from row to row
-    float weight[W][Channels], bias[Channels];
-    float history[W][Channels];     // x[t-j] at (t-first-j) mod W
-    float unfinished[W][Channels];  // dx[t-j] likewise
-    float sums[W + 1][Channels];    // dweight by tap, dbias
+    float weight[W][CHANNELS], bias[CHANNELS];
+    float history[W][CHANNELS];     // x[t-j] at (t-first-j) mod W
+    float unfinished[W][CHANNELS];  // dx[t-j] likewise
+    float sums[W + 1][CHANNELS];    // dweight by tap, dbias
     i32 indices[H + ROWS], next_indices[ROWS], sequence_first_index;
     Span<i32> sequence_now;
 };
 
-template <typename Problem, int Channels, int Stages, int ChannelThreads, int Threads>
+template <class Problem, class Tile>
 CAUSEWAY_DEVICE void backward_channel_last(const BackwardArguments& a) {
     const u32 block = block_index<0>();
     if constexpr (Problem::dinitial_states) {
-        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Threads>(a, block - a.sum_blocks);
+        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
     }
-    ChannelLastBackward<Problem, Channels, Stages, ChannelThreads, Threads>(a).run(block);
+    ChannelLastBackward<Problem, Tile>(a).run(block);
 }
 
 }  // namespace causal_conv1d

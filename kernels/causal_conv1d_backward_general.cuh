@@ -22,8 +22,10 @@
 namespace causeway {
 namespace causal_conv1d {
 
-template <typename Problem, int Threads, bool ChannelsFirst> class GeneralBackward {
+// Tile: threads; dim_fastest (neighbouring channels are closer in memory than neighbouring positions).
+template <class Problem, class Tile> class GeneralBackward {
     using X = typename Problem::X;
+    static constexpr int THREADS = Tile::threads;
 
 public:
     CAUSEWAY_DEVICE explicit GeneralBackward(const BackwardArguments& a)
@@ -44,8 +46,8 @@ public:
         const u32 group = block / a.parts, part = block - group * a.parts;
         first_channel = (i64)group * channels;
         const int sums = channels * (width + 1);
-        for (int i = thread; i < slices * sums; i += Threads) write_shared(sum_at + i * 4, 0.0f);
-        for (int i = thread; i < channels * width; i += Threads) {
+        for (int i = thread; i < slices * sums; i += THREADS) write_shared(sum_at + i * 4, 0.0f);
+        for (int i = thread; i < channels * width; i += THREADS) {
             const int c = i / width, j = i - c * width;
             const bool valid = first_channel + c < a.dim;
             write_shared(weight_at + i * 4, valid ? read_weight<Problem>(a, first_channel + c, j) : 0.0f);
@@ -64,7 +66,7 @@ public:
             add_sums();
         }
         block_barrier();
-        sum_over_blocks<Threads>(
+        sum_over_blocks<THREADS>(
             a.workspace, a.counters, group, part, a.parts, sums, flag_at,
             [&](int i) {
                 float sum = 0.0f;
@@ -86,7 +88,7 @@ private:
     }
 
     CAUSEWAY_DEVICE void load_places() const {
-        for (int i = thread; i < span; i += Threads) {
+        for (int i = thread; i < span; i += THREADS) {
             const i64 p = position(i);
             int reach = 0, left = 0, index = -1, number = 0;
             if (p >= 0 && p < a.seqlen) {
@@ -105,7 +107,7 @@ private:
 
     // Item n of a tile of `channels` × `count` positions, neighbours in memory going to neighbouring threads.
     CAUSEWAY_DEVICE void split(int n, int count, int& channel, int& i) const {
-        if constexpr (ChannelsFirst) {
+        if constexpr (Tile::dim_fastest) {
             i = n / channels;
             channel = n - i * channels;
         } else {
@@ -115,7 +117,7 @@ private:
     }
 
     CAUSEWAY_DEVICE void load_x() const {
-        for (int n = thread; n < channels * span; n += Threads) {
+        for (int n = thread; n < channels * span; n += THREADS) {
             int c, i;
             split(n, span, c, i);
             const i64 p = position(i);
@@ -140,7 +142,7 @@ private:
 
     CAUSEWAY_DEVICE void compute_g() const {
         const int count = tile + states;
-        for (int n = thread; n < channels * count; n += Threads) {
+        for (int n = thread; n < channels * count; n += THREADS) {
             int c, i;
             split(n, count, c, i);
             i += states;
@@ -160,7 +162,7 @@ private:
     }
 
     CAUSEWAY_DEVICE void write_dx() const {
-        for (int n = thread; n < channels * tile; n += Threads) {
+        for (int n = thread; n < channels * tile; n += THREADS) {
             int c, i;
             split(n, tile, c, i);
             i += states;
@@ -183,7 +185,7 @@ private:
 
     CAUSEWAY_DEVICE void add_sums() const {
         const int sums = channels * (width + 1), slice_length = (tile + slices - 1) / slices;
-        for (int n = thread; n < slices * sums; n += Threads) {
+        for (int n = thread; n < slices * sums; n += THREADS) {
             const int slice = n / sums, c = (n - slice * sums) / (width + 1), j = n - slice * sums - c * (width + 1);
             const int begin = slice * slice_length, end = begin + slice_length < tile ? begin + slice_length : tile;
             float sum = read_shared(sum_at + n * 4);
@@ -203,13 +205,13 @@ private:
     i64 first_channel, row, start;
 };
 
-template <typename Problem, int Threads, bool ChannelsFirst>
+template <class Problem, class Tile>
 CAUSEWAY_DEVICE void backward_general(const BackwardArguments& a) {
     const u32 block = block_index<0>();
     if constexpr (Problem::dinitial_states) {
-        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Threads>(a, block - a.sum_blocks);
+        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
     }
-    GeneralBackward<Problem, Threads, ChannelsFirst>(a).run(block);
+    GeneralBackward<Problem, Tile>(a).run(block);
 }
 
 }  // namespace causal_conv1d

@@ -1,0 +1,256 @@
+//! Plans of the backward operation, checked without a device.
+
+use super::*;
+use crate::Error;
+use crate::tensor::{DType, Location, TensorMut};
+
+const X: u64 = 0x100_0000;
+const DY: u64 = 0x200_0000;
+const DX: u64 = 0x300_0000;
+
+fn read<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorRef<'a> {
+    // SAFETY: planners never touch the memory.
+    unsafe { TensorRef::from_raw(address as *const u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
+}
+
+fn written<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorMut<'a> {
+    // SAFETY: as above.
+    unsafe { TensorMut::from_raw(address as *mut u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
+}
+
+fn first([_, dim, seqlen]: [i64; 3]) -> [i64; 3] {
+    [dim * seqlen, seqlen, 1]
+}
+
+fn last([_, dim, seqlen]: [i64; 3]) -> [i64; 3] {
+    [dim * seqlen, 1, dim]
+}
+
+/// A call with bias and its gradient, without other options.
+fn call<'a>(dtype: DType, shape: [i64; 3], strides: [i64; 3], width: i64) -> Backward<'a> {
+    let dim = shape[1];
+    Backward {
+        x: read(X, dtype, &shape, &strides),
+        weight: read(0x400_0000, dtype, &[dim, width], &[width, 1]),
+        bias: Some(read(0x500_0000, dtype, &[dim], &[1])),
+        dy: read(DY, dtype, &shape, &strides),
+        initial_states: None,
+        seq_idx: None,
+        cu_seqlens: None,
+        dfinal_states: None,
+        activation: Activation::Silu,
+        dx: written(DX, dtype, &shape, &strides),
+        dweight: written(0x600_0000, dtype, &[dim, width], &[width, 1]),
+        dbias: Some(written(0x700_0000, dtype, &[dim], &[1])),
+        dinitial_states: None,
+    }
+}
+
+/// The same with states and all of their gradients.
+fn with_states(mut op: Backward<'_>, sequences: i64) -> Backward<'_> {
+    let dtype = op.x.dtype();
+    let (dim, width) = (op.x.shape()[1], op.weight.shape()[1]);
+    let (shape, strides) = ([sequences, dim, width - 1], [dim * (width - 1), width - 1, 1]);
+    op.initial_states = Some(read(0x800_0000, dtype, &shape, &strides));
+    op.dfinal_states = Some(read(0x900_0000, dtype, &shape, &strides));
+    op.dinitial_states = Some(written(0xa00_0000, dtype, &shape, &strides));
+    op
+}
+
+fn planned_for(op: &Backward<'_>, facts: &DeviceFacts) -> Plan {
+    plan(op, &op.validate().unwrap(), facts).unwrap().expect("something to launch")
+}
+
+fn planned(op: &Backward<'_>) -> Plan {
+    planned_for(op, &DeviceFacts::h200())
+}
+
+fn constant(plan: &Plan, name: &str) -> String {
+    let after = plan.instantiation.split(&format!(" {name} = ")).nth(1);
+    after.unwrap_or_else(|| panic!("{name} in {plan}")).split(';').next().unwrap().to_string()
+}
+
+fn number(plan: &Plan, name: &str) -> u64 {
+    constant(plan, name).parse().unwrap()
+}
+
+fn arguments(plan: &Plan) -> Arguments {
+    bytemuck::pod_read_unaligned(&plan.arguments)
+}
+
+/// Every position of every channel belongs to exactly one block, and scratch memory holds all sums.
+fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
+    let a = arguments(plan);
+    let sizes = op.validate().unwrap();
+    let (pieces, piece) = (u64::from(a.pieces), u64::from(a.piece));
+    assert!(pieces * piece >= sizes.seqlen as u64, "{plan}");
+    assert_eq!(a.sum_blocks, a.channel_groups * a.parts, "{plan}");
+    assert!(plan.grid[0] >= a.sum_blocks && plan.grid[1..] == [1, 1], "{plan}");
+    let group_channels = match plan.entry {
+        "causal_conv1d_backward_channel_last" => {
+            let segments = u64::from(plan.block[0]) / number(plan, "lanes");
+            assert!(u64::from(a.parts) * segments >= sizes.batch as u64 * pieces, "{plan}");
+            number(plan, "lanes") * number(plan, "channels")
+        }
+        "causal_conv1d_backward_channel_first" => {
+            let element = op.x.dtype().size() as u64;
+            let count = number(plan, "bytes") * number(plan, "packets") / element;
+            assert_eq!(piece % (number(plan, "lanes") * count), 0, "whole tiles: {plan}");
+            assert!(count >= sizes.width as u64 - 1, "halos fit a lane: {plan}");
+            if constant(plan, "ragged") == "true" {
+                assert!(
+                    pieces * piece >= sizes.seqlen as u64 + number(plan, "bytes") / element - 1,
+                    "{plan}"
+                );
+            }
+            u64::from(plan.block[0] / facts.wave_size) / number(plan, "waves_per_channel")
+        }
+        _ => u64::from(a.tile_channels),
+    };
+    assert!(group_channels * u64::from(a.channel_groups) >= sizes.dim as u64, "{plan}");
+    assert!(plan.shared_bytes >= plan.block[0] * 4 && plan.shared_bytes <= facts.shared_per_block, "{plan}");
+    if a.parts > 1 {
+        assert_eq!(plan.counters, a.channel_groups, "{plan}");
+        let sums = group_channels * (sizes.width as u64 + u64::from(op.dbias.is_some()));
+        assert!(plan.workspace_bytes >= u64::from(a.sum_blocks) * sums * 4, "{plan}");
+        assert!(plan.workspace_at.is_some() && plan.counters_at.is_some(), "{plan}");
+    } else {
+        assert_eq!((plan.workspace_bytes, plan.counters), (0, 0), "{plan}");
+    }
+}
+
+#[test]
+fn all_shapes_are_covered_on_both_vendors() {
+    let shapes = [
+        [1, 1, 1],
+        [1, 32, 64],
+        [2, 64, 128],
+        [3, 5, 7],
+        [8, 2048, 1024],
+        [4, 5376, 4096],
+        [4, 4096, 512],
+        [4, 256, 4096],
+        [1, 16, 1_000_003],
+        [70_000, 8, 5],
+        [1, 70_001, 9],
+    ];
+    for facts in [DeviceFacts::h200(), DeviceFacts::mi300x()] {
+        for shape in shapes {
+            for width in [1, 2, 3, 4, 5, 8, 9, 256] {
+                for dtype in [DType::F32, DType::F16, DType::BF16] {
+                    for strides in [first(shape), last(shape), [shape[1] * shape[2] * 6, shape[2] * 6, 3]] {
+                        let op = call(dtype, shape, strides, width);
+                        assert_covers(&op, &planned_for(&op, &facts), &facts);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_order_decides_the_kernel() {
+    let shape = [2, 64, 128];
+    let entry = |strides, width| planned(&call(DType::BF16, shape, strides, width)).entry;
+    assert_eq!(entry(last(shape), 4), "causal_conv1d_backward_channel_last");
+    assert_eq!(entry(first(shape), 4), "causal_conv1d_backward_channel_first");
+    assert_eq!(entry([128 * 128, 2, 128], 4), "causal_conv1d_backward_general");
+    assert_eq!(entry(first(shape), 9), "causal_conv1d_backward_general");
+    assert_eq!(constant(&planned(&call(DType::BF16, shape, first(shape), 9)), "width"), "0");
+}
+
+#[test]
+fn channel_last_packets_divide_dim_and_strides() {
+    let channels =
+        |dim: i64| number(&planned(&call(DType::BF16, [8, dim, 1024], last([8, dim, 1024]), 4)), "channels");
+    assert_eq!([channels(2048), channels(2050), channels(2047)], [4, 2, 1]);
+    // A view of a wider tensor: rows are 2050 elements apart.
+    let op = call(DType::BF16, [8, 2048, 1024], [2050 * 1024, 1, 2050], 4);
+    assert_eq!(number(&planned(&op), "channels"), 2);
+}
+
+#[test]
+fn odd_rows_keep_wide_accesses_when_all_tensors_share_their_residues() {
+    let shape = [4, 64, 1023];
+    let mut op = call(DType::BF16, shape, first(shape), 4);
+    let plan = planned(&op);
+    assert_eq!((number(&plan, "bytes"), constant(&plan, "ragged").as_str()), (16, "true"));
+    op.dx = written(DX + 4, DType::BF16, &shape, &first(shape));
+    let plan = planned(&op);
+    assert_eq!((number(&plan, "bytes"), number(&plan, "packets")), (4, 4));
+    op.dx = written(DX, DType::BF16, &shape, &[64 * 1024, 1024, 1]);
+    let plan = planned(&op);
+    assert_eq!((number(&plan, "bytes"), constant(&plan, "ragged").as_str()), (2, "false"));
+}
+
+#[test]
+fn empty_batches_and_rows_still_write_zero_gradients() {
+    for shape in [[0, 40, 16], [2, 40, 0]] {
+        let op = call(DType::F32, shape, first(shape), 4);
+        let plan = planned(&op);
+        assert_covers(&op, &plan, &DeviceFacts::h200());
+        assert_eq!(arguments(&plan).parts, 1, "{plan}");
+    }
+    let op = call(DType::F32, [2, 0, 16], [0, 16, 1], 4);
+    assert_eq!(plan(&op, &op.validate().unwrap(), &DeviceFacts::h200()).unwrap(), None);
+}
+
+#[test]
+fn states_add_blocks_and_nothing_else() {
+    let shape = [8, 2048, 1024];
+    let plain = planned(&call(DType::BF16, shape, last(shape), 4));
+    let plan = planned(&with_states(call(DType::BF16, shape, last(shape), 4), 8));
+    let pairs_per_block = u64::from(plan.block[0]) / 3;
+    let state_blocks = (8 * 2048u64).div_ceil(pairs_per_block) as u32;
+    assert_eq!(plan.grid[0], plain.grid[0] + state_blocks);
+    assert_eq!(constant(&plan, "dinitial_states"), "true");
+    // A width of one has no states.
+    let plan = planned(&with_states(call(DType::BF16, shape, last(shape), 1), 8));
+    assert_eq!(constant(&plan, "initial_states"), "false");
+    assert_eq!(plan.grid[0], arguments(&plan).sum_blocks);
+}
+
+#[test]
+fn boundaries_of_no_sequence_are_not_read() {
+    let mut op = call(DType::F32, [1, 8, 0], [0, 1, 8], 4);
+    op.cu_seqlens = Some(read(0xb00_0000, DType::I64, &[1], &[1]));
+    assert_eq!(constant(&planned(&op), "cu_seqlens"), "0");
+    op = call(DType::F32, [1, 8, 10], [80, 1, 8], 4);
+    op.cu_seqlens = Some(read(0xb00_0000, DType::I64, &[3], &[1]));
+    assert_eq!(constant(&planned(&op), "cu_seqlens"), "8");
+}
+
+#[test]
+fn bias_matters_only_through_the_activation() {
+    let shape = [2, 64, 128];
+    let mut op = call(DType::F32, shape, last(shape), 4);
+    op.activation = Activation::None;
+    let plan = planned(&op);
+    assert_eq!((constant(&plan, "bias").as_str(), constant(&plan, "dbias").as_str()), ("false", "true"));
+    op.dbias = None;
+    assert_eq!(constant(&planned(&op), "dbias"), "false");
+}
+
+#[test]
+fn bytes_count_each_tensor_once() {
+    let shape = [2, 64, 128];
+    let plan = planned(&call(DType::BF16, shape, first(shape), 4));
+    let x = 2 * 64 * 128 * 2;
+    let weight = 64 * 4 * 2;
+    assert_eq!(plan.read_bytes, 2 * x + weight + 64 * 2);
+    assert_eq!(plan.written_bytes, x + weight + 64 * 2);
+}
+
+#[test]
+fn extents_include_negative_strides() {
+    let x = read(0x1000, DType::F32, &[2, 3, 4], &[-12, 4, 1]);
+    assert_eq!(extent(View::of(&x)), [0x1000 - 48, 0x1000 + 48]);
+}
+
+#[test]
+fn f64_is_refused() {
+    let shape = [2, 64, 128];
+    let sizes = call(DType::F32, shape, first(shape), 4).validate().unwrap();
+    let op = call(DType::F64, shape, first(shape), 4);
+    assert!(matches!(plan(&op, &sizes, &DeviceFacts::h200()), Err(Error::Unsupported { .. })));
+}
