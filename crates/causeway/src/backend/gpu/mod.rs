@@ -5,6 +5,7 @@
 
 pub mod builder;
 pub mod cache;
+pub mod causal_conv1d;
 pub mod compiler;
 pub mod device;
 mod driver;

@@ -1,0 +1,332 @@
+//! Planner of the forward operation: kernels/causal_conv1d_forward*.cuh.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::forward_tiles::{WIDEST, first_tile, last_tile};
+use super::{
+    Constants, Divisor, PACKET, Strides2, Strides3, View, address, blocks_of, bytes, instantiation, layers,
+    meta_bytes, most_blocks, plain_plan, refuse_f64, striding_blocks, weight_access,
+};
+use crate::backend::gpu::plan::{DeviceFacts, Plan};
+use crate::causal_conv1d::{Forward, Sizes};
+use crate::error::Result;
+
+/// `ForwardArguments` of causal_conv1d_forward.cuh.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
+struct Arguments {
+    x: u64,
+    weight: u64,
+    bias: u64,
+    initial_states: u64,
+    seq_idx: u64,
+    cu_seqlens: u64,
+    residual: u64,
+    y: u64,
+    final_states: u64,
+    x_strides: Strides3,
+    y_strides: Strides3,
+    residual_strides: Strides3,
+    initial_strides: Strides3,
+    final_strides: Strides3,
+    weight_strides: Strides2,
+    seq_idx_strides: Strides2,
+    bias_stride: i64,
+    cu_seqlens_stride: i64,
+    batch: i64,
+    dim: i64,
+    seqlen: i64,
+    width: i64,
+    sequences: i64,
+    blocks: u32,
+    batches_per_layer: u32,
+    state_blocks: u32,
+    state_divisor: Divisor,
+    tile_divisor: Divisor,
+    padding: u32,
+}
+const _: () = assert!(size_of::<Arguments>() == 320, "as the kernel's static_assert");
+
+/// Plans a forward call whose arguments have been validated.
+///
+/// `None` if y and final_states are empty, or if `cu_seqlens` names no sequence.
+///
+/// # Errors
+/// [`Error::Unsupported`](crate::Error::Unsupported) for f64.
+pub fn plan(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Option<Plan>> {
+    refuse_f64(op.x.dtype(), facts)?;
+    let has_states = op.final_states.is_some() && sizes.width > 1 && sizes.sequences > 0;
+    let has_output = sizes.batch > 0 && sizes.seqlen > 0 && (!sizes.packed || sizes.sequences > 0);
+    if sizes.dim == 0 || !(has_states || has_output) {
+        return Ok(None);
+    }
+    let planner = Planner { op, sizes, facts, has_states };
+    let fast = (has_output && sizes.width <= WIDEST)
+        .then(|| planner.channel_last().or_else(|| planner.channel_first()));
+    let mut plan = fast.flatten().unwrap_or_else(|| planner.general());
+
+    let inputs = [&op.bias, &op.initial_states, &op.seq_idx, &op.cu_seqlens, &op.residual];
+    plan.read_bytes = meta_bytes(op.x.meta())
+        + meta_bytes(op.weight.meta())
+        + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>();
+    plan.written_bytes =
+        meta_bytes(op.y.meta()) + op.final_states.as_ref().map_or(0, |states| meta_bytes(states.meta()));
+    Ok(Some(plan))
+}
+
+struct Planner<'a> {
+    op: &'a Forward<'a>,
+    sizes: &'a Sizes,
+    facts: &'a DeviceFacts,
+    has_states: bool,
+}
+
+/// Where the blocks of a fast path are.
+struct Geometry {
+    threads: u32,
+    /// Blocks along the first axis for the outputs of one batch entry.
+    blocks: u64,
+    tile_divisor: u32,
+}
+
+impl Planner<'_> {
+    /// x, y and residual: what the fast paths need alike.
+    fn streams(&self) -> impl Iterator<Item = View<'_>> + Clone {
+        let ends = [View::of(&self.op.x), View::of_mut(&self.op.y)];
+        ends.into_iter().chain(self.op.residual.as_ref().map(View::of))
+    }
+
+    fn element(&self) -> u32 {
+        self.op.x.dtype().size() as u32
+    }
+
+    /// Size of x in packets per multiprocessor: what decides between latency and bandwidth.
+    fn packets(&self) -> u64 {
+        let packets = meta_bytes(self.op.x.meta()) / u64::from(PACKET);
+        packets / u64::from(self.facts.multiprocessors.max(1))
+    }
+
+    fn channel_last(&self) -> Option<Plan> {
+        let Sizes { dim, seqlen, width, .. } = *self.sizes;
+        // A single position per row is channel-last whatever its strides say.
+        if !self.streams().all(|view| view.is_dense(1)) || (dim == 1 && seqlen > 1) {
+            return None;
+        }
+        // Rows are a 32-bit number of bytes apart.
+        let row_fits = |view: View<'_>| i32::try_from(view.step_bytes(2)).is_ok();
+        if !self.streams().all(row_fits) || dim >= i64::from(i32::MAX) || seqlen >= i64::from(i32::MAX) / 2 {
+            return None;
+        }
+        let tile = last_tile(width, self.element(), self.packets())?;
+        let widest = self.streams().map(|view| view.access(1)).min()?.min(tile.bytes);
+        let bytes = largest_divisor(widest, dim * i64::from(self.element()));
+        let channels = bytes / self.element();
+        let across = dim / i64::from(channels);
+        let lanes = (across as u64).next_power_of_two().min(u64::from(tile.lanes)) as u32;
+        // A block reaches along the sequence no further than it has to.
+        let reach = (seqlen as u64).div_ceil(u64::from(tile.rows)).next_power_of_two();
+        let segments = u64::from(tile.threads / lanes).min(reach) as u32;
+        let threads = (lanes * segments).max(self.facts.wave_size);
+        let (lanes, segments) = (lanes.max(threads / segments), segments);
+
+        let channel_blocks = (across as u64).div_ceil(u64::from(lanes));
+        let row_blocks = (seqlen as u64).div_ceil(u64::from(tile.rows * segments));
+        let geometry = Geometry {
+            threads,
+            blocks: channel_blocks * row_blocks,
+            tile_divisor: u32::try_from(channel_blocks).ok()?,
+        };
+        // What keeps sequences apart takes registers; a tight cap would spill.
+        let checked = self.op.seq_idx.is_some() || self.sizes.packed;
+        let resident = if checked { tile.resident.min(4) } else { tile.resident };
+        let constants = Constants::new("Tile")
+            .int("bytes", bytes)
+            .int("lanes", lanes)
+            .int("segments", segments)
+            .int("rows", tile.rows)
+            .int("weight_bytes", weight_access(&self.op.weight, channels));
+        self.tiled(
+            &geometry,
+            constants,
+            resident,
+            "causal_conv1d_forward_channel_last.cuh",
+            "causal_conv1d_forward_channel_last",
+            "forward_channel_last",
+        )
+    }
+
+    fn channel_first(&self) -> Option<Plan> {
+        let Sizes { dim, seqlen, width, .. } = *self.sizes;
+        if !self.streams().all(|view| view.is_dense(2)) {
+            return None;
+        }
+        if dim >= i64::from(i32::MAX) || seqlen >= i64::from(i32::MAX) / 2 {
+            return None;
+        }
+        let tile = first_tile(width, self.element(), self.packets())?;
+        let count = PACKET / self.element();
+        let aligned = self.streams().map(|view| view.access(2)).min()?;
+        let shifted = aligned < PACKET && self.rows_share_residues();
+        let whole = aligned == PACKET && seqlen % i64::from(count) == 0;
+        let access = if shifted { PACKET } else { aligned };
+
+        let positions = seqlen as u64 + u64::from(if shifted { count - 1 } else { 0 });
+        let packets = positions.div_ceil(u64::from(count));
+        let wave = u64::from(self.facts.wave_size);
+        let lanes = packets.next_power_of_two().clamp(4, wave) as u32;
+        let tiles = packets.div_ceil(u64::from(lanes)).min(u64::from(tile.tiles)) as u32;
+        let groups = tile.threads / lanes;
+        let chunks = packets.div_ceil(u64::from(lanes * tiles));
+        let checked = self.op.seq_idx.is_some() || self.sizes.packed;
+        let blocks = if checked {
+            (dim as u64).div_ceil(u64::from(groups)) * chunks
+        } else {
+            (dim as u64 * chunks).div_ceil(u64::from(groups))
+        };
+        // The kernel divides numbers of groups as 31-bit numbers.
+        if blocks.checked_mul(u64::from(groups))? > i32::MAX as u64 {
+            return None;
+        }
+        let geometry = Geometry { threads: tile.threads, blocks, tile_divisor: u32::try_from(chunks).ok()? };
+        let constants = Constants::new("Tile")
+            .int("access", access)
+            .int("lanes", lanes)
+            .int("groups", groups)
+            .int("tiles", tiles)
+            .flag("shifted", shifted)
+            .flag("whole", whole)
+            .int("weight_bytes", weight_access(&self.op.weight, 1));
+        self.tiled(
+            &geometry,
+            constants,
+            1,
+            "causal_conv1d_forward_channel_first.cuh",
+            "causal_conv1d_forward_channel_first",
+            "forward_channel_first",
+        )
+    }
+
+    /// True if each row starts at the same place within 16 bytes in x, y and residual.
+    fn rows_share_residues(&self) -> bool {
+        let residue = |value: i64| value.rem_euclid(i64::from(PACKET));
+        let place = |view: View<'_>| {
+            (residue(view.address as i64), residue(view.step_bytes(0)), residue(view.step_bytes(1)))
+        };
+        let x = place(View::of(&self.op.x));
+        self.streams().all(|view| place(view) == x)
+    }
+
+    /// A fast path: blocks for the states in front, the batch on the second and third axis.
+    fn tiled(
+        &self,
+        geometry: &Geometry,
+        tile: Constants,
+        resident: u32,
+        header: &'static str,
+        entry: &'static str,
+        body: &str,
+    ) -> Option<Plan> {
+        let &Geometry { threads, blocks, tile_divisor } = geometry;
+        let (batches_per_layer, batch_layers) = layers(self.sizes.batch)?;
+        let per_sequence = u32::try_from(self.sizes.dim as u64 / u64::from(threads) + 1).ok()?;
+        let state_blocks = match (self.has_states, self.sizes.packed) {
+            (false, _) => 0,
+            (true, false) => u64::from(per_sequence),
+            (true, true) => u64::from(per_sequence).checked_mul(self.sizes.sequences as u64)?,
+        };
+        let total = blocks.checked_add(state_blocks)?;
+        if total > most_blocks(self.facts, threads) {
+            return None;
+        }
+        let arguments = Arguments {
+            batches_per_layer,
+            state_blocks: u32::try_from(state_blocks).ok()?,
+            state_divisor: Divisor::new(per_sequence),
+            tile_divisor: Divisor::new(tile_divisor),
+            ..self.arguments()
+        };
+        let text = instantiation(self.problem(), tile, entry, "ForwardArguments", body, threads, resident);
+        let mut plan = plain_plan(header, entry, text, &arguments);
+        plan.grid = [total as u32, batches_per_layer, batch_layers];
+        plan.block = [threads, 1, 1];
+        Some(plan)
+    }
+
+    fn general(&self) -> Plan {
+        const THREADS: u32 = 128;
+        const RUN: i64 = 4;
+        const ENTRY: &str = "causal_conv1d_forward_general";
+        let x = View::of(&self.op.x);
+        let dim_fastest = x.stride(1).unsigned_abs() < x.stride(2).unsigned_abs();
+        let tile = Constants::new("Tile").int("threads", THREADS).flag("dim_fastest", dim_fastest);
+        let tasks =
+            self.sizes.dim.saturating_mul(self.sizes.batch).saturating_mul(blocks_of(self.sizes.seqlen, RUN));
+        let blocks = striding_blocks(self.facts, tasks, THREADS);
+        let arguments = Arguments { blocks, ..self.arguments() };
+        let text =
+            instantiation(self.problem(), tile, ENTRY, "ForwardArguments", "forward_general", THREADS, 1);
+        let mut plan = plain_plan("causal_conv1d_forward_general.cuh", ENTRY, text, &arguments);
+        plan.grid = [blocks, 1, 1];
+        plan.block = [THREADS, 1, 1];
+        plan
+    }
+
+    fn problem(&self) -> Constants {
+        let op = self.op;
+        let boundary = op.cu_seqlens.as_ref().map_or(0, |boundaries| boundaries.dtype().size());
+        // The general kernel reads the width from its arguments: one compilation serves all of them.
+        let width = if self.sizes.width <= WIDEST { self.sizes.width } else { 0 };
+        Constants::new("Problem")
+            .dtype("X", op.x.dtype())
+            .dtype("Weight", op.weight.dtype())
+            .int("width", width)
+            .silu(op.activation)
+            .flag("bias", op.bias.is_some())
+            .flag("initial_states", op.initial_states.is_some() && self.sizes.width > 1)
+            .flag("final_states", self.has_states)
+            .flag("seq_idx", op.seq_idx.is_some())
+            .int("cu_seqlens", boundary)
+            .flag("residual", op.residual.is_some())
+    }
+
+    fn arguments(&self) -> Arguments {
+        let (op, sizes) = (self.op, self.sizes);
+        let strides3 = |tensor: Option<View<'_>>| tensor.map_or(Strides3::default(), |view| view.strides3());
+        let first_stride = |tensor: Option<View<'_>>| tensor.map_or(0, |view| view.stride(0));
+        Arguments {
+            x: address(Some(&op.x)),
+            weight: address(Some(&op.weight)),
+            bias: address(op.bias.as_ref()),
+            initial_states: address(op.initial_states.as_ref()),
+            seq_idx: address(op.seq_idx.as_ref()),
+            cu_seqlens: address(op.cu_seqlens.as_ref()),
+            residual: address(op.residual.as_ref()),
+            y: View::of_mut(&op.y).address,
+            final_states: op.final_states.as_ref().map_or(0, |states| View::of_mut(states).address),
+            x_strides: View::of(&op.x).strides3(),
+            y_strides: View::of_mut(&op.y).strides3(),
+            residual_strides: strides3(op.residual.as_ref().map(View::of)),
+            initial_strides: strides3(op.initial_states.as_ref().map(View::of)),
+            final_strides: strides3(op.final_states.as_ref().map(View::of_mut)),
+            weight_strides: View::of(&op.weight).strides2(),
+            seq_idx_strides: op.seq_idx.as_ref().map_or(Strides2::default(), |idx| View::of(idx).strides2()),
+            bias_stride: first_stride(op.bias.as_ref().map(View::of)),
+            cu_seqlens_stride: first_stride(op.cu_seqlens.as_ref().map(View::of)),
+            batch: sizes.batch,
+            dim: sizes.dim,
+            seqlen: sizes.seqlen,
+            width: sizes.width,
+            sequences: sizes.sequences,
+            ..Arguments::default()
+        }
+    }
+}
+
+/// The widest access up to `widest` bytes of which `row` bytes are a whole number.
+fn largest_divisor(widest: u32, row: i64) -> u32 {
+    widest.min(1 << row.trailing_zeros().min(4))
+}
+
+#[cfg(test)]
+#[path = "forward_tests.rs"]
+mod tests;

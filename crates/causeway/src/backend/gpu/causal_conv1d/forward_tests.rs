@@ -1,0 +1,188 @@
+//! Plans of the forward operation, checked without a device.
+
+use super::*;
+use crate::Error;
+use crate::causal_conv1d::Activation;
+use crate::tensor::{DType, Location, TensorMut, TensorRef};
+
+const X: u64 = 0x10_0000;
+const Y: u64 = 0x20_0000;
+
+fn read<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorRef<'a> {
+    // SAFETY: planners never touch the memory.
+    unsafe { TensorRef::from_raw(address as *const u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
+}
+
+fn written<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorMut<'a> {
+    // SAFETY: as above.
+    unsafe { TensorMut::from_raw(address as *mut u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Layout {
+    First,
+    Last,
+}
+
+/// A call with dense tensors, without options.
+fn call<'a>(dtype: DType, layout: Layout, shape: [i64; 3], width: i64) -> Forward<'a> {
+    let [_, dim, seqlen] = shape;
+    let strides = match layout {
+        Layout::First => [dim * seqlen, seqlen, 1],
+        Layout::Last => [dim * seqlen, 1, dim],
+    };
+    Forward {
+        x: read(X, dtype, &shape, &strides),
+        weight: read(0x30_0000, dtype, &[dim, width], &[width, 1]),
+        bias: None,
+        initial_states: None,
+        seq_idx: None,
+        cu_seqlens: None,
+        residual: None,
+        activation: Activation::Silu,
+        y: written(Y, dtype, &shape, &strides),
+        final_states: None,
+    }
+}
+
+fn planned(op: &Forward<'_>) -> Option<Plan> {
+    let sizes = op.validate().unwrap();
+    plan(op, &sizes, &DeviceFacts::h200()).unwrap()
+}
+
+fn constant(plan: &Plan, name: &str) -> String {
+    let key = format!(" {name} = ");
+    let after = plan.instantiation.split(&key).nth(1).unwrap_or_else(|| panic!("{name} in {plan}"));
+    after.split(';').next().unwrap().to_string()
+}
+
+#[test]
+fn channel_last_takes_the_widest_packet_that_divides_a_row() {
+    let plan = planned(&call(DType::BF16, Layout::Last, [8, 2048, 1024], 4)).unwrap();
+    assert_eq!(plan.header, "causal_conv1d_forward_channel_last.cuh");
+    assert_eq!(constant(&plan, "bytes"), "8");
+    assert_eq!(constant(&plan, "weight_bytes"), "16");
+    assert_eq!(plan.block[0], 128);
+    let rows: u32 = constant(&plan, "rows").parse().unwrap();
+    let segments: u32 = constant(&plan, "segments").parse().unwrap();
+    let lanes: u32 = constant(&plan, "lanes").parse().unwrap();
+    assert_eq!(plan.grid, [2048 / (lanes * 4) * 1024 / (rows * segments), 8, 1]);
+    assert_eq!(plan.read_bytes, 8 * 2048 * 1024 * 2 + 2048 * 4 * 2);
+    assert_eq!(plan.written_bytes, 8 * 2048 * 1024 * 2);
+
+    for (dim, bytes) in [(2047, "2"), (2046, "4"), (2048, "8")] {
+        let plan = planned(&call(DType::BF16, Layout::Last, [8, dim, 1024], 4)).unwrap();
+        assert_eq!(constant(&plan, "bytes"), bytes, "dim {dim}");
+    }
+}
+
+#[test]
+fn channel_first_shifts_rows_that_start_between_packets() {
+    let aligned = planned(&call(DType::F16, Layout::First, [2, 64, 1024], 4)).unwrap();
+    assert_eq!(aligned.header, "causal_conv1d_forward_channel_first.cuh");
+    assert_eq!(constant(&aligned, "whole"), "true");
+    assert_eq!(constant(&aligned, "weight_bytes"), "8");
+
+    let odd = planned(&call(DType::F16, Layout::First, [2, 64, 1023], 4)).unwrap();
+    assert_eq!((constant(&odd, "shifted"), constant(&odd, "access")), ("true".into(), "16".into()));
+    assert_eq!(constant(&odd, "whole"), "false");
+
+    // x and y start at different places within 16 bytes: no shift serves both.
+    let mut apart = call(DType::F16, Layout::First, [2, 64, 1024], 4);
+    apart.y = written(Y + 4, DType::F16, &[2, 64, 1024], &[64 * 1024, 1024, 1]);
+    let apart = planned(&apart).unwrap();
+    assert_eq!((constant(&apart, "shifted"), constant(&apart, "access")), ("false".into(), "4".into()));
+}
+
+#[test]
+fn short_rows_share_a_wave() {
+    let plan = planned(&call(DType::F32, Layout::First, [2, 64, 32], 4)).unwrap();
+    assert_eq!((constant(&plan, "lanes"), constant(&plan, "groups")), ("8".into(), "16".into()));
+    assert_eq!(plan.grid, [64 / 16, 2, 1]);
+}
+
+#[test]
+fn other_strides_and_widths_take_the_general_kernel() {
+    let wide = planned(&call(DType::F32, Layout::First, [2, 64, 300], 16)).unwrap();
+    assert_eq!(wide.entry, "causal_conv1d_forward_general");
+    assert_eq!(constant(&wide, "width"), "0");
+
+    let mut strided = call(DType::F32, Layout::First, [2, 64, 300], 4);
+    strided.x = read(X, DType::F32, &[2, 64, 300], &[64 * 600, 600, 2]);
+    assert_eq!(planned(&strided).unwrap().entry, "causal_conv1d_forward_general");
+
+    let mut mixed = call(DType::F32, Layout::First, [2, 64, 300], 4);
+    mixed.y = written(Y, DType::F32, &[2, 64, 300], &[64 * 300, 1, 64]);
+    assert_eq!(planned(&mixed).unwrap().entry, "causal_conv1d_forward_general");
+}
+
+#[test]
+fn empty_outputs_need_no_launch() {
+    for shape in [[0, 64, 128], [2, 0, 128], [2, 64, 0]] {
+        assert_eq!(planned(&call(DType::F32, Layout::First, shape, 4)), None);
+    }
+    // No positions, but states that pass through.
+    let mut states = call(DType::F32, Layout::First, [2, 64, 0], 4);
+    states.final_states = Some(written(0x40_0000, DType::F32, &[2, 64, 3], &[192, 3, 1]));
+    assert_eq!(planned(&states).unwrap().entry, "causal_conv1d_forward_general");
+    // One tap keeps no state.
+    let mut stateless = call(DType::F32, Layout::First, [2, 64, 0], 1);
+    stateless.final_states = Some(written(0x40_0000, DType::F32, &[2, 64, 0], &[0, 0, 1]));
+    assert_eq!(planned(&stateless), None);
+}
+
+#[test]
+fn states_have_blocks_of_their_own() {
+    let mut op = call(DType::BF16, Layout::Last, [1, 256, 4096], 4);
+    let without = planned(&op).unwrap();
+    op.cu_seqlens = Some(read(0x50_0000, DType::I64, &[11], &[1]));
+    op.final_states = Some(written(0x40_0000, DType::BF16, &[10, 256, 3], &[768, 3, 1]));
+    let with = planned(&op).unwrap();
+    assert_eq!(constant(&with, "cu_seqlens"), "8");
+    assert_eq!(with.grid[0] - without.grid[0], 10 * 3, "256 channels take 128 threads, one block to spare");
+    let arguments: Arguments = *bytemuck::from_bytes(&with.arguments);
+    assert_eq!((arguments.state_blocks, arguments.state_divisor.value), (30, 3));
+}
+
+#[test]
+fn large_dimensions_fit_the_grid() {
+    let batch = planned(&call(DType::F16, Layout::First, [100_000, 8, 16], 4)).unwrap();
+    assert_eq!(batch.grid[1..], [32_768, 4]);
+    let dim = planned(&call(DType::F16, Layout::First, [2, 100_000, 16], 4)).unwrap();
+    assert_eq!(u64::from(dim.grid[0]) * u64::from(dim.block[0] / 4), 100_000);
+    // 2^33 elements: more than 32 bits, in both layouts.
+    for layout in [Layout::First, Layout::Last] {
+        let huge = planned(&call(DType::F16, layout, [4, 2048, 1 << 20], 4)).unwrap();
+        assert_ne!(huge.entry, "causal_conv1d_forward_general");
+    }
+}
+
+#[test]
+fn amd_grids_count_threads() {
+    let op = call(DType::F16, Layout::First, [1, 1 << 28, 16], 4);
+    let sizes = op.validate().unwrap();
+    let plan = plan(&op, &sizes, &DeviceFacts::mi300x()).unwrap().unwrap();
+    assert!(u64::from(plan.grid[0]) * u64::from(plan.block[0]) < 1 << 32, "{plan}");
+}
+
+#[test]
+fn f64_is_refused() {
+    let memory = [0f64; 128];
+    let mut result = [0f64; 128];
+    let mut op = call(DType::F32, Layout::First, [1, 8, 16], 4);
+    op.x = TensorRef::new(&memory, &[1, 8, 16]).unwrap();
+    op.weight = TensorRef::new(&memory[..32], &[8, 4]).unwrap();
+    op.y = TensorMut::new(&mut result, &[1, 8, 16]).unwrap();
+    let sizes = op.validate().unwrap();
+    assert!(matches!(plan(&op, &sizes, &DeviceFacts::h200()), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn the_argument_block_holds_addresses_strides_and_sizes() {
+    let plan = planned(&call(DType::BF16, Layout::Last, [3, 96, 50], 3)).unwrap();
+    let arguments: Arguments = *bytemuck::from_bytes(&plan.arguments);
+    assert_eq!((arguments.x, arguments.y), (X, Y));
+    assert_eq!(arguments.x_strides, Strides3 { batch: 96 * 50, dim: 1, seqlen: 96 });
+    assert_eq!((arguments.batch, arguments.dim, arguments.seqlen, arguments.width), (3, 96, 50, 3));
+    assert_eq!((plan.workspace_bytes, plan.counters, plan.shared_bytes), (0, 0, 0));
+}

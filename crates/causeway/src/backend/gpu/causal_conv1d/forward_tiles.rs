@@ -1,0 +1,79 @@
+//! Tile sizes of the forward kernels, measured on an H200 (docs/kernels/forward.md).
+
+/// What a block of the channel-last kernel does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LastTile {
+    /// Most bytes of a thread's packet.
+    pub bytes: u32,
+    /// Most threads along dim; fewer where dim is smaller, and then more along seqlen.
+    pub lanes: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Positions per thread.
+    pub rows: u32,
+    /// Blocks that should fit on a multiprocessor: caps registers.
+    pub resident: u32,
+}
+
+/// What a block of the channel-first kernel does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FirstTile {
+    /// Threads of a block.
+    pub threads: u32,
+    /// Most packets per thread; fewer where rows are shorter.
+    pub tiles: u32,
+}
+
+/// A row of a table: the first whose limits hold is taken.
+struct Rule<T> {
+    /// Largest width.
+    width: i64,
+    /// Bytes of an element of x.
+    element: u32,
+    /// Largest size of x in packets of 16 bytes per multiprocessor.
+    packets: u64,
+    tile: T,
+}
+
+const ANY: u64 = u64::MAX;
+
+const LAST: &[Rule<LastTile>] = &[
+    // A few packets per multiprocessor: latency rules, so threads do little each.
+    Rule { width: 8, element: 2, packets: 512, tile: last(8, 32, 128, 2, 1) },
+    Rule { width: 8, element: 4, packets: 512, tile: last(8, 32, 128, 2, 1) },
+    Rule { width: 6, element: 2, packets: 32_768, tile: last(8, 32, 128, 8, 6) },
+    Rule { width: 6, element: 2, packets: ANY, tile: last(8, 32, 128, 12, 6) },
+    Rule { width: 6, element: 4, packets: ANY, tile: last(16, 32, 128, 8, 6) },
+    // Wide windows take registers, and pay for their longer halo with more rows.
+    Rule { width: 8, element: 2, packets: ANY, tile: last(8, 32, 128, 16, 4) },
+    Rule { width: 8, element: 4, packets: ANY, tile: last(16, 32, 128, 16, 4) },
+];
+
+const FIRST: &[Rule<FirstTile>] = &[
+    Rule { width: 8, element: 2, packets: 4096, tile: FirstTile { threads: 128, tiles: 1 } },
+    Rule { width: 8, element: 4, packets: 4096, tile: FirstTile { threads: 128, tiles: 1 } },
+    Rule { width: 8, element: 2, packets: ANY, tile: FirstTile { threads: 64, tiles: 2 } },
+    Rule { width: 8, element: 4, packets: ANY, tile: FirstTile { threads: 64, tiles: 2 } },
+];
+
+const fn last(bytes: u32, lanes: u32, threads: u32, rows: u32, resident: u32) -> LastTile {
+    LastTile { bytes, lanes, threads, rows, resident }
+}
+
+/// The widest convolution that the unrolled kernels serve.
+pub(super) const WIDEST: i64 = 8;
+
+/// The tile for a width, an element size and a size of x in packets per multiprocessor.
+pub(super) fn last_tile(width: i64, element: u32, packets: u64) -> Option<LastTile> {
+    find(LAST, width, element, packets)
+}
+
+/// As [`last_tile`], for channel-first.
+pub(super) fn first_tile(width: i64, element: u32, packets: u64) -> Option<FirstTile> {
+    find(FIRST, width, element, packets)
+}
+
+fn find<T: Copy>(rules: &[Rule<T>], width: i64, element: u32, packets: u64) -> Option<T> {
+    let holds = |rule: &&Rule<T>| width <= rule.width && element == rule.element && packets <= rule.packets;
+    rules.iter().find(holds).map(|rule| rule.tile)
+}

@@ -1,0 +1,307 @@
+//! Planners of the causal conv1d kernels.
+//!
+//! Each is a pure function of the operation, its sizes and the device: it chooses one of the kernels in `kernels/`,
+//! the template arguments, the grid, and writes the argument block. `Ok(None)` means that there is nothing to launch
+//! because the outputs are empty.
+//!
+//! Choices that were measured are rows of a table; see docs/kernels/.
+
+pub mod backward;
+mod backward_tiles;
+pub mod forward;
+mod forward_tiles;
+pub mod update;
+pub mod varlen_states;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::plan::{DeviceFacts, Plan, Vendor};
+use crate::causal_conv1d::Activation;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Meta, TensorMut, TensorRef};
+
+/// Widest access of one thread, in bytes.
+const PACKET: u32 = 16;
+
+/// Distances along (batch or row, dim, seqlen or position), in elements: `Strides3` of causal_conv1d.cuh.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
+struct Strides3 {
+    batch: i64,
+    dim: i64,
+    seqlen: i64,
+}
+
+/// Distances along two axes, in elements: `Strides2` of causal_conv1d.cuh.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
+struct Strides2 {
+    first: i64,
+    second: i64,
+}
+
+/// Quotients by multiplication, for dividends below 2^31: `Divisor` of causal_conv1d.cuh.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
+struct Divisor {
+    value: u32,
+    multiplier: u32,
+    shift: u32,
+}
+
+impl Divisor {
+    /// With s = ⌈log2 value⌉ and m = ⌈2^(31+s) / value⌉, m < 2^32 and ⌊n·m / 2^(31+s)⌋ = ⌊n / value⌋ for n < 2^31.
+    fn new(value: u32) -> Self {
+        let value = value.max(1);
+        let shift = 31 + value.next_power_of_two().trailing_zeros();
+        let multiplier = (1u64 << shift).div_ceil(u64::from(value)) as u32;
+        Divisor { value, multiplier, shift }
+    }
+}
+
+/// What planners need to know of a view, whether it is read or written.
+#[derive(Clone, Copy)]
+struct View<'a> {
+    address: u64,
+    meta: &'a Meta,
+}
+
+impl<'a> View<'a> {
+    fn of(tensor: &'a TensorRef<'_>) -> Self {
+        View { address: tensor.pointer().addr() as u64, meta: tensor.meta() }
+    }
+
+    fn of_mut(tensor: &'a TensorMut<'_>) -> Self {
+        View { address: tensor.pointer().addr() as u64, meta: tensor.meta() }
+    }
+
+    fn size(&self, axis: usize) -> i64 {
+        self.meta.shape[axis]
+    }
+
+    fn stride(&self, axis: usize) -> i64 {
+        self.meta.strides[axis]
+    }
+
+    /// True if neighbours along the axis are neighbours in memory (or there is only one).
+    fn is_dense(&self, axis: usize) -> bool {
+        self.size(axis) <= 1 || self.stride(axis) == 1
+    }
+
+    fn strides3(&self) -> Strides3 {
+        Strides3 { batch: self.stride(0), dim: self.stride(1), seqlen: self.stride(2) }
+    }
+
+    fn strides2(&self) -> Strides2 {
+        Strides2 { first: self.stride(0), second: self.stride(1) }
+    }
+
+    /// Bytes between neighbours along an axis; 0 where there is only one.
+    fn step_bytes(&self, axis: usize) -> i64 {
+        if self.size(axis) <= 1 { 0 } else { self.stride(axis).saturating_mul(self.meta.dtype.size() as i64) }
+    }
+
+    /// The widest access that is legal at the first element of every run along `axis`: a power of two, at most
+    /// [`PACKET`].
+    fn access(&self, axis: usize) -> u32 {
+        let others = (0..self.meta.shape.len()).filter(|other| *other != axis);
+        let bits = others.fold(self.address, |bits, other| bits | self.step_bytes(other) as u64);
+        power_of_two_in(bits)
+    }
+}
+
+/// The largest power of two, at most [`PACKET`], that divides the number.
+fn power_of_two_in(number: u64) -> u32 {
+    1 << (number | u64::from(PACKET)).trailing_zeros()
+}
+
+/// The address of an optional argument, 0 if absent.
+fn address(tensor: Option<&TensorRef<'_>>) -> u64 {
+    tensor.map_or(0, |t| View::of(t).address)
+}
+
+/// The bytes of an optional argument, each element once.
+fn bytes(tensor: Option<&TensorRef<'_>>) -> u64 {
+    tensor.map_or(0, |t| meta_bytes(t.meta()))
+}
+
+fn meta_bytes(meta: &Meta) -> u64 {
+    meta.element_count() as u64 * meta.dtype.size() as u64
+}
+
+/// The access for a run of `channels · width` weights, or 0 if they do not lie side by side.
+fn weight_access(weight: &TensorRef<'_>, channels: u32) -> u32 {
+    let view = View::of(weight);
+    let width = view.size(1);
+    let side_by_side = view.is_dense(1) && (channels == 1 || view.size(0) <= 1 || view.stride(0) == width);
+    if !side_by_side {
+        return 0;
+    }
+    let run = i64::from(channels) * width * weight.dtype().size() as i64;
+    // Runs begin at every `channels`-th row.
+    power_of_two_in(view.address | (view.step_bytes(0).wrapping_mul(i64::from(channels)) | run) as u64)
+}
+
+/// The element type in device code.
+fn type_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "causeway::f16",
+        DType::BF16 => "causeway::bf16",
+        _ => "float",
+    }
+}
+
+/// GPUs compute in f32.
+fn refuse_f64(x: DType, facts: &DeviceFacts) -> Result<()> {
+    if x != DType::F64 {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: "dtype f64".to_string(),
+        device: facts.architecture.clone(),
+        instead: "use f32, f16 or bf16 on a GPU, or the cpu device",
+    })
+}
+
+/// A C++ struct of constants: what a kernel is compiled for.
+struct Constants {
+    text: String,
+}
+
+impl Constants {
+    fn new(name: &str) -> Self {
+        Constants { text: format!("struct {name} {{\n") }
+    }
+
+    fn dtype(mut self, name: &str, dtype: DType) -> Self {
+        self.text += &format!("    using {name} = {};\n", type_name(dtype));
+        self
+    }
+
+    fn int(mut self, name: &str, value: impl std::fmt::Display) -> Self {
+        self.text += &format!("    static constexpr int {name} = {value};\n");
+        self
+    }
+
+    fn flag(mut self, name: &str, value: bool) -> Self {
+        self.text += &format!("    static constexpr bool {name} = {value};\n");
+        self
+    }
+
+    fn silu(self, activation: Activation) -> Self {
+        self.flag("silu", activation == Activation::Silu)
+    }
+
+    fn finish(self) -> String {
+        self.text + "};\n"
+    }
+}
+
+/// The text after the header: the constants, and the one entry, which calls `body<Problem, Tile>`.
+///
+/// `resident` blocks of `threads` threads should fit on a multiprocessor.
+fn instantiation(
+    problem: Constants,
+    tile: Constants,
+    entry: &str,
+    arguments: &str,
+    body: &str,
+    threads: u32,
+    resident: u32,
+) -> String {
+    format!(
+        "{}{}CAUSEWAY_KERNEL({threads}, {resident}) {entry}(const causeway::causal_conv1d::{arguments} arguments) {{\n    \
+         causeway::causal_conv1d::{body}<Problem, Tile>(arguments);\n}}\n",
+        problem.finish(),
+        tile.finish()
+    )
+}
+
+/// A plan with no scratch memory and no shared memory.
+fn plain_plan(
+    header: &'static str,
+    entry: &'static str,
+    instantiation: String,
+    arguments: &impl Pod,
+) -> Plan {
+    Plan {
+        header,
+        instantiation,
+        entry,
+        grid: [1, 1, 1],
+        block: [1, 1, 1],
+        shared_bytes: 0,
+        workspace_bytes: 0,
+        counters: 0,
+        arguments: bytemuck::bytes_of(arguments).to_vec(),
+        workspace_at: None,
+        counters_at: None,
+        read_bytes: 0,
+        written_bytes: 0,
+    }
+}
+
+/// Blocks of `size` that cover `count`; neither is negative.
+fn blocks_of(count: i64, size: i64) -> i64 {
+    (count as u64).div_ceil(size as u64) as i64
+}
+
+/// The most blocks of `threads` threads along the first axis of a grid.
+///
+/// CUDA allows 2^31 - 1 blocks; HIP counts threads, in 32 bits. Kernels divide block numbers as 31-bit numbers.
+fn most_blocks(facts: &DeviceFacts, threads: u32) -> u64 {
+    match facts.vendor {
+        Vendor::Nvidia => i32::MAX as u64,
+        Vendor::Amd => u64::from(u32::MAX / threads).min(i32::MAX as u64),
+    }
+}
+
+/// A count along the batch as the second and third axis of a grid: (per layer, layers). `None` if it does not fit.
+fn layers(count: i64) -> Option<(u32, u32)> {
+    const PER_LAYER: i64 = 32_768;
+    const MOST_LAYERS: i64 = 65_535;
+    let per_layer = count.clamp(1, PER_LAYER);
+    let layers = blocks_of(count.max(1), per_layer);
+    (layers <= MOST_LAYERS).then_some((per_layer as u32, layers as u32))
+}
+
+/// Blocks of a kernel that strides over its grid: enough to fill the device, no more than there is work for.
+fn striding_blocks(facts: &DeviceFacts, tasks: i64, threads: u32) -> u32 {
+    let filling =
+        i64::from(facts.multiprocessors) * i64::from(facts.threads_per_multiprocessor / threads) * 2;
+    blocks_of(tasks, i64::from(threads)).clamp(1, filling.max(1)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divisors_divide_every_kind_of_number() {
+        let values = [1u32, 2, 3, 5, 7, 8, 21, 127, 128, 641, 65_535, 65_537, 1 << 30, (1 << 31) - 1];
+        let dividends = [0u32, 1, 2, 6, 7, 100, 127, 640, 65_536, 123_456_789, (1 << 31) - 2, (1 << 31) - 1];
+        for value in values {
+            let divisor = Divisor::new(value);
+            for dividend in dividends.into_iter().chain([value, value - 1]) {
+                let quotient = (u64::from(dividend) * u64::from(divisor.multiplier)) >> divisor.shift;
+                assert_eq!(quotient, u64::from(dividend / value), "{dividend} / {value}");
+            }
+        }
+    }
+
+    #[test]
+    fn layers_cover_large_batches() {
+        assert_eq!(layers(1), Some((1, 1)));
+        assert_eq!(layers(65_535), Some((32_768, 2)));
+        assert_eq!(layers(100_000), Some((32_768, 4)));
+        assert_eq!(layers(i64::from(u32::MAX)), None);
+    }
+
+    #[test]
+    fn the_widest_access_follows_addresses_and_strides() {
+        assert_eq!(power_of_two_in(0), 16);
+        assert_eq!(power_of_two_in(64), 16);
+        assert_eq!(power_of_two_in(6), 2);
+        assert_eq!(power_of_two_in(24), 8);
+    }
+}

@@ -1,0 +1,285 @@
+//! Planner of the decode update: kernels/causal_conv1d_update.cuh.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::forward_tiles::WIDEST;
+use super::{
+    Constants, PACKET, Strides2, Strides3, View, address, blocks_of, bytes, instantiation, layers,
+    meta_bytes, most_blocks, plain_plan, power_of_two_in, refuse_f64, striding_blocks, weight_access,
+};
+use crate::backend::gpu::plan::{DeviceFacts, Plan};
+use crate::causal_conv1d::{Update, UpdateSizes};
+use crate::error::Result;
+
+const HEADER: &str = "causal_conv1d_update.cuh";
+
+/// `UpdateArguments` of causal_conv1d_update.cuh.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
+struct Arguments {
+    x: u64,
+    conv_state: u64,
+    weight: u64,
+    bias: u64,
+    cache_seqlens: u64,
+    conv_state_indices: u64,
+    y: u64,
+    x_strides: Strides3,
+    y_strides: Strides3,
+    state_strides: Strides3,
+    weight_strides: Strides2,
+    bias_stride: i64,
+    cache_seqlens_stride: i64,
+    indices_stride: i64,
+    batch: i64,
+    dim: i64,
+    seqlen: i64,
+    width: i64,
+    rows: i64,
+    state_len: i64,
+    blocks: u32,
+    blocks_per_layer: u32,
+}
+const _: () = assert!(size_of::<Arguments>() == 224, "as the kernel's static_assert");
+
+/// Longest state that the vector kernel keeps in registers.
+const LONGEST_STATE: i64 = 9;
+
+/// Bytes of a thread's packet, and batch entries per thread; the first row whose limit holds is taken.
+/// Measured on an H200 (docs/kernels/forward.md).
+struct Rule {
+    /// Largest size of x in packets of 16 bytes per multiprocessor.
+    packets: u64,
+    bytes: u32,
+    repeats: u32,
+}
+
+const RULES: &[Rule] =
+    &[Rule { packets: 16, bytes: 4, repeats: 1 }, Rule { packets: u64::MAX, bytes: 8, repeats: 1 }];
+
+/// Plans an update whose arguments have been validated.
+///
+/// `None` if y is empty; the state does not change then.
+///
+/// # Errors
+/// [`Error::Unsupported`](crate::Error::Unsupported) for f64.
+pub fn plan(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Result<Option<Plan>> {
+    refuse_f64(op.x.dtype(), facts)?;
+    if sizes.batch == 0 || sizes.dim == 0 || sizes.seqlen == 0 {
+        return Ok(None);
+    }
+    let mut plan = vector(op, sizes, facts).unwrap_or_else(|| general(op, sizes, facts));
+    let row = sizes.dim as u64 * op.x.dtype().size() as u64;
+    let rows = sizes.batch as u64 * row;
+    // Of a ring, the history is read and the new positions are written; of a shifted state, everything.
+    let (read, written) = match op.cache_seqlens {
+        Some(_) => (sizes.width - 1, sizes.seqlen.min(sizes.state_len)),
+        None => (sizes.state_len, sizes.state_len),
+    };
+    let inputs = [&op.bias, &op.cache_seqlens, &op.conv_state_indices];
+    plan.read_bytes = meta_bytes(op.x.meta())
+        + meta_bytes(op.weight.meta())
+        + rows * read as u64
+        + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>();
+    plan.written_bytes = meta_bytes(op.y.meta()) + rows * written as u64;
+    Ok(Some(plan))
+}
+
+/// The kernel for one new position per entry.
+fn vector(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Option<Plan> {
+    const ENTRY: &str = "causal_conv1d_update_vector";
+    const THREADS: u32 = 128;
+    let (x, y, state) = (View::of(&op.x), View::of_mut(&op.y), View::of_mut(&op.conv_state));
+    let ring = op.cache_seqlens.is_some();
+    let fits = sizes.seqlen == 1 && sizes.width <= WIDEST && (ring || sizes.state_len <= LONGEST_STATE);
+    if !fits || !x.is_dense(1) || !y.is_dense(1) || sizes.dim >= i64::from(i32::MAX) {
+        return None;
+    }
+    let element = op.x.dtype().size() as u32;
+    let packets = meta_bytes(op.x.meta()) / u64::from(PACKET) / u64::from(facts.multiprocessors.max(1));
+    let rule = RULES.iter().find(|rule| packets <= rule.packets)?;
+    let row_bytes = (sizes.dim * i64::from(element)) as u64;
+    let widest = x.access(1).min(y.access(1)).min(rule.bytes.max(element)).min(power_of_two_in(row_bytes));
+
+    let (layout, bytes, state_bytes) = if ring {
+        ("ring", widest, element)
+    } else if state.is_dense(1) && sizes.state_len != 1 {
+        ("columns", widest.min(state.access(1)), 0)
+    } else if state.is_dense(2) && (sizes.dim == 1 || state.stride(1) == sizes.state_len) {
+        let channels = i64::from(widest / element);
+        let run = channels * sizes.state_len * i64::from(element);
+        ("channels", widest, power_of_two_in(state.address | (state.step_bytes(0) | run) as u64))
+    } else {
+        return None;
+    };
+    let channels = bytes / element;
+    let across = (sizes.dim as u64).div_ceil(u64::from(channels));
+    let lanes = across.next_power_of_two().min(u64::from(THREADS)) as u32;
+    let entries = THREADS / lanes;
+    let rows = blocks_of(sizes.batch, i64::from(entries * rule.repeats));
+    let (blocks_per_layer, batch_layers) = layers(rows)?;
+    let blocks = across.div_ceil(u64::from(lanes));
+    if blocks > most_blocks(facts, THREADS) {
+        return None;
+    }
+    let tile = Constants::new("Tile")
+        .int("bytes", bytes)
+        .int("lanes", lanes)
+        .int("entries", entries)
+        .int("repeats", rule.repeats)
+        .state_layout(layout)
+        .int("state_len", if ring { 0 } else { sizes.state_len })
+        .int("state_bytes", state_bytes)
+        .int("weight_bytes", weight_access(&op.weight, channels));
+    let text = instantiation(problem(op, sizes), tile, ENTRY, "UpdateArguments", "update_vector", THREADS, 1);
+    let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks_per_layer, ..arguments(op, sizes) });
+    plan.grid = [blocks as u32, blocks_per_layer, batch_layers];
+    plan.block = [THREADS, 1, 1];
+    Some(plan)
+}
+
+fn general(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Plan {
+    const ENTRY: &str = "causal_conv1d_update_general";
+    const THREADS: u32 = 128;
+    let blocks = striding_blocks(facts, sizes.batch.saturating_mul(sizes.dim), THREADS);
+    let tile = Constants::new("Tile").int("threads", THREADS);
+    let text =
+        instantiation(problem(op, sizes), tile, ENTRY, "UpdateArguments", "update_general", THREADS, 1);
+    let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks, ..arguments(op, sizes) });
+    plan.grid = [blocks, 1, 1];
+    plan.block = [THREADS, 1, 1];
+    plan
+}
+
+impl Constants {
+    fn state_layout(mut self, name: &str) -> Self {
+        self.text +=
+            &format!("    static constexpr auto layout = causeway::causal_conv1d::StateLayout::{name};\n");
+        self
+    }
+}
+
+fn problem(op: &Update<'_>, sizes: &UpdateSizes) -> Constants {
+    Constants::new("Problem")
+        .dtype("X", op.x.dtype())
+        .dtype("Weight", op.weight.dtype())
+        .int("width", if sizes.width <= WIDEST { sizes.width } else { 0 })
+        .silu(op.activation)
+        .flag("bias", op.bias.is_some())
+        .flag("ring", op.cache_seqlens.is_some())
+        .flag("indexed", op.conv_state_indices.is_some())
+}
+
+fn arguments(op: &Update<'_>, sizes: &UpdateSizes) -> Arguments {
+    let (x, y, state) = (View::of(&op.x), View::of_mut(&op.y), View::of_mut(&op.conv_state));
+    let strides = |view: View<'_>| Strides3 {
+        batch: view.stride(0),
+        dim: view.stride(1),
+        seqlen: if view.meta.shape.len() == 3 { view.stride(2) } else { 0 },
+    };
+    let first_stride = |tensor: Option<View<'_>>| tensor.map_or(0, |view| view.stride(0));
+    Arguments {
+        x: x.address,
+        conv_state: state.address,
+        weight: address(Some(&op.weight)),
+        bias: address(op.bias.as_ref()),
+        cache_seqlens: address(op.cache_seqlens.as_ref()),
+        conv_state_indices: address(op.conv_state_indices.as_ref()),
+        y: y.address,
+        x_strides: strides(x),
+        y_strides: strides(y),
+        state_strides: strides(state),
+        weight_strides: View::of(&op.weight).strides2(),
+        bias_stride: first_stride(op.bias.as_ref().map(View::of)),
+        cache_seqlens_stride: first_stride(op.cache_seqlens.as_ref().map(View::of)),
+        indices_stride: first_stride(op.conv_state_indices.as_ref().map(View::of)),
+        batch: sizes.batch,
+        dim: sizes.dim,
+        seqlen: sizes.seqlen,
+        width: sizes.width,
+        rows: sizes.rows,
+        state_len: sizes.state_len,
+        ..Arguments::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::causal_conv1d::Activation;
+    use crate::tensor::{DType, Location, TensorMut, TensorRef};
+
+    fn read<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorRef<'a> {
+        // SAFETY: planners never touch the memory.
+        unsafe { TensorRef::from_raw(address as *const u8, dtype, shape, strides, Location::Cuda(0)) }
+            .unwrap()
+    }
+
+    fn written<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorMut<'a> {
+        // SAFETY: as above.
+        unsafe { TensorMut::from_raw(address as *mut u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
+    }
+
+    fn call<'a>(batch: i64, dim: i64, state: [i64; 2]) -> Update<'a> {
+        let [state_len, state_step] = state;
+        let dtype = DType::BF16;
+        let strides =
+            if state_step == 1 { [dim * state_len, state_len, 1] } else { [dim * state_len, 1, dim] };
+        Update {
+            x: read(0x1000, dtype, &[batch, dim], &[dim, 1]),
+            conv_state: written(0x10_0000, dtype, &[batch, dim, state_len], &strides),
+            weight: read(0x2000, dtype, &[dim, 4], &[4, 1]),
+            bias: None,
+            cache_seqlens: None,
+            conv_state_indices: None,
+            activation: Activation::Silu,
+            y: written(0x80_0000, dtype, &[batch, dim], &[dim, 1]),
+        }
+    }
+
+    fn planned(op: &Update<'_>) -> Option<Plan> {
+        plan(op, &op.validate().unwrap(), &DeviceFacts::h200()).unwrap()
+    }
+
+    #[test]
+    fn the_state_moves_in_the_widest_legal_access() {
+        let plan = planned(&call(256, 2048, [4, 1])).unwrap();
+        assert_eq!(plan.entry, "causal_conv1d_update_vector");
+        assert!(plan.instantiation.contains("StateLayout::channels"), "{plan}");
+        assert!(plan.instantiation.contains("state_bytes = 16"), "{plan}");
+        assert_eq!(plan.read_bytes, (256 * 2048 * 5 + 2048 * 4) * 2);
+        assert_eq!(plan.written_bytes, 256 * 2048 * 5 * 2);
+
+        // Rows of odd length: only single elements are aligned.
+        let odd = planned(&call(256, 2047, [3, 1])).unwrap();
+        assert!(odd.instantiation.contains("state_bytes = 2"), "{odd}");
+        assert!(odd.instantiation.contains(" bytes = 2"), "{odd}");
+    }
+
+    #[test]
+    fn every_state_layout_has_its_plan() {
+        let columns = planned(&call(8, 64, [4, 64])).unwrap();
+        assert!(columns.instantiation.contains("StateLayout::columns"), "{columns}");
+
+        let counts = [0i32; 8];
+        let mut ring = call(8, 64, [4, 1]);
+        ring.cache_seqlens = Some(read(counts.as_ptr() as u64, DType::I32, &[8], &[1]));
+        let ring = planned(&ring).unwrap();
+        assert!(ring.instantiation.contains("StateLayout::ring"), "{ring}");
+
+        let long = planned(&call(8, 64, [40, 1])).unwrap();
+        assert_eq!(long.entry, "causal_conv1d_update_general");
+    }
+
+    #[test]
+    fn an_empty_update_needs_no_launch() {
+        assert_eq!(planned(&call(0, 64, [4, 1])), None);
+        assert_eq!(planned(&call(8, 0, [4, 1])), None);
+    }
+
+    #[test]
+    fn large_batches_fit_the_grid() {
+        let plan = planned(&call(200_000, 2048, [4, 1])).unwrap();
+        assert_eq!(plan.grid[1..], [32_768, 7]);
+    }
+}

@@ -1,0 +1,163 @@
+//! Planner of the states of a packed batch: kernels/causal_conv1d_varlen_states.cuh.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{
+    Constants, Strides2, Strides3, View, blocks_of, instantiation, layers, meta_bytes, plain_plan,
+    power_of_two_in, refuse_f64, striding_blocks,
+};
+use crate::backend::gpu::plan::{DeviceFacts, Plan};
+use crate::causal_conv1d::{VarlenStates, VarlenStatesSizes};
+use crate::error::Result;
+
+const HEADER: &str = "causal_conv1d_varlen_states.cuh";
+
+/// Longest state that the vector kernel keeps in registers.
+const LONGEST_STATE: i64 = 9;
+
+/// `VarlenStatesArguments` of causal_conv1d_varlen_states.cuh.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
+struct Arguments {
+    x: u64,
+    cu_seqlens: u64,
+    states: u64,
+    x_strides: Strides2,
+    states_strides: Strides3,
+    cu_seqlens_stride: i64,
+    total: i64,
+    dim: i64,
+    sequences: i64,
+    state_len: i64,
+    blocks: u32,
+    blocks_per_layer: u32,
+}
+const _: () = assert!(size_of::<Arguments>() == 112, "as the kernel's static_assert");
+
+/// Plans a call whose arguments have been validated; `None` if states is empty.
+///
+/// # Errors
+/// [`Error::Unsupported`](crate::Error::Unsupported) for f64.
+pub fn plan(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFacts) -> Result<Option<Plan>> {
+    refuse_f64(op.x.dtype(), facts)?;
+    if op.states.meta().is_empty() {
+        return Ok(None);
+    }
+    let mut plan = vector(op, sizes, facts).unwrap_or_else(|| general(op, sizes, facts));
+    let kept = meta_bytes(op.states.meta());
+    plan.read_bytes = kept.min(meta_bytes(op.x.meta())) + meta_bytes(op.cu_seqlens.meta());
+    plan.written_bytes = kept;
+    Ok(Some(plan))
+}
+
+fn vector(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFacts) -> Option<Plan> {
+    const ENTRY: &str = "causal_conv1d_varlen_states_vector";
+    let (x, states) = (View::of(&op.x), View::of_mut(&op.states));
+    let side_by_side = states.is_dense(2) && (sizes.dim == 1 || states.stride(1) == sizes.state_len);
+    if sizes.state_len > LONGEST_STATE || !x.is_dense(1) || !side_by_side {
+        return None;
+    }
+    let element = op.x.dtype().size() as i64;
+    let bytes = x.access(1).min(power_of_two_in((sizes.dim * element) as u64));
+    let channels = i64::from(bytes) / element;
+    let run = channels * sizes.state_len * element;
+    let state_bytes = power_of_two_in(states.address | (states.step_bytes(0) | run) as u64);
+    let across = sizes.dim / channels;
+    let threads = (across.min(128) as u32).next_multiple_of(facts.wave_size);
+    let blocks =
+        u32::try_from(blocks_of(across, i64::from(threads))).ok().filter(|n| *n <= i32::MAX as u32 / 128)?;
+    let (blocks_per_layer, sequence_layers) = layers(sizes.sequences)?;
+    let tile = Constants::new("Tile")
+        .int("bytes", bytes)
+        .int("threads", threads)
+        .int("state_len", sizes.state_len)
+        .int("state_bytes", state_bytes);
+    let text =
+        instantiation(problem(op), tile, ENTRY, "VarlenStatesArguments", "varlen_states_vector", threads, 1);
+    let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks_per_layer, ..arguments(op, sizes) });
+    plan.grid = [blocks, blocks_per_layer, sequence_layers];
+    plan.block = [threads, 1, 1];
+    Some(plan)
+}
+
+fn general(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFacts) -> Plan {
+    const ENTRY: &str = "causal_conv1d_varlen_states_general";
+    const THREADS: u32 = 128;
+    let blocks = striding_blocks(facts, op.states.meta().element_count(), THREADS);
+    let tile = Constants::new("Tile").int("threads", THREADS);
+    let text =
+        instantiation(problem(op), tile, ENTRY, "VarlenStatesArguments", "varlen_states_general", THREADS, 1);
+    let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks, ..arguments(op, sizes) });
+    plan.grid = [blocks, 1, 1];
+    plan.block = [THREADS, 1, 1];
+    plan
+}
+
+fn problem(op: &VarlenStates<'_>) -> Constants {
+    Constants::new("Problem").dtype("X", op.x.dtype()).int("cu_seqlens", op.cu_seqlens.dtype().size())
+}
+
+fn arguments(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes) -> Arguments {
+    let (x, boundaries, states) = (View::of(&op.x), View::of(&op.cu_seqlens), View::of_mut(&op.states));
+    Arguments {
+        x: x.address,
+        cu_seqlens: boundaries.address,
+        states: states.address,
+        x_strides: x.strides2(),
+        states_strides: states.strides3(),
+        cu_seqlens_stride: boundaries.stride(0),
+        total: sizes.total,
+        dim: sizes.dim,
+        sequences: sizes.sequences,
+        state_len: sizes.state_len,
+        ..Arguments::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{DType, Location, TensorMut, TensorRef};
+
+    fn planned(dim: i64, state_len: i64, x_step: i64) -> Option<Plan> {
+        let on = Location::Cuda(0);
+        let dtype = DType::F16;
+        // SAFETY: planners never touch the memory.
+        let (x, cu_seqlens, states) = unsafe {
+            (
+                TensorRef::from_raw(0x1000 as *const u8, dtype, &[500, dim], &[dim * x_step, x_step], on),
+                TensorRef::from_raw(0x8_0000 as *const u8, DType::I32, &[6], &[1], on),
+                TensorMut::from_raw(
+                    0x9_0000 as *mut u8,
+                    dtype,
+                    &[5, dim, state_len],
+                    &[dim * state_len, state_len, 1],
+                    on,
+                ),
+            )
+        };
+        let op = VarlenStates { x: x.unwrap(), cu_seqlens: cu_seqlens.unwrap(), states: states.unwrap() };
+        plan(&op, &op.validate().unwrap(), &DeviceFacts::h200()).unwrap()
+    }
+
+    #[test]
+    fn packets_follow_the_rows() {
+        let plan = planned(1024, 4, 1).unwrap();
+        assert_eq!(plan.entry, "causal_conv1d_varlen_states_vector");
+        assert_eq!((plan.grid, plan.block), ([1, 5, 1], [128, 1, 1]));
+        assert!(plan.instantiation.contains("state_bytes = 16"), "{plan}");
+        assert!(planned(1023, 3, 1).unwrap().instantiation.contains(" bytes = 2"));
+    }
+
+    #[test]
+    fn other_strides_and_long_states_take_the_general_kernel() {
+        assert_eq!(planned(64, 4, 2).unwrap().entry, "causal_conv1d_varlen_states_general");
+        assert_eq!(planned(64, 40, 1).unwrap().entry, "causal_conv1d_varlen_states_general");
+    }
+
+    #[test]
+    fn empty_states_need_no_launch() {
+        assert_eq!(planned(64, 0, 1), None);
+        assert_eq!(planned(0, 4, 1), None);
+    }
+}
