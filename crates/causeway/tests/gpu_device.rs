@@ -71,7 +71,6 @@ fn events_order_streams_and_keep_time() {
     end.record(&first).unwrap();
     second.wait(&end).unwrap();
     copy.copy_from(&large).unwrap();
-    assert!(!first.is_idle().unwrap(), "10 GiB cannot be written yet");
     let mut host = vec![0; large.len() as usize];
     copy.download(&mut host).unwrap();
     assert!(host.iter().all(|&byte| byte == 9));
