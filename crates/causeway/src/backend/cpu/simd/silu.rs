@@ -63,8 +63,9 @@ pub(super) fn silu<S: SimdF32>(simd: S, x: S::Vector, precise: bool) -> S::Vecto
     let reciprocal = simd.reciprocal(divisor);
     let mut quotient = simd.mul(x, reciprocal);
     if precise {
-        // One step of correction: the remainder x - quotient · divisor is exact.
-        let minus_quotient = simd.mul(quotient, simd.splat(-1.0));
+        // One step of correction: the remainder x - quotient · divisor is exact. An infinite x keeps it
+        // infinite only beside a finite quotient.
+        let minus_quotient = simd.mul(simd.at_most(f32::MAX, quotient), simd.splat(-1.0));
         let remainder = simd.mul_add(minus_quotient, divisor, x);
         quotient = simd.mul_add(remainder, reciprocal, quotient);
     }
