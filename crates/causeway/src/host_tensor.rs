@@ -62,17 +62,9 @@ impl HostTensor {
     ///
     /// # Errors
     /// As for [`HostTensor::zeros`].
-    pub fn from_fn(dtype: DType, shape: &[i64], mut value: impl FnMut(usize) -> f64) -> Result<Self> {
+    pub fn from_fn(dtype: DType, shape: &[i64], value: impl FnMut(usize) -> f64) -> Result<Self> {
         let mut tensor = Self::zeros(dtype, shape)?;
-        let count = tensor.element_count();
-        match dtype {
-            DType::F32 => fill(tensor.storage_mut::<f32>(), count, |i| value(i) as f32),
-            DType::F16 => fill(tensor.storage_mut::<f16>(), count, |i| f16::from_f64(value(i))),
-            DType::BF16 => fill(tensor.storage_mut::<bf16>(), count, |i| bf16::from_f64(value(i))),
-            DType::F64 => fill(tensor.storage_mut::<f64>(), count, value),
-            DType::I32 => fill(tensor.storage_mut::<i32>(), count, |i| value(i) as i32),
-            DType::I64 => fill(tensor.storage_mut::<i64>(), count, |i| value(i) as i64),
-        }
+        tensor.assign(value);
         Ok(tensor)
     }
 
@@ -104,6 +96,38 @@ impl HostTensor {
         bytemuck::cast_slice_mut::<Line, u8>(&mut self.storage).fill(byte);
     }
 
+    /// Sets every byte of the elements, and of nothing between them.
+    pub fn fill_elements(&mut self, byte: u8) {
+        let (size, shape, strides, first) = (self.dtype.size(), self.shape, self.strides, self.offset);
+        let bytes = self.bytes_mut();
+        for_each_offset(&shape, &strides, |offset| {
+            bytes[(first + offset) as usize * size..][..size].fill(byte);
+        });
+    }
+
+    /// Sets every element to `value(i)`, `i` counting in row-major order, rounded to the dtype (to nearest, ties to
+    /// even). What lies between the elements stays as it is.
+    pub fn assign(&mut self, value: impl FnMut(usize) -> f64) {
+        match self.dtype {
+            DType::F32 => self.assign_as::<f32>(value, |v| v as f32),
+            DType::F16 => self.assign_as::<f16>(value, f16::from_f64),
+            DType::BF16 => self.assign_as::<bf16>(value, bf16::from_f64),
+            DType::F64 => self.assign_as::<f64>(value, |v| v),
+            DType::I32 => self.assign_as::<i32>(value, |v| v as i32),
+            DType::I64 => self.assign_as::<i64>(value, |v| v as i64),
+        }
+    }
+
+    fn assign_as<T: Element>(&mut self, mut value: impl FnMut(usize) -> f64, round: impl Fn(f64) -> T) {
+        let (shape, strides, first) = (self.shape, self.strides, self.offset);
+        let storage = self.storage_mut::<T>();
+        let mut i = 0;
+        for_each_offset(&shape, &strides, |offset| {
+            storage[(first + offset) as usize] = round(value(i));
+            i += 1;
+        });
+    }
+
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -117,6 +141,11 @@ impl HostTensor {
     /// Strides in elements.
     pub fn strides(&self) -> &[i64] {
         &self.strides
+    }
+
+    /// Distance from the start of the storage to the first element, in elements.
+    pub fn offset(&self) -> i64 {
+        self.offset
     }
 
     /// Number of elements in the shape.
@@ -241,12 +270,6 @@ fn for_each_offset(shape: &[i64], strides: &[i64], mut visit: impl FnMut(i64)) {
     walk(shape, strides, 0, &mut visit);
 }
 
-fn fill<T>(storage: &mut [T], count: usize, mut value: impl FnMut(usize) -> T) {
-    for (i, element) in storage[..count].iter_mut().enumerate() {
-        *element = value(i);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,6 +288,19 @@ mod tests {
         let tensor =
             HostTensor::from_fn(DType::I32, &[4], |i| i as f64).unwrap().restrided(3, &[4], &[-1]).unwrap();
         assert_eq!(tensor.to_f64(), [3.0, 2.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn elements_are_set_and_gaps_are_left() {
+        let mut tensor = HostTensor::zeros(DType::I32, &[8]).unwrap();
+        tensor.fill_bytes(0xff);
+        let mut tensor = tensor.restrided(6, &[2, 2], &[-4, -2]).unwrap();
+        tensor.assign(|i| i as f64);
+        assert_eq!(tensor.to_f64(), [0.0, 1.0, 2.0, 3.0]);
+        let storage: &[i32] = bytemuck::cast_slice(tensor.bytes());
+        assert_eq!(storage[..8], [3, -1, 2, -1, 1, -1, 0, -1]);
+        tensor.fill_elements(0xff);
+        assert!(tensor.bytes().iter().all(|&byte| byte == 0xff));
     }
 
     #[test]

@@ -410,6 +410,21 @@ impl<'a> TensorRef<'a> {
     pub fn permuted(self, axes: &[usize]) -> Self {
         TensorRef { meta: permuted(&self.meta, axes), ..self }
     }
+
+    /// The part of the view that lies at `start .. start + count` of one axis.
+    ///
+    /// # Panics
+    /// If there is no such axis, or the range leaves it.
+    pub fn narrow(self, axis: usize, start: i64, count: i64) -> Self {
+        let size = self.meta.shape[axis];
+        assert!(start >= 0 && count >= 0 && count <= size - start, "a part lies inside its axis");
+        let mut part = self;
+        part.meta.shape.values[axis] = count;
+        // The offset is that of an element unless the part is empty, and then it is never followed.
+        let offset = start * self.meta.strides[axis] * self.dtype().size() as i64;
+        part.pointer = part.pointer.wrapping_offset(offset as isize);
+        part
+    }
 }
 
 impl<'a> TensorMut<'a> {

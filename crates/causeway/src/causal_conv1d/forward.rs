@@ -2,7 +2,9 @@
 
 use super::validate::Check;
 use super::{Activation, Sizes};
+use crate::backend::cpu;
 use crate::checks;
+use crate::device::Device;
 use crate::error::Result;
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -57,5 +59,19 @@ impl Forward<'_> {
             checks::output("final_states", states.meta())?;
         }
         Ok(sizes)
+    }
+
+    /// Computes on `device`, which has to be where the tensors are.
+    ///
+    /// # Errors
+    /// As for [`Forward::validate`], and [`Error::WrongLocation`](crate::Error::WrongLocation) for tensors in
+    /// another memory than the device's. Nothing is written then.
+    pub fn run(&mut self, device: &Device) -> Result<()> {
+        let sizes = self.validate()?;
+        device.expect("x", self.x.location())?;
+        match device {
+            Device::Cpu(cpu) => cpu::causal_conv1d::forward(*cpu, self, &sizes),
+        }
+        Ok(())
     }
 }

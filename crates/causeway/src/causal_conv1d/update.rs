@@ -2,7 +2,9 @@
 
 use super::Activation;
 use super::validate::{self, Check};
+use crate::backend::cpu;
 use crate::checks;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, TensorMut, TensorRef};
 
@@ -121,5 +123,19 @@ impl Update<'_> {
             None => checks::size("conv_state", "batch", rows, batch, "the batch of x")?,
         }
         Ok(UpdateSizes { batch, dim, seqlen, width, rows, state_len })
+    }
+
+    /// Computes on `device`, which has to be where the tensors are.
+    ///
+    /// # Errors
+    /// As for [`Update::validate`], and [`Error::WrongLocation`](crate::Error::WrongLocation) for tensors in
+    /// another memory than the device's. Nothing is written then.
+    pub fn run(&mut self, device: &Device) -> Result<()> {
+        let sizes = self.validate()?;
+        device.expect("x", self.x.location())?;
+        match device {
+            Device::Cpu(cpu) => cpu::causal_conv1d::update(*cpu, self, &sizes),
+        }
+        Ok(())
     }
 }

@@ -1,7 +1,9 @@
 //! Arguments of the states of a packed batch.
 
 use super::validate::Check;
+use crate::backend::cpu;
 use crate::checks;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -58,5 +60,19 @@ impl VarlenStates<'_> {
         check.location("states", states)?;
         checks::output("states", states)?;
         Ok(VarlenStatesSizes { total, dim, sequences, state_len })
+    }
+
+    /// Computes on `device`, which has to be where the tensors are.
+    ///
+    /// # Errors
+    /// As for [`VarlenStates::validate`], and [`Error::WrongLocation`](crate::Error::WrongLocation) for tensors in
+    /// another memory than the device's. Nothing is written then.
+    pub fn run(&mut self, device: &Device) -> Result<()> {
+        let sizes = self.validate()?;
+        device.expect("x", self.x.location())?;
+        match device {
+            Device::Cpu(_) => cpu::causal_conv1d::varlen_states(self, &sizes),
+        }
+        Ok(())
     }
 }

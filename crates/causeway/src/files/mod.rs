@@ -144,6 +144,15 @@ pub fn write(path: &Path, tensors: &[(&str, &HostTensor)], metadata: &Metadata) 
     written.map_err(|error| FileCause::Io(error).in_file(&path.display().to_string()))
 }
 
+/// Writes bytes to `path`, as a whole or not at all.
+///
+/// # Errors
+/// If the operating system refuses.
+pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let written = replace::replace(path, |writer| writer.write_all(bytes));
+    written.map_err(|error| FileCause::Io(error).in_file(&path.display().to_string()))
+}
+
 /// A safetensors image in memory.
 pub fn to_safetensors(tensors: &[(&str, &HostTensor)], metadata: &Metadata) -> Vec<u8> {
     let mut image = Vec::new();

@@ -38,7 +38,8 @@ impl<'a> Product<'a> {
     ///
     /// With n terms per element the bound is γₙ·Σ|terms| and the rounding of the output. Products of two halves
     /// are exact in f64, and the error of the f64 sum is 2⁻²⁹ of the bound's first part. The bound never
-    /// exceeds [`CEILING`], except that rounding among subnormal outputs is always allowed.
+    /// exceeds [`CEILING`], except that rounding among subnormal outputs is always allowed. It is infinite where
+    /// partial sums may overflow f32, and zero where a term is infinite or NaN.
     pub fn expected(&self) -> Expected {
         let dtype = self.left.dtype();
         let (rows, columns) = (self.left.shape()[0], self.right.shape()[1]);
@@ -59,8 +60,9 @@ impl<'a> Product<'a> {
             for (&mut value, magnitude) in values.iter_mut().zip(magnitudes) {
                 let sum = Approximate { value, error: arithmetic.sum(terms, *magnitude) };
                 let ceiling = CEILING * *magnitude + format.smallest() / 2.0;
-                *magnitude =
-                    arithmetic.rounded(sum, dtype).min(if value.is_finite() { ceiling } else { 0.0 });
+                let bound = arithmetic.rounded(sum, dtype);
+                // Where partial sums may overflow there is no bound that a ceiling could cut.
+                *magnitude = if bound.is_finite() { bound.min(ceiling) } else { bound };
             }
         });
         Expected { dtype, shape: vec![rows, columns], values, bounds }

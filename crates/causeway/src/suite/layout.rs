@@ -103,6 +103,20 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// A tensor of zeros with logical shape `(batch, dim)` or `(total, dim)`: this layout with one position, or one
+    /// row, of `(batch, dim, seqlen)`.
+    ///
+    /// # Errors
+    /// If the tensor is larger than memory.
+    pub fn zeros_2d(self, dtype: DType, shape: [i64; 2]) -> Result<HostTensor> {
+        let whole = self.zeros(dtype, [shape[0], shape[1], 1])?;
+        let strides = [whole.strides()[0], whole.strides()[1]];
+        let offset = whole.offset();
+        whole.restrided(offset, &shape, &strides)
+    }
+}
+
 /// A dense tensor of zeros of any rank, with the same guards.
 pub(super) fn dense(dtype: DType, shape: &[i64]) -> Result<HostTensor> {
     let guard = GUARD_BYTES / dtype.size() as i64;

@@ -1,9 +1,27 @@
 //! Verification and benchmark cases as data, and the engine that runs them against the oracle.
+//!
+//! ```text
+//! Suite::open("conv1d-first")?   TOML rows → cases
+//! run_case(case, device)         inputs → device → outputs → oracle → CaseReport
+//! ```
+//!
+//! A [`Case`] is plain data; `tensors()` of its problem makes its inputs, so a benchmark can time the very same
+//! calls. A suite file can also ask for a fault: a wrong value put into one result, which the check has to find.
 
 mod case;
+mod catalog;
+mod check;
+mod data;
+mod engine;
 mod layout;
+mod memory;
+mod random;
 mod report;
+mod rows;
 
 pub use case::{Case, Ceilings, Conv1d, CuSeqlens, Fault, Problem, SeqIdx, Update, Values, VarlenStates};
+pub use catalog::{Suite, SuiteError};
+pub use data::{Conv1dTensors, UpdateTensors, VarlenStatesTensors};
+pub use engine::run_case;
 pub use layout::Layout;
 pub use report::{CaseReport, OutputReport, Timing};

@@ -4,7 +4,9 @@
 //! level, and calls the copy that the level names. Work is split by the shape of the tensors alone, never by
 //! the number of threads, so results are bit-identical for any pool.
 
+pub(crate) mod causal_conv1d;
 pub(crate) mod gemm;
+mod simd;
 
 use crate::error::{Error, Result};
 

@@ -421,3 +421,6 @@ fn parse(bytes: &[u8], expected: Option<CacheKey>) -> Result<Entry, &'static str
     let ingredients = String::from_utf8(ingredients.to_vec()).map_err(|_| "its ingredients are no text")?;
     Ok(Entry { ingredients, code: code.to_vec() })
 }
+
+#[cfg(test)]
+mod tests;

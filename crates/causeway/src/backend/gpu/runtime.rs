@@ -146,6 +146,18 @@ impl GpuDevice {
         self.enter()?.memory()
     }
 
+    /// Waits until a stream of anybody's has done everything.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] if a kernel failed.
+    ///
+    /// # Safety
+    /// `stream` must be live and of this device.
+    pub unsafe fn synchronize(&self, stream: StreamHandle) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enter()?.synchronize(stream.0) }
+    }
+
     /// A stream for callers that have none: one per device, made by the first call.
     ///
     /// # Errors
@@ -294,8 +306,12 @@ impl GpuDevice {
             message,
             compiler: code.compiler.clone(),
         })?;
-        // SAFETY: the module was just loaded.
-        let function = unsafe { current.outside_capture(|| current.function(module, plan.entry)) }?;
+        // SAFETY: the module was just loaded; without the entry nobody will use it.
+        let function = current.outside_capture(|| unsafe {
+            current
+                .function(module, plan.entry)
+                .or_else(|error| current.unload_module(module).and(Err(error)))
+        })?;
 
         let mut kernels = self.0.kernels.write().unwrap_or_else(PoisonError::into_inner);
         let at = match kernels.iter().position(|(header, _)| *header == plan.header) {

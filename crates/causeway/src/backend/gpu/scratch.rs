@@ -35,21 +35,25 @@ const COUNTER_BYTES: u64 = 4;
 /// The counters of one device.
 #[derive(Default)]
 pub(super) struct Scratch {
-    streams: RwLock<FxHashMap<u64, Arc<Mutex<StreamCounters>>>>,
+    owners: RwLock<FxHashMap<Owner, Arc<Mutex<Counters>>>>,
     /// Zeroes counters while other streams are being recorded.
     zeroing: OnceLock<usize>,
 }
 
-#[derive(Default)]
-struct StreamCounters {
-    eager: Slab,
-    /// The recording that this stream is or was last in, and its counters.
-    recorded: (u64, Slab),
+/// Whose launches some counters serve.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Owner {
+    /// Eager launches of the stream with this number.
+    Eager(u64),
+    /// Recorded launches of the stream with this handle. Asking a stream for its number while it is recorded
+    /// breaks the recording, and the handle will do: the recording's own number tells a later one apart.
+    Recorded(usize),
 }
 
-/// Some zeroed counters.
-#[derive(Default, Clone, Copy)]
-struct Slab {
+#[derive(Default)]
+struct Counters {
+    /// The recording that they belong to; 0 for eager launches.
+    recording: u64,
     address: u64,
     count: u32,
 }
@@ -69,47 +73,42 @@ impl Scratch {
         launch: impl FnOnce(u64) -> Result<()>,
     ) -> Result<Option<()>> {
         // SAFETY: the caller's promise.
-        let (id, recording) = unsafe { (current.stream_id(stream), current.recording(stream)?) };
-        let counters = self.of_stream(id);
-        let mut counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
-        let slab = match recording {
-            None => &mut counters.eager,
-            Some(number) => {
-                if counters.recorded.0 != number {
-                    counters.recorded = (number, Slab::default());
-                }
-                &mut counters.recorded.1
-            }
+        let (owner, recording) = match unsafe { current.recording(stream) }? {
+            Some(recording) => (Owner::Recorded(stream), recording),
+            // SAFETY: as above.
+            None => (Owner::Eager(unsafe { current.stream_id(stream) }), 0),
         };
-        if slab.count < count {
-            let first = if recording.is_some() { FIRST_RECORDED } else { FIRST_EAGER };
+        let counters = self.of(owner);
+        let mut counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
+        if counters.recording != recording {
+            *counters = Counters { recording, ..Counters::default() };
+        }
+        if counters.count < count {
+            let first = if recording == 0 { FIRST_EAGER } else { FIRST_RECORDED };
             let count = count.max(first).checked_next_power_of_two().unwrap_or(count);
             // A recorded stream would only record the zeroing; an eager one orders it before the launch.
-            let zeroing = if recording.is_some() { self.zeroing_stream(current)? } else { stream };
-            let Some(address) =
-                current.outside_capture(|| current.allocate(u64::from(count) * COUNTER_BYTES))?
-            else {
-                return Ok(None);
-            };
+            let zeroing = if recording == 0 { stream } else { self.zeroing_stream(current)? };
+            let bytes = u64::from(count) * COUNTER_BYTES;
+            let Some(address) = current.outside_capture(|| current.allocate(bytes))? else { return Ok(None) };
             // SAFETY: the memory was just allocated with this size.
-            unsafe { current.fill(address, 0, u64::from(count) * COUNTER_BYTES, zeroing) }?;
-            if recording.is_some() {
+            unsafe { current.fill(address, 0, bytes, zeroing) }?;
+            if recording != 0 {
                 // SAFETY: the stream is never destroyed.
                 current.outside_capture(|| unsafe { current.synchronize(zeroing) })?;
             }
-            *slab = Slab { address, count };
+            *counters = Counters { recording, address, count };
         }
-        launch(slab.address).map(Some)
+        launch(counters.address).map(Some)
     }
 
-    fn of_stream(&self, id: u64) -> Arc<Mutex<StreamCounters>> {
-        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(counters) = streams.get(&id) {
+    fn of(&self, owner: Owner) -> Arc<Mutex<Counters>> {
+        let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counters) = owners.get(&owner) {
             return Arc::clone(counters);
         }
-        drop(streams);
-        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(streams.entry(id).or_default())
+        drop(owners);
+        let mut owners = self.owners.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(owners.entry(owner).or_default())
     }
 
     fn zeroing_stream(&self, current: &Current<'_>) -> Result<usize> {
@@ -125,14 +124,18 @@ impl Scratch {
     ///
     /// # Safety
     /// The stream must have done all its work and be launched on no more.
-    pub unsafe fn forget(&self, current: &Current<'_>, id: u64) -> Result<()> {
-        let counters = self.streams.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
-        let Some(counters) = counters else { return Ok(()) };
-        let eager = counters.lock().unwrap_or_else(PoisonError::into_inner).eager;
-        if eager.count == 0 {
+    pub unsafe fn forget(&self, current: &Current<'_>, stream: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let id = unsafe { current.stream_id(stream) };
+        let mut owners = self.owners.write().unwrap_or_else(PoisonError::into_inner);
+        owners.remove(&Owner::Recorded(stream));
+        let Some(counters) = owners.remove(&Owner::Eager(id)) else { return Ok(()) };
+        drop(owners);
+        let counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
+        if counters.count == 0 {
             return Ok(());
         }
         // SAFETY: the caller's promise: nobody uses them any more.
-        current.outside_capture(|| unsafe { current.free(eager.address) })
+        current.outside_capture(|| unsafe { current.free(counters.address) })
     }
 }

@@ -98,9 +98,8 @@ impl Drop for OwnStream {
         let Ok(current) = self.device.enter() else { return };
         // SAFETY: nobody has the stream any more, and after `synchronize` it holds no work.
         unsafe {
-            let id = current.stream_id(self.handle);
             if current.synchronize(self.handle).is_ok() {
-                let _ = self.device.scratch().forget(&current, id);
+                let _ = self.device.scratch().forget(&current, self.handle);
             }
             let _ = current.destroy_stream(self.handle);
         }

@@ -138,22 +138,22 @@ impl Problem {
             return None;
         }
         let dy = self.dy[(sequence.row * data.dim + channel) * data.seqlen + sequence.start + t];
-        let (value, error) = match self.activation {
-            Activation::None => (R::new(dy), 0.0),
+        Some(match self.activation {
+            Activation::None => Gradient { value: R::new(dy), error: 0.0 },
             Activation::Silu => {
                 let (pre, approximate) = data.pre::<R>(sequence, channel, t);
                 let sigmoid = sigmoid(pre);
-                let slope = sigmoid * (R::new(1.0) + pre * (R::new(1.0) - sigmoid));
                 let error = data.arithmetic.silu_gradient(approximate, sigmoid.value(), dy);
-                (R::new(dy) * slope, error)
+                if error == f64::INFINITY {
+                    // Whatever a backend gives here, its sums may hold.
+                    return Some(Gradient { value: R::new(0.0), error });
+                }
+                let slope = sigmoid * (R::new(1.0) + pre * (R::new(1.0) - sigmoid));
+                let value = R::new(dy) * slope;
+                // The product with dy is rounded.
+                Gradient { value, error: error + data.arithmetic.rounding(value.value()) }
             }
-        };
-        // The product with dy is rounded.
-        let error = match self.activation {
-            Activation::None => error,
-            Activation::Silu => error + data.arithmetic.unit() * value.value().abs(),
-        };
-        Some(Gradient { value, error })
+        })
     }
 
     /// Σ_w weight[w] · g[p + (width-1) - w], and the gradient of the state that the position ends up in.

@@ -1,145 +1,49 @@
 //! The exact algorithm: one chain of f32 fused multiply-adds per output, in increasing reduction index.
 //!
-//! ```text
-//!              right (depth × columns)
-//!             ┌───────┬───────┬──
-//!  left       │ packed│       │        The output is cut into tiles, and a task computes one. It walks the
-//!  (rows ×  ┌─┼───────┼───────┼──      reduction in blocks: packs a block of both operands, adds its products
-//!   depth)  │▒│ tile  │       │        to the tile's f32 sums, and takes the next. At the end it rounds.
-//!           ├─┼───────┼───────┼──
-//! ```
-//!
-//! Tiles are cut to feed the threads and the caches. The cut decides who computes a chain, never its order,
-//! and sums wait between blocks as f32, which they are anyway: the bits are those of the plain loop. Scratch is
-//! one tile and one block of each operand per thread, whatever the size of the matrices.
-
-use rayon::prelude::*;
+//! Vectors run across outputs, tiles are cut as [`tiles`](super::tiles) likes, and sums wait between the blocks
+//! of the reduction as f32, which they are anyway: the bits are those of the plain loop.
 
 use super::chain;
 use super::half::Half;
 use super::matrix::{Matrix, MatrixMut};
 use super::pack::{self, DEPTH};
+use super::scratch::Scratch;
+use super::tiles::{Cut, Tile};
 use super::vector::{self, TILE_VECTORS, Vector};
 use crate::backend::cpu::{Cpu, Level};
 
 /// Largest tile, so that its sums and both packed blocks stay in a second-level cache of 2 MiB.
-const ROWS: usize = 256;
-const COLUMNS: usize = 576;
+const LARGEST_TILE: (usize, usize) = (256, 576);
 
 /// Multiply-adds below which another thread costs more than it gives.
-const WORTH_A_TASK: usize = 1 << 18;
+const WORTH_A_THREAD: usize = 1 << 19;
 
-/// Numbers that fill a cache line, so that vectors never straddle two.
-#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
-
-fn lines(count: usize) -> Vec<Line> {
-    vec![Line([0.0; 16]); count.div_ceil(16)]
+/// `output = left · right`, by chains. `right` is transposed: its rows are the output's columns.
+pub fn multiply<T: Half>(cpu: Cpu, left: &Matrix<T>, right: &Matrix<T>, output: &MatrixMut<T>) {
+    let (kernel, register) = kernel(cpu);
+    let cut = Cut { register, largest: LARGEST_TILE, worth_a_thread: WORTH_A_THREAD };
+    cut.for_each(output.rows, output.columns, left.columns, |tile| {
+        // SAFETY: this processor runs the kernel; tiles lie inside the output and no two overlap.
+        unsafe { kernel(left, right, output, &tile) };
+    });
 }
 
-/// What a thread keeps between its tasks.
-struct Scratch {
-    sums: Vec<Line>,
-    left: Vec<Line>,
-    right: Vec<Line>,
-}
+/// Computes one tile; see [`compute`].
+pub type Kernel<T> = unsafe fn(&Matrix<T>, &Matrix<T>, &MatrixMut<T>, &Tile);
 
-/// `output = left · right`, by chains.
-pub fn multiply<T: Half>(cpu: Cpu, left: Matrix<T>, right: Matrix<T>, output: MatrixMut<T>) {
-    // Vectors run along the columns. An output whose columns are its long strides is computed as its transpose:
-    // a product does not mind the order of its factors, so each chain is the same.
-    if output.column_stride.unsigned_abs() > output.row_stride.unsigned_abs() {
-        run(cpu, &right.transposed(), &left.transposed(), &output.transposed());
-    } else {
-        run(cpu, &left, &right, &output);
-    }
-}
-
-fn run<T: Half>(cpu: Cpu, left: &Matrix<T>, right: &Matrix<T>, output: &MatrixMut<T>) {
-    let (rows, columns) = (output.rows, output.columns);
-    if rows == 0 || columns == 0 {
-        return;
-    }
-    let right = &right.transposed();
-    let level = level(cpu);
-    let work = rows.saturating_mul(columns).saturating_mul(left.columns.max(1));
-    let threads = rayon::current_num_threads().min(work / WORTH_A_TASK).max(1);
-    let (tile_rows, tile_columns) = tile_size((rows, columns), (level.rows, level.columns), threads);
-    let across = columns.div_ceil(tile_columns);
-    let tasks = rows.div_ceil(tile_rows) * across;
-
-    let depth = DEPTH.min(left.columns);
-    let scratch = || Scratch {
-        sums: lines(tile_rows * tile_columns),
-        left: lines(tile_rows * depth),
-        right: lines(tile_columns * depth),
-    };
-    let task = |scratch: &mut Scratch, index: usize| {
-        let (row, column) = (index / across * tile_rows, index % across * tile_columns);
-        let tile = Tile {
-            rows: row..rows.min(row + tile_rows),
-            columns: column..columns.min(column + tile_columns),
-        };
-        // SAFETY: `level` gave a kernel that this processor runs; the scratch has room for every tile of this
-        // size, and no two tasks share an output.
-        unsafe { (level.kernel)(left, right, output, &tile, scratch) };
-    };
-    if threads == 1 {
-        let mut scratch = scratch();
-        (0..tasks).for_each(|index| task(&mut scratch, index));
-    } else {
-        (0..tasks).into_par_iter().with_max_len(1).for_each_init(scratch, task);
-    }
-}
-
-/// A range of outputs.
-struct Tile {
-    rows: std::ops::Range<usize>,
-    columns: std::ops::Range<usize>,
-}
-
-/// Tiles of whole register tiles, as large as the caches take, but enough of them to keep the threads busy.
-fn tile_size(
-    (rows, columns): (usize, usize),
-    (register_rows, register_columns): (usize, usize),
-    threads: usize,
-) -> (usize, usize) {
-    // Equal shares, so that the last tile is not a sliver.
-    let share = |size: usize, parts: usize, step: usize| size.div_ceil(parts).next_multiple_of(step);
-    let (mut down, mut across) = (rows.div_ceil(ROWS), columns.div_ceil(COLUMNS));
-    // Several tasks per thread level out the difference between fast and slow ones.
-    while threads > 1 && down * across < 4 * threads {
-        let (tall, wide) = (share(rows, down, register_rows), share(columns, across, register_columns));
-        if tall <= register_rows && wide <= register_columns {
-            break;
-        }
-        if tall * register_columns > wide * register_rows { down *= 2 } else { across *= 2 }
-    }
-    (share(rows, down, register_rows), share(columns, across, register_columns))
-}
-
-type Kernel<T> = unsafe fn(&Matrix<T>, &Matrix<T>, &MatrixMut<T>, &Tile, &mut Scratch);
-
-/// The kernel of a level, and the size of its register tile.
-struct AtLevel<T> {
-    kernel: Kernel<T>,
-    rows: usize,
-    columns: usize,
-}
-
-fn level<T: Half>(cpu: Cpu) -> AtLevel<T> {
-    fn at<V: Vector, T>(kernel: Kernel<T>) -> AtLevel<T> {
-        AtLevel { kernel, rows: V::TILE_ROWS, columns: TILE_VECTORS * V::LANES }
+/// The kernel of a level, and the rows and columns of its register tile.
+pub fn kernel<T: Half>(cpu: Cpu) -> (Kernel<T>, (usize, usize)) {
+    fn register_tile<V: Vector>() -> (usize, usize) {
+        (V::TILE_ROWS, TILE_VECTORS * V::LANES)
     }
     match cpu.level() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => at::<vector::Avx512, T>(avx512),
+        Level::Avx512 => (avx512::<T>, register_tile::<vector::Avx512>()),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => at::<vector::Avx2, T>(avx2),
+        Level::Avx2 => (avx2::<T>, register_tile::<vector::Avx2>()),
         #[cfg(target_arch = "aarch64")]
-        Level::Neon => at::<vector::Neon, T>(compute::<vector::Neon, T>),
-        _ => at::<vector::Portable, T>(compute::<vector::Portable, T>),
+        Level::Neon => (compute::<vector::Neon, T>, register_tile::<vector::Neon>()),
+        _ => (compute::<vector::Portable, T>, register_tile::<vector::Portable>()),
     }
 }
 
@@ -147,57 +51,46 @@ fn level<T: Half>(cpu: Cpu) -> AtLevel<T> {
 /// As [`compute`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn avx512<T: Half>(
-    left: &Matrix<T>,
-    right: &Matrix<T>,
-    output: &MatrixMut<T>,
-    tile: &Tile,
-    scratch: &mut Scratch,
-) {
+unsafe fn avx512<T: Half>(left: &Matrix<T>, right: &Matrix<T>, output: &MatrixMut<T>, tile: &Tile) {
     // SAFETY: the caller's promise.
-    unsafe { compute::<vector::Avx512, T>(left, right, output, tile, scratch) }
+    unsafe { compute::<vector::Avx512, T>(left, right, output, tile) }
 }
 
 /// # Safety
 /// As [`compute`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<T: Half>(
-    left: &Matrix<T>,
-    right: &Matrix<T>,
-    output: &MatrixMut<T>,
-    tile: &Tile,
-    scratch: &mut Scratch,
-) {
+unsafe fn avx2<T: Half>(left: &Matrix<T>, right: &Matrix<T>, output: &MatrixMut<T>, tile: &Tile) {
     // SAFETY: the caller's promise.
-    unsafe { compute::<vector::Avx2, T>(left, right, output, tile, scratch) }
+    unsafe { compute::<vector::Avx2, T>(left, right, output, tile) }
 }
 
 /// Computes one tile. `right` is transposed: its rows are the output's columns, its columns the reduction.
 ///
 /// # Safety
-/// The tile lies inside the output and belongs to this call; the scratch has room for it; the operands' sizes
-/// agree; the processor has V's level.
+/// The tile lies inside the output and belongs to this call; the operands' sizes agree; the processor has V's
+/// level.
 #[inline(always)]
 unsafe fn compute<V: Vector, T: Half>(
     left: &Matrix<T>,
     right: &Matrix<T>,
     output: &MatrixMut<T>,
     tile: &Tile,
-    scratch: &mut Scratch,
 ) {
-    let (rows, columns) = (tile.rows.len(), tile.columns.len());
+    let (rows, columns, reduction) = (tile.rows.len(), tile.columns.len(), left.columns);
     let panel_columns = TILE_VECTORS * V::LANES;
-    let stride = columns.next_multiple_of(panel_columns);
-    let sums: &mut [f32] = &mut bytemuck::cast_slice_mut(&mut scratch.sums)[..rows * stride];
+    // Panels are whole, so rows of the sums are too.
+    let (height, stride) = (rows.next_multiple_of(V::TILE_ROWS), columns.next_multiple_of(panel_columns));
+    let deepest = DEPTH.min(reduction);
+    let mut scratch = Scratch::take();
+    let [sums, left_block, right_block] =
+        scratch.split::<f32, 3>([rows * stride, height * deepest, stride * deepest]);
     sums.fill(0.0);
-    let reduction = left.columns;
     for start in (0..reduction).step_by(DEPTH) {
         let block = start..reduction.min(start + DEPTH);
         let depth = block.len();
-        let packed_left =
-            &mut bytemuck::cast_slice_mut(&mut scratch.left)[..rows.next_multiple_of(V::TILE_ROWS) * depth];
-        let packed_right = &mut bytemuck::cast_slice_mut(&mut scratch.right)[..stride * depth];
+        let packed_left = &mut left_block[..height * depth];
+        let packed_right = &mut right_block[..stride * depth];
         // SAFETY: tile and block lie inside the operands, and the slices hold whole panels.
         unsafe {
             pack::pack::<V, T>(left, tile.rows.clone(), block.clone(), V::TILE_ROWS, packed_left);
@@ -227,31 +120,6 @@ unsafe fn compute<V: Vector, T: Half>(
     }
     for (row, sums) in tile.rows.clone().zip(sums.chunks_exact(stride)) {
         // SAFETY: the row's columns lie inside the output and belong to this call.
-        unsafe { store_row::<V, T>(output, row, tile.columns.clone(), sums) };
-    }
-}
-
-/// Rounds sums into `columns` of a row of the output.
-///
-/// # Safety
-/// These elements exist and belong to this call; `sums` holds as many; the processor has V's level.
-#[inline(always)]
-unsafe fn store_row<V: Vector, T: Half>(
-    output: &MatrixMut<T>,
-    row: usize,
-    columns: std::ops::Range<usize>,
-    sums: &[f32],
-) {
-    let count = columns.len();
-    let vectors = if output.column_stride == 1 { count / V::LANES } else { 0 };
-    // SAFETY: every index is below `count`; vectors are written only where neighbours are neighbours in memory.
-    unsafe {
-        for vector in 0..vectors {
-            let at = vector * V::LANES;
-            T::store(output.at(row, columns.start + at), V::load(sums.as_ptr().add(at)));
-        }
-        for (at, &sum) in sums[..count].iter().enumerate().skip(vectors * V::LANES) {
-            output.at(row, columns.start + at).write(T::round(sum));
-        }
+        unsafe { output.store_row::<V>(row, tile.columns.clone(), sums) };
     }
 }

@@ -1,8 +1,10 @@
 //! Strided matrices in host memory, as kernels see them.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::half::Half;
+use super::vector::Vector;
 use crate::tensor::{TensorMut, TensorRef};
 
 /// A matrix that is read.
@@ -97,5 +99,25 @@ impl<'a, T: Half> MatrixMut<'a, T> {
     pub fn at(&self, row: usize, column: usize) -> *mut T {
         debug_assert!(row < self.rows && column < self.columns);
         self.first.wrapping_offset(row as isize * self.row_stride + column as isize * self.column_stride)
+    }
+
+    /// Rounds `sums` into `columns` of a row.
+    ///
+    /// # Safety
+    /// These elements exist and are the caller's alone; `sums` holds as many values; the processor has V's level.
+    #[inline(always)]
+    pub unsafe fn store_row<V: Vector>(&self, row: usize, columns: Range<usize>, sums: &[f32]) {
+        let count = columns.len();
+        let vectors = if self.column_stride == 1 { count / V::LANES } else { 0 };
+        // SAFETY: every index is below `count`; vectors are written where neighbours are neighbours in memory.
+        unsafe {
+            for vector in 0..vectors {
+                let at = vector * V::LANES;
+                T::store(self.at(row, columns.start + at), V::load(sums.as_ptr().add(at)));
+            }
+            for (at, &sum) in sums[..count].iter().enumerate().skip(vectors * V::LANES) {
+                self.at(row, columns.start + at).write(T::round(sum));
+            }
+        }
     }
 }

@@ -1,36 +1,38 @@
 //! GEMM on the CPU. The three products are one: operands are transposed as views, never copied.
-//!
-//! Both algorithms are the chain of [`exact`]. It runs in vectors across outputs, so nothing is lost by keeping
-//! the order within each.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod chain;
 mod exact;
+mod fast;
 mod half;
 mod matrix;
 mod pack;
+mod scratch;
+mod tiles;
 mod vector;
 
 use ::half::{bf16, f16};
 
 use crate::backend::cpu::Cpu;
-use crate::gemm::{Forward, GradA, GradAB, GradB};
+use crate::gemm::{Algorithm, Forward, GradA, GradAB, GradB};
 use crate::tensor::{DType, TensorMut, TensorRef};
 use half::Half;
 use matrix::{Matrix, MatrixMut};
 
 /// `C = A · B`.
 pub(crate) fn forward(cpu: Cpu, call: &mut Forward<'_>) {
-    multiply(cpu, call.a, call.b, call.c.reborrow());
+    multiply(cpu, call.algorithm, call.a, call.b, call.c.reborrow());
 }
 
 /// `grad_A = grad_C · Bᵀ`.
 pub(crate) fn grad_a(cpu: Cpu, call: &mut GradA<'_>) {
-    multiply(cpu, call.grad_c, call.b.permuted(&[1, 0]), call.grad_a.reborrow());
+    multiply(cpu, call.algorithm, call.grad_c, call.b.permuted(&[1, 0]), call.grad_a.reborrow());
 }
 
 /// `grad_B = Aᵀ · grad_C`.
 pub(crate) fn grad_b(cpu: Cpu, call: &mut GradB<'_>) {
-    multiply(cpu, call.a.permuted(&[1, 0]), call.grad_c, call.grad_b.reborrow());
+    multiply(cpu, call.algorithm, call.a.permuted(&[1, 0]), call.grad_c, call.grad_b.reborrow());
 }
 
 /// Both gradients.
@@ -40,14 +42,37 @@ pub(crate) fn grad_ab(cpu: Cpu, call: &mut GradAB<'_>) {
     grad_b(cpu, &mut b);
 }
 
-fn multiply(cpu: Cpu, left: TensorRef<'_>, right: TensorRef<'_>, output: TensorMut<'_>) {
+fn multiply(
+    cpu: Cpu,
+    algorithm: Algorithm,
+    left: TensorRef<'_>,
+    right: TensorRef<'_>,
+    output: TensorMut<'_>,
+) {
     match output.dtype() {
-        DType::F16 => of_type::<f16>(cpu, left, right, output),
-        DType::BF16 => of_type::<bf16>(cpu, left, right, output),
+        DType::F16 => of_type::<f16>(cpu, algorithm, left, right, output),
+        DType::BF16 => of_type::<bf16>(cpu, algorithm, left, right, output),
         other => unreachable!("validation lets f16 and bf16 through, not {other}"),
     }
 }
 
-fn of_type<T: Half>(cpu: Cpu, left: TensorRef<'_>, right: TensorRef<'_>, mut output: TensorMut<'_>) {
-    exact::multiply(cpu, Matrix::<T>::new(&left), Matrix::<T>::new(&right), MatrixMut::<T>::new(&mut output));
+fn of_type<T: Half>(
+    cpu: Cpu,
+    algorithm: Algorithm,
+    left: TensorRef<'_>,
+    right: TensorRef<'_>,
+    mut output: TensorMut<'_>,
+) {
+    // Both operands as rows of terms: the right one is transposed.
+    let (mut left, mut right) = (Matrix::<T>::new(&left), Matrix::<T>::new(&right).transposed());
+    let mut output = MatrixMut::<T>::new(&mut output);
+    // Vectors run along the columns. An output whose columns are its long strides is computed as its transpose:
+    // a product does not mind the order of its factors, so each sum is the same.
+    if output.column_stride.unsigned_abs() > output.row_stride.unsigned_abs() {
+        (left, right, output) = (right, left, output.transposed());
+    }
+    match algorithm {
+        Algorithm::Fast => fast::multiply(cpu, &left, &right, &output),
+        Algorithm::Exact => exact::multiply(cpu, &left, &right, &output),
+    }
 }

@@ -174,7 +174,7 @@ impl Current<'_> {
     /// its handle, which a later stream may get again.
     ///
     /// # Safety
-    /// As for [`Current::synchronize`].
+    /// As for [`Current::synchronize`]. On a stream that is being recorded, asking breaks the recording.
     #[inline]
     pub unsafe fn stream_id(&self, stream: usize) -> u64 {
         let driver = self.driver;

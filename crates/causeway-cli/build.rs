@@ -1,0 +1,23 @@
+//! Tells the command which commit it was built from, for the evidence in saved runs.
+
+use std::process::Command;
+
+fn main() {
+    // What may change the answer: the commit, the index, and the sources that make a tree differ from it.
+    for path in [git(&["rev-parse", "--git-path", "HEAD"]), git(&["rev-parse", "--git-path", "index"])] {
+        if let Some(path) = path {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
+    println!("cargo::rerun-if-changed=src");
+    println!("cargo::rerun-if-changed=../causeway/src");
+    let commit = git(&["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]);
+    println!("cargo::rustc-env=CAUSEWAY_COMMIT={}", commit.unwrap_or_else(|| "unknown".to_string()));
+}
+
+/// The output of a git command; `None` outside a repository or without git.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_string())
+}

@@ -1,0 +1,84 @@
+//! How a command fails: what is printed, and the exit status.
+
+use std::io;
+
+use anstream::eprintln;
+use anstyle::{AnsiColor, Style};
+use causeway::files::FileError;
+
+const ERROR: Style = AnsiColor::Red.on_default().bold();
+const HELP: Style = AnsiColor::Cyan.on_default().bold();
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The command line does not parse (or asks for help, which is not a failure).
+    Usage(clap::Error),
+    /// Bad input: one sentence, and what to do about it where that helps.
+    Input { message: String, help: Option<String> },
+    /// A check failed, and the output has said so.
+    Negative,
+    /// Nobody reads the output any more.
+    PipeClosed,
+}
+
+impl Failure {
+    pub fn input(message: impl Into<String>) -> Self {
+        Failure::Input { message: message.into(), help: None }
+    }
+
+    pub fn with_help(self, line: impl Into<String>) -> Self {
+        match self {
+            Failure::Input { message, help } => {
+                Failure::Input { message, help: help.or_else(|| Some(line.into())) }
+            }
+            other => other,
+        }
+    }
+
+    /// Prints what has to be printed and returns the exit status.
+    pub fn report(self) -> u8 {
+        match self {
+            Failure::Usage(error) => {
+                // A closed pipe is no reason to fail here: there is nothing left to do.
+                let _ = error.print();
+                error.exit_code().clamp(0, i32::from(u8::MAX)) as u8
+            }
+            Failure::Input { message, help } => {
+                eprintln!("{ERROR}error{ERROR:#}: {message}");
+                if let Some(line) = help {
+                    eprintln!("{HELP}help{HELP:#}: {line}");
+                }
+                2
+            }
+            Failure::Negative => 1,
+            Failure::PipeClosed => 141,
+        }
+    }
+}
+
+impl From<causeway::Error> for Failure {
+    fn from(error: causeway::Error) -> Self {
+        Failure::input(error.to_string())
+    }
+}
+
+impl From<FileError> for Failure {
+    fn from(error: FileError) -> Self {
+        let failure = Failure::input(error.to_string());
+        match error.help() {
+            Some(line) => failure.with_help(line),
+            None => failure,
+        }
+    }
+}
+
+/// Of writing to stdout.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::PipeClosed,
+            _ => Failure::input(format!("the output cannot be written: {error}")),
+        }
+    }
+}

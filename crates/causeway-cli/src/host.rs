@@ -1,0 +1,133 @@
+//! What this machine's processor is: evidence for saved runs, and for `doctor`.
+
+use serde::{Deserialize, Serialize};
+
+/// The processor and its memory. What the system does not tell is absent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Host {
+    /// Model, as the processor names itself.
+    pub processor: Option<String>,
+    /// `x86_64`, `aarch64` …
+    pub architecture: String,
+    /// `linux`, `macos`, `windows` …
+    pub system: String,
+    /// Vector features that matter here and that the processor has.
+    pub features: Vec<String>,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// Bytes of the last cache level, of one of its instances.
+    pub last_level_cache: Option<u64>,
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// Bytes of memory that are free to use.
+    pub available_memory: Option<u64>,
+}
+
+impl Host {
+    pub fn detect() -> Self {
+        Host {
+            processor: processor(),
+            architecture: std::env::consts::ARCH.to_string(),
+            system: std::env::consts::OS.to_string(),
+            features: features().into_iter().map(str::to_string).collect(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            last_level_cache: last_level_cache(),
+            memory: memory("MemTotal:"),
+            available_memory: memory("MemAvailable:"),
+        }
+    }
+}
+
+/// Bytes with a binary unit, for people.
+pub(crate) fn format_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 100.0);
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+#[cfg(target_arch = "x86_64")]
+fn features() -> Vec<&'static str> {
+    macro_rules! present {
+        ($($name:tt)*) => {
+            [$(($name, is_x86_feature_detected!($name))),*]
+        };
+    }
+    let known = present!("sse4.2" "avx" "avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512bf16" "avx512fp16");
+    known.into_iter().filter_map(|(name, present)| present.then_some(name)).collect()
+}
+
+#[cfg(target_arch = "aarch64")]
+fn features() -> Vec<&'static str> {
+    macro_rules! present {
+        ($($name:tt)*) => {
+            [$(($name, std::arch::is_aarch64_feature_detected!($name))),*]
+        };
+    }
+    let known = present!("neon" "fp16" "bf16" "dotprod" "sve");
+    known.into_iter().filter_map(|(name, present)| present.then_some(name)).collect()
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn features() -> Vec<&'static str> {
+    Vec::new()
+}
+
+fn processor() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_string())
+}
+
+/// A line of /proc/meminfo, which counts in KiB.
+fn memory(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kibibytes: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+/// The largest cache that Linux lists for the first core.
+fn last_level_cache() -> Option<u64> {
+    let caches = std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
+    caches
+        .filter_map(|cache| {
+            let text = std::fs::read_to_string(cache.ok()?.path().join("size")).ok()?;
+            let kibibytes: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
+            Some(kibibytes * 1024)
+        })
+        .max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_written_for_people() {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1536, "1.5 KiB"),
+            (480 << 20, "480 MiB"),
+            (24 << 30, "24.0 GiB"),
+        ] {
+            assert_eq!(format_bytes(bytes), text);
+        }
+    }
+
+    #[test]
+    fn the_machine_that_runs_this_is_described() {
+        let host = Host::detect();
+        assert!(host.cores >= 1);
+        assert_eq!(host.architecture, std::env::consts::ARCH);
+        if cfg!(target_os = "linux") {
+            assert!(host.memory.unwrap() >= host.available_memory.unwrap());
+        }
+    }
+}

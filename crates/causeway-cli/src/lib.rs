@@ -1,0 +1,82 @@
+//! The `causeway` command as a library: a Rust binary and a Python module start the same code.
+
+mod commands;
+mod device;
+mod failure;
+mod host;
+mod table;
+mod terminal;
+
+use std::ffi::OsString;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use commands::{doctor, run};
+use failure::Failure;
+
+/// Version and commit of this build, as saved runs name them.
+pub(crate) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("CAUSEWAY_COMMIT"), ")");
+
+const ABOUT: &str = "\
+Causal depthwise conv1d and half-precision GEMM gradients, on NVIDIA, AMD and CPU, checked against a float64 \
+oracle";
+
+const AFTER_HELP: &str = "\
+Exit status:
+  0    everything asked for was done, and every check passed
+  1    a verification failed, or a comparison found a regression
+  2    wrong usage or bad input; nothing was written
+  141  the reader of the output went away
+
+Environment:
+  CAUSEWAY_DEVICE  the device when --device is not given
+  NO_COLOR         no colours";
+
+#[derive(Debug, Parser)]
+#[command(name = "causeway", version = VERSION, about = ABOUT, after_help = AFTER_HELP, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Args),
+    Doctor(doctor::Args),
+}
+
+/// Runs one command line, program name first, and returns its exit status. Prints to stdout and stderr.
+pub fn run<I>(arguments: I) -> u8
+where
+    I: IntoIterator,
+    I::Item: Into<OsString> + Clone,
+{
+    let outcome = match Cli::try_parse_from(arguments) {
+        Err(error) => Err(Failure::Usage(error)),
+        Ok(Cli { command: None }) => terminal::print(&Cli::command().render_long_help().ansi().to_string()),
+        Ok(Cli { command: Some(command) }) => command.execute(),
+    };
+    match outcome {
+        Ok(()) => 0,
+        Err(failure) => failure.report(),
+    }
+}
+
+impl Command {
+    fn execute(&self) -> Result<(), Failure> {
+        match self {
+            Command::Run(args) => run::execute(args),
+            Command::Doctor(args) => doctor::execute(args),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,34 @@
+//! Output: text on stdout with colours where they are wanted, progress on stderr when it is a terminal.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::failure::Failure;
+
+/// Prints a line to stdout, without its colours if they are not wanted.
+pub(crate) fn print(line: &str) -> Result<(), Failure> {
+    let mut out = anstream::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Prints a JSON value to stdout.
+pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::input(error.to_string()))?;
+    print(&text)
+}
+
+/// A progress bar of `steps` on stderr; nothing when stderr is no terminal.
+pub(crate) fn progress(steps: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::hidden());
+    }
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {elapsed} {wide_msg}")
+        .expect("the template is well-formed");
+    let bar = ProgressBar::new(steps).with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

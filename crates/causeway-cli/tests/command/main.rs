@@ -1,0 +1,6 @@
+//! The command as people start it: a process with arguments, files, output and an exit status.
+
+mod general;
+mod process;
+mod run;
+mod run_errors;

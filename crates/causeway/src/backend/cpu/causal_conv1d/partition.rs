@@ -1,0 +1,129 @@
+//! How work is cut into tasks: by the shape alone, so that results do not depend on the number of threads.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::causal_conv1d::Sizes;
+
+/// Elements that a task should have at least, to be worth handing to another thread.
+const TASK_ELEMENTS: i64 = 1 << 16;
+
+/// Calls below this many elements stay on the calling thread: waking others costs more than it saves.
+const SERIAL_ELEMENTS: i64 = 1 << 15;
+
+/// A grid of channel groups times chunks of columns. A *column* is a segment of a row of x.
+#[derive(Debug, Clone)]
+pub(super) struct Partition {
+    dim: i64,
+    seqlen: i64,
+    /// Channels in a group.
+    group: i64,
+    groups: i64,
+    /// Positions in a segment.
+    segment: i64,
+    segments: i64,
+    columns: i64,
+    /// Chunks of columns.
+    pub chunks: i64,
+    parallel: bool,
+}
+
+/// A segment of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Column {
+    pub batch: i64,
+    pub from: i64,
+    pub to: i64,
+}
+
+impl Partition {
+    /// Groups of `group` channels and segments of `segment` positions, both at least 1; at most `max_chunks`
+    /// chunks.
+    pub fn new(sizes: &Sizes, group: i64, segment: i64, max_chunks: i64) -> Self {
+        let Sizes { batch, dim, seqlen, .. } = *sizes;
+        let groups = dim / group + i64::from(dim % group != 0);
+        let segments = seqlen / segment + i64::from(seqlen % segment != 0);
+        let columns = batch * segments;
+        let column_elements = group.min(dim).max(1) * segment.min(seqlen).max(1);
+        let columns_per_task = (TASK_ELEMENTS / column_elements).max(1);
+        let chunks = (columns / columns_per_task).clamp(1, max_chunks);
+        let parallel = is_worth_threads(batch, dim, seqlen);
+        Partition { dim, seqlen, group, groups, segment, segments, columns, chunks, parallel }
+    }
+
+    /// Number of tasks: none when there is no channel.
+    pub fn tasks(&self) -> usize {
+        (self.groups * self.chunks) as usize
+    }
+
+    /// Most channels that a task has.
+    pub fn group(&self) -> usize {
+        self.group.min(self.dim) as usize
+    }
+
+    /// The channels of a task, and its chunk.
+    pub fn task(&self, task: usize) -> (Range<i64>, i64) {
+        let (chunk, group) = (task as i64 / self.groups, task as i64 % self.groups);
+        (group * self.group..((group + 1) * self.group).min(self.dim), chunk)
+    }
+
+    /// The columns of a chunk.
+    pub fn columns(&self, chunk: i64) -> impl Iterator<Item = Column> + '_ {
+        // Chunks differ by at most one column. In 128 bits: the product may be large.
+        let bound =
+            |chunk: i64| (i128::from(self.columns) * i128::from(chunk) / i128::from(self.chunks)) as i64;
+        (bound(chunk)..bound(chunk + 1)).map(|column| {
+            let (batch, from) = (column / self.segments, column % self.segments * self.segment);
+            Column { batch, from, to: (from + self.segment).min(self.seqlen) }
+        })
+    }
+
+    /// Does every task, on the threads of the current pool if there is enough to do.
+    pub fn for_each_task(&self, task: impl Fn(usize) + Sync) {
+        for_each(self.tasks(), self.parallel, task);
+    }
+}
+
+/// Whether a tensor of these sizes is worth more than the calling thread.
+pub(super) fn is_worth_threads(batch: i64, dim: i64, seqlen: i64) -> bool {
+    batch.saturating_mul(dim).saturating_mul(seqlen) >= SERIAL_ELEMENTS
+}
+
+/// Calls `task` with 0 to `count - 1`, on the threads of the current pool if `parallel`.
+pub(super) fn for_each(count: usize, parallel: bool, task: impl Fn(usize) + Sync) {
+    if parallel && count > 1 {
+        (0..count).into_par_iter().for_each(&task);
+    } else {
+        (0..count).for_each(task);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_cover_every_position_of_every_channel_once() {
+        for (batch, dim, seqlen) in
+            [(1, 1, 1), (3, 37, 1000), (2, 16, 70_000), (5, 3, 17), (0, 4, 4), (2, 0, 9), (2, 9, 0)]
+        {
+            let sizes = Sizes { batch, dim, seqlen, width: 4, sequences: batch, packed: false };
+            for (group, segment, max_chunks) in [(16, 256, 8), (1, 4096, 1), (1000, 10, i64::MAX)] {
+                let partition = Partition::new(&sizes, group, segment, max_chunks);
+                let mut seen = vec![0u8; (batch * dim * seqlen) as usize];
+                for task in 0..partition.tasks() {
+                    let (channels, chunk) = partition.task(task);
+                    for column in partition.columns(chunk) {
+                        for channel in channels.clone() {
+                            for t in column.from..column.to {
+                                seen[((column.batch * dim + channel) * seqlen + t) as usize] += 1;
+                            }
+                        }
+                    }
+                }
+                assert!(seen.iter().all(|&count| count == 1), "{sizes:?} {partition:?}");
+            }
+        }
+    }
+}

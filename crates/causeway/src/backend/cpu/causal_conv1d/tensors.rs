@@ -1,0 +1,138 @@
+//! Tensors as kernels see them: a typed pointer and strides, shared between threads.
+//!
+//! Addresses are formed with wrapping arithmetic, so that forming one is safe; whoever reads or writes there
+//! shows that the indices lie in the tensor. `validate` has shown that the tensors are as large as the sizes.
+
+use half::{bf16, f16};
+
+use crate::backend::cpu::simd::Number;
+use crate::tensor::{DType, TensorMut, TensorRef};
+
+/// A tensor that is read.
+#[derive(Clone, Copy)]
+pub(super) struct Source<T, const RANK: usize> {
+    pointer: *const T,
+    pub strides: [isize; RANK],
+}
+
+// SAFETY: a `Source` is made from a `TensorRef`, a shared borrow of plain numbers.
+unsafe impl<T: Sync, const RANK: usize> Sync for Source<T, RANK> {}
+
+impl<T, const RANK: usize> Source<T, RANK> {
+    /// The caller has matched `T` with the view's dtype. Axes past the view's have size 1.
+    pub fn new(view: &TensorRef<'_>) -> Self {
+        Source { pointer: view.pointer().cast(), strides: strides(view.strides()) }
+    }
+
+    #[inline(always)]
+    pub fn at(&self, index: [i64; RANK]) -> *const T {
+        self.pointer.wrapping_offset(offset(&self.strides, index))
+    }
+}
+
+/// A tensor that is written.
+#[derive(Clone, Copy)]
+pub(super) struct Target<T, const RANK: usize> {
+    pointer: *mut T,
+    pub strides: [isize; RANK],
+}
+
+// SAFETY: a `Target` is made from a `TensorMut`, an exclusive borrow of plain numbers whose elements do not
+// share addresses; tasks write to disjoint elements.
+unsafe impl<T: Send, const RANK: usize> Sync for Target<T, RANK> {}
+
+impl<T, const RANK: usize> Target<T, RANK> {
+    /// The caller has matched `T` with the view's dtype. Axes past the view's have size 1.
+    pub fn new(view: &mut TensorMut<'_>) -> Self {
+        Target { pointer: view.pointer().cast(), strides: strides(view.strides()) }
+    }
+
+    #[inline(always)]
+    pub fn at(&self, index: [i64; RANK]) -> *mut T {
+        self.pointer.wrapping_offset(offset(&self.strides, index))
+    }
+}
+
+/// Weight or bias: of any floating dtype, whatever the kernel's.
+#[derive(Clone, Copy)]
+pub(super) struct Parameter {
+    pointer: *const u8,
+    dtype: DType,
+    strides: [isize; 2],
+}
+
+// SAFETY: a `Parameter` is made from a `TensorRef`, a shared borrow of plain numbers.
+unsafe impl Sync for Parameter {}
+
+impl Parameter {
+    pub fn new(view: &TensorRef<'_>) -> Self {
+        Parameter { pointer: view.pointer(), dtype: view.dtype(), strides: strides(view.strides()) }
+    }
+
+    /// One element.
+    ///
+    /// # Safety
+    /// The index lies in the tensor.
+    pub unsafe fn read<A: Number>(&self, channel: i64, tap: i64) -> A {
+        let offset = offset(&self.strides, [channel, tap]);
+        // SAFETY: the caller's promise; the dtype is the view's.
+        A::from_f64(unsafe {
+            match self.dtype {
+                DType::F16 => (*self.pointer.cast::<f16>().wrapping_offset(offset)).to_f64(),
+                DType::BF16 => (*self.pointer.cast::<bf16>().wrapping_offset(offset)).to_f64(),
+                DType::F64 => *self.pointer.cast::<f64>().wrapping_offset(offset),
+                _ => f64::from(*self.pointer.cast::<f32>().wrapping_offset(offset)),
+            }
+        })
+    }
+}
+
+/// dweight or dbias.
+#[derive(Clone, Copy)]
+pub(super) struct ParameterMut {
+    pointer: *mut u8,
+    dtype: DType,
+    strides: [isize; 2],
+}
+
+// SAFETY: as for `Target`.
+unsafe impl Sync for ParameterMut {}
+
+impl ParameterMut {
+    pub fn new(view: &mut TensorMut<'_>) -> Self {
+        let strides = strides(view.strides());
+        ParameterMut { pointer: view.pointer(), dtype: view.dtype(), strides }
+    }
+
+    /// Rounds `value` to the dtype, once.
+    ///
+    /// # Safety
+    /// The index lies in the tensor, and nobody else uses that element meanwhile.
+    pub unsafe fn write(&self, channel: i64, tap: i64, value: f64) {
+        let offset = offset(&self.strides, [channel, tap]);
+        // SAFETY: the caller's promise; the dtype is the view's.
+        unsafe {
+            match self.dtype {
+                DType::F16 => *self.pointer.cast::<f16>().wrapping_offset(offset) = f16::from_f64(value),
+                DType::BF16 => *self.pointer.cast::<bf16>().wrapping_offset(offset) = bf16::from_f64(value),
+                DType::F64 => *self.pointer.cast::<f64>().wrapping_offset(offset) = value,
+                _ => *self.pointer.cast::<f32>().wrapping_offset(offset) = value as f32,
+            }
+        }
+    }
+}
+
+/// A missing axis has size 1, so that its stride does not matter.
+fn strides<const RANK: usize>(strides: &[i64]) -> [isize; RANK] {
+    std::array::from_fn(|axis| strides.get(axis).map_or(0, |&stride| stride as isize))
+}
+
+#[inline(always)]
+fn offset<const RANK: usize>(strides: &[isize; RANK], index: [i64; RANK]) -> isize {
+    let mut offset = 0isize;
+    for axis in 0..RANK {
+        // Wrapping: the stride along an axis of size 1 may be anything, and is then multiplied by 0.
+        offset = offset.wrapping_add(strides[axis].wrapping_mul(index[axis] as isize));
+    }
+    offset
+}

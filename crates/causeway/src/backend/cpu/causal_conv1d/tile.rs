@@ -1,0 +1,247 @@
+//! Convolution of one channel over a tile of positions, with vectors along the sequence.
+//!
+//! ```text
+//!            history        tile
+//! x      [ width-1 ... | 0 1 2 ... count-1 ]        in accumulators, in the first-level cache
+//! weight [ 0 ... width-1 ]
+//!          └──── slides ────→                       out[i] = bias + Σ_w weight[w] · x[i + w]
+//! ```
+//!
+//! A tile is loaded once (any stride, any dtype), convolved with unaligned loads from the cache, and stored
+//! once. The next tile's history is the end of this one's x.
+
+use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Simd};
+
+/// Positions in a tile: a multiple of every number of lanes. Three buffers of this length stay in the
+/// first-level cache.
+pub(super) const TILE: usize = 512;
+
+/// Vectors that a pass over the taps keeps in registers, so that a weight is loaded once for all of them.
+const UNROLL: usize = 4;
+
+/// `count` rounded up to whole vectors.
+#[inline(always)]
+fn whole_vectors<S: Simd>(_: S, count: usize) -> usize {
+    count.next_multiple_of(S::LANES)
+}
+
+/// What happens to a sum before it is stored.
+pub(super) trait Finish<S: Simd> {
+    /// `position` is that of the first lane in the tile.
+    fn apply(&self, simd: S, sum: S::Vector, position: usize) -> S::Vector;
+}
+
+/// Nothing.
+pub(super) struct Keep;
+
+impl<S: Simd> Finish<S> for Keep {
+    #[inline(always)]
+    fn apply(&self, _: S, sum: S::Vector, _: usize) -> S::Vector {
+        sum
+    }
+}
+
+/// SiLU.
+pub(super) struct Silu {
+    pub precise: bool,
+}
+
+impl<S: Simd> Finish<S> for Silu {
+    #[inline(always)]
+    fn apply(&self, simd: S, sum: S::Vector, _: usize) -> S::Vector {
+        simd.silu(sum, self.precise)
+    }
+}
+
+/// SiLU's derivative times dy.
+pub(super) struct SiluGradient<'a, A> {
+    /// Whole vectors.
+    pub dy: &'a [A],
+    pub precise: bool,
+}
+
+impl<S: Simd> Finish<S> for SiluGradient<'_, S::Scalar> {
+    #[inline(always)]
+    fn apply(&self, simd: S, sum: S::Vector, position: usize) -> S::Vector {
+        let dy = &self.dy[position..position + S::LANES];
+        // SAFETY: the slice is a whole vector.
+        let dy = unsafe { simd.load(dy.as_ptr()) };
+        simd.mul(dy, simd.silu_slope(sum, self.precise))
+    }
+}
+
+/// `out[i] = finish(bias + Σ_w weight[w] · x[i + w])` for `count` positions, rounded up to whole vectors.
+#[inline(always)]
+pub(super) fn convolve<S: Simd>(
+    simd: S,
+    weight: &[S::Scalar],
+    bias: S::Scalar,
+    x: &[S::Scalar],
+    count: usize,
+    out: &mut [S::Scalar],
+    finish: &impl Finish<S>,
+) {
+    let padded = whole_vectors(simd, count);
+    assert!(out.len() >= padded && x.len() + 1 >= padded + weight.len());
+    let (x, out) = (x.as_ptr(), out.as_mut_ptr());
+    let mut at = 0;
+    // SAFETY: `at + lanes ≤ padded`, so that stores stay in `out`, and loads, which begin at `at + tap` with
+    // `tap < weight.len()`, in `x`.
+    unsafe {
+        while at + UNROLL * S::LANES <= padded {
+            let mut sums = [simd.splat(bias); UNROLL];
+            for (tap, &weight) in weight.iter().enumerate() {
+                let weight = simd.splat(weight);
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = simd.mul_add(weight, simd.load(x.add(at + tap + i * S::LANES)), *sum);
+                }
+            }
+            for (i, sum) in sums.into_iter().enumerate() {
+                let position = at + i * S::LANES;
+                simd.store(out.add(position), finish.apply(simd, sum, position));
+            }
+            at += UNROLL * S::LANES;
+        }
+        while at < padded {
+            let mut sum = simd.splat(bias);
+            for (tap, &weight) in weight.iter().enumerate() {
+                sum = simd.mul_add(simd.splat(weight), simd.load(x.add(at + tap)), sum);
+            }
+            simd.store(out.add(at), finish.apply(simd, sum, at));
+            at += S::LANES;
+        }
+    }
+}
+
+/// `sums[w] += Σ_i g[i] · x[i + w]`, and `sums[width] += Σ_i g[i]`, over `count` positions.
+///
+/// The tile is summed in vectors, and its totals are added to `sums` in f64, so that the error does not grow
+/// with the length of the sequence.
+#[inline(always)]
+pub(super) fn correlate<S: Simd>(
+    simd: S,
+    g: &mut [S::Scalar],
+    x: &mut [S::Scalar],
+    count: usize,
+    sums: &mut [f64],
+) {
+    let width = sums.len() - 1;
+    let padded = whole_vectors(simd, count);
+    // Lanes past the end count as zero.
+    g[count..padded].fill(S::Scalar::ZERO);
+    x[count + width - 1..padded + width - 1].fill(S::Scalar::ZERO);
+    let mut tap = 0;
+    while tap + UNROLL <= width {
+        correlate_taps::<S, UNROLL>(simd, g, &x[tap..], padded, &mut sums[tap..tap + UNROLL]);
+        tap += UNROLL;
+    }
+    while tap < width {
+        correlate_taps::<S, 1>(simd, g, &x[tap..], padded, &mut sums[tap..tap + 1]);
+        tap += 1;
+    }
+    let mut total = simd.splat(S::Scalar::ZERO);
+    for chunk in g[..padded].chunks_exact(S::LANES) {
+        // SAFETY: the chunk is a whole vector.
+        total = simd.add(total, unsafe { simd.load(chunk.as_ptr()) });
+    }
+    sums[width] += simd.sum(total).to_f64();
+}
+
+/// `TAPS` taps of [`correlate`], over whole vectors.
+#[inline(always)]
+fn correlate_taps<S: Simd, const TAPS: usize>(
+    simd: S,
+    g: &[S::Scalar],
+    x: &[S::Scalar],
+    padded: usize,
+    sums: &mut [f64],
+) {
+    assert!(g.len() >= padded && x.len() + 1 >= padded + TAPS && sums.len() == TAPS);
+    let mut totals = [simd.splat(S::Scalar::ZERO); TAPS];
+    for at in (0..padded).step_by(S::LANES) {
+        // SAFETY: `at + lanes ≤ padded`, and the assertion.
+        unsafe {
+            let g = simd.load(g.as_ptr().add(at));
+            for (tap, total) in totals.iter_mut().enumerate() {
+                *total = simd.mul_add(g, simd.load(x.as_ptr().add(at + tap)), *total);
+            }
+        }
+    }
+    for (sum, total) in sums.iter_mut().zip(totals) {
+        *sum += simd.sum(total).to_f64();
+    }
+}
+
+/// Widens `out.len()` elements, `stride` apart, into `out`.
+///
+/// # Safety
+/// They are elements of a tensor.
+#[inline(always)]
+pub(super) unsafe fn gather<S: Simd, T>(simd: S, source: *const T, stride: isize, out: &mut [S::Scalar])
+where
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
+    let mut done = 0;
+    if stride == 1 {
+        for chunk in out.chunks_exact_mut(S::LANES) {
+            // SAFETY: the caller's promise; the chunk is a whole vector.
+            unsafe { simd.store(chunk.as_mut_ptr(), T::load(simd, source.add(done))) };
+            done += S::LANES;
+        }
+    }
+    for (i, value) in out.iter_mut().enumerate().skip(done) {
+        // SAFETY: the caller's promise.
+        *value = unsafe { *source.wrapping_offset(stride.wrapping_mul(i as isize)) }.widen();
+    }
+}
+
+/// As [`gather`], but adds to `out`.
+///
+/// # Safety
+/// They are elements of a tensor.
+#[inline(always)]
+pub(super) unsafe fn gather_add<T: Number>(source: *const T, stride: isize, out: &mut [T::Accumulator]) {
+    for (i, value) in out.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *value += unsafe { *source.wrapping_offset(stride.wrapping_mul(i as isize)) }.widen();
+    }
+}
+
+/// Rounds `values` into elements that are `stride` apart; past the caches if `stream`.
+///
+/// # Safety
+/// They are elements of a tensor, and nobody else uses them meanwhile.
+#[inline(always)]
+pub(super) unsafe fn scatter<S: Simd, T>(
+    simd: S,
+    values: &[S::Scalar],
+    target: *mut T,
+    stride: isize,
+    stream: bool,
+) where
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
+    let mut done = 0;
+    // SAFETY: the caller's promise; vectors are loaded from inside the slice.
+    unsafe {
+        if stride == 1 && stream {
+            let head = target.align_offset(S::LANES * size_of::<T>()).min(values.len());
+            while done < head {
+                *target.add(done) = T::narrow(values[done]);
+                done += 1;
+            }
+            while done + S::LANES <= values.len() {
+                T::stream(simd, target.add(done), simd.load(values.as_ptr().add(done)));
+                done += S::LANES;
+            }
+        } else if stride == 1 {
+            while done + S::LANES <= values.len() {
+                T::store(simd, target.add(done), simd.load(values.as_ptr().add(done)));
+                done += S::LANES;
+            }
+        }
+        for (i, &value) in values.iter().enumerate().skip(done) {
+            *target.wrapping_offset(stride.wrapping_mul(i as isize)) = T::narrow(value);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The instructions. Stable Rust has no intrinsics for them: each function is one block of assembly.
+
+use std::arch::asm;
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+/// Rows and columns of the sums that the registers hold: 2 × 2 tiles of 16 × 16.
+pub const TILE: usize = 32;
+
+/// Terms that one instruction adds to each sum.
+pub const STEP: usize = 32;
+
+/// Whether the processor has the unit for bf16, and the operating system lets this process use it.
+pub fn is_available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| has_instructions() && may_use_tiles())
+}
+
+fn has_instructions() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    const AMX_BF16: u32 = 1 << 22;
+    const AMX_TILE: u32 = 1 << 24;
+    if __cpuid(0).eax < 7 {
+        return false;
+    }
+    let features = __cpuid_count(7, 0).edx;
+    features & AMX_BF16 != 0 && features & AMX_TILE != 0
+}
+
+/// Asks Linux for the tile registers: they are off in every process until it does, since they add 8 KiB to each
+/// thread's saved state. (Documentation/arch/x86/xstate.rst)
+#[cfg(target_os = "linux")]
+fn may_use_tiles() -> bool {
+    const ARCH_PRCTL: isize = 158;
+    const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+    const XFEATURE_XTILEDATA: usize = 18;
+    let status: isize;
+    // SAFETY: this call changes what the process may use, and no memory of ours.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => status,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    status == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn may_use_tiles() -> bool {
+    false
+}
+
+/// The operand of `ldtilecfg`: palette 1, eight registers of 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    bytes_per_row: [u16; 16],
+    rows: [u8; 16],
+}
+
+static CONFIGURATION: Configuration = Configuration {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    bytes_per_row: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// This thread's tile registers, switched on until it is dropped.
+pub struct Configured {
+    /// The registers belong to one thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Configured {
+    /// # Safety
+    /// [`is_available`].
+    pub unsafe fn new() -> Self {
+        // SAFETY: the operand is a valid configuration, and nothing else in this process uses the registers
+        // between two calls.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly, preserves_flags));
+        }
+        Configured { thread: PhantomData }
+    }
+
+    /// Adds the products of two panels to 32 × 32 sums in f32, whose rows are `stride` apart.
+    ///
+    /// # Panics
+    /// If the panels are not of whole steps and equal lengths, or the sums do not hold the tile.
+    pub fn add_products(&self, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize) {
+        const PANEL_STEP: usize = TILE * STEP / 2;
+        assert!(left.len() == right.len() && left.len().is_multiple_of(PANEL_STEP) && !left.is_empty());
+        assert!(stride >= TILE && sums.len() >= (TILE - 1) * stride + TILE);
+        // SAFETY: `self` shows that the registers are configured. A step reads 2 KiB of each panel, of which
+        // there are `steps`; tile rows of 64 bytes lie within `sums` by the assertion above.
+        unsafe {
+            asm!(
+                "tileloadd tmm0, [{upper} + {stride}]",
+                "tileloadd tmm1, [{upper} + {stride} + 64]",
+                "tileloadd tmm2, [{lower} + {stride}]",
+                "tileloadd tmm3, [{lower} + {stride} + 64]",
+                "2:",
+                "tileloadd tmm4, [{left} + {line}]",
+                "tileloadd tmm6, [{right} + {line}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{right} + {line} + 1024]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{left} + {line} + 1024]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {left}, 2048",
+                "add {right}, 2048",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{upper} + {stride}], tmm0",
+                "tilestored [{upper} + {stride} + 64], tmm1",
+                "tilestored [{lower} + {stride}], tmm2",
+                "tilestored [{lower} + {stride} + 64], tmm3",
+                upper = in(reg) sums.as_mut_ptr(),
+                lower = in(reg) sums[TILE / 2 * stride..].as_mut_ptr(),
+                stride = in(reg) stride * size_of::<u32>(),
+                line = in(reg) 64usize,
+                left = inout(reg) left.as_ptr() => _,
+                right = inout(reg) right.as_ptr() => _,
+                steps = inout(reg) left.len() / PANEL_STEP => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+impl Drop for Configured {
+    fn drop(&mut self) {
+        // SAFETY: back to the state in which a process starts: registers empty, nothing more to save.
+        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+    }
+}

@@ -1,0 +1,115 @@
+//! Cutting an output into tiles, one task each.
+//!
+//! ```text
+//!              right (reduction × columns)
+//!             ┌───────┬───────┬──
+//!  left       │ packed│       │        A task computes one tile. It walks the reduction in blocks: packs a block
+//!  (rows ×  ┌─┼───────┼───────┼──      of both operands, adds its products to the tile's f32 sums, and takes the
+//!  reduction)│▒│ tile  │       │        next. At the end it rounds.
+//!           ├─┼───────┼───────┼──
+//! ```
+//!
+//! The cut feeds the threads and the caches. It decides who computes an output, never in which order its terms
+//! are added.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+/// A range of outputs.
+pub struct Tile {
+    pub rows: Range<usize>,
+    pub columns: Range<usize>,
+}
+
+/// How an algorithm likes its tiles.
+pub struct Cut {
+    /// Rows and columns that the registers hold: tiles are multiples of this.
+    pub register: (usize, usize),
+    /// What the caches hold, in rows and columns.
+    pub largest: (usize, usize),
+    /// Multiply-adds below which another thread costs more than it gives.
+    pub worth_a_thread: usize,
+}
+
+impl Cut {
+    /// Runs `task` once for every tile of an output.
+    pub fn for_each(&self, rows: usize, columns: usize, reduction: usize, task: impl Fn(Tile) + Sync) {
+        if rows == 0 || columns == 0 {
+            return;
+        }
+        let work = rows.saturating_mul(columns).saturating_mul(reduction);
+        let threads = rayon::current_num_threads().min(work / self.worth_a_thread).max(1);
+        let (tile_rows, tile_columns) = self.tile(rows, columns, threads);
+        let across = columns.div_ceil(tile_columns);
+        let task = |index: usize| {
+            let (row, column) = (index / across * tile_rows, index % across * tile_columns);
+            task(Tile {
+                rows: row..rows.min(row + tile_rows),
+                columns: column..columns.min(column + tile_columns),
+            });
+        };
+        let tasks = 0..rows.div_ceil(tile_rows) * across;
+        if threads == 1 {
+            tasks.for_each(task);
+        } else {
+            tasks.into_par_iter().with_max_len(1).for_each(task);
+        }
+    }
+
+    /// Tiles as large as the caches take, but enough of them to keep the threads busy.
+    fn tile(&self, rows: usize, columns: usize, threads: usize) -> (usize, usize) {
+        // Equal shares, so that the last tile is not a sliver.
+        let share = |size: usize, parts: usize, step: usize| size.div_ceil(parts).next_multiple_of(step);
+        let (mut down, mut across) = (rows.div_ceil(self.largest.0), columns.div_ceil(self.largest.1));
+        loop {
+            let tall = share(rows, down, self.register.0);
+            let wide = share(columns, across, self.register.1);
+            // Two tasks per thread level out the difference between fast and slow ones.
+            if threads == 1 || rows.div_ceil(tall) * columns.div_ceil(wide) >= 2 * threads {
+                return (tall, wide);
+            }
+            let (splits_down, splits_across) = (tall > self.register.0, wide > self.register.1);
+            match (splits_down, splits_across) {
+                (false, false) => return (tall, wide),
+                (true, _) if tall >= wide || !splits_across => down *= 2,
+                _ => across *= 2,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    const CUT: Cut = Cut { register: (8, 48), largest: (256, 576), worth_a_thread: 1 << 18 };
+
+    #[test]
+    fn every_output_belongs_to_one_tile() {
+        for (rows, columns) in [(1, 1), (8, 48), (9, 49), (255, 1000), (1000, 255), (1, 5000), (5000, 1)] {
+            let owners = Mutex::new(vec![0; rows * columns]);
+            CUT.for_each(rows, columns, 1 << 20, |tile| {
+                assert!(tile.rows.start % 8 == 0 && tile.columns.start % 48 == 0);
+                assert!(tile.rows.len() <= 256 && tile.columns.len() <= 576);
+                let mut owners = owners.lock().unwrap();
+                for row in tile.rows {
+                    for column in tile.columns.clone() {
+                        owners[row * columns + column] += 1;
+                    }
+                }
+            });
+            assert!(owners.into_inner().unwrap().iter().all(|&owners| owners == 1), "{rows} × {columns}");
+        }
+    }
+
+    #[test]
+    fn more_threads_get_smaller_tiles() {
+        assert_eq!(CUT.tile(256, 576, 1), (256, 576));
+        let (rows, columns) = CUT.tile(256, 576, 8);
+        assert!(256usize.div_ceil(rows) * 576usize.div_ceil(columns) >= 16, "{rows} × {columns}");
+        // There is nothing smaller than a register tile.
+        assert_eq!(CUT.tile(8, 40, 64), (8, 48));
+    }
+}

@@ -1,0 +1,246 @@
+//! One vocabulary of vectors for every level.
+//!
+//! A kernel is written once against [`Simd`]: a zero-sized token that stands for "this processor has these
+//! instructions", and whose methods are the instructions. [`run`] makes the token of a level inside a function
+//! that is compiled for it (`#[target_feature]`); everything below is `#[inline(always)]`, so the body is
+//! compiled once per level.
+//!
+//! Half-precision elements are widened on load and rounded (to nearest, ties to even) on store, in registers.
+
+mod plain;
+mod silu;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
+use half::{bf16, f16};
+
+use super::{Cpu, Level};
+use crate::tensor::Element;
+pub(crate) use plain::Plain;
+
+/// The types that sums are kept in: f32 for 16 and 32-bit tensors, f64 for f64 tensors.
+pub(crate) trait Accumulator: Number<Accumulator = Self> + std::ops::AddAssign {
+    fn to_f64(self) -> f64;
+}
+
+impl Accumulator for f32 {
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl Accumulator for f64 {
+    fn to_f64(self) -> f64 {
+        self
+    }
+}
+
+/// A floating-point element, and the type that it is accumulated in.
+pub(crate) trait Number: Element {
+    type Accumulator: Accumulator;
+    /// Positive zero.
+    const ZERO: Self;
+    fn widen(self) -> Self::Accumulator;
+    /// To nearest, ties to even.
+    fn narrow(value: Self::Accumulator) -> Self;
+    /// From the f64 in which long sums are kept, with one rounding.
+    fn from_f64(value: f64) -> Self;
+    /// Runs a kernel with the vectors of a level.
+    fn run<K: Kernel<Number = Self>>(cpu: Cpu, kernel: &K, task: usize);
+}
+
+macro_rules! number {
+    ($number:ty, $accumulator:ty, $avx512:ident, $avx2:ident, $neon:expr, $zero:expr, $widen:expr,
+     $narrow:expr, $from_f64:expr) => {
+        impl Number for $number {
+            type Accumulator = $accumulator;
+            const ZERO: Self = $zero;
+
+            #[inline(always)]
+            fn widen(self) -> $accumulator {
+                $widen(self)
+            }
+
+            #[inline(always)]
+            fn narrow(value: $accumulator) -> Self {
+                $narrow(value)
+            }
+
+            fn from_f64(value: f64) -> Self {
+                $from_f64(value)
+            }
+
+            fn run<K: Kernel<Number = Self>>(cpu: Cpu, kernel: &K, task: usize) {
+                match cpu.level() {
+                    // SAFETY: `Cpu` holds only levels that the processor has.
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx512 => unsafe { x86::$avx512(kernel, task) },
+                    // SAFETY: as above.
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 => unsafe { x86::$avx2(kernel, task) },
+                    #[cfg(target_arch = "aarch64")]
+                    Level::Neon => kernel.run($neon, task),
+                    _ => kernel.run(Plain::<$accumulator, { plain::HAS_FMA }>::new(), task),
+                }
+            }
+        }
+    };
+}
+macro_rules! number_in_f32 {
+    ($number:ty, $zero:expr, $widen:expr, $narrow:expr, $from_f64:expr) => {
+        number!($number, f32, run_avx512, run_avx2, neon::Neon::new(), $zero, $widen, $narrow, $from_f64);
+    };
+}
+number_in_f32!(f32, 0.0, |x| x, |x| x, |x| x as f32);
+number_in_f32!(f16, f16::ZERO, f16::to_f32, f16::from_f32, f16::from_f64);
+number_in_f32!(bf16, bf16::ZERO, bf16::to_f32, bf16::from_f32, bf16::from_f64);
+// f64 uses the plain body, compiled for the instructions of the level.
+number!(f64, f64, run_avx512_f64, run_avx2_f64, Plain::<f64, true>::new(), 0.0, |x| x, |x| x, |x| x);
+
+/// A kernel's body, cut into tasks that write to disjoint places.
+pub(crate) trait Kernel: Sync {
+    /// Element type of the tensors.
+    type Number: Number;
+
+    /// Does the work of one task.
+    fn run<S>(&self, simd: S, task: usize)
+    where
+        S: Simd<Scalar = <Self::Number as Number>::Accumulator>,
+        Self::Number: Lanes<S>;
+}
+
+/// The vector instructions of a level, for one accumulator type. Holding a value proves that the processor
+/// has them.
+pub(crate) trait Simd: Copy + Send + Sync {
+    type Scalar: Accumulator;
+    type Vector: Copy;
+    /// Scalars in a vector: a power of two.
+    const LANES: usize;
+
+    fn splat(self, value: Self::Scalar) -> Self::Vector;
+
+    /// # Safety
+    /// `source` points at `LANES` readable scalars, aligned as a scalar.
+    unsafe fn load(self, source: *const Self::Scalar) -> Self::Vector;
+
+    /// # Safety
+    /// `target` points at `LANES` writable scalars, aligned as a scalar.
+    unsafe fn store(self, target: *mut Self::Scalar, v: Self::Vector);
+
+    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// `a · b + c`, with one rounding where the processor can.
+    fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// All lanes together, always in the same order.
+    fn sum(self, v: Self::Vector) -> Self::Scalar;
+
+    /// `x · sigmoid(x)`. `precise` asks for the last bits of an f32; without it, the error is a small part of
+    /// a 16-bit result's rounding.
+    fn silu(self, x: Self::Vector, precise: bool) -> Self::Vector;
+    /// The derivative of [`Simd::silu`].
+    fn silu_slope(self, x: Self::Vector, precise: bool) -> Self::Vector;
+
+    /// Makes streamed stores visible to other threads in program order.
+    fn fence(self);
+}
+
+/// What f32 vectors offer beyond [`Simd`]: 16-bit elements, and the parts of an exponential.
+pub(crate) trait SimdF32: Simd<Scalar = f32> {
+    /// # Safety
+    /// `source` points at `LANES` readable elements.
+    unsafe fn load_f16(self, source: *const f16) -> Self::Vector;
+    /// # Safety
+    /// `target` points at `LANES` writable elements.
+    unsafe fn store_f16(self, target: *mut f16, v: Self::Vector);
+    /// # Safety
+    /// `source` points at `LANES` readable elements.
+    unsafe fn load_bf16(self, source: *const bf16) -> Self::Vector;
+    /// # Safety
+    /// `target` points at `LANES` writable elements.
+    unsafe fn store_bf16(self, target: *mut bf16, v: Self::Vector);
+
+    /// # Safety
+    /// As for [`Simd::store`], and `target` is aligned to a whole vector.
+    unsafe fn stream_f32(self, target: *mut f32, v: Self::Vector);
+    /// # Safety
+    /// As for [`SimdF32::store_f16`], and `target` is aligned to a whole vector of 16-bit elements.
+    unsafe fn stream_f16(self, target: *mut f16, v: Self::Vector);
+    /// # Safety
+    /// As for [`SimdF32::store_bf16`], and `target` is aligned to a whole vector of 16-bit elements.
+    unsafe fn stream_bf16(self, target: *mut bf16, v: Self::Vector);
+
+    /// The larger of `bound` and `x`; NaN where x is NaN.
+    fn at_least(self, bound: f32, x: Self::Vector) -> Self::Vector;
+    /// The smaller of `bound` and `x`; NaN where x is NaN.
+    fn at_most(self, bound: f32, x: Self::Vector) -> Self::Vector;
+    /// The nearest integer, ties to even; |x| < 2²².
+    fn round(self, x: Self::Vector) -> Self::Vector;
+    /// `x · 2ⁿ` for integral n in -160 ..= 160, rounded once, subnormal results included.
+    fn scale(self, x: Self::Vector, n: Self::Vector) -> Self::Vector;
+    /// `1 / x` with a relative error of at most 2⁻²², for normal x.
+    fn reciprocal(self, x: Self::Vector) -> Self::Vector;
+}
+
+/// Elements that the vectors `S` can load and store.
+pub(crate) trait Lanes<S: Simd>: Number {
+    /// # Safety
+    /// `source` points at `S::LANES` readable elements.
+    unsafe fn load(simd: S, source: *const Self) -> S::Vector;
+    /// # Safety
+    /// `target` points at `S::LANES` writable elements.
+    unsafe fn store(simd: S, target: *mut Self, v: S::Vector);
+    /// Stores past the caches.
+    /// # Safety
+    /// As for [`Lanes::store`], and `target` is aligned to `S::LANES` elements.
+    unsafe fn stream(simd: S, target: *mut Self, v: S::Vector);
+}
+
+macro_rules! lanes_in_f32 {
+    ($number:ty, $load:ident, $store:ident, $stream:ident) => {
+        impl<S: SimdF32> Lanes<S> for $number {
+            #[inline(always)]
+            unsafe fn load(simd: S, source: *const Self) -> S::Vector {
+                // SAFETY: the caller's promise.
+                unsafe { simd.$load(source) }
+            }
+
+            #[inline(always)]
+            unsafe fn store(simd: S, target: *mut Self, v: S::Vector) {
+                // SAFETY: the caller's promise.
+                unsafe { simd.$store(target, v) }
+            }
+
+            #[inline(always)]
+            unsafe fn stream(simd: S, target: *mut Self, v: S::Vector) {
+                // SAFETY: the caller's promise.
+                unsafe { simd.$stream(target, v) }
+            }
+        }
+    };
+}
+lanes_in_f32!(f32, load, store, stream_f32);
+lanes_in_f32!(f16, load_f16, store_f16, stream_f16);
+lanes_in_f32!(bf16, load_bf16, store_bf16, stream_bf16);
+
+impl<const FUSED: bool> Lanes<Plain<f64, FUSED>> for f64 {
+    #[inline(always)]
+    unsafe fn load(simd: Plain<f64, FUSED>, source: *const f64) -> [f64; plain::LANES] {
+        // SAFETY: the caller's promise.
+        unsafe { simd.load(source) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(simd: Plain<f64, FUSED>, target: *mut f64, v: [f64; plain::LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { simd.store(target, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(simd: Plain<f64, FUSED>, target: *mut f64, v: [f64; plain::LANES]) {
+        // SAFETY: the caller's promise. A plain store is a slower stream.
+        unsafe { simd.store(target, v) }
+    }
+}

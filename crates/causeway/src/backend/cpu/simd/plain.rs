@@ -1,0 +1,180 @@
+//! Vectors in plain Rust: arrays that the compiler turns into whatever the target has.
+
+use std::marker::PhantomData;
+
+use half::{bf16, f16};
+
+use super::{Simd, SimdF32, silu};
+
+/// Scalars in a vector.
+pub(crate) const LANES: usize = 8;
+
+/// Whether the target that this crate was compiled for fuses multiply and add in one instruction. Elsewhere a
+/// fused operation is a library call, so that plain code rounds twice instead.
+pub(crate) const HAS_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
+/// Arrays of `LANES` scalars. `FUSED` says whether the function around has a fused multiply-add.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain<A, const FUSED: bool>(PhantomData<A>);
+
+impl<A, const FUSED: bool> Plain<A, FUSED> {
+    #[inline(always)]
+    pub fn new() -> Self {
+        Plain(PhantomData)
+    }
+}
+
+macro_rules! plain_simd {
+    ($scalar:ty, $silu:expr, $slope:expr) => {
+        impl<const FUSED: bool> Simd for Plain<$scalar, FUSED> {
+            type Scalar = $scalar;
+            type Vector = [$scalar; LANES];
+            const LANES: usize = LANES;
+
+            #[inline(always)]
+            fn splat(self, value: $scalar) -> Self::Vector {
+                [value; LANES]
+            }
+
+            #[inline(always)]
+            unsafe fn load(self, source: *const $scalar) -> Self::Vector {
+                // SAFETY: the caller's promise; an array is aligned as its element.
+                unsafe { source.cast::<Self::Vector>().read() }
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, target: *mut $scalar, v: Self::Vector) {
+                // SAFETY: the caller's promise; an array is aligned as its element.
+                unsafe { target.cast::<Self::Vector>().write(v) }
+            }
+
+            #[inline(always)]
+            fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                std::array::from_fn(|i| a[i] + b[i])
+            }
+
+            #[inline(always)]
+            fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                std::array::from_fn(|i| a[i] * b[i])
+            }
+
+            #[inline(always)]
+            fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+                std::array::from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+            }
+
+            #[inline(always)]
+            fn sum(self, v: Self::Vector) -> $scalar {
+                ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+            }
+
+            #[inline(always)]
+            fn silu(self, x: Self::Vector, precise: bool) -> Self::Vector {
+                $silu(self, x, precise)
+            }
+
+            #[inline(always)]
+            fn silu_slope(self, x: Self::Vector, precise: bool) -> Self::Vector {
+                $slope(self, x, precise)
+            }
+
+            #[inline(always)]
+            fn fence(self) {}
+        }
+    };
+}
+plain_simd!(f32, silu::silu, silu::silu_slope);
+plain_simd!(f64, |_, x: [f64; LANES], _| x.map(silu::silu_f64), |_, x: [f64; LANES], _| x
+    .map(silu::silu_slope_f64));
+
+impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
+    #[inline(always)]
+    unsafe fn load_f16(self, source: *const f16) -> [f32; LANES] {
+        // SAFETY: the caller's promise; an array is aligned as its element.
+        unsafe { source.cast::<[f16; LANES]>().read() }.map(f16::to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, target: *mut f16, v: [f32; LANES]) {
+        // SAFETY: the caller's promise; an array is aligned as its element.
+        unsafe { target.cast::<[f16; LANES]>().write(v.map(f16::from_f32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, source: *const bf16) -> [f32; LANES] {
+        // SAFETY: the caller's promise; an array is aligned as its element.
+        unsafe { source.cast::<[bf16; LANES]>().read() }.map(bf16::to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, target: *mut bf16, v: [f32; LANES]) {
+        // SAFETY: the caller's promise; an array is aligned as its element.
+        unsafe { target.cast::<[bf16; LANES]>().write(v.map(bf16::from_f32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_f32(self, target: *mut f32, v: [f32; LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store(target, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_f16(self, target: *mut f16, v: [f32; LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store_f16(target, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bf16(self, target: *mut bf16, v: [f32; LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store_bf16(target, v) }
+    }
+
+    #[inline(always)]
+    fn at_least(self, bound: f32, x: [f32; LANES]) -> [f32; LANES] {
+        x.map(|x| if x < bound { bound } else { x })
+    }
+
+    #[inline(always)]
+    fn at_most(self, bound: f32, x: [f32; LANES]) -> [f32; LANES] {
+        x.map(|x| if x > bound { bound } else { x })
+    }
+
+    #[inline(always)]
+    fn round(self, x: [f32; LANES]) -> [f32; LANES] {
+        // Adding 1.5 · 2²³ leaves no room for a fraction: the sum is rounded to an integer.
+        const SHIFT: f32 = 12_582_912.0;
+        x.map(|x| (x + SHIFT) - SHIFT)
+    }
+
+    #[inline(always)]
+    fn scale(self, x: [f32; LANES], n: [f32; LANES]) -> [f32; LANES] {
+        // Two factors, since 2ⁿ alone may be out of range. The first product is exact, or underflows only
+        // where the second would have taken it to zero anyway.
+        std::array::from_fn(|i| {
+            let n = n[i] as i32;
+            let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
+            (x[i] * power(n / 2)) * power(n - n / 2)
+        })
+    }
+
+    #[inline(always)]
+    fn reciprocal(self, x: [f32; LANES]) -> [f32; LANES] {
+        x.map(|x| 1.0 / x)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scaling_reaches_the_subnormals() {
+        let simd = Plain::<f32, false>::new();
+        let powers: [f32; LANES] = [-149.0, -126.0, -92.0, -1.0, 0.0, 1.0, 92.0, -160.0];
+        let scaled = simd.scale([1.0; LANES], powers);
+        for (n, value) in powers.into_iter().zip(scaled) {
+            assert_eq!(f64::from(value), if n < -149.0 { 0.0 } else { f64::from(n).exp2() }, "2^{n}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Numbers for the inputs of cases: the same on every machine.
+
+/// The generator SplitMix64 (G. L. Steele Jr., D. Lea and C. H. Flood, "Fast splittable pseudorandom number
+/// generators", 2014).
+#[derive(Debug, Clone)]
+pub struct Random {
+    state: u64,
+}
+
+impl Random {
+    /// A generator for one tensor of one case.
+    pub fn new(case: &str, tensor: &str) -> Self {
+        // FNV-1a over both names.
+        let bytes = case.bytes().chain([0]).chain(tensor.bytes());
+        let state = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        Random { state }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in (-1, 1), symmetric about zero: an odd multiple of 2⁻⁵³.
+    pub fn uniform(&mut self) -> f64 {
+        let odd = (self.next() >> 11) as i64 * 2 + 1 - (1 << 53);
+        odd as f64 * 0.5f64.powi(53)
+    }
+
+    /// Uniform in `0..bound`; 0 if the bound is 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        ((u128::from(self.next()) * bound as u128) >> 64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uniform_fills_the_open_interval() {
+        let mut random = Random::new("case", "x");
+        let values: Vec<f64> = (0..100_000).map(|_| random.uniform()).collect();
+        let mean = values.iter().sum::<f64>() / 1e5;
+        let square = values.iter().map(|v| v * v).sum::<f64>() / 1e5;
+        assert!(values.iter().all(|v| v.abs() < 1.0 && *v != 0.0));
+        assert!(mean.abs() < 0.01 && (square - 1.0 / 3.0).abs() < 0.01, "{mean} {square}");
+    }
+
+    #[test]
+    fn tensors_and_cases_have_streams_of_their_own() {
+        let first = |case, tensor| Random::new(case, tensor).uniform();
+        assert_eq!(first("a", "x"), first("a", "x"));
+        assert_ne!(first("a", "x"), first("a", "dy"));
+        assert_ne!(first("a", "x"), first("b", "x"));
+    }
+}

@@ -1,0 +1,7 @@
+//! GEMM and its gradients: arguments, bits, bounds.
+
+mod arguments;
+mod exact;
+mod fast;
+mod properties;
+mod support;
