@@ -5,7 +5,7 @@
 mod gpu;
 
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
@@ -98,7 +98,7 @@ impl Control {
         let directory = std::env::var_os("CAUSEWAY_LIBRARY_PATH").unwrap();
         let directory = std::env::split_paths(&directory).next().unwrap();
         // SAFETY: the fake has no initialisers.
-        Control(unsafe { Library::new(PathBuf::from(directory).join("libcuda.so.1")) }.unwrap())
+        Control(unsafe { Library::new(directory.join("libcuda.so.1")) }.unwrap())
     }
 
     fn fail(&self, after: u64, code: i32) {
