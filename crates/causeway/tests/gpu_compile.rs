@@ -3,10 +3,12 @@
 //! `CAUSEWAY_LIBRARY_PATH` says where they are; `CAUSEWAY_TEST_REQUIRE=nvrtc,hiprtc` makes their absence a failure.
 
 use causeway::Error;
+use causeway::backend::gpu::GpuDevice;
 use causeway::backend::gpu::builder::Builder;
 use causeway::backend::gpu::cache::{Cache, Origin};
 use causeway::backend::gpu::compiler::{Program, Target};
 use causeway::backend::gpu::library::Search;
+use causeway::backend::gpu::plan::Vendor;
 
 const SCALE: &str = r#"
 struct Arguments { const float* in; float* out; float factor; unsigned count; };
@@ -142,5 +144,24 @@ fn nothing_installed_is_an_error_that_says_what_to_install() {
         let text = error.to_string();
         assert!(matches!(error, Error::LibraryMissing { .. }), "{text}");
         assert!(text.contains(install) && text.contains(&empty.path().display().to_string()), "{text}");
+    }
+}
+
+#[test]
+fn a_driver_without_a_device_says_so() {
+    for (vendor, name) in [(Vendor::Nvidia, "cuda"), (Vendor::Amd, "hip")] {
+        match GpuDevice::open(vendor, 0) {
+            // Debian's HIP runtime on a machine without a GPU answers like this.
+            Err(Error::NoDevice { vendor, because }) => {
+                assert_eq!(vendor, name);
+                assert!(because.contains("nit") && because.contains("(10"), "{because}");
+                let again = GpuDevice::open(Vendor::Amd, 0);
+                assert!(again.is_err(), "the next call gives an error too, not a crash");
+            }
+            Err(Error::LibraryMissing { library, .. }) => assert!(library.contains(".so")),
+            Err(Error::DeviceUnsupported { architecture, .. }) => assert!(!architecture.is_empty()),
+            Ok(device) => assert!(device.report().is_supported()),
+            Err(other) => panic!("{name}: {other}"),
+        }
     }
 }

@@ -3,12 +3,15 @@
 
 #[path = "common/gpu.rs"]
 mod gpu;
+#[path = "common/real_gpu.rs"]
+mod real_gpu;
 
 use std::time::{Duration, Instant};
 
 use causeway::backend::gpu::{DeviceBuffer, GpuDevice, Stream, Workspace};
 
-use gpu::{TOTAL_BLOCKS, bytes, device, download, scale, total};
+use gpu::{TOTAL_BLOCKS, bytes, scale, total};
+use real_gpu::{device, download};
 
 /// Median and smallest time of one call of `work`, over batches that each fit the driver's queue.
 fn host_cost(stream: &Stream, mut work: impl FnMut()) -> (f64, f64) {

@@ -2,6 +2,8 @@
 
 #[path = "common/gpu.rs"]
 mod gpu;
+#[path = "common/real_gpu.rs"]
+mod real_gpu;
 
 use std::thread;
 
@@ -9,7 +11,8 @@ use causeway::Error;
 use causeway::backend::gpu::plan::Vendor;
 use causeway::backend::gpu::{DeviceBuffer, Event, GpuDevice, Stream, StreamHandle, Workspace, devices};
 
-use gpu::{TOTAL_BLOCKS, bytes, device, download, scale, total};
+use gpu::{TOTAL_BLOCKS, bytes, scale, total};
+use real_gpu::{device, download};
 
 fn numbers(count: usize) -> Vec<i32> {
     (0..count as i32).map(|i| i % 1013 - 200).collect()

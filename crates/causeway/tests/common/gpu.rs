@@ -1,25 +1,7 @@
-//! What the tests on a GPU share.
+//! Two small kernels with their plans, and what the tests on a GPU, real or not, share.
 
-use causeway::Error;
-use causeway::backend::gpu::plan::{Plan, Vendor};
-use causeway::backend::gpu::{DeviceBuffer, GpuDevice};
-
-/// The first device of any vendor, or None with a line on stderr. `CAUSEWAY_TEST_REQUIRE=cuda` (or `hip`) makes
-/// its absence a failure.
-pub fn device() -> Option<GpuDevice> {
-    let required = std::env::var("CAUSEWAY_TEST_REQUIRE").unwrap_or_default();
-    for (vendor, name) in [(Vendor::Nvidia, "cuda"), (Vendor::Amd, "hip")] {
-        match GpuDevice::open(vendor, 0) {
-            Ok(device) => return Some(device),
-            Err(error @ (Error::LibraryMissing { .. } | Error::NoDevice { .. })) => {
-                assert!(!required.split(',').any(|part| part == name), "{name} is required here: {error}");
-                eprintln!("skipped on {name}: {error}");
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-    None
-}
+use causeway::backend::gpu::DeviceBuffer;
+use causeway::backend::gpu::plan::Plan;
 
 /// `out[i] = in[i] * factor`.
 const SCALE: &str = r#"
@@ -115,11 +97,4 @@ pub fn total(input: &DeviceBuffer, output: &DeviceBuffer) -> Plan {
 /// Bytes of a slice of plain numbers.
 pub fn bytes<T: causeway::Element>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
-}
-
-/// Downloads a buffer as numbers.
-pub fn download<T: causeway::Element>(buffer: &DeviceBuffer) -> Vec<T> {
-    let mut values = vec![T::zeroed(); buffer.len() as usize / size_of::<T>()];
-    buffer.download(bytemuck::cast_slice_mut(&mut values)).unwrap();
-    values
 }

@@ -87,8 +87,9 @@ impl Stream {
         let done = work();
         // SAFETY: as above. Ends the recording whatever `work` said, so that the stream can be used again.
         let executable = unsafe { current.end_capture(self.0.handle) };
+        let graph = executable.map(|executable| Graph { device: self.0.device, executable });
         done?;
-        Ok(Graph { device: self.0.device, executable: executable? })
+        graph
     }
 }
 

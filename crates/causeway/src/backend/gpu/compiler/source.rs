@@ -19,6 +19,16 @@ pub struct Program<'a> {
     pub entry: &'a str,
 }
 
+impl Program<'_> {
+    /// The whole text that the compiler gets, in one piece.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] if it includes a file that is not in `kernels/`.
+    pub fn text(&self) -> Result<String> {
+        flatten(self).map(|flattened| flattened.text)
+    }
+}
+
 /// A program with every `#include` replaced by the file.
 #[derive(Debug, Clone)]
 pub(crate) struct Flattened {

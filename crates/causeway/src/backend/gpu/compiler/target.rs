@@ -77,7 +77,7 @@ impl Target {
     }
 
     /// The options of the run-time compiler.
-    pub(crate) fn options(&self) -> Vec<String> {
+    pub fn options(&self) -> Vec<String> {
         let mut options = vec![
             format!("--gpu-architecture={}", self.architecture),
             "-std=c++17".to_string(),

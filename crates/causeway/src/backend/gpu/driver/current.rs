@@ -179,11 +179,14 @@ impl Current<'_> {
     pub unsafe fn stream_id(&self, stream: usize) -> u64 {
         let driver = self.driver;
         let mut id = 0;
-        match driver.table.stream_id {
+        if let Some((function, _)) = driver.table.stream_id {
             // SAFETY: the caller's promise; `id` is a place for the answer.
-            Some((function, _)) if unsafe { function(raw(stream), &mut id) } == 0 => id,
-            _ => stream as u64,
+            if unsafe { function(raw(stream), &mut id) } == 0 {
+                return id;
+            }
+            driver.forget_error();
         }
+        stream as u64
     }
 
     /// Makes a stream wait for an event.

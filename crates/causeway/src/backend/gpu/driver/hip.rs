@@ -134,7 +134,9 @@ impl Hip {
     /// Goes back to the caller's device.
     pub fn leave(&self, device: c_int) {
         // The device was current a moment ago; an error here repeats an earlier one.
-        let _ = self.set(device);
+        if self.set(device).is_err() {
+            self.forget_error();
+        }
     }
 
     fn set(&self, device: c_int) -> Result<(), (&'static str, Status)> {
