@@ -18,6 +18,11 @@ impl StreamHandle {
     pub fn from_address(address: usize) -> Self {
         StreamHandle(address)
     }
+
+    /// The address that other libraries know the stream by.
+    pub fn address(self) -> usize {
+        self.0
+    }
 }
 
 /// A stream that this crate made. Cheap to clone; destroyed with the last clone, once its work is done.
