@@ -45,26 +45,39 @@ CAUSEWAY_DEVICE float silu_16bit(float z) {
     return z * reciprocal_fast(1.0f + exp2_fast(z * -LOG2_E));
 }
 
-// z · sigmoid(z) for an f32 result.
+// z · sigmoid(z) for an f32 result, within 2 units in the last place of the true value for this z.
 //
-// With e = exp(-|z|):  z / (1 + e)  for z ≥ 0,  z · e / (1 + e)  else; neither overflows. The part of -|z| · log2(e)
-// that rounding drops is put back to first order, and the reciprocal gets one Newton step. Where e would be
-// subnormal it is carried with a factor of 2^64.
+// With e = exp(-|z|):  z / (1 + e)  for z ≥ 0,  z · e / (1 + e)  else; neither overflows.
+// |z| = n·ln 2 - r with |r| ≤ ln 2 / 2, so e = 2^-n · (1 + t), t = exp(r) - 1 by a polynomial, and z · e = z·2^-n + z·2^-n·t
+// is rounded once. The quotient is corrected by its remainder, which counts what 1 + e lost to rounding.
+// Beyond |z| = 86, 2^-n is carried with a factor of 2^64, which the result loses at the end.
 CAUSEWAY_DEVICE float silu_f32(float z) {
-    constexpr float LOG2_E_LOW = 1.925963033500e-8f, LN_2 = 0.693147180559945f;
+    constexpr float LN_2_HIGH = 0.693145751953125f, LN_2_LOW = 1.42860682030941723e-6f;
+    constexpr float ROUND = 12582912.0f;  // 1.5 · 2^23: adding it leaves the nearest integer in the low bits
     const float magnitude = z < 0.0f ? -z : z;
-    const float a = magnitude < 256.0f ? magnitude : 256.0f;
-    const float exponent = a * -LOG2_E;
-    const float dropped = multiply_add(a, -LOG2_E_LOW, multiply_add(a, -LOG2_E, -exponent));
-    const bool small = exponent < -100.0f;
-    const float power = exp2_fast(small ? exponent + 64.0f : exponent);
-    const float e = multiply_add(power, dropped * LN_2, power);
-    const float denominator = 1.0f + e;  // small: e · 2^64 is below 2^-36 and vanishes here too
-    const float estimate = reciprocal_fast(denominator);
-    const float inverse = multiply_add(estimate, multiply_add(-denominator, estimate, 1.0f), estimate);
-    const float numerator = z < 0.0f ? z * e : z;
-    const float scale = z < 0.0f && small ? 5.421010862427522e-20f : 1.0f;  // 2^-64
-    return numerator * inverse * scale;
+    const float a = magnitude < 128.0f ? magnitude : 128.0f;
+    const float shifted = multiply_add(a, LOG2_E, ROUND);
+    const float n = shifted - ROUND;
+    const float r = multiply_add(n, LN_2_LOW, multiply_add(n, LN_2_HIGH, -a));
+    float t = 1.38145359e-3f;
+    t = multiply_add(t, r, 8.36874545e-3f);
+    t = multiply_add(t, r, 4.16683927e-2f);
+    t = multiply_add(t, r, 1.66665211e-1f);
+    t = multiply_add(t, r, 4.9999994e-1f);
+    t = multiply_add(t, r, 1.0f) * r;
+    const bool scaled = a > 86.0f;
+    const float power = as_float(((scaled ? 127u + 64u : 127u) - as_bits(shifted)) << 23);
+    const float e = multiply_add(t, power, power);
+    const float denominator = 1.0f + e;  // where e is scaled it is below 2^-59: nothing beside 1
+    const float lost = e - (denominator - 1.0f);
+    const float shrunk = z * power;
+    const float numerator = z < 0.0f ? multiply_add(shrunk, t, shrunk) : z;
+    const float inverse = reciprocal_fast(denominator);
+    const float estimate = numerator * inverse;
+    const float remainder = multiply_add(-estimate, lost, multiply_add(-estimate, denominator, numerator));
+    const float quotient = multiply_add(remainder, inverse, estimate);
+    const float result = scaled && z < 0.0f ? quotient * 5.421010862427522e-20f : quotient;  // 2^-64
+    return z > 32.0f ? z : result;  // the remainder of infinity is not a number
 }
 
 template <class Problem> CAUSEWAY_DEVICE float activate(float pre) {
@@ -112,6 +125,20 @@ template <int Bytes, typename Index> struct Boundaries {
             } else {
                 high = middle;
             }
+        }
+        return {low, (*this)[low], (*this)[low + 1]};
+    }
+
+    // The same, sought by a whole wave for one position: each round asks at as many places as it has lanes.
+    CAUSEWAY_DEVICE Span<Index> find_by_wave(Index position) const {
+        const Index lane = (Index)lane_index(), wave = (Index)WAVE_SIZE;
+        Index low = 0, count = sequences;
+        while (count > 1) {
+            const Index step = (count + wave - 1) / wave, place = lane * step;
+            const bool at_or_before = place < count && (*this)[low + place] <= position;
+            const Index passed = maximum<Index>((Index)wave_count(at_or_before), 1) - 1;
+            low += passed * step;
+            count = minimum(step, count - passed * step);
         }
         return {low, (*this)[low], (*this)[low + 1]};
     }

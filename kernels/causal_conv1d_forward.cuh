@@ -37,13 +37,15 @@ struct ForwardArguments {
     Strides2 seq_idx_strides;                 // (batch, seqlen)
     i64 bias_stride, cu_seqlens_stride;
     i64 batch, dim, seqlen, width, sequences;
-    u32 blocks;             // of the grid (general)
-    u32 batches_per_layer;  // batch entries along grid axis 1; axis 2 counts layers of them
-    u32 state_blocks;       // blocks at the front of grid axis 0 that write final_states
-    Divisor state_divisor;  // those of one sequence (packed), or of one batch entry
-    Divisor tile_divisor;   // channel-last: blocks along dim; channel-first: chunks of a row
+    u64 x_begin, x_end;                // lowest address of x, and the one after its last (channel-first)
+    u64 residual_begin, residual_end;  // of residual
+    u32 blocks;                        // of the grid (general)
+    u32 batches_per_layer;             // batch entries along grid axis 1; axis 2 counts layers of them
+    u32 state_blocks;                  // blocks at the front of grid axis 0 that write final_states
+    Divisor state_divisor;             // those of one sequence (packed), or of one batch entry
+    Divisor tile_divisor;              // channel-last: blocks along dim; channel-first: chunks of a row
 };
-static_assert(sizeof(ForwardArguments) == 9 * 8 + 15 * 8 + 4 * 8 + 7 * 8 + 9 * 4 + 4, "the planner's mirror");
+static_assert(sizeof(ForwardArguments) == 9 * 8 + 15 * 8 + 4 * 8 + 7 * 8 + 4 * 8 + 9 * 4 + 4, "the planner's mirror");
 
 // One column of the final states of one channel of one sequence: the position start + seqlen - (width-1) + column
 // of [initial_states, x], or zero in front of that, or at padding.

@@ -26,29 +26,52 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// One row of a tensor with stride 1 along seqlen, cut into packets of 16 bytes.
-template <typename X, class Tile> struct Row {
-    static constexpr int COUNT = ELEMENTS<X, 16>;
+// Rows of a tensor with stride 1 along seqlen, cut into packets of 16 bytes. `begin` and `end` are the addresses
+// between which all rows lie.
+template <typename X, class Tile> struct Rows {
+    static constexpr int COUNT = ELEMENTS<X, 16>, PER_WORD = 4 / (int)sizeof(X);
 
-    // The packet of positions t … t+COUNT-1, of which those outside 0 … seqlen-1 are zero, or those of the initial
-    // states (nullptr: none).
-    template <int Halo>
-    static CAUSEWAY_DEVICE Packet<16> read(const X* row, i32 t, i32 seqlen, const X* states, i64 states_stride) {
+    // The packet of positions t … t+COUNT-1 of a row, with zeros outside 0 … seqlen-1.
+    static CAUSEWAY_DEVICE Packet<16> read(const X* row, i32 t, i32 seqlen, u64 begin, u64 end) {
         if (t >= 0 && t + COUNT <= seqlen) return read_inside(row + t);
         Packet<16> packet = zero_packet<16>();
-        if (Tile::whole && (states == nullptr || t >= seqlen)) return packet;
-        constexpr int PER_WORD = 4 / sizeof(X);
+        if (Tile::whole || t >= seqlen || t + COUNT <= 0) return packet;
+        const u64 address = (u64)(row + t);
+        if (address >= begin && address + 16 <= end) {
+            // The rest of the packet belongs to other rows: legal to read, and cleared.
+            packet = read_inside(row + t);
+#pragma unroll
+            for (int word = 0; word < 4; ++word) {
+                u32 mask = 0;
+#pragma unroll
+                for (int k = 0; k < PER_WORD; ++k) {
+                    const i32 position = t + word * PER_WORD + k;
+                    const u32 part = PER_WORD == 1 ? 0xffffffffu : 0xffffu << (16 * k);
+                    mask |= position >= 0 && position < seqlen ? part : 0;
+                }
+                packet.word[word] &= mask;
+            }
+            return packet;
+        }
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            const i32 position = t + i;
-            const X* from = nullptr;
-            if (position >= 0 && position < seqlen) from = row + position;
-            if (states != nullptr && position < 0 && position >= -Halo) from = states + (position + Halo) * states_stride;
-            if (from != nullptr) {
-                packet.word[i / PER_WORD] |= load<sizeof(X)>(from).word[0] << (32 / PER_WORD * (i % PER_WORD));
-            }
+            if (t + i >= 0 && t + i < seqlen) insert(packet, i, row + t + i);
         }
         return packet;
+    }
+
+    // Puts the initial states (`Halo` positions, the last at t = -1) into a packet that reaches before the row.
+    template <int Halo>
+    static CAUSEWAY_DEVICE void add_states(Packet<16>& packet, i32 t, const X* states, i64 stride) {
+        if (t >= 0) return;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            if (t + i < 0 && t + i >= -Halo) insert(packet, i, states + (t + i + Halo) * stride);
+        }
+    }
+
+    static CAUSEWAY_DEVICE void insert(Packet<16>& packet, int i, const X* from) {
+        packet.word[i / PER_WORD] |= load<sizeof(X)>(from).word[0] << (32 / PER_WORD * (i % PER_WORD));
     }
 
     static CAUSEWAY_DEVICE Packet<16> read_inside(const X* from) {
@@ -76,7 +99,6 @@ template <typename X, class Tile> struct Row {
         if (t >= 0 && t + COUNT <= seqlen) {
             write_inside(row + t, packet);
         } else if (!Tile::whole) {
-            constexpr int PER_WORD = 4 / sizeof(X);
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 if (t + i >= 0 && t + i < seqlen) {
@@ -108,7 +130,7 @@ template <typename X, class Tile> struct Row {
 };
 
 // Sums of a packet whose positions may lie in different sequences: each tap is checked, and taps before the start of
-// a packed sequence read its initial states.
+// a packed sequence read its initial states. `span` is that of position t, or of one before it.
 template <class Problem, int Count>
 CAUSEWAY_DEVICE void sum_across_boundaries(const ForwardArguments& a, i64 batch, i32 channel, i32 t,
                                            const float (&taps)[Problem::width],
@@ -117,14 +139,13 @@ CAUSEWAY_DEVICE void sum_across_boundaries(const ForwardArguments& a, i64 batch,
     using X = typename Problem::X;
     constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
     const i32 seqlen = (i32)a.seqlen;
-    const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, a.cu_seqlens_stride, (i32)a.sequences, seqlen};
+    const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, 1, (i32)a.sequences, seqlen};
     const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
     i32 index[Problem::seq_idx ? HALO + Count : 1];
     if constexpr (Problem::seq_idx) {
 #pragma unroll
         for (int i = 0; i < HALO + Count; ++i) {
-            const i32 position = minimum(maximum(t - HALO + i, 0), seqlen - 1);
-            index[i] = (i32)load<4>(indices + position * a.seq_idx_strides.second).word[0];
+            index[i] = (i32)load<4>(indices + minimum(maximum(t - HALO + i, 0), seqlen - 1)).word[0];
         }
     }
 #pragma unroll
@@ -136,12 +157,9 @@ CAUSEWAY_DEVICE void sum_across_boundaries(const ForwardArguments& a, i64 batch,
         if constexpr (Problem::cu_seqlens != 0) {
             boundaries.advance(span, t + i);
             age = t + i - span.start;
-            if constexpr (Problem::initial_states) {
-                bool same = age >= 0 && age < HALO && t + i < seqlen;
-                if constexpr (Problem::seq_idx) {
-                    same = same && (i32)load<4>(indices + span.start * a.seq_idx_strides.second).word[0] ==
-                                       index[HALO + i];
-                }
+            if (Problem::initial_states && age >= 0 && age < HALO && t + i < seqlen) {
+                bool same = true;
+                if constexpr (Problem::seq_idx) same = (i32)load<4>(indices + span.start).word[0] == index[HALO + i];
                 const X* states = at<X>(a.initial_states, span.sequence * a.initial_strides.batch +
                                                               channel * a.initial_strides.dim);
 #pragma unroll
@@ -163,9 +181,30 @@ CAUSEWAY_DEVICE void sum_across_boundaries(const ForwardArguments& a, i64 batch,
     }
 }
 
+// Whether positions from … to-1 are of one sequence and none is padding; the whole wave asks for the same positions.
+// Positions before the first sequence are zero, unless it has initial states.
+template <class Problem, int Most>
+CAUSEWAY_DEVICE bool one_sequence(const ForwardArguments& a, i64 batch, i32 from, i32 to, const Span<i32>& span) {
+    bool one = true;
+    if constexpr (Problem::cu_seqlens != 0) {
+        one = span.start <= from && to <= span.end && !(Problem::initial_states && from < Problem::width - 1);
+    }
+    if constexpr (Problem::seq_idx) {
+        const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first) + from;
+        const i32 index = (i32)load<4>(indices).word[0], lane = (i32)lane_index(), count = to - from;
+        one = one && index >= 0;
+#pragma unroll
+        for (int k = 0; k < Most; k += (int)WAVE_SIZE) {
+            if (k + lane < count) one = one && (i32)load<4>(indices + lane + k).word[0] == index;
+        }
+        one = wave_all(one);
+    }
+    return one;
+}
+
 template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(const ForwardArguments& a) {
     using X = typename Problem::X;
-    using TileRow = Row<X, Tile>;
+    using TileRows = Rows<X, Tile>;
     constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
     constexpr int COUNT = ELEMENTS<X, 16>, PER_WORD = 4 / (int)sizeof(X);
     constexpr int LANES = Tile::lanes, TILES = Tile::tiles, TILE = LANES * COUNT;
@@ -207,25 +246,35 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(
     const i32 shift = Tile::shifted ? (i32)(((u64)x / sizeof(X)) % COUNT) : 0;
     const i32 first = (i32)(chunk * (TILES * TILE) + lane * COUNT) - shift;
 
+    const auto read = [&](i32 t) {
+        Packet<16> packet = TileRows::read(x, t, seqlen, a.x_begin, a.x_end);
+        if (states != nullptr) TileRows::template add_states<HALO>(packet, t, states, a.initial_strides.seqlen);
+        return packet;
+    };
     Packet<16> packets[TILES];
 #pragma unroll
-    for (int i = 0; i < TILES; ++i) {
-        packets[i] = TileRow::template read<HALO>(x, first + i * TILE, seqlen, states, a.initial_strides.seqlen);
-    }
+    for (int i = 0; i < TILES; ++i) packets[i] = read(first + i * TILE);
     Packet<16> before[NEIGHBOURS > 0 ? NEIGHBOURS : 1];
 #pragma unroll
     for (int n = 0; n < NEIGHBOURS; ++n) {
         before[n] = zero_packet<16>();
-        if ((int)lane <= n) {
-            before[n] = TileRow::template read<HALO>(x, first - (n + 1) * COUNT, seqlen, states,
-                                                     a.initial_strides.seqlen);
-        }
+        if ((int)lane <= n) before[n] = read(first - (n + 1) * COUNT);
     }
     Packet<16> residual[Problem::residual ? TILES : 1];
     if constexpr (Problem::residual) {
         const X* row = at<X>(a.residual, batch * a.residual_strides.batch + channel * a.residual_strides.dim);
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) residual[i] = TileRow::template read<0>(row, first + i * TILE, seqlen, nullptr, 0);
+        for (int i = 0; i < TILES; ++i) {
+            residual[i] = TileRows::read(row, first + i * TILE, seqlen, a.residual_begin, a.residual_end);
+        }
+    }
+    // All groups of a wave work on the same positions of their rows, so the wave searches once.
+    constexpr int SLACK = Tile::shifted ? COUNT - 1 : 0;
+    const i32 chunk_start = (i32)(chunk * (TILES * TILE)) - SLACK;
+    const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, 1, (i32)a.sequences, (i32)a.seqlen};
+    Span<i32> span{(i32)batch, 0, (i32)a.seqlen};
+    if constexpr (Problem::cu_seqlens != 0) {
+        span = boundaries.find_by_wave(minimum(maximum(chunk_start - HALO, 0), (i32)a.seqlen - 1));
     }
     float taps[1][WIDTH], bias[1];
     load_parameters<Problem, 1, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel, taps,
@@ -266,32 +315,14 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(
 
         float sums[COUNT];
         bool padded[COUNT];
-        // Whether every position that this thread reads belongs to one sequence, and none is padding. Past the end
-        // nothing is read, and before the first sequence all is zero unless it has initial states.
-        bool uniform = true;
-        Span<i32> span{(i32)batch, 0, seqlen};
-        if constexpr (Problem::cu_seqlens != 0) {
-            const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, a.cu_seqlens_stride, (i32)a.sequences,
-                                                                  (i32)a.seqlen};
-            span = boundaries.find(maximum(t, 0));
-            const bool from_start = t - HALO >= span.start || (span.start == 0 && !Problem::initial_states);
-            uniform = from_start && (t + COUNT <= span.end || span.end >= seqlen);
+        bool plain = true;
+        if constexpr (CHECKED) {
+            const i32 from = minimum(maximum(chunk_start + i * TILE - HALO, 0), (i32)a.seqlen - 1);
+            const i32 to = maximum(minimum(chunk_start + (i + 1) * TILE + SLACK, (i32)a.seqlen), from);
+            if constexpr (Problem::cu_seqlens != 0) boundaries.advance(span, from);
+            plain = one_sequence<Problem, TILE + HALO + SLACK>(a, batch, from, to, span);
         }
-        if constexpr (Problem::seq_idx) {
-            // The group reads its tile's indices side by side and compares them with the first.
-            const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
-            const i32 tile = t - (i32)lane * COUNT;
-            const i32 last = minimum(tile + TILE, (i32)a.seqlen) - 1;
-            const i32 start = minimum(maximum(tile - HALO, 0), maximum(last, 0));
-            const i32 index = (i32)load<4>(indices + start * a.seq_idx_strides.second).word[0];
-            uniform = uniform && index >= 0;
-#pragma unroll
-            for (int k = 0; k < COUNT + (HALO + LANES - 1) / LANES; ++k) {
-                const i32 position = minimum(start + (i32)lane + k * LANES, maximum(last, start));
-                uniform = uniform && (i32)load<4>(indices + position * a.seq_idx_strides.second).word[0] == index;
-            }
-        }
-        if (!CHECKED || wave_all(uniform || !active)) {
+        if (plain) {
 #pragma unroll
             for (int k = 0; k < COUNT; ++k) {
                 sums[k] = bias[0];
@@ -313,7 +344,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(
 #pragma unroll
             for (int k = 0; k < COUNT; ++k) sums[k] += add[k];
         }
-        TileRow::write(y, t, seqlen, pack<X, 16>(sums));
+        TileRows::write(y, t, seqlen, pack<X, 16>(sums));
     }
 }
 

@@ -12,6 +12,9 @@
 // memory, no barrier. Per element, width 4, bf16: 4 FMA, 1 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses
 // and parameters.
 //
+// With seq_idx or cu_seqlens, the wave first asks whether all positions that it reads belong to one sequence. Nearly
+// all do, and take the same walk; the others compute row by row, tap by tap.
+//
 //   struct Tile {
 //       static constexpr int bytes = 16;         of a packet; every row and state of x, y, residual allows it
 //       static constexpr int lanes = 32;         threads along dim
@@ -25,11 +28,116 @@
 namespace causeway {
 namespace causal_conv1d {
 
-template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(const ForwardArguments& a) {
+// What one thread of the channel-last kernel works on: a packet of channels of rows first … first+rows-1.
+template <class Problem, class Tile> struct LastThread {
     using X = typename Problem::X;
-    constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, ROWS = Tile::rows, BYTES = Tile::bytes;
-    constexpr int CHANNELS = ELEMENTS<X, BYTES>;
-    constexpr int THREADS = Tile::lanes * Tile::segments;
+    static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, ROWS = Tile::rows, BYTES = Tile::bytes;
+    static constexpr int CHANNELS = ELEMENTS<X, BYTES>;
+    static constexpr bool CHECKED = Problem::seq_idx || Problem::cu_seqlens != 0;
+
+    const ForwardArguments& a;
+    i64 batch;
+    i32 channel, first, seqlen;
+    float taps[CHANNELS][WIDTH], bias[CHANNELS];
+
+    // Row `first`; the rows around it are a 32-bit number of bytes away.
+    CAUSEWAY_DEVICE const char* row(const void* base, Strides3 strides) const {
+        return (const char*)at<X>(base, batch * strides.batch + channel + first * strides.seqlen);
+    }
+    static CAUSEWAY_DEVICE i32 step(Strides3 strides) { return (i32)(strides.seqlen * (i64)sizeof(X)); }
+
+    // Column `column` of the initial states of a sequence, for the thread's channels.
+    CAUSEWAY_DEVICE void load_states(i64 sequence, i32 column, float (&values)[CHANNELS]) const {
+        const X* from = at<X>(a.initial_states, sequence * a.initial_strides.batch + channel * a.initial_strides.dim +
+                                                    column * a.initial_strides.seqlen);
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) values[c] = load_element(from + c * a.initial_strides.dim);
+    }
+
+    CAUSEWAY_DEVICE void write(i32 t, float (&sums)[CHANNELS], const Packet<BYTES>& residual) const {
+        if constexpr (Problem::residual) {
+            float add[CHANNELS];
+            unpack<X>(residual, add);
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) sums[c] += add[c];
+        }
+        char* y = (char*)row(a.y, a.y_strides);
+        if (t < seqlen) store<BYTES>(y + (i64)(t - first) * step(a.y_strides), pack<X, BYTES>(sums));
+    }
+
+    // Whether rows first-HALO … first+ROWS-1, as far as they exist, are of one sequence and none is padding; the whole
+    // wave asks. Rows before the first sequence are zero, unless it has initial states.
+    CAUSEWAY_DEVICE bool one_sequence(Span<i32>& span) const {
+        const i32 from = maximum(first - HALO, 0), to = minimum(first + ROWS, seqlen);
+        bool one = true;
+        if constexpr (Problem::cu_seqlens != 0) {
+            const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, 1, (i32)a.sequences, seqlen};
+            // Segments of a wave follow each other: search for the first lane's, and move on from there.
+            const i32 position = (i32)shuffle((u32)minimum(from, seqlen - 1), 0);
+            span = boundaries.find_by_wave(position);
+            boundaries.advance(span, from);
+            one = span.end >= to && span.start <= from && !(Problem::initial_states && first < HALO);
+        }
+        if constexpr (Problem::seq_idx) {
+            // The lanes of a segment read its indices side by side.
+            constexpr int LANES = Tile::lanes < (int)WAVE_SIZE ? Tile::lanes : (int)WAVE_SIZE;
+            const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
+            const i32 start = minimum(from, seqlen - 1);
+            const i32 index = (i32)load<4>(indices + start).word[0];
+            one = one && index >= 0;
+#pragma unroll
+            for (int k = 0; k < HALO + ROWS; k += LANES) {
+                const i32 t = start + k + (i32)(lane_index() % LANES);
+                if (t < to) one = one && (i32)load<4>(indices + t).word[0] == index;
+            }
+        }
+        // Lanes past the last channel have read indices too; only those past the last row have nothing to say.
+        return wave_all(one || first >= seqlen);
+    }
+
+    // One row whose taps may lie in other sequences.
+    CAUSEWAY_DEVICE void checked_row(i32 t, const Span<i32>& span) const {
+        const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
+        const char* x = row(a.x, a.x_strides) + (i64)(t - first) * step(a.x_strides);
+        const i32 age = t - span.start;
+        i32 index = 0;
+        if constexpr (Problem::seq_idx) index = (i32)load<4>(indices + t).word[0];
+        float sums[CHANNELS];
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) sums[c] = bias[c];
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+            const i32 back = HALO - w;
+            float values[CHANNELS];
+            bool valid = back <= age;
+            if (back == 0 || valid) {
+                if constexpr (Problem::seq_idx) valid = (i32)load<4>(indices + t - back).word[0] == index;
+                unpack<X>(load<BYTES>(x - (i64)back * step(a.x_strides)), values);
+            } else if (Problem::initial_states && age >= 0) {
+                valid = true;
+                if constexpr (Problem::seq_idx) valid = (i32)load<4>(indices + span.start).word[0] == index;
+                load_states(span.sequence, w + age, values);
+            }
+            if (back == 0 || valid) {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) sums[c] = multiply_add(taps[c][w], values[c], sums[c]);
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) sums[c] = index < 0 ? 0.0f : activate<Problem>(sums[c]);
+        Packet<BYTES> residual = zero_packet<BYTES>();
+        if constexpr (Problem::residual) {
+            residual = load<BYTES>(row(a.residual, a.residual_strides) + (i64)(t - first) * step(a.residual_strides));
+        }
+        write(t, sums, residual);
+    }
+};
+
+template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(const ForwardArguments& a) {
+    using Thread = LastThread<Problem, Tile>;
+    using X = typename Problem::X;
+    constexpr int WIDTH = Thread::WIDTH, HALO = Thread::HALO, ROWS = Thread::ROWS, BYTES = Thread::BYTES;
+    constexpr int CHANNELS = Thread::CHANNELS, THREADS = Tile::lanes * Tile::segments;
 
     const i64 batch = layered_block(a.batches_per_layer);
     if (batch >= a.batch) return;
@@ -41,53 +149,45 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
     const u32 row_block = a.tile_divisor.quotient(block);
     const u32 channel_block = block - row_block * a.tile_divisor.value;
     const u32 lane = thread_index() % Tile::lanes, segment = thread_index() / Tile::lanes;
-    const i32 channel = (i32)((channel_block * Tile::lanes + lane) * CHANNELS);
     const i32 seqlen = (i32)a.seqlen;
-    const i32 first = (i32)((row_block * Tile::segments + segment) * ROWS);
-    if (channel >= (i32)a.dim || first >= seqlen) return;
-
-    // Addresses of row `first`; rows around it are a 32-bit number of bytes away.
-    const char* x = (const char*)at<X>(a.x, batch * a.x_strides.batch + channel + first * a.x_strides.seqlen);
-    const i32 x_step = (i32)(a.x_strides.seqlen * sizeof(X));
-    char* y = (char*)at<X>(a.y, batch * a.y_strides.batch + channel + first * a.y_strides.seqlen);
-    const i32 y_step = (i32)(a.y_strides.seqlen * sizeof(X));
+    Thread thread{a, batch, (i32)((channel_block * Tile::lanes + lane) * CHANNELS),
+                  (i32)((row_block * Tile::segments + segment) * ROWS), seqlen};
+    const i32 first = thread.first;
+    const bool active = thread.channel < (i32)a.dim && first < seqlen;
+    if (!Thread::CHECKED && !active) return;
 
     Packet<BYTES> packets[HALO + ROWS];
+    const char* x = thread.row(a.x, a.x_strides);
+    const i32 x_step = Thread::step(a.x_strides);
 #pragma unroll
     for (int i = 0; i < HALO + ROWS; ++i) {
         const i32 t = first - HALO + i;
-        const bool inside = i < HALO ? t >= 0 : t < seqlen;
+        const bool inside = active && (i < HALO ? t >= 0 : t < seqlen);
         packets[i] = inside ? load<BYTES>(x + (i64)(i - HALO) * x_step) : zero_packet<BYTES>();
     }
-    Packet<BYTES> residual[Problem::residual ? ROWS : 1];
+    Packet<BYTES> residual[ROWS];
     if constexpr (Problem::residual) {
-        const char* from = (const char*)at<X>(a.residual, batch * a.residual_strides.batch + channel +
-                                                              first * a.residual_strides.seqlen);
-        const i32 step = (i32)(a.residual_strides.seqlen * sizeof(X));
+        const char* from = thread.row(a.residual, a.residual_strides);
+        const i32 step = Thread::step(a.residual_strides);
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
-            residual[i] = first + i < seqlen ? load<BYTES>(from + (i64)i * step) : zero_packet<BYTES>();
+            residual[i] = active && first + i < seqlen ? load<BYTES>(from + (i64)i * step) : zero_packet<BYTES>();
         }
     }
-
-    // Indices of the rows, where a row before the start carries that of the start.
-    i32 index[Problem::seq_idx ? HALO + ROWS : 1];
-    const i32* indices = nullptr;
-    if constexpr (Problem::seq_idx) {
-        indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
-#pragma unroll
-        for (int i = 0; i < HALO + ROWS; ++i) {
-            const i32 t = minimum(maximum(first - HALO + i, 0), seqlen - 1);
-            index[i] = (i32)load<4>(indices + t * a.seq_idx_strides.second).word[0];
-        }
-    }
-    const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, a.cu_seqlens_stride, (i32)a.sequences, seqlen};
     Span<i32> span{(i32)batch, 0, seqlen};
-    if constexpr (Problem::cu_seqlens != 0) span = boundaries.find(first);
-
-    float taps[CHANNELS][WIDTH], bias[CHANNELS];
-    load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel,
-                                                           taps, bias);
+    const bool one_sequence = !Thread::CHECKED || thread.one_sequence(span);
+    if (Thread::CHECKED && !active) return;
+    load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride,
+                                                           thread.channel, thread.taps, thread.bias);
+    if (!one_sequence) {
+        const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, 1, (i32)a.sequences, seqlen};
+#pragma unroll 1
+        for (i32 t = first; t < minimum(first + ROWS, seqlen); ++t) {
+            if constexpr (Problem::cu_seqlens != 0) boundaries.advance(span, t);
+            thread.checked_row(t, span);
+        }
+        return;
+    }
 
     // Row i of the walk lies in slot i % width of the window.
     float window[WIDTH][CHANNELS];
@@ -95,76 +195,24 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
     for (int i = 0; i < HALO; ++i) {
         unpack<X>(packets[i], window[i]);
         if constexpr (Problem::initial_states && Problem::cu_seqlens == 0) {
-            const i32 column = first + i;  // of the initial states, if the row lies before the start
-            if (column < HALO) {
-#pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) {
-                    window[i][c] = load_element(at<X>(
-                        a.initial_states, batch * a.initial_strides.batch + (channel + c) * a.initial_strides.dim +
-                                              column * a.initial_strides.seqlen));
-                }
-            }
+            // Where first + i is a column of the initial states, the row lies before the start.
+            if (first + i < HALO) thread.load_states(batch, first + i, window[i]);
         }
     }
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        const i32 t = first + i;
         unpack<X>(packets[HALO + i], window[(HALO + i) % WIDTH]);
-        float sum[CHANNELS];
-#pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) sum[c] = bias[c];
-
-        // valid[w]: tap w reads a position of the output's own sequence and index.
-        bool valid[WIDTH];
-#pragma unroll
-        for (int w = 0; w < WIDTH; ++w) valid[w] = true;
-        if constexpr (Problem::cu_seqlens != 0) {
-            boundaries.advance(span, t);
-            const i32 age = t - span.start;
-#pragma unroll
-            for (int w = 0; w < HALO; ++w) valid[w] = HALO - w <= age;
-            if constexpr (Problem::initial_states) {
-                if (age < HALO && age >= 0 && t < seqlen) {
-                    bool same = true;
-                    if constexpr (Problem::seq_idx) {
-                        same = (i32)load<4>(indices + span.start * a.seq_idx_strides.second).word[0] == index[HALO + i];
-                    }
-                    const X* states = at<X>(a.initial_states, span.sequence * a.initial_strides.batch +
-                                                                  channel * a.initial_strides.dim);
-#pragma unroll
-                    for (int w = 0; w < HALO; ++w) {
-                        if (valid[w] || !same) continue;
-#pragma unroll
-                        for (int c = 0; c < CHANNELS; ++c) {
-                            const float state = load_element(states + c * a.initial_strides.dim +
-                                                             (w + age) * a.initial_strides.seqlen);
-                            sum[c] = multiply_add(taps[c][w], state, sum[c]);
-                        }
-                    }
-                }
-            }
-        }
-        if constexpr (Problem::seq_idx) {
-#pragma unroll
-            for (int w = 0; w < HALO; ++w) valid[w] = valid[w] && index[i + w] == index[HALO + i];
-        }
+        float sums[CHANNELS];
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
+            sums[c] = thread.bias[c];
 #pragma unroll
             for (int w = 0; w < WIDTH; ++w) {
-                const float next = multiply_add(taps[c][w], window[(i + w) % WIDTH][c], sum[c]);
-                sum[c] = valid[w] ? next : sum[c];
+                sums[c] = multiply_add(thread.taps[c][w], window[(i + w) % WIDTH][c], sums[c]);
             }
-            sum[c] = activate<Problem>(sum[c]);
-            if constexpr (Problem::seq_idx) sum[c] = index[HALO + i] < 0 ? 0.0f : sum[c];
+            sums[c] = activate<Problem>(sums[c]);
         }
-        if constexpr (Problem::residual) {
-            float add[CHANNELS];
-            unpack<X>(residual[i], add);
-#pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) sum[c] += add[c];
-        }
-        if (t < seqlen) store<BYTES>(y + (i64)i * y_step, pack<X, BYTES>(sum));
+        thread.write(first + i, sums, residual[i]);
     }
 }
 

@@ -76,7 +76,7 @@ unsigned char* shared_memory();
 void block_barrier(int site);
 void wave_barrier(int site);
 unsigned shuffle(unsigned value, unsigned source_lane, int site);
-bool all(bool predicate, int site);
+unsigned count(bool predicate, int site);
 }  // namespace causeway_simulator
 #define CAUSEWAY_SITE int site = __builtin_LINE()
 #define CAUSEWAY_AND_SITE , int site = __builtin_LINE()
@@ -170,18 +170,29 @@ CAUSEWAY_DEVICE u32 shuffle(u32 value, u32 source CAUSEWAY_AND_SITE) {
 #endif
 }
 
+// Lanes of the wave where the predicate holds; every lane takes part, and every lane gets the count.
+CAUSEWAY_DEVICE u32 wave_count(bool predicate CAUSEWAY_AND_SITE) {
+#if defined(CAUSEWAY_NVIDIA)
+    return __popc(__ballot_sync(0xffffffffu, predicate));
+#elif defined(CAUSEWAY_AMD)
+#if CAUSEWAY_WAVE_SIZE == 64
+    return __builtin_popcountll(__builtin_amdgcn_ballot_w64(predicate));
+#else
+    return __builtin_popcount(__builtin_amdgcn_ballot_w32(predicate));
+#endif
+#else
+    return causeway_simulator::count(predicate, site);
+#endif
+}
+
 // True in every lane when the predicate holds in every lane; every lane of the wave takes part.
 CAUSEWAY_DEVICE bool wave_all(bool predicate CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_NVIDIA)
     return __all_sync(0xffffffffu, predicate);
 #elif defined(CAUSEWAY_AMD)
-#if CAUSEWAY_WAVE_SIZE == 64
-    return __builtin_amdgcn_ballot_w64(!predicate) == 0;
+    return wave_count(!predicate) == 0;
 #else
-    return __builtin_amdgcn_ballot_w32(!predicate) == 0;
-#endif
-#else
-    return causeway_simulator::all(predicate, site);
+    return causeway_simulator::count(!predicate, site) == 0;
 #endif
 }
 
@@ -209,6 +220,23 @@ CAUSEWAY_DEVICE float shuffle(float value, u32 source CAUSEWAY_AND_SITE) {
 #else
     return as_float(shuffle(as_bits(value), source));
 #endif
+}
+
+// The same value, of which the compiler no longer knows where it came from. It then keeps the value in registers
+// where it would rather compute it again at every use. An address is for load() and async_copy(), which say that they
+// access global memory.
+CAUSEWAY_DEVICE const char* opaque(const char* address) {
+#if defined(CAUSEWAY_NVIDIA)
+    asm("" : "+l"(address));
+#endif
+    return address;
+}
+
+CAUSEWAY_DEVICE float opaque(float value) {
+#if defined(CAUSEWAY_NVIDIA)
+    asm("" : "+f"(value));
+#endif
+    return value;
 }
 
 // ---- global memory -------------------------------------------------------------------------------------------------

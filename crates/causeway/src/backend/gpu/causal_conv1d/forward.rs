@@ -38,6 +38,10 @@ struct Arguments {
     seqlen: i64,
     width: i64,
     sequences: i64,
+    x_begin: u64,
+    x_end: u64,
+    residual_begin: u64,
+    residual_end: u64,
     blocks: u32,
     batches_per_layer: u32,
     state_blocks: u32,
@@ -45,7 +49,7 @@ struct Arguments {
     tile_divisor: Divisor,
     padding: u32,
 }
-const _: () = assert!(size_of::<Arguments>() == 320, "as the kernel's static_assert");
+const _: () = assert!(size_of::<Arguments>() == 352, "as the kernel's static_assert");
 
 /// Plans a forward call whose arguments have been validated.
 ///
@@ -61,7 +65,10 @@ pub fn plan(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Opti
         return Ok(None);
     }
     let planner = Planner { op, sizes, facts, has_states };
-    let fast = (has_output && sizes.width <= WIDEST)
+    // The fast paths read indices and boundaries side by side.
+    let indices_dense = op.seq_idx.as_ref().is_none_or(|idx| View::of(idx).is_dense(1))
+        && op.cu_seqlens.as_ref().is_none_or(|boundaries| View::of(boundaries).is_dense(0));
+    let fast = (has_output && sizes.width <= WIDEST && indices_dense)
         .then(|| planner.channel_last().or_else(|| planner.channel_first()));
     let mut plan = fast.flatten().unwrap_or_else(|| planner.general());
 
@@ -100,6 +107,11 @@ impl Planner<'_> {
         self.op.x.dtype().size() as u32
     }
 
+    /// True if taps have to be checked for their sequence.
+    fn is_checked(&self) -> bool {
+        self.op.seq_idx.is_some() || self.sizes.packed
+    }
+
     /// Size of x in packets per multiprocessor: what decides between latency and bandwidth.
     fn packets(&self) -> u64 {
         let packets = meta_bytes(self.op.x.meta()) / u64::from(PACKET);
@@ -136,9 +148,9 @@ impl Planner<'_> {
             blocks: channel_blocks * row_blocks,
             tile_divisor: u32::try_from(channel_blocks).ok()?,
         };
-        // What keeps sequences apart takes registers; a tight cap would spill.
-        let checked = self.op.seq_idx.is_some() || self.sizes.packed;
-        let resident = if checked { tile.resident.min(4) } else { tile.resident };
+        // What keeps sequences apart takes registers; where packets hold f32, a tight cap would spill.
+        let resident =
+            if self.is_checked() && self.element() == 4 { tile.resident.min(5) } else { tile.resident };
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
             .int("lanes", lanes)
@@ -177,8 +189,7 @@ impl Planner<'_> {
         let tiles = packets.div_ceil(u64::from(lanes)).min(u64::from(tile.tiles)) as u32;
         let groups = tile.threads / lanes;
         let chunks = packets.div_ceil(u64::from(lanes * tiles));
-        let checked = self.op.seq_idx.is_some() || self.sizes.packed;
-        let blocks = if checked {
+        let blocks = if self.is_checked() {
             (dim as u64).div_ceil(u64::from(groups)) * chunks
         } else {
             (dim as u64 * chunks).div_ceil(u64::from(groups))
@@ -291,6 +302,8 @@ impl Planner<'_> {
 
     fn arguments(&self) -> Arguments {
         let (op, sizes) = (self.op, self.sizes);
+        let (x_begin, x_end) = View::of(&op.x).span();
+        let (residual_begin, residual_end) = op.residual.as_ref().map_or((0, 0), |r| View::of(r).span());
         let strides3 = |tensor: Option<View<'_>>| tensor.map_or(Strides3::default(), |view| view.strides3());
         let first_stride = |tensor: Option<View<'_>>| tensor.map_or(0, |view| view.stride(0));
         Arguments {
@@ -317,6 +330,10 @@ impl Planner<'_> {
             seqlen: sizes.seqlen,
             width: sizes.width,
             sequences: sizes.sequences,
+            x_begin,
+            x_end,
+            residual_begin,
+            residual_end,
             ..Arguments::default()
         }
     }

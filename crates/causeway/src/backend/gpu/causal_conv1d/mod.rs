@@ -101,6 +101,21 @@ impl<'a> View<'a> {
         if self.size(axis) <= 1 { 0 } else { self.stride(axis).saturating_mul(self.meta.dtype.size() as i64) }
     }
 
+    /// The lowest address of the view, and the one after its highest element. Meaningless for an empty view.
+    fn span(&self) -> (u64, u64) {
+        let mut begin = self.address;
+        let mut end = self.address.wrapping_add(self.meta.dtype.size() as u64);
+        for axis in 0..self.meta.shape.len() {
+            let reach = self.step_bytes(axis).wrapping_mul(self.size(axis).max(1) - 1);
+            if reach < 0 {
+                begin = begin.wrapping_add(reach as u64);
+            } else {
+                end = end.wrapping_add(reach as u64);
+            }
+        }
+        (begin, end)
+    }
+
     /// The widest access that is legal at the first element of every run along `axis`: a power of two, at most
     /// [`PACKET`].
     fn access(&self, axis: usize) -> u32 {
