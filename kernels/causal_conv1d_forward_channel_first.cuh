@@ -1,14 +1,19 @@
 // Causal depthwise conv1d, forward, x[b, c, t] with stride 1 along seqlen.
 //
-//            seqlen →   lane 0    lane 1      lanes-1
-//   channel c  [ halo ][ packet ][ packet ] … [ packet ][ packet of lane 0 ] …
-//                          └ the last width-1 positions of the left neighbour come by shuffle;
-//                            lane 0 reads them from memory, or from the tile before
+//            seqlen →   lane 0     lane 1         lanes-1
+//   channel c  [ before ][ packet ][ packet ] … [ packet ] [ packet of lane 0 ] …
+//                            └ the width-1 positions before a packet lie in the packet before: each thread reads that
+//                              too, from the L1 cache that its neighbour has just filled
 //
 // A group of `lanes` threads owns a chunk of one row: `tiles` tiles of lanes packets, all loaded up front. Short rows
 // share a wave. Where rows do not start on a multiple of 16 bytes, tiles are shifted left to the multiple before, so
-// accesses stay 16 bytes wide; only a packet that sticks out of its row is moved element by element. Per element, width
-// 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, 0.6 for shuffles, about 1 for addresses and parameters.
+// accesses stay 16 bytes wide; what a packet holds of other rows is cleared, and only stores go element by element
+// there. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
+// parameters.
+//
+// Tiles are computed as if they belonged to one sequence. The few positions for which that is wrong are computed again
+// afterwards, one per lane: those after the start of a packed sequence, and those near a change of index, for which
+// a wave first asks whether its positions carry more than one.
 //
 //   struct Tile {
 //       static constexpr int access = 16;        bytes of an access: 16, or less when rows are misaligned in ways
@@ -60,13 +65,25 @@ template <typename X, class Tile> struct Rows {
         return packet;
     }
 
-    // Puts the initial states (`Halo` positions, the last at t = -1) into a packet that reaches before the row.
+    // Puts the initial states (`Halo` positions, the last at t = -1) into a packet that lies before the row, or across
+    // its start.
     template <int Halo>
     static CAUSEWAY_DEVICE void add_states(Packet<16>& packet, i32 t, const X* states, i64 stride) {
-        if (t >= 0) return;
+        if constexpr (Tile::shifted) {
+            if (t >= 0) return;
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            if (t + i < 0 && t + i >= -Halo) insert(packet, i, states + (t + i + Halo) * stride);
+            for (int i = 0; i < COUNT; ++i) {
+                if (t + i < 0 && t + i >= -Halo) insert(packet, i, states + (t + i + Halo) * stride);
+            }
+        } else {
+#pragma unroll
+            for (int start = -COUNT; start > -Halo - COUNT; start -= COUNT) {
+                if (t != start) continue;
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    if (start + i >= -Halo) insert(packet, i, states + (start + i + Halo) * stride);
+                }
+            }
         }
     }
 
@@ -96,9 +113,9 @@ template <typename X, class Tile> struct Rows {
 
     // Writes the positions of a packet that lie in 0 … seqlen-1.
     static CAUSEWAY_DEVICE void write(X* row, i32 t, i32 seqlen, const Packet<16>& packet) {
-        if (t >= 0 && t + COUNT <= seqlen) {
-            write_inside(row + t, packet);
-        } else if (!Tile::whole) {
+        const bool inside = t >= 0 && t + COUNT <= seqlen;
+        write_inside(inside, row + t, packet);
+        if (!Tile::whole && !inside) {
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 if (t + i >= 0 && t + i < seqlen) {
@@ -109,9 +126,9 @@ template <typename X, class Tile> struct Rows {
         }
     }
 
-    static CAUSEWAY_DEVICE void write_inside(X* to, const Packet<16>& packet) {
+    static CAUSEWAY_DEVICE void write_inside(bool wanted, X* to, const Packet<16>& packet) {
         if constexpr (Tile::access == 16) {
-            store<16>(to, packet);
+            store_if<16>(wanted, to, packet);
         } else {
             constexpr int STEP = Tile::access;
 #pragma unroll
@@ -123,92 +140,119 @@ template <typename X, class Tile> struct Rows {
 #pragma unroll
                     for (int k = 0; k < STEP / 4; ++k) part.word[k] = packet.word[i * STEP / 4 + k];
                 }
-                store<STEP>((char*)to + i * STEP, part);
+                store_if<STEP>(wanted, (char*)to + i * STEP, part);
             }
         }
     }
 };
 
-// Sums of a packet whose positions may lie in different sequences: each tap is checked, and taps before the start of
-// a packed sequence read its initial states. `span` is that of position t, or of one before it.
-template <class Problem, int Count>
-CAUSEWAY_DEVICE void sum_across_boundaries(const ForwardArguments& a, i64 batch, i32 channel, i32 t,
-                                           const float (&taps)[Problem::width],
-                                           const float (&values)[Problem::width - 1 + Count], float bias,
-                                           Span<i32> span, float (&sums)[Count], bool (&padded)[Count]) {
-    using X = typename Problem::X;
-    constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
-    const i32 seqlen = (i32)a.seqlen;
-    const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, 1, (i32)a.sequences, seqlen};
-    const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
-    i32 index[Problem::seq_idx ? HALO + Count : 1];
-    if constexpr (Problem::seq_idx) {
+// Whether positions from … to-1 carry one index and none is padding; the whole wave asks for the same positions, at
+// most `Most`, and reads them side by side.
+template <int Most> CAUSEWAY_DEVICE bool one_index(const i32* indices, i32 from, i32 to) {
+    const u32 index = load<4>(indices + from).word[0];
+    const i32 lane = (i32)lane_index(), count = to - from;
+    u32 differs = index & 0x80000000u;
 #pragma unroll
-        for (int i = 0; i < HALO + Count; ++i) {
-            index[i] = (i32)load<4>(indices + minimum(maximum(t - HALO + i, 0), seqlen - 1)).word[0];
-        }
+    for (int k = 0; k < Most; k += (int)WAVE_SIZE) {
+        u32 own = index;
+        if (lane + k < count) own = load<4>(indices + from + lane + k).word[0];
+        differs |= own ^ index;
     }
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-        sums[i] = bias;
-        padded[i] = false;
-        if constexpr (Problem::seq_idx) padded[i] = index[HALO + i] < 0;
-        i32 age = HALO;
-        if constexpr (Problem::cu_seqlens != 0) {
-            boundaries.advance(span, t + i);
-            age = t + i - span.start;
-            if (Problem::initial_states && age >= 0 && age < HALO && t + i < seqlen) {
-                bool same = true;
-                if constexpr (Problem::seq_idx) same = (i32)load<4>(indices + span.start).word[0] == index[HALO + i];
-                const X* states = at<X>(a.initial_states, span.sequence * a.initial_strides.batch +
-                                                              channel * a.initial_strides.dim);
-#pragma unroll
-                for (int w = 0; w < HALO; ++w) {
-                    if (same && HALO - w > age) {
-                        const float state = load_element(states + (w + age) * a.initial_strides.seqlen);
-                        sums[i] = multiply_add(taps[w], state, sums[i]);
-                    }
-                }
-            }
-        }
-#pragma unroll
-        for (int w = 0; w < WIDTH; ++w) {
-            bool valid = w == HALO || HALO - w <= age;
-            if constexpr (Problem::seq_idx) valid = valid && index[i + w] == index[HALO + i];
-            const float next = multiply_add(taps[w], values[i + w], sums[i]);
-            sums[i] = valid ? next : sums[i];
-        }
-    }
+    return wave_all(differs == 0);
 }
 
-// Whether positions from … to-1 are of one sequence and none is padding; the whole wave asks for the same positions.
-// Positions before the first sequence are zero, unless it has initial states.
-template <class Problem, int Most>
-CAUSEWAY_DEVICE bool one_sequence(const ForwardArguments& a, i64 batch, i32 from, i32 to, const Span<i32>& span) {
-    bool one = true;
-    if constexpr (Problem::cu_seqlens != 0) {
-        one = span.start <= from && to <= span.end && !(Problem::initial_states && from < Problem::width - 1);
+// Single positions of one row, for those that the tiles got wrong.
+template <class Problem> struct Positions {
+    using X = typename Problem::X;
+    static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
+
+    const ForwardArguments& a;
+    i64 batch;
+    i32 channel;
+    const float (&taps)[WIDTH];
+    float bias;
+
+    CAUSEWAY_DEVICE Boundaries<Problem::cu_seqlens, i32> boundaries() const {
+        return {a.cu_seqlens, 1, (i32)a.sequences, (i32)a.seqlen};
     }
-    if constexpr (Problem::seq_idx) {
-        const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first) + from;
-        const i32 index = (i32)load<4>(indices).word[0], lane = (i32)lane_index(), count = to - from;
-        one = one && index >= 0;
+    CAUSEWAY_DEVICE const i32* indices() const { return at<i32>(a.seq_idx, batch * a.seq_idx_strides.first); }
+    CAUSEWAY_DEVICE i32 index(i32 t) const { return (i32)load<4>(indices() + t).word[0]; }
+    CAUSEWAY_DEVICE i64 offset(Strides3 strides) const {
+        return batch * strides.batch + (i64)channel * (i32)strides.dim;
+    }
+
+    // Computes and writes one position, tap by tap.
+    CAUSEWAY_DEVICE void compute(i32 t, const Span<i32>& span) const {
+        const i32 age = t - span.start;
+        i32 own = 0;
+        if constexpr (Problem::seq_idx) own = index(t);
+        const X* x = at<X>(a.x, offset(a.x_strides)) + t;
+        float sum = bias;
 #pragma unroll
-        for (int k = 0; k < Most; k += (int)WAVE_SIZE) {
-            if (k + lane < count) one = one && (i32)load<4>(indices + lane + k).word[0] == index;
+        for (int w = 0; w < WIDTH; ++w) {
+            const i32 back = HALO - w;
+            float value = 0.0f;
+            if (back == 0 || back <= age) {
+                bool same = true;
+                if constexpr (Problem::seq_idx) same = index(t - back) == own;
+                if (same) value = load_element(x - back);
+            } else if (Problem::initial_states && age >= 0) {
+                bool same = true;
+                if constexpr (Problem::seq_idx) same = index(span.start) == own;
+                const i64 state = span.sequence * a.initial_strides.batch + channel * a.initial_strides.dim +
+                                  (w + age) * a.initial_strides.seqlen;
+                if (same) value = load_element(at<X>(a.initial_states, state));
+            }
+            sum = multiply_add(taps[w], value, sum);
         }
-        one = wave_all(one);
+        sum = own < 0 ? 0.0f : activate<Problem>(sum);
+        if constexpr (Problem::residual) sum += load_element(at<X>(a.residual, offset(a.residual_strides)) + t);
+        store_element(at<X>(a.y, offset(a.y_strides)) + t, sum);
     }
-    return one;
-}
+
+    // Computes again the positions of begin … end-1 that lie less than HALO after the start of a sequence. `lanes`
+    // threads share the work, several starts at a time. `first` is the sequence of begin - HALO, or one before it.
+    CAUSEWAY_DEVICE void redo_starts(i32 begin, i32 end, i32 first, u32 lane, u32 lanes) const {
+        constexpr u32 EACH = HALO > 4 ? 8 : HALO > 2 ? 4 : HALO > 1 ? 2 : 1;  // lanes for one start
+        const u32 at_once = maximum(lanes / EACH, 1u);
+#pragma unroll 1
+        for (i32 sequence = first; sequence < (i32)a.sequences; sequence += (i32)at_once) {
+            const i32 own = sequence + (i32)(lane / EACH);
+            const i32 start = own < (i32)a.sequences ? boundaries()[own] : end;
+            // Starts only grow: nobody has work left once the first of this round lies past the end.
+            if (boundaries()[sequence] >= end) break;
+            // Before the first sequence zeros have been read, as it should if there are no states.
+            if (start >= end || (start == 0 && !Problem::initial_states)) continue;
+            const Span<i32> span{own, start, boundaries()[own + 1]};
+            const i32 last = minimum(minimum(start + HALO, span.end), end);
+            for (i32 t = start + (i32)(lane % EACH); t < last; t += (i32)minimum(lanes, EACH)) {
+                if (t >= begin) compute(t, span);
+            }
+        }
+    }
+
+    // Computes again the positions of begin … end-1 that are padding or read another index than their own.
+    CAUSEWAY_DEVICE void redo_indices(i32 begin, i32 end, u32 lane, u32 lanes) const {
+#pragma unroll 1
+        for (i32 t = begin + (i32)lane; t < end; t += (i32)lanes) {
+            const i32 own = index(t);
+            bool wrong = own < 0;
+#pragma unroll
+            for (int back = 1; back <= HALO; ++back) wrong |= index(maximum(t - back, 0)) != own;
+            if (!wrong) continue;
+            Span<i32> span{(i32)batch, 0, (i32)a.seqlen};
+            if constexpr (Problem::cu_seqlens != 0) span = boundaries().find(t);
+            compute(t, span);
+        }
+    }
+};
 
 template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(const ForwardArguments& a) {
     using X = typename Problem::X;
     using TileRows = Rows<X, Tile>;
     constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
-    constexpr int COUNT = ELEMENTS<X, 16>, PER_WORD = 4 / (int)sizeof(X);
+    constexpr int COUNT = ELEMENTS<X, 16>, NEIGHBOURS = (HALO + COUNT - 1) / COUNT;
     constexpr int LANES = Tile::lanes, TILES = Tile::tiles, TILE = LANES * COUNT;
-    constexpr int HALO_WORDS = (HALO + PER_WORD - 1) / PER_WORD, NEIGHBOURS = (HALO + COUNT - 1) / COUNT;
     constexpr bool CHECKED = Problem::seq_idx || Problem::cu_seqlens != 0;
     static_assert(LANES <= (int)WAVE_SIZE && WAVE_SIZE % LANES == 0, "groups divide a wave");
 
@@ -219,7 +263,8 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(
         if (block < a.state_blocks) return write_final_states<Problem, LANES * Tile::groups>(a, batch);
         block -= a.state_blocks;
     }
-    // Chunks follow each other in memory; where indices have to be read too, the groups of a block share them.
+    // Chunks follow each other in memory. Where sequences have to be told apart, the groups of a block work on the same
+    // chunk of different rows: a wave then asks for one stretch of positions.
     const u32 group = thread_index() / LANES, lane = thread_index() % LANES;
     u32 row_number, chunk;
     if constexpr (CHECKED) {
@@ -231,112 +276,79 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(
         row_number = a.tile_divisor.quotient(unit);
         chunk = unit - row_number * a.tile_divisor.value;
     }
-    // Surplus groups stay for the shuffles, with an empty row.
     const bool active = row_number < (u32)a.dim;
+    if (!CHECKED && !active) return;
+    // Surplus groups of a wave that asks stay, with an empty row.
     const i32 channel = active ? (i32)row_number : 0;
-    const i32 seqlen = active ? (i32)a.seqlen : 0;
-    const X* x = at<X>(a.x, batch * a.x_strides.batch + channel * a.x_strides.dim);
-    X* y = at<X>(a.y, batch * a.y_strides.batch + channel * a.y_strides.dim);
+    const i32 length = (i32)a.seqlen, seqlen = active ? length : 0;
+    const X* x = at<X>(a.x, batch * a.x_strides.batch) + (i64)channel * (i32)a.x_strides.dim;
+    X* y = at<X>(a.y, batch * a.y_strides.batch) + (i64)channel * (i32)a.y_strides.dim;
+    const i32 shift = Tile::shifted ? (i32)(((u64)x / sizeof(X)) % COUNT) : 0;
+    const i32 chunk_start = (i32)(chunk * (TILES * TILE)), first = chunk_start + (i32)lane * COUNT - shift;
+
     const X* states = nullptr;
     if constexpr (Problem::initial_states && Problem::cu_seqlens == 0) {
-        if (active) {
-            states = at<X>(a.initial_states, batch * a.initial_strides.batch + channel * a.initial_strides.dim);
-        }
+        states = at<X>(a.initial_states, batch * a.initial_strides.batch + channel * a.initial_strides.dim);
     }
-    const i32 shift = Tile::shifted ? (i32)(((u64)x / sizeof(X)) % COUNT) : 0;
-    const i32 first = (i32)(chunk * (TILES * TILE) + lane * COUNT) - shift;
-
     const auto read = [&](i32 t) {
         Packet<16> packet = TileRows::read(x, t, seqlen, a.x_begin, a.x_end);
-        if (states != nullptr) TileRows::template add_states<HALO>(packet, t, states, a.initial_strides.seqlen);
+        if constexpr (Problem::initial_states && Problem::cu_seqlens == 0) {
+            TileRows::template add_states<HALO>(packet, t, states, a.initial_strides.seqlen);
+        }
         return packet;
     };
-    Packet<16> packets[TILES];
+    Packet<16> packets[TILES][NEIGHBOURS + 1];  // each with those before it, nearest last
 #pragma unroll
-    for (int i = 0; i < TILES; ++i) packets[i] = read(first + i * TILE);
-    Packet<16> before[NEIGHBOURS > 0 ? NEIGHBOURS : 1];
+    for (int i = 0; i < TILES; ++i) {
 #pragma unroll
-    for (int n = 0; n < NEIGHBOURS; ++n) {
-        before[n] = zero_packet<16>();
-        if ((int)lane <= n) before[n] = read(first - (n + 1) * COUNT);
+        for (int n = NEIGHBOURS; n >= 0; --n) packets[i][n] = read(first + i * TILE - (NEIGHBOURS - n) * COUNT);
     }
-    Packet<16> residual[Problem::residual ? TILES : 1];
+    Packet<16> residual[TILES];
     if constexpr (Problem::residual) {
-        const X* row = at<X>(a.residual, batch * a.residual_strides.batch + channel * a.residual_strides.dim);
+        const X* row = at<X>(a.residual, batch * a.residual_strides.batch) + (i64)channel * (i32)a.residual_strides.dim;
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
             residual[i] = TileRows::read(row, first + i * TILE, seqlen, a.residual_begin, a.residual_end);
         }
     }
-    // All groups of a wave work on the same positions of their rows, so the wave searches once.
-    constexpr int SLACK = Tile::shifted ? COUNT - 1 : 0;
-    const i32 chunk_start = (i32)(chunk * (TILES * TILE)) - SLACK;
-    const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, 1, (i32)a.sequences, (i32)a.seqlen};
-    Span<i32> span{(i32)batch, 0, (i32)a.seqlen};
-    if constexpr (Problem::cu_seqlens != 0) {
-        span = boundaries.find_by_wave(minimum(maximum(chunk_start - HALO, 0), (i32)a.seqlen - 1));
-    }
     float taps[1][WIDTH], bias[1];
     load_parameters<Problem, 1, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel, taps,
                                                     bias);
+    constexpr int SLACK = Tile::shifted ? COUNT - 1 : 0;  // shifts differ between the rows of a wave
+    const i32 from = minimum(maximum(chunk_start - SLACK - HALO, 0), length - 1);
+    Span<i32> span{(i32)batch, 0, length};
+    if constexpr (Problem::cu_seqlens != 0) {
+        span = Boundaries<Problem::cu_seqlens, i32>{a.cu_seqlens, 1, (i32)a.sequences, length}.find_by_wave(from);
+    }
+    bool one = true;
+    if constexpr (Problem::seq_idx) {
+        const i32 to = maximum(minimum(chunk_start + TILES * TILE, length), from + 1);
+        one = one_index<TILES * TILE + HALO + SLACK>(at<i32>(a.seq_idx, batch * a.seq_idx_strides.first), from, to);
+    }
 
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
         const i32 t = first + i * TILE;
-        // Words of the halo, nearest last. Lane l passes its own word, or the one of the tile before if it serves the
-        // first lanes of this one.
+        // The packet's positions behind the ones before it, as f32.
         float values[HALO + COUNT];
-        u32 halo[HALO_WORDS > 0 ? HALO_WORDS : 1];
 #pragma unroll
-        for (int k = 1; k <= HALO_WORDS; ++k) {
-            const int distance = (k - 1) / 4 + 1, word = 3 - (k - 1) % 4;
-            u32 pass = packets[i].word[word];
-            if (i > 0) pass = (int)lane >= LANES - distance ? packets[i - 1].word[word] : pass;
-            const u32 from = (lane_index() & ~(u32)(LANES - 1)) | ((lane - distance) & (LANES - 1));
-            u32 got = shuffle(pass, from);
-            if (i == 0) got = (int)lane < distance ? before[distance - 1].word[word] : got;
-            halo[HALO_WORDS - k] = got;
-        }
-        if constexpr (PER_WORD == 1) {
-#pragma unroll
-            for (int k = 0; k < HALO; ++k) values[k] = as_float(halo[k]);
-        } else {
-#pragma unroll
-            for (int k = 0; k < HALO; ++k) {
-                const int position = HALO_WORDS * 2 - HALO + k;
-                const Packet<4> pair{{halo[position / 2]}};
-                values[k] = position % 2 == 0 ? element<X, 0>(pair) : element<X, 1>(pair);
-            }
-        }
-        float own[COUNT];
-        unpack<X>(packets[i], own);
-#pragma unroll
-        for (int k = 0; k < COUNT; ++k) values[HALO + k] = own[k];
-
-        float sums[COUNT];
-        bool padded[COUNT];
-        bool plain = true;
-        if constexpr (CHECKED) {
-            const i32 from = minimum(maximum(chunk_start + i * TILE - HALO, 0), (i32)a.seqlen - 1);
-            const i32 to = maximum(minimum(chunk_start + (i + 1) * TILE + SLACK, (i32)a.seqlen), from);
-            if constexpr (Problem::cu_seqlens != 0) boundaries.advance(span, from);
-            plain = one_sequence<Problem, TILE + HALO + SLACK>(a, batch, from, to, span);
-        }
-        if (plain) {
+        for (int n = 0; n <= NEIGHBOURS; ++n) {
+            float part[COUNT];
+            unpack<X>(packets[i][n], part);
 #pragma unroll
             for (int k = 0; k < COUNT; ++k) {
-                sums[k] = bias[0];
-                padded[k] = false;
-#pragma unroll
-                for (int w = 0; w < WIDTH; ++w) sums[k] = multiply_add(taps[0][w], values[k + w], sums[k]);
+                const int place = HALO - (NEIGHBOURS - n) * COUNT + k;
+                if (place >= 0) values[place] = part[k];
             }
-        } else {
-            sum_across_boundaries<Problem, COUNT>(a, batch, channel, t, taps[0], values, bias[0], span, sums, padded);
         }
+
+        float sums[COUNT];
 #pragma unroll
         for (int k = 0; k < COUNT; ++k) {
+            sums[k] = bias[0];
+#pragma unroll
+            for (int w = 0; w < WIDTH; ++w) sums[k] = multiply_add(taps[0][w], values[k + w], sums[k]);
             sums[k] = activate<Problem>(sums[k]);
-            if constexpr (CHECKED && Problem::seq_idx) sums[k] = padded[k] ? 0.0f : sums[k];
         }
         if constexpr (Problem::residual) {
             float add[COUNT];
@@ -345,6 +357,15 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(
             for (int k = 0; k < COUNT; ++k) sums[k] += add[k];
         }
         TileRows::write(y, t, seqlen, pack<X, 16>(sums));
+    }
+
+    if constexpr (CHECKED) {
+        // Other lanes of the wave have written the packets that the positions below lie in.
+        wave_barrier();
+        const Positions<Problem> positions{a, batch, channel, taps[0], bias[0]};
+        const i32 begin = maximum(chunk_start - shift, 0), end = minimum(chunk_start - shift + TILES * TILE, seqlen);
+        if (!one) positions.redo_indices(begin, end, lane, LANES);
+        if constexpr (Problem::cu_seqlens != 0) positions.redo_starts(begin, end, span.sequence, lane, LANES);
     }
 }
 

@@ -12,8 +12,8 @@
 // memory, no barrier. Per element, width 4, bf16: 4 FMA, 1 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses
 // and parameters.
 //
-// With seq_idx or cu_seqlens, the wave first asks whether all positions that it reads belong to one sequence. Nearly
-// all do, and take the same walk; the others compute row by row, tap by tap.
+// The walk reads zeros before t = 0 and takes all rows for one sequence. The few rows for which that is wrong are computed
+// again afterwards, tap by tap: those after a sequence's start, or all of a segment whose indices differ.
 //
 //   struct Tile {
 //       static constexpr int bytes = 16;         of a packet; every row and state of x, y, residual allows it
@@ -42,9 +42,9 @@ template <class Problem, class Tile> struct LastThread {
 
     // Row `first`; the rows around it are a 32-bit number of bytes away.
     CAUSEWAY_DEVICE const char* row(const void* base, Strides3 strides) const {
-        return (const char*)at<X>(base, batch * strides.batch + channel + first * strides.seqlen);
+        return (const char*)at<X>(base, batch * strides.batch + channel) + (i64)first * step(strides);
     }
-    static CAUSEWAY_DEVICE i32 step(Strides3 strides) { return (i32)(strides.seqlen * (i64)sizeof(X)); }
+    static CAUSEWAY_DEVICE i32 step(Strides3 strides) { return (i32)strides.seqlen * (i32)sizeof(X); }
 
     // Column `column` of the initial states of a sequence, for the thread's channels.
     CAUSEWAY_DEVICE void load_states(i64 sequence, i32 column, float (&values)[CHANNELS]) const {
@@ -54,45 +54,34 @@ template <class Problem, class Tile> struct LastThread {
         for (int c = 0; c < CHANNELS; ++c) values[c] = load_element(from + c * a.initial_strides.dim);
     }
 
-    CAUSEWAY_DEVICE void write(i32 t, float (&sums)[CHANNELS], const Packet<BYTES>& residual) const {
+    CAUSEWAY_DEVICE void write(bool wanted, i32 t, float (&sums)[CHANNELS], const Packet<BYTES>& residual) const {
         if constexpr (Problem::residual) {
             float add[CHANNELS];
             unpack<X>(residual, add);
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) sums[c] += add[c];
         }
-        char* y = (char*)row(a.y, a.y_strides);
-        if (t < seqlen) store<BYTES>(y + (i64)(t - first) * step(a.y_strides), pack<X, BYTES>(sums));
+        char* y = (char*)row(a.y, a.y_strides) + (i64)(t - first) * step(a.y_strides);
+        store_if<BYTES>(wanted && t < seqlen, y, pack<X, BYTES>(sums));
     }
 
-    // Whether rows first-HALO … first+ROWS-1, as far as they exist, are of one sequence and none is padding; the whole
-    // wave asks. Rows before the first sequence are zero, unless it has initial states.
-    CAUSEWAY_DEVICE bool one_sequence(Span<i32>& span) const {
-        const i32 from = maximum(first - HALO, 0), to = minimum(first + ROWS, seqlen);
-        bool one = true;
-        if constexpr (Problem::cu_seqlens != 0) {
-            const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, 1, (i32)a.sequences, seqlen};
-            // Segments of a wave follow each other: search for the first lane's, and move on from there.
-            const i32 position = (i32)shuffle((u32)minimum(from, seqlen - 1), 0);
-            span = boundaries.find_by_wave(position);
-            boundaries.advance(span, from);
-            one = span.end >= to && span.start <= from && !(Problem::initial_states && first < HALO);
-        }
-        if constexpr (Problem::seq_idx) {
-            // The lanes of a segment read its indices side by side.
-            constexpr int LANES = Tile::lanes < (int)WAVE_SIZE ? Tile::lanes : (int)WAVE_SIZE;
-            const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
-            const i32 start = minimum(from, seqlen - 1);
-            const i32 index = (i32)load<4>(indices + start).word[0];
-            one = one && index >= 0;
+    // Whether rows first-HALO … first+ROWS-1, as far as they exist, carry one index and none is padding; the lanes of a
+    // wave that share a segment read its indices side by side, so all lanes of the wave have to ask.
+    CAUSEWAY_DEVICE bool one_index() const {
+        constexpr int LANES = Tile::lanes < (int)WAVE_SIZE ? Tile::lanes : (int)WAVE_SIZE;
+        const i32 from = minimum(maximum(first - HALO, 0), seqlen - 1), count = minimum(first + ROWS, seqlen) - from;
+        const i32 lane = (i32)(lane_index() % LANES);
+        const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first) + from;
+        const u32 index = load<4>(indices).word[0];
+        u32 differs = index & 0x80000000u;
 #pragma unroll
-            for (int k = 0; k < HALO + ROWS; k += LANES) {
-                const i32 t = start + k + (i32)(lane_index() % LANES);
-                if (t < to) one = one && (i32)load<4>(indices + t).word[0] == index;
-            }
+        for (int k = 0; k < HALO + ROWS; k += LANES) {
+            u32 own = index;
+            if (lane + k < count) own = load<4>(indices + lane + k).word[0];
+            differs |= own ^ index;
         }
         // Lanes past the last channel have read indices too; only those past the last row have nothing to say.
-        return wave_all(one || first >= seqlen);
+        return wave_all(differs == 0 || first >= seqlen);
     }
 
     // One row whose taps may lie in other sequences.
@@ -129,7 +118,44 @@ template <class Problem, class Tile> struct LastThread {
         if constexpr (Problem::residual) {
             residual = load<BYTES>(row(a.residual, a.residual_strides) + (i64)(t - first) * step(a.residual_strides));
         }
-        write(t, sums, residual);
+        write(true, t, sums, residual);
+    }
+
+    // The sequence of the first row that this thread reads, or one before it; all lanes of the wave take part.
+    CAUSEWAY_DEVICE Span<i32> find() const {
+        Span<i32> span{(i32)batch, 0, seqlen};
+        if constexpr (Problem::cu_seqlens != 0) {
+            // Segments of a wave follow each other: the first lane's comes first.
+            const i32 from = minimum(maximum(first - HALO, 0), seqlen - 1);
+            span = boundaries().find_by_wave((i32)shuffle((u32)from, 0));
+        }
+        return span;
+    }
+
+    CAUSEWAY_DEVICE Boundaries<Problem::cu_seqlens, i32> boundaries() const {
+        return {a.cu_seqlens, 1, (i32)a.sequences, seqlen};
+    }
+
+    // Computes again all rows, each for itself.
+    CAUSEWAY_DEVICE void redo(Span<i32> span) const {
+#pragma unroll 1
+        for (i32 t = first; t < minimum(first + ROWS, seqlen); ++t) {
+            if constexpr (Problem::cu_seqlens != 0) boundaries().advance(span, t);
+            checked_row(t, span);
+        }
+    }
+
+    // Computes again the rows that lie less than HALO after the start of a sequence.
+    CAUSEWAY_DEVICE void redo_starts(Span<i32> span) const {
+        const i32 end = minimum(first + ROWS, seqlen);
+#pragma unroll 1
+        for (bool more = true; more && span.start < end; more = Problem::cu_seqlens != 0 && boundaries().next(span)) {
+            // Before the first sequence the walk has read zeros, as it should if there are no states.
+            if (span.start == 0 && !Problem::initial_states) continue;
+            const i32 last = minimum(minimum(span.start + HALO, span.end), end);
+#pragma unroll 1
+            for (i32 t = maximum(span.start, first); t < last; ++t) checked_row(t, span);
+        }
     }
 };
 
@@ -174,30 +200,17 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
             residual[i] = active && first + i < seqlen ? load<BYTES>(from + (i64)i * step) : zero_packet<BYTES>();
         }
     }
-    Span<i32> span{(i32)batch, 0, seqlen};
-    const bool one_sequence = !Thread::CHECKED || thread.one_sequence(span);
-    if (Thread::CHECKED && !active) return;
+    const Span<i32> span = thread.find();
+    bool one_index = true;
+    if constexpr (Problem::seq_idx) one_index = thread.one_index();
     load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride,
-                                                           thread.channel, thread.taps, thread.bias);
-    if (!one_sequence) {
-        const Boundaries<Problem::cu_seqlens, i32> boundaries{a.cu_seqlens, 1, (i32)a.sequences, seqlen};
-#pragma unroll 1
-        for (i32 t = first; t < minimum(first + ROWS, seqlen); ++t) {
-            if constexpr (Problem::cu_seqlens != 0) boundaries.advance(span, t);
-            thread.checked_row(t, span);
-        }
-        return;
-    }
+                                                           active ? thread.channel : 0, thread.taps, thread.bias);
 
     // Row i of the walk lies in slot i % width of the window.
     float window[WIDTH][CHANNELS];
 #pragma unroll
     for (int i = 0; i < HALO; ++i) {
         unpack<X>(packets[i], window[i]);
-        if constexpr (Problem::initial_states && Problem::cu_seqlens == 0) {
-            // Where first + i is a column of the initial states, the row lies before the start.
-            if (first + i < HALO) thread.load_states(batch, first + i, window[i]);
-        }
     }
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -212,7 +225,13 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
             }
             sums[c] = activate<Problem>(sums[c]);
         }
-        thread.write(first + i, sums, residual[i]);
+        thread.write(active, first + i, sums, residual[i]);
+    }
+    if (!active) return;
+    if (!one_index) {
+        thread.redo(span);
+    } else if constexpr (Problem::cu_seqlens != 0 || Problem::initial_states) {
+        thread.redo_starts(span);
     }
 }
 

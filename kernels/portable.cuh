@@ -339,6 +339,34 @@ template <int Bytes> CAUSEWAY_DEVICE void store(void* address, const Packet<Byte
 #endif
 }
 
+// As store, where `wanted`. The value is computed either way: a branch around the store would draw the arithmetic in and
+// break the schedule.
+template <int Bytes> CAUSEWAY_DEVICE void store_if(bool wanted, void* address, const Packet<Bytes>& p) {
+#if defined(CAUSEWAY_NVIDIA)
+    const u32 flag = wanted;
+    if constexpr (Bytes == 16) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(flag),
+                     "l"(address), "r"(p.word[0]), "r"(p.word[1]), "r"(p.word[2]), "r"(p.word[3])
+                     : "memory");
+    } else if constexpr (Bytes == 8) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(flag),
+                     "l"(address), "r"(p.word[0]), "r"(p.word[1])
+                     : "memory");
+    } else if constexpr (Bytes == 4) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.b32 [%1], %2; }" ::"r"(flag), "l"(address),
+                     "r"(p.word[0])
+                     : "memory");
+    } else {
+        asm volatile("{ .reg .pred p; .reg .b16 low; setp.ne.u32 p, %0, 0; cvt.u16.u32 low, %2; "
+                     "@p st.global.b16 [%1], low; }" ::"r"(flag),
+                     "l"(address), "r"(p.word[0])
+                     : "memory");
+    }
+#else
+    if (wanted) store<Bytes>(address, p);
+#endif
+}
+
 // ---- shared memory -------------------------------------------------------------------------------------------------
 
 #if defined(CAUSEWAY_HOST)
@@ -425,6 +453,15 @@ CAUSEWAY_DEVICE float multiply_add(float a, float b, float c) {
     return __fmaf_rn(a, b, c);
 #else
     return __builtin_fmaf(a, b, c);
+#endif
+}
+
+// x, or the bound that it lies beyond; NaN becomes one of the bounds.
+CAUSEWAY_DEVICE float clamp(float x, float low, float high) {
+#if defined(CAUSEWAY_NVIDIA)
+    return fminf(fmaxf(x, low), high);
+#else
+    return __builtin_fminf(__builtin_fmaxf(x, low), high);
 #endif
 }
 

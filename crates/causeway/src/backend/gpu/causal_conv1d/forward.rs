@@ -107,6 +107,15 @@ impl Planner<'_> {
         self.op.x.dtype().size() as u32
     }
 
+    /// True if sizes and the steps along `axis` are in reach of the fast paths' 32-bit offsets. Batches are further
+    /// apart, at 64 bits.
+    fn fits_32_bits(&self, axis: usize) -> bool {
+        let reach = i64::from(i32::MAX) / 2;
+        self.streams().all(|view| view.step_bytes(axis).abs() < reach)
+            && self.sizes.dim < reach
+            && self.sizes.seqlen < reach
+    }
+
     /// True if taps have to be checked for their sequence.
     fn is_checked(&self) -> bool {
         self.op.seq_idx.is_some() || self.sizes.packed
@@ -124,9 +133,7 @@ impl Planner<'_> {
         if !self.streams().all(|view| view.is_dense(1)) || (dim == 1 && seqlen > 1) {
             return None;
         }
-        // Rows are a 32-bit number of bytes apart.
-        let row_fits = |view: View<'_>| i32::try_from(view.step_bytes(2)).is_ok();
-        if !self.streams().all(row_fits) || dim >= i64::from(i32::MAX) || seqlen >= i64::from(i32::MAX) / 2 {
+        if !self.fits_32_bits(2) {
             return None;
         }
         let tile = last_tile(width, self.element(), self.packets())?;
@@ -148,9 +155,9 @@ impl Planner<'_> {
             blocks: channel_blocks * row_blocks,
             tile_divisor: u32::try_from(channel_blocks).ok()?,
         };
-        // What keeps sequences apart takes registers; where packets hold f32, a tight cap would spill.
-        let resident =
-            if self.is_checked() && self.element() == 4 { tile.resident.min(5) } else { tile.resident };
+        // More streams and what keeps sequences apart take registers; a tight cap would spill.
+        let crowded = self.op.residual.is_some() || (self.is_checked() && self.element() == 4);
+        let resident = if crowded { tile.resident.min(5) } else { tile.resident };
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
             .int("lanes", lanes)
@@ -172,7 +179,7 @@ impl Planner<'_> {
         if !self.streams().all(|view| view.is_dense(2)) {
             return None;
         }
-        if dim >= i64::from(i32::MAX) || seqlen >= i64::from(i32::MAX) / 2 {
+        if !self.fits_32_bits(1) {
             return None;
         }
         let tile = first_tile(width, self.element(), self.packets())?;
@@ -184,9 +191,7 @@ impl Planner<'_> {
 
         let positions = seqlen as u64 + u64::from(if shifted { count - 1 } else { 0 });
         let packets = positions.div_ceil(u64::from(count));
-        let wave = u64::from(self.facts.wave_size);
-        let lanes = packets.next_power_of_two().clamp(4, wave) as u32;
-        let tiles = packets.div_ceil(u64::from(lanes)).min(u64::from(tile.tiles)) as u32;
+        let (lanes, tiles) = first_shape(packets, tile.tiles, self.facts.wave_size);
         let groups = tile.threads / lanes;
         let chunks = packets.div_ceil(u64::from(lanes * tiles));
         let blocks = if self.is_checked() {
@@ -337,6 +342,16 @@ impl Planner<'_> {
             ..Arguments::default()
         }
     }
+}
+
+/// Threads of a group and packets per thread, at most `most`, that waste the fewest places on a row of `packets`; the
+/// widest group of those.
+fn first_shape(packets: u64, most: u32, wave_size: u32) -> (u32, u32) {
+    let places =
+        |lanes: u32, tiles: u32| packets.div_ceil(u64::from(lanes * tiles)) * u64::from(lanes * tiles);
+    let widths = [64, 32, 16, 8, 4].into_iter().filter(|lanes| *lanes <= wave_size);
+    let shapes = widths.map(|lanes| (lanes, (packets.div_ceil(u64::from(lanes)) as u32).clamp(1, most)));
+    shapes.min_by_key(|&(lanes, tiles)| places(lanes, tiles)).unwrap_or((4, 1))
 }
 
 /// The widest access up to `widest` bytes of which `row` bytes are a whole number.
