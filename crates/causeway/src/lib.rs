@@ -4,6 +4,7 @@ pub mod backend;
 pub mod causal_conv1d;
 mod checks;
 pub mod device;
+mod device_tensor;
 pub mod error;
 pub mod files;
 pub mod gemm;
@@ -13,6 +14,7 @@ pub mod suite;
 pub mod tensor;
 
 pub use device::Device;
+pub use device_tensor::DeviceTensor;
 pub use error::{Error, Result};
 pub use host_tensor::HostTensor;
 pub use tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};

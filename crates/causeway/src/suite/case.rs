@@ -2,6 +2,7 @@
 
 use super::layout::Layout;
 use crate::causal_conv1d::Activation;
+use crate::device::Device;
 use crate::tensor::DType;
 
 /// One row of a suite.
@@ -241,6 +242,14 @@ pub struct Fault {
     pub coordinate: Vec<i64>,
     /// What is added, in the output's dtype.
     pub add: f64,
+}
+
+impl Case {
+    /// Why the contract does not ask this device for the case; `None` if it does.
+    pub fn not_asked_of(&self, device: &Device) -> Option<&'static str> {
+        let is_cpu = matches!(device, Device::Cpu(_));
+        (self.problem.dtype() == DType::F64 && !is_cpu).then_some("f64 is computed on a CPU only")
+    }
 }
 
 impl Problem {

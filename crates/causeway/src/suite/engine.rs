@@ -175,6 +175,7 @@ impl Run<'_> {
     fn time(&mut self, operation: &str, call: impl FnOnce() -> Result<()>) -> Result<()> {
         let start = Instant::now();
         call()?;
+        self.device.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
         self.report.timings.push(Timing { operation: operation.to_string(), seconds });
         Ok(())
