@@ -3,10 +3,8 @@
 //! Each row changes one thing of a call that is right.
 
 use causeway::causal_conv1d::{Activation, Backward, Forward, Update, VarlenStates};
+use causeway::oracle::POISON;
 use causeway::{DType, Device, Error, HostTensor, Location, TensorRef};
-
-/// The byte that outputs are filled with before a call.
-const POISON: u8 = 0xff;
 
 /// The arguments of a call by name.
 struct Arguments(Vec<(&'static str, HostTensor)>);

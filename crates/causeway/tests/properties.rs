@@ -3,7 +3,7 @@
 mod common;
 
 use causeway::causal_conv1d::{Activation, Backward, Forward, Update, VarlenStates};
-use causeway::oracle::causal_conv1d as oracle;
+use causeway::oracle::{POISON, causal_conv1d as oracle};
 use causeway::{DType, Device, HostTensor};
 use common::{Placement, Random, check, float_dtype, placement, weight_dtype};
 use proptest::prelude::*;
@@ -191,7 +191,7 @@ fn run(problem: &Conv1d, tensors: &Tensors) -> Results {
         dweight: problem.flat[0].clone().poisoned(problem.dweight_dtype(), &[dim, problem.width]),
         dbias: problem.bias.then(|| {
             let mut dbias = HostTensor::zeros(problem.dweight_dtype(), &[dim]).unwrap();
-            dbias.fill_bytes(common::POISON);
+            dbias.fill_bytes(POISON);
             dbias
         }),
         dinitial_states: problem.initial_states.then(|| poisoned(8, &states)),

@@ -3,10 +3,7 @@
 use super::case::{Case, Fault};
 use super::report::OutputReport;
 use crate::host_tensor::HostTensor;
-use crate::oracle::Expected;
-
-/// Every byte of an output before the call: NaN in every floating-point dtype.
-pub(super) const POISON: u8 = 0xff;
+use crate::oracle::{Expected, POISON};
 
 /// Compares an output that was poisoned, or whose surroundings were, before the call.
 pub(super) fn output(case: &Case, name: &str, truth: &Expected, mut found: HostTensor) -> OutputReport {

@@ -4,6 +4,7 @@ use crate::device::Device;
 use crate::device_tensor::DeviceTensor;
 use crate::error::Result;
 use crate::host_tensor::HostTensor;
+use crate::oracle::POISON;
 use crate::tensor::{TensorMut, TensorRef};
 
 /// A tensor that a call reads.
@@ -54,7 +55,7 @@ impl Output {
 
     /// With every byte, gaps and guards included, set so that it cannot pass for a result.
     pub fn poisoned(device: &Device, mut tensor: HostTensor) -> Result<Self> {
-        tensor.fill_bytes(super::check::POISON);
+        tensor.fill_bytes(POISON);
         Self::place(device, tensor)
     }
 

@@ -1,11 +1,8 @@
 //! Random tensors in random memory, for the property tests.
 
-use causeway::oracle::Expected;
+use causeway::oracle::{Expected, POISON};
 use causeway::{DType, HostTensor};
 use proptest::prelude::*;
-
-/// The byte that outputs are filled with before a call: NaN in every floating-point dtype.
-pub const POISON: u8 = 0xff;
 
 /// How a tensor lies in memory.
 #[derive(Debug, Clone)]
