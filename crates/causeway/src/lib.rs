@@ -10,6 +10,7 @@ pub mod files;
 pub mod gemm;
 mod host_tensor;
 pub mod oracle;
+pub mod placement;
 pub mod suite;
 pub mod tensor;
 

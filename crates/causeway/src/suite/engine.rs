@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use super::case::{Case, Conv1d, Problem, Update, VarlenStates};
 use super::check;
-use super::memory::{Input, Output};
 use super::report::{CaseReport, Timing};
 use crate::causal_conv1d;
 use crate::device::Device;
 use crate::error::Result;
 use crate::host_tensor::HostTensor;
-use crate::oracle::Expected;
 use crate::oracle::causal_conv1d as oracle;
+use crate::oracle::{Expected, POISON};
+use crate::placement::{Input, Output};
 use crate::tensor::TensorRef;
 
 /// Runs every call of a case on a device and compares every output with the oracle.
@@ -55,6 +55,12 @@ pub fn run_case(case: &Case, device: &Device) -> CaseReport {
     report
 }
 
+/// An output with every byte, gaps and guards included, set so that it cannot pass for a result.
+fn poisoned(device: &Device, mut tensor: HostTensor) -> Result<Output> {
+    tensor.fill_bytes(POISON);
+    Output::place(device, tensor)
+}
+
 struct Run<'a> {
     case: &'a Case,
     device: &'a Device,
@@ -74,13 +80,12 @@ impl Run<'_> {
         let cu_seqlens = Input::place_optional(device, &tensors.cu_seqlens)?;
         let dy = Input::place(device, &tensors.dy)?;
         let dfinal_states = Input::place_optional(device, &tensors.dfinal_states)?;
-        let like_x = || Output::poisoned(device, conv1d.output_layout.zeros(conv1d.dtype, conv1d.x_shape())?);
+        let like_x = || poisoned(device, conv1d.output_layout.zeros(conv1d.dtype, conv1d.x_shape())?);
         let states = |wanted: bool| {
             let make = || conv1d.output_layout.zeros(conv1d.dtype, conv1d.states_shape());
-            wanted.then(|| Output::poisoned(device, make()?)).transpose()
+            wanted.then(|| poisoned(device, make()?)).transpose()
         };
-        let parameter =
-            |shape: &[i64]| Output::poisoned(device, super::layout::dense(conv1d.dweight_dtype, shape)?);
+        let parameter = |shape: &[i64]| poisoned(device, super::layout::dense(conv1d.dweight_dtype, shape)?);
         let truth_inputs = tensors.oracle_inputs(conv1d);
 
         let mut y = like_x()?;
@@ -142,7 +147,7 @@ impl Run<'_> {
         let cache_seqlens = Input::place_optional(device, &tensors.cache_seqlens)?;
         let conv_state_indices = Input::place_optional(device, &tensors.conv_state_indices)?;
         let mut conv_state = Output::place(device, tensors.conv_state.clone())?;
-        let mut y = Output::poisoned(device, update.like_x()?)?;
+        let mut y = poisoned(device, update.like_x()?)?;
         let mut call = causal_conv1d::Update {
             x: x.view(),
             conv_state: conv_state.view(),
@@ -164,7 +169,7 @@ impl Run<'_> {
         let x = Input::place(device, &tensors.x)?;
         let cu_seqlens = Input::place(device, &tensors.cu_seqlens)?;
         let shape = [problem.cu_seqlens.lengths.len() as i64, problem.dim, problem.state_len];
-        let mut states = Output::poisoned(device, problem.layout.zeros(problem.dtype, shape)?)?;
+        let mut states = poisoned(device, problem.layout.zeros(problem.dtype, shape)?)?;
         let mut call =
             causal_conv1d::VarlenStates { x: x.view(), cu_seqlens: cu_seqlens.view(), states: states.view() };
         self.time("conv1d-varlen-states", || call.run(device))?;

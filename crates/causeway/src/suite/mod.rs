@@ -14,7 +14,6 @@ mod check;
 mod data;
 mod engine;
 mod layout;
-mod memory;
 mod random;
 mod report;
 mod rows;

@@ -1,14 +1,14 @@
-//! Tensors where a device can use them.
+//! Tensors where a device can use them: the host's own for a CPU, copies for a GPU.
 
 use crate::device::Device;
 use crate::device_tensor::DeviceTensor;
 use crate::error::Result;
 use crate::host_tensor::HostTensor;
-use crate::oracle::POISON;
 use crate::tensor::{TensorMut, TensorRef};
 
 /// A tensor that a call reads.
-pub(super) enum Input<'a> {
+#[derive(Debug)]
+pub enum Input<'a> {
     /// The host's own.
     Host(&'a HostTensor),
     /// A copy on a GPU.
@@ -16,7 +16,8 @@ pub(super) enum Input<'a> {
 }
 
 /// A tensor that a call writes.
-pub(super) enum Output {
+#[derive(Debug)]
+pub enum Output {
     /// The host's own.
     Host(HostTensor),
     /// A copy on a GPU.
@@ -24,6 +25,10 @@ pub(super) enum Output {
 }
 
 impl<'a> Input<'a> {
+    /// Copies to a GPU, and borrows for a CPU.
+    ///
+    /// # Errors
+    /// If the device has no memory for it, or what the driver says.
     pub fn place(device: &Device, tensor: &'a HostTensor) -> Result<Self> {
         match device {
             Device::Cpu(_) | Device::Simulated(_) => Ok(Input::Host(tensor)),
@@ -32,10 +37,14 @@ impl<'a> Input<'a> {
     }
 
     /// As [`Input::place`], for an argument that may be absent.
+    ///
+    /// # Errors
+    /// As for [`Input::place`].
     pub fn place_optional(device: &Device, tensor: &'a Option<HostTensor>) -> Result<Option<Self>> {
         tensor.as_ref().map(|tensor| Self::place(device, tensor)).transpose()
     }
 
+    /// What an operation reads.
     pub fn view(&self) -> TensorRef<'_> {
         match self {
             Input::Host(tensor) => tensor.view(),
@@ -46,6 +55,9 @@ impl<'a> Input<'a> {
 
 impl Output {
     /// With the elements and the storage around them as they are.
+    ///
+    /// # Errors
+    /// As for [`Input::place`].
     pub fn place(device: &Device, tensor: HostTensor) -> Result<Self> {
         match device {
             Device::Cpu(_) | Device::Simulated(_) => Ok(Output::Host(tensor)),
@@ -53,12 +65,7 @@ impl Output {
         }
     }
 
-    /// With every byte, gaps and guards included, set so that it cannot pass for a result.
-    pub fn poisoned(device: &Device, mut tensor: HostTensor) -> Result<Self> {
-        tensor.fill_bytes(POISON);
-        Self::place(device, tensor)
-    }
-
+    /// What an operation writes.
     pub fn view(&mut self) -> TensorMut<'_> {
         match self {
             Output::Host(tensor) => tensor.view_mut(),
@@ -67,6 +74,9 @@ impl Output {
     }
 
     /// All of the storage, back on the host, once the device is done with it.
+    ///
+    /// # Errors
+    /// If the host has no memory for it, or what the driver says: a kernel's failure shows here.
     pub fn fetch(self) -> Result<HostTensor> {
         match self {
             Output::Host(tensor) => Ok(tensor),
