@@ -9,10 +9,12 @@ use super::case::{Case, Ceilings};
 use super::rows::{self, Conv1dRow, UpdateRow, VarlenStatesRow};
 
 /// The suites that are part of the library: name and text.
-const EMBEDDED: [(&str, &str); 3] = [
+const EMBEDDED: [(&str, &str); 5] = [
     ("conv1d-first", include_str!("../../../../suites/conv1d-first.toml")),
     ("conv1d-last", include_str!("../../../../suites/conv1d-last.toml")),
     ("full", include_str!("../../../../suites/full.toml")),
+    ("cpu-large", include_str!("../../../../suites/cpu-large.toml")),
+    ("shapes", include_str!("../../../../suites/shapes.toml")),
 ];
 
 /// A list of cases.
