@@ -60,7 +60,7 @@ impl Layout {
         }
     }
 
-    /// A tensor of zeros in this layout, with [`GUARD_BYTES`] or more of spare storage on both sides.
+    /// A tensor of zeros in this layout, with 128 bytes or more of spare storage on both sides.
     ///
     /// # Errors
     /// If the tensor is larger than memory.
