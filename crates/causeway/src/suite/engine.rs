@@ -4,12 +4,15 @@ use std::time::Instant;
 
 use super::case::{Case, Conv1d, Problem, Update, VarlenStates};
 use super::check;
+use super::gemm::Gemm;
 use super::report::{CaseReport, Timing};
 use crate::causal_conv1d;
 use crate::device::Device;
 use crate::error::Result;
+use crate::gemm::{self, Algorithm};
 use crate::host_tensor::HostTensor;
 use crate::oracle::causal_conv1d as oracle;
+use crate::oracle::gemm::Product;
 use crate::oracle::{Expected, POISON};
 use crate::placement::{Input, Output};
 use crate::tensor::TensorRef;
@@ -47,6 +50,7 @@ pub fn run_case(case: &Case, device: &Device) -> CaseReport {
         Problem::Conv1d(conv1d) => run.conv1d(conv1d),
         Problem::Update(update) => run.update(update),
         Problem::VarlenStates(varlen_states) => run.varlen_states(varlen_states),
+        Problem::Gemm(gemm) => run.gemm(gemm),
     };
     let mut report = run.report;
     let misplaced = || case.fault.as_ref().and_then(|fault| check::misplaced(fault, &report.outputs));
@@ -175,6 +179,59 @@ impl Run<'_> {
         self.time("conv1d-varlen-states", || call.run(device))?;
         let truth = oracle::varlen_states(&tensors.x.view(), &tensors.cu_seqlens.view(), problem.state_len);
         self.check("states", &truth, states)
+    }
+
+    fn gemm(&mut self, problem: &Gemm) -> Result<()> {
+        let tensors = problem.tensors(&self.case.name)?;
+        let (device, algorithm, layout) = (self.device, problem.algorithm, problem.output_layout);
+        let a = Input::place(device, &tensors.a)?;
+        let b = Input::place(device, &tensors.b)?;
+        let grad_c = Input::place(device, &tensors.grad_c)?;
+        let output = |rows, columns| poisoned(device, layout.zeros(problem.dtype, [rows, columns])?);
+        let mut c = output(problem.m, problem.n)?;
+        let mut grad_a = output(problem.m, problem.k)?;
+        let mut grad_b = output(problem.k, problem.n)?;
+
+        let (a_view, b_view, grad_c_view) = (a.view(), b.view(), grad_c.view());
+        let mut forward = gemm::Forward { a: a_view, b: b_view, algorithm, c: c.view() };
+        self.time("gemm-forward", || forward.run(device))?;
+        if problem.together {
+            let mut both = gemm::GradAB {
+                grad_c: grad_c_view,
+                a: a_view,
+                b: b_view,
+                algorithm,
+                grad_a: grad_a.view(),
+                grad_b: grad_b.view(),
+            };
+            self.time("gemm-grad-ab", || both.run(device))?;
+        } else {
+            let mut of_a = gemm::GradA { grad_c: grad_c_view, b: b_view, algorithm, grad_a: grad_a.view() };
+            self.time("gemm-grad-a", || of_a.run(device))?;
+            let mut of_b = gemm::GradB { grad_c: grad_c_view, a: a_view, algorithm, grad_b: grad_b.view() };
+            self.time("gemm-grad-b", || of_b.run(device))?;
+        }
+
+        let (a, b, grad_c) = (tensors.a.view(), tensors.b.view(), tensors.grad_c.view());
+        self.check_product("C", &Product::forward(a, b), algorithm, c)?;
+        self.check_product("grad_A", &Product::grad_a(grad_c, b), algorithm, grad_a)?;
+        self.check_product("grad_B", &Product::grad_b(grad_c, a), algorithm, grad_b)
+    }
+
+    fn check_product(
+        &mut self,
+        name: &str,
+        product: &Product<'_>,
+        algorithm: Algorithm,
+        found: Output,
+    ) -> Result<()> {
+        match algorithm {
+            Algorithm::Fast => self.check(name, &product.expected(), found),
+            Algorithm::Exact => {
+                self.report.outputs.push(check::bits(self.case, name, &product.chain(), found.fetch()?));
+                Ok(())
+            }
+        }
     }
 
     fn time(&mut self, operation: &str, call: impl FnOnce() -> Result<()>) -> Result<()> {
