@@ -53,6 +53,7 @@ where
     I: IntoIterator,
     I::Item: Into<OsString> + Clone,
 {
+    terminal::show_warnings();
     let outcome = match Cli::try_parse_from(arguments) {
         Err(error) => Err(Failure::Usage(error)),
         Ok(Cli { command: None }) => terminal::print(&Cli::command().render_long_help().ansi().to_string()),

@@ -53,7 +53,7 @@ fn chosen<'a>(suite: &'a Suite, device: &Device) -> Vec<&'a Case> {
                     .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
                     && case.problem.layout().to_string() == layout
             };
-            chosen.extend(suite.cases.iter().filter(of_group).filter(small).last());
+            chosen.extend(suite.cases.iter().filter(of_group).rfind(small));
         }
     }
     chosen

@@ -36,9 +36,9 @@ Examples:
   causeway bench --save before.json
   causeway bench --compare before.json
 
-The floor is a pass that moves the same bytes and computes nothing, measured in turns with the call on the
-same buffers and threads: y = x for forward, dx = x + dy for backward. Calls find their tensors in memory, not
-in the cache. A row regressed when both its time and its ratio to the floor grew by more than the noise.";
+The floor is a pass that moves the same bytes and computes nothing, measured in turns with the call on the \
+same buffers and threads: y = x for forward, dx = x + dy for backward. Calls find their tensors in memory, \
+not in the cache. A row regressed when both its time and its ratio to the floor grew by more than the noise.";
 
 /// Median times, GB/s, and the ratio to a floor measured in the same run
 #[derive(Debug, clap::Args)]

@@ -24,8 +24,8 @@ Examples:
   causeway verify --suite conv1d-first --case large --json
   causeway verify --suite my-cases.toml
 
-Each row is one case: forward and backward, checked element by element against a float64 oracle.
-  y, dx …  largest absolute error of that output
+Each row is one case: its calls, checked element by element against a float64 oracle.
+  y, dx …  largest absolute error of that output; other: of all outputs without a column (states, C, grad_A …)
   bound    largest part of its error bound that any element used; 100% or less passes
   ulp      largest error in units of the output's last place
 The bounds are derived from the data and the number of terms summed (docs/verification.md).";
@@ -59,6 +59,12 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let cases = args.cases()?;
     args.device.with(|device| {
         let mut run = RunReport::begin(device, &args.suites, args.case.as_deref());
+        let (skipped, cases): (Vec<_>, Vec<_>) =
+            cases.into_iter().partition(|case| case.not_asked_of(device).is_some());
+        run.skip(skipped, device);
+        if cases.is_empty() {
+            return Err(Failure::input(format!("{device} is not asked for any of these cases")));
+        }
         run.cases = args.verify(&cases, device, &run)?;
         run.conclude(device);
         if let Some(directory) = &args.report {
@@ -118,7 +124,7 @@ fn begin_table(run: &RunReport, cases: &[Case]) -> Result<Table, Failure> {
     let mut columns = vec![Column::left("case", 0).fitting(longest)];
     columns.extend(MAIN_OUTPUTS.map(|name| Column::right(name, 7)));
     columns.extend([
-        Column::right("states", 7),
+        Column::right("other", 7),
         Column::right("bound", 6),
         Column::right("ulp", 6),
         Column::right("time", 9),
@@ -165,6 +171,9 @@ fn print_summary(run: &RunReport, directory: Option<&Path>) -> Result<(), Failur
     let failed = run.cases.iter().filter(|case| !case.passed).count();
     let (count, seconds) = (run.cases.len(), run.seconds);
     terminal::print("")?;
+    for (reason, names) in &run.skipped {
+        terminal::print(&format!("{} cases did not run: {reason}", names.len()))?;
+    }
     if failed == 0 {
         terminal::print(&format!("{PASS}{count} of {count} cases pass{PASS:#} in {seconds:.1} s"))?;
     } else {

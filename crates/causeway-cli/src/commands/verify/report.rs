@@ -1,11 +1,11 @@
 //! What a verification showed and did not show.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Instant, SystemTime};
 
 use causeway::Device;
 use causeway::backend::cpu::Level;
-use causeway::suite::{CaseReport, OutputReport};
+use causeway::suite::{Case, CaseReport, OutputReport};
 use serde::Serialize;
 
 use crate::VERSION;
@@ -34,6 +34,8 @@ pub(super) struct RunReport {
     /// What it does not show, in words.
     pub non_claims: Vec<String>,
     pub cases: Vec<CaseReport>,
+    /// Names of cases that the device is not asked for, by the reason.
+    pub skipped: BTreeMap<&'static str, Vec<String>>,
     #[serde(skip)]
     start: Instant,
 }
@@ -54,7 +56,16 @@ impl RunReport {
             evidence: Vec::new(),
             non_claims: Vec::new(),
             cases: Vec::new(),
+            skipped: BTreeMap::new(),
             start: Instant::now(),
+        }
+    }
+
+    /// Notes cases that the device is not asked for.
+    pub fn skip(&mut self, cases: Vec<Case>, device: &Device) {
+        for case in cases {
+            let reason = case.not_asked_of(device).unwrap_or("not asked of this device");
+            self.skipped.entry(reason).or_default().push(case.name);
         }
     }
 
@@ -134,6 +145,9 @@ impl RunReport {
             let names: Vec<_> = others.map(Level::name).collect();
             non_claims
                 .push(format!("The CPU code for other vector levels ({}) did not run.", names.join(", ")));
+        }
+        for (reason, names) in &self.skipped {
+            non_claims.push(format!("{} cases did not run: {reason}.", names.len()));
         }
         if let Some(text) = &self.case_filter {
             non_claims.push(format!("Cases without {text:?} in their name did not run."));
