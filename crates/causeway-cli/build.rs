@@ -3,11 +3,9 @@
 use std::process::Command;
 
 fn main() {
-    // What may change the answer: the commit, the index, and the sources that make a tree differ from it.
-    for path in [git(&["rev-parse", "--git-path", "HEAD"]), git(&["rev-parse", "--git-path", "index"])] {
-        if let Some(path) = path {
-            println!("cargo::rerun-if-changed={path}");
-        }
+    // What may change the answer: a commit or checkout, and the sources that make a tree differ from it.
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
+        println!("cargo::rerun-if-changed={log}");
     }
     println!("cargo::rerun-if-changed=src");
     println!("cargo::rerun-if-changed=../causeway/src");

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use commands::{doctor, run};
+use commands::{bench, doctor, run, verify};
 use failure::Failure;
 
 /// Version and commit of this build, as saved runs name them.
@@ -41,7 +41,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Verify(verify::Args),
     Run(run::Args),
+    Bench(bench::Args),
     Doctor(doctor::Args),
 }
 
@@ -51,6 +53,7 @@ where
     I: IntoIterator,
     I::Item: Into<OsString> + Clone,
 {
+    terminal::show_warnings();
     let outcome = match Cli::try_parse_from(arguments) {
         Err(error) => Err(Failure::Usage(error)),
         Ok(Cli { command: None }) => terminal::print(&Cli::command().render_long_help().ansi().to_string()),
@@ -65,7 +68,9 @@ where
 impl Command {
     fn execute(&self) -> Result<(), Failure> {
         match self {
+            Command::Verify(args) => verify::execute(args),
             Command::Run(args) => run::execute(args),
+            Command::Bench(args) => bench::execute(args),
             Command::Doctor(args) => doctor::execute(args),
         }
     }

@@ -37,6 +37,8 @@ impl Column {
 
     fn pad(&self, text: &str, style: Style) -> String {
         let fill = " ".repeat(self.width.max(self.title.len()).saturating_sub(text.chars().count()));
+        // No style around nothing: its codes would keep the spaces before it at the end of a line.
+        let style = if text.is_empty() { PLAIN } else { style };
         if self.right {
             format!("{fill}{style}{text}{style:#}")
         } else {
@@ -101,5 +103,6 @@ mod tests {
             Table { columns: vec![Column::left("case", 6), Column::right("µs", 5), Column::left("", 0)] };
         assert_eq!(table.format(&["a".into(), "1.5".into(), "ok".into()]), "a         1.5  ok");
         assert_eq!(table.format(&["a longer".into(), "1.5".into(), "".into()]), "a longer    1.5");
+        assert_eq!(table.format(&["a".into(), "".into(), Cell::styled("", HEADER)]), "a");
     }
 }

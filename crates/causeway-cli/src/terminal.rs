@@ -21,6 +21,19 @@ pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> 
     print(&text)
 }
 
+/// Prints the library's warnings to stderr.
+pub(crate) fn show_warnings() {
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing::Level::WARN)
+        .with_ansi(false)
+        .with_target(false)
+        .without_time()
+        .finish();
+    // Another front end in this process may have a subscriber of its own, which then has the warnings.
+    let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
 /// A progress bar of `steps` on stderr; nothing when stderr is no terminal.
 pub(crate) fn progress(steps: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {

@@ -1,6 +1,10 @@
 //! The devices that operations run on.
 
+use std::sync::Arc;
+
 use crate::backend::cpu::Cpu;
+use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
+use crate::backend::gpu::{Executor, GpuDevice, Stream};
 use crate::error::{Error, Result};
 use crate::tensor::Location;
 
@@ -10,6 +14,11 @@ use crate::tensor::Location;
 pub enum Device {
     /// This machine's processor.
     Cpu(Cpu),
+    /// A GPU, and the stream that work is put on. Operations return before they are done there; reading a
+    /// result through [`DeviceTensor::download`](crate::DeviceTensor::download) waits.
+    Gpu(Stream),
+    /// Something that runs a GPU's kernels on host memory, such as the simulator of `causeway-sim`.
+    Simulated(Arc<dyn Executor>),
 }
 
 impl Device {
@@ -18,27 +27,98 @@ impl Device {
         Device::Cpu(Cpu::new())
     }
 
+    /// A GPU by number, with a stream of its own.
+    ///
+    /// # Errors
+    /// [`Error::LibraryMissing`] without a driver, [`Error::NoDevice`], [`Error::DeviceOrdinal`],
+    /// [`Error::DeviceUnsupported`], or what the driver says.
+    pub fn gpu(vendor: Vendor, ordinal: u32) -> Result<Self> {
+        Ok(Device::Gpu(GpuDevice::open(vendor, ordinal)?.stream()?.clone()))
+    }
+
     /// The best device that is present: cuda, then hip, then cpu.
     pub fn best() -> Self {
-        Self::cpu()
+        let gpu = Self::gpu(Vendor::Nvidia, 0).or_else(|_| Self::gpu(Vendor::Amd, 0));
+        gpu.unwrap_or_else(|_| Self::cpu())
     }
 
     /// A device by name: `best`, `cpu`, `cuda`, `cuda:N`, `hip` or `hip:N`.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`] for another name, and the driver's error if it cannot be opened.
+    /// [`Error::UnknownDevice`] for another name, and those of [`Device::gpu`].
     pub fn open(name: &str) -> Result<Self> {
-        match name {
-            "best" => Ok(Self::best()),
-            "cpu" => Ok(Self::cpu()),
-            _ => Err(Error::UnknownDevice { found: name.to_string() }),
+        let unknown = || Error::UnknownDevice { found: name.to_string() };
+        let (kind, ordinal) = match name.split_once(':') {
+            Some((kind, number)) => (kind, Some(number.parse::<u32>().map_err(|_| unknown())?)),
+            None => (name, None),
+        };
+        match (kind, ordinal) {
+            ("best", None) => Ok(Self::best()),
+            ("cpu", None) => Ok(Self::cpu()),
+            ("cuda", ordinal) => Self::gpu(Vendor::Nvidia, ordinal.unwrap_or(0)),
+            ("hip", ordinal) => Self::gpu(Vendor::Amd, ordinal.unwrap_or(0)),
+            _ => Err(unknown()),
         }
     }
 
     /// Where tensors have to be for this device.
     pub fn location(&self) -> Location {
         match self {
-            Device::Cpu(_) => Location::Host,
+            Device::Cpu(_) | Device::Simulated(_) => Location::Host,
+            Device::Gpu(stream) => stream.device().location(),
+        }
+    }
+
+    /// Waits until everything that was put on the device is done.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] if a kernel failed.
+    pub fn synchronize(&self) -> Result<()> {
+        match self {
+            Device::Cpu(_) | Device::Simulated(_) => Ok(()),
+            Device::Gpu(stream) => stream.synchronize(),
+        }
+    }
+
+    /// What planners know about the device; nothing about a CPU.
+    pub fn facts(&self) -> Option<&DeviceFacts> {
+        match self {
+            Device::Cpu(_) => None,
+            Device::Gpu(stream) => Some(stream.device().facts()),
+            Device::Simulated(executor) => Some(executor.facts()),
+        }
+    }
+
+    /// Plans a call and launches it; does nothing for a call with empty outputs.
+    ///
+    /// # Safety
+    /// The plan is made from validated views of memory at this device's location.
+    pub(crate) unsafe fn execute(
+        &self,
+        plan: impl FnOnce(&DeviceFacts) -> Result<Option<Plan>>,
+    ) -> Result<()> {
+        match self {
+            Device::Cpu(_) => Err(self.lacks("a kernel launch")),
+            Device::Gpu(stream) => match plan(stream.device().facts())? {
+                // SAFETY: the views that the plan was made from vouch for the addresses, until the stream has
+                // come this far; the stream is live and of its own device.
+                Some(plan) => unsafe { stream.device().launch(&plan, stream.handle(), None) },
+                None => Ok(()),
+            },
+            Device::Simulated(executor) => match plan(executor.facts())? {
+                // SAFETY: the views vouch for the addresses, and the executor is done when it returns.
+                Some(plan) => unsafe { executor.execute(&plan) },
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// The error of an operation that has no kernel here.
+    pub(crate) fn lacks(&self, what: &str) -> Error {
+        Error::Unsupported {
+            what: what.to_string(),
+            device: self.to_string(),
+            instead: "run it on the cpu device, with tensors on the host",
         }
     }
 
@@ -60,6 +140,8 @@ impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Device::Cpu(cpu) => write!(f, "cpu ({cpu})"),
+            Device::Gpu(stream) => write!(f, "{}", stream.device()),
+            Device::Simulated(executor) => f.write_str(&executor.name()),
         }
     }
 }

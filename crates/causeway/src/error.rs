@@ -416,4 +416,22 @@ pub enum Error {
         /// What is wrong.
         because: String,
     },
+
+    // ---- the simulator --------------------------------------------------------------------------
+    /// The simulator could not compile a kernel for the host.
+    #[error("the simulator has no kernel: {message}")]
+    SimulatorCompiler {
+        /// What is missing, or what the compiler said.
+        message: String,
+    },
+    /// A simulated kernel did what a GPU leaves undefined.
+    #[error("{entry} in kernels/{header} failed in the simulator: {message}")]
+    SimulatedFault {
+        /// The kernel's entry point.
+        entry: String,
+        /// The file that holds the kernel.
+        header: String,
+        /// The block, the thread, and what happened at which line.
+        message: String,
+    },
 }

@@ -238,6 +238,24 @@ impl TensorRef<'_> {
     }
 }
 
+impl<'a> TensorRef<'a> {
+    /// The bytes of one element. NaNs keep their payload here, which conversions do not promise.
+    ///
+    /// # Panics
+    /// If the view is not of host memory or the coordinate lies outside of its shape.
+    pub(crate) fn element_bytes(&self, coordinate: &[i64]) -> &'a [u8] {
+        assert_eq!(self.location(), Location::Host, "only host memory can be read");
+        assert_eq!(coordinate.len(), self.shape().len(), "a coordinate has a number for each axis");
+        let inside = coordinate.iter().zip(self.shape()).all(|(at, size)| (0..*size).contains(at));
+        assert!(inside, "{coordinate:?} lies outside of {:?}", self.shape());
+        let offset: i64 = coordinate.iter().zip(self.strides()).map(|(at, stride)| at * stride).sum();
+        let size = self.dtype().size();
+        // SAFETY: the coordinate is that of an element of this host view, which is initialised and stays
+        // unwritten for 'a.
+        unsafe { std::slice::from_raw_parts(self.pointer().offset(offset as isize * size as isize), size) }
+    }
+}
+
 /// # Safety
 /// `pointer` plus `offset` elements is an initialised, aligned element of `dtype`.
 unsafe fn read_f64(pointer: *const u8, dtype: DType, offset: i64) -> f64 {

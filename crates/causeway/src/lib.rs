@@ -4,15 +4,18 @@ pub mod backend;
 pub mod causal_conv1d;
 mod checks;
 pub mod device;
+mod device_tensor;
 pub mod error;
 pub mod files;
 pub mod gemm;
 mod host_tensor;
 pub mod oracle;
+pub mod placement;
 pub mod suite;
 pub mod tensor;
 
 pub use device::Device;
+pub use device_tensor::DeviceTensor;
 pub use error::{Error, Result};
 pub use host_tensor::HostTensor;
 pub use tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};

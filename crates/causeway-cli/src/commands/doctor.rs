@@ -1,7 +1,11 @@
 //! `causeway doctor`: what is here, what is missing, and what would bring it.
 
-use causeway::Device;
 use causeway::backend::cpu::{Cpu, Level};
+use causeway::backend::gpu::cache::Cache;
+use causeway::backend::gpu::library::{HIPRTC, NVRTC, Search, Wanted};
+use causeway::backend::gpu::plan::Vendor;
+use causeway::backend::gpu::{DeviceReport, devices};
+use causeway::{Device, Error};
 use serde::Serialize;
 
 use crate::VERSION;
@@ -15,7 +19,7 @@ Examples:
   causeway doctor
   causeway doctor --json | jq .devices";
 
-/// What is here: processor, devices, and what is missing
+/// What is here: processor, devices, compilers, and what is missing
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -32,15 +36,27 @@ struct Findings {
     cpu_levels: Vec<&'static str>,
     /// The one that is used.
     cpu_level: &'static str,
-    devices: Vec<DeviceFinding>,
+    devices: Vec<Finding>,
+    compilers: Vec<Finding>,
+    cache: Option<CacheFinding>,
 }
 
+/// A device or library: there, or not.
 #[derive(Serialize)]
-struct DeviceFinding {
-    name: &'static str,
+struct Finding {
+    name: String,
     ready: bool,
-    /// The device's description, or why there is none.
+    /// What it is and where it was found, or why it cannot be used.
     detail: String,
+    /// What would bring it.
+    help: Option<String>,
+}
+
+/// Compiled kernels on disk.
+#[derive(Serialize)]
+struct CacheFinding {
+    directory: String,
+    entries: usize,
 }
 
 /// Looks and prints.
@@ -51,17 +67,22 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
 
 impl Findings {
     fn gather() -> Self {
-        let available = Level::ALL.into_iter().filter(|level| level.is_available());
-        let device = |name| match Device::open(name) {
-            Ok(device) => DeviceFinding { name, ready: true, detail: device.to_string() },
-            Err(error) => DeviceFinding { name, ready: false, detail: error.to_string() },
-        };
+        let levels = Level::ALL.into_iter().filter(|level| level.is_available());
+        let mut found = gpus("cuda", Vendor::Nvidia);
+        found.extend(gpus("hip", Vendor::Amd));
+        found.push(Finding::ready("cpu", Device::cpu().to_string()));
+        let cache = Cache::from_environment();
         Findings {
             causeway: VERSION,
             host: Host::detect(),
-            cpu_levels: available.map(Level::name).collect(),
+            cpu_levels: levels.map(Level::name).collect(),
             cpu_level: Cpu::new().level().name(),
-            devices: ["cuda", "hip", "cpu"].map(device).into(),
+            devices: found,
+            compilers: vec![library("NVRTC (cuda)", &NVRTC), library("HIPRTC (hip)", &HIPRTC)],
+            cache: cache.directory().map(|directory| CacheFinding {
+                directory: directory.display().to_string(),
+                entries: cache.entries().len(),
+            }),
         }
     }
 
@@ -69,27 +90,85 @@ impl Findings {
         let unknown = || "unknown".to_string();
         let bytes = |value: Option<u64>| value.map_or_else(unknown, format_bytes);
         let host = &self.host;
-        let memory = format!("{}, {} available", bytes(host.memory), bytes(host.available_memory));
-        let level = format!("{} (has {})", self.cpu_level, self.cpu_levels.join(", "));
         terminal::print(&format!("causeway {}\n", self.causeway))?;
-        let table = Table::begin(vec![Column::left("Host", 18), Column::left("", 0)])?;
+        let table = begin("Host")?;
         for (name, value) in [
             ("processor", host.processor.clone().unwrap_or_else(unknown)),
             ("system", format!("{} {}", host.architecture, host.system)),
             ("cores", host.cores.to_string()),
             ("vector features", host.features.join(" ")),
-            ("kernels use", level),
+            ("kernels use", format!("{} (has {})", self.cpu_level, self.cpu_levels.join(", "))),
             ("last-level cache", bytes(host.last_level_cache)),
-            ("memory", memory),
+            ("memory", format!("{}, {} available", bytes(host.memory), bytes(host.available_memory))),
         ] {
             table.row(&[format!("  {name}").into(), value.into()])?;
         }
-        terminal::print("")?;
-        let table = Table::begin(vec![Column::left("Devices", 18), Column::left("", 0)])?;
-        for device in &self.devices {
-            let style = if device.ready { PASS } else { WARN };
-            table.row(&[format!("  {}", device.name).into(), Cell::styled(&device.detail, style)])?;
+        for (title, findings) in [("Devices", &self.devices), ("Compilers", &self.compilers)] {
+            terminal::print("")?;
+            let table = begin(title)?;
+            for finding in findings {
+                let style = if finding.ready { PASS } else { WARN };
+                let detail = Cell::styled(&finding.detail, style);
+                table.row(&[format!("  {}", finding.name).into(), detail])?;
+                if let Some(line) = &finding.help {
+                    table.row(&["".into(), format!("to have it: {line}").into()])?;
+                }
+            }
         }
-        Ok(())
+        terminal::print("")?;
+        let table = begin("Kernel cache")?;
+        match &self.cache {
+            Some(cache) => {
+                table.row(&["  directory".into(), cache.directory.as_str().into()])?;
+                table.row(&["  entries".into(), cache.entries.to_string().into()])
+            }
+            None => table.row(&["  off".into(), "CAUSEWAY_CACHE or the environment says so".into()]),
+        }
     }
+}
+
+impl Finding {
+    fn ready(name: impl Into<String>, detail: String) -> Self {
+        Finding { name: name.into(), ready: true, detail, help: None }
+    }
+
+    fn missing(name: impl Into<String>, error: &Error) -> Self {
+        // The whole text lists every place that was searched.
+        let (detail, help) = match error {
+            Error::LibraryMissing { library, install, refused, .. } => {
+                let refused = refused.first().map_or(String::new(), |line| format!("; {line}"));
+                (format!("not found: {library}{refused}"), Some((*install).to_string()))
+            }
+            other => (other.to_string(), None),
+        };
+        Finding { name: name.into(), ready: false, detail, help }
+    }
+}
+
+/// Every GPU of a vendor, or why there is none.
+fn gpus(name: &str, vendor: Vendor) -> Vec<Finding> {
+    let describe = |report: &DeviceReport| match report.expect_supported() {
+        Ok(()) => {
+            let (architecture, memory) = (&report.facts.architecture, format_bytes(report.memory_bytes));
+            let (version, library) = (&report.driver_version, &report.driver_library);
+            let text = format!("{}, {architecture}, {memory}, driver {version} from {library}", report.name);
+            Finding::ready(report.location().to_string(), text)
+        }
+        Err(error) => Finding::missing(report.location().to_string(), &error),
+    };
+    match devices(vendor) {
+        Ok(reports) => reports.iter().map(describe).collect(),
+        Err(error) => vec![Finding::missing(name, &error)],
+    }
+}
+
+fn library(name: &str, wanted: &Wanted) -> Finding {
+    match Search::from_environment().open(wanted, None, |_| Ok(())) {
+        Ok(opened) => Finding::ready(name, opened.path.display().to_string()),
+        Err(error) => Finding::missing(name, &error),
+    }
+}
+
+fn begin(title: &'static str) -> Result<Table, Failure> {
+    Table::begin(vec![Column::left(title, 18), Column::left("", 0)])
 }

@@ -1,4 +1,6 @@
 //! One module per subcommand.
 
+pub(crate) mod bench;
 pub(crate) mod doctor;
 pub(crate) mod run;
+pub(crate) mod verify;

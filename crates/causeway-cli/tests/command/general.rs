@@ -13,7 +13,7 @@ fn help_is_printed_and_documents_the_exit_statuses() {
 
 #[test]
 fn every_subcommand_has_examples() {
-    for subcommand in ["run", "doctor"] {
+    for subcommand in ["verify", "run", "bench", "doctor"] {
         let help = success(&[subcommand, "--help"]);
         assert!(help.contains("Examples:"), "{subcommand}: {help}");
     }
@@ -39,8 +39,23 @@ fn doctor_describes_the_processor() {
     assert_eq!(findings["host"]["architecture"], std::env::consts::ARCH);
     let cpu = findings["devices"].as_array().unwrap().iter().find(|device| device["name"] == "cpu").unwrap();
     assert_eq!(cpu["ready"], true);
+    assert_eq!(findings["compilers"].as_array().unwrap().len(), 2);
     let printed = success(&["doctor"]);
     assert!(printed.contains(findings["cpu_level"].as_str().unwrap()), "{printed}");
+}
+
+#[test]
+fn doctor_says_what_is_missing_and_what_brings_it() {
+    // A search of an empty directory and nothing else.
+    let empty = tempfile::tempdir().unwrap();
+    let path = format!("{}:-", empty.path().display());
+    let output = causeway().arg("doctor").env("CAUSEWAY_LIBRARY_PATH", path).output().unwrap();
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(
+        printed.contains("not found: NVRTC") && printed.contains("pip install nvidia-cuda-nvrtc"),
+        "{printed}"
+    );
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The command as people start it: a process with arguments, files, output and an exit status.
 
+mod bench;
 mod general;
 mod process;
 mod run;
 mod run_errors;
+mod verify;

@@ -2,7 +2,8 @@
 
 use super::Activation;
 use super::validate::{self, Check};
-use crate::backend::cpu;
+use crate::backend::gpu::plan::{DeviceFacts, Plan};
+use crate::backend::{cpu, gpu};
 use crate::checks;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -133,9 +134,19 @@ impl Update<'_> {
     pub fn run(&mut self, device: &Device) -> Result<()> {
         let sizes = self.validate()?;
         device.expect("x", self.x.location())?;
-        match device {
-            Device::Cpu(cpu) => cpu::causal_conv1d::update(*cpu, self, &sizes),
+        if let Device::Cpu(cpu) = device {
+            cpu::causal_conv1d::update(*cpu, self, &sizes);
+            return Ok(());
         }
-        Ok(())
+        // SAFETY: the planner gets the validated views, which are where the device is.
+        unsafe { device.execute(|facts| gpu::causal_conv1d::update::plan(self, &sizes, facts)) }
+    }
+
+    /// The launch that the call is on a GPU with these facts; `None` if all outputs are empty.
+    ///
+    /// # Errors
+    /// As for validation; [`Error::Unsupported`](crate::Error::Unsupported) for f64.
+    pub fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
+        gpu::causal_conv1d::update::plan(self, &self.validate()?, facts)
     }
 }

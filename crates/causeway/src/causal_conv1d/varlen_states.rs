@@ -1,7 +1,8 @@
 //! Arguments of the states of a packed batch.
 
 use super::validate::Check;
-use crate::backend::cpu;
+use crate::backend::gpu::plan::{DeviceFacts, Plan};
+use crate::backend::{cpu, gpu};
 use crate::checks;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -70,9 +71,19 @@ impl VarlenStates<'_> {
     pub fn run(&mut self, device: &Device) -> Result<()> {
         let sizes = self.validate()?;
         device.expect("x", self.x.location())?;
-        match device {
-            Device::Cpu(_) => cpu::causal_conv1d::varlen_states(self, &sizes),
+        if let Device::Cpu(_) = device {
+            cpu::causal_conv1d::varlen_states(self, &sizes);
+            return Ok(());
         }
-        Ok(())
+        // SAFETY: the planner gets the validated views, which are where the device is.
+        unsafe { device.execute(|facts| gpu::causal_conv1d::varlen_states::plan(self, &sizes, facts)) }
+    }
+
+    /// The launch that the call is on a GPU with these facts; `None` if all outputs are empty.
+    ///
+    /// # Errors
+    /// As for validation; [`Error::Unsupported`](crate::Error::Unsupported) for f64.
+    pub fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
+        gpu::causal_conv1d::varlen_states::plan(self, &self.validate()?, facts)
     }
 }

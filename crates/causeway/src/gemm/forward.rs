@@ -49,6 +49,7 @@ impl Forward<'_> {
         device.expect("A", self.a.location())?;
         match device {
             Device::Cpu(cpu) => backend::cpu::gemm::forward(*cpu, self),
+            other => return Err(other.lacks("GEMM")),
         }
         Ok(())
     }

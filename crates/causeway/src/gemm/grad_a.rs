@@ -50,6 +50,7 @@ impl GradA<'_> {
         device.expect("grad_C", self.grad_c.location())?;
         match device {
             Device::Cpu(cpu) => backend::cpu::gemm::grad_a(*cpu, self),
+            other => return Err(other.lacks("GEMM")),
         }
         Ok(())
     }

@@ -71,6 +71,7 @@ impl GradAB<'_> {
         device.expect("grad_C", self.grad_c.location())?;
         match device {
             Device::Cpu(cpu) => backend::cpu::gemm::grad_ab(*cpu, self),
+            other => return Err(other.lacks("GEMM")),
         }
         Ok(())
     }

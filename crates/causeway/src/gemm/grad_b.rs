@@ -50,6 +50,7 @@ impl GradB<'_> {
         device.expect("grad_C", self.grad_c.location())?;
         match device {
             Device::Cpu(cpu) => backend::cpu::gemm::grad_b(*cpu, self),
+            other => return Err(other.lacks("GEMM")),
         }
         Ok(())
     }

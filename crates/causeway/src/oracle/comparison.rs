@@ -5,6 +5,10 @@ use serde::{Deserialize, Serialize};
 use super::ulp::Format;
 use crate::tensor::{DType, TensorRef};
 
+/// What every byte of an output is set to before a call: a NaN in every dtype, and one that no arithmetic gives, since
+/// those have a positive sign or an empty payload.
+pub const POISON: u8 = 0xff;
+
 /// What an output has to be: a value and an error bound for every element, in row-major order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
@@ -63,7 +67,8 @@ pub struct Comparison {
     /// Mean absolute error.
     #[serde(with = "number")]
     pub mean_error: f64,
-    /// Largest error in units of the last place of the dtype at the true value.
+    /// Largest error in units of the last place of the dtype, at the true value or, where that is smaller, at the
+    /// mean magnitude of the output: next to a zero of the function every error is many units.
     #[serde(with = "number")]
     pub max_ulps: f64,
     /// Largest bound of any element, as derived from the data; a ceiling may have cut it in the check.
@@ -104,7 +109,6 @@ impl Expected {
         assert_eq!(found.shape(), self.shape, "the result has the shape of the output");
         assert_eq!(found.dtype(), self.dtype, "the result has the dtype of the output");
         let format = Format::of(self.dtype).expect("outputs are floating-point");
-        let poison = poison(self.dtype).to_bits();
         let ceiling = ceiling.unwrap_or(f64::INFINITY);
 
         let mut result = Comparison {
@@ -120,11 +124,16 @@ impl Expected {
         };
         let mut worst: Option<(usize, f64)> = None;
         let mut sum = 0.0;
-        let found = found.to_f64();
+        let unit_at_least = self.mean_magnitude();
+        let is_unwritten = |i: usize, value: f64| {
+            let holds_poison = |byte: &u8| *byte == POISON;
+            value.is_nan() && found.element_bytes(&self.coordinate(i)).iter().all(holds_poison)
+        };
+        let values = found.to_f64();
         for (i, ((&found, &expected), &derived)) in
-            found.iter().zip(&self.values).zip(&self.bounds).enumerate()
+            values.iter().zip(&self.values).zip(&self.bounds).enumerate()
         {
-            let unwritten = found.to_bits() == poison;
+            let unwritten = is_unwritten(i, found);
             let error = absolute_error(found, expected, format);
             let bound = derived.min(ceiling);
             let fraction = match error {
@@ -135,7 +144,7 @@ impl Expected {
             };
             sum += error;
             result.max_error = result.max_error.max(error);
-            result.max_ulps = result.max_ulps.max(error / format.ulp(expected));
+            result.max_ulps = result.max_ulps.max(error / format.ulp(expected.abs().max(unit_at_least)));
             result.max_derived_bound = result.max_derived_bound.max(derived);
             result.failures += u64::from(fraction > 1.0);
             result.unwritten += u64::from(unwritten);
@@ -148,14 +157,20 @@ impl Expected {
             result.fraction = fraction;
             result.worst = Some(WorstElement {
                 coordinate: self.coordinate(i),
-                found: found[i],
+                found: values[i],
                 expected: self.values[i],
-                error: absolute_error(found[i], self.values[i], format),
+                error: absolute_error(values[i], self.values[i], format),
                 bound: self.bounds[i].min(ceiling),
-                unwritten: found[i].to_bits() == poison,
+                unwritten: is_unwritten(i, values[i]),
             });
         }
         result
+    }
+
+    fn mean_magnitude(&self) -> f64 {
+        let finite = self.values.iter().filter(|value| value.is_finite());
+        let (count, sum) = finite.fold((0u64, 0.0), |(count, sum), value| (count + 1, sum + value.abs()));
+        sum / count.max(1) as f64
     }
 
     fn coordinate(&self, mut index: usize) -> Vec<i64> {
@@ -181,17 +196,6 @@ fn absolute_error(found: f64, expected: f64, format: Format) -> f64 {
         return (format.overflow() - toward).max(0.0);
     }
     (found - expected).abs()
-}
-
-/// What [`HostTensor::fill_bytes`](crate::HostTensor::fill_bytes)`(0xff)` reads as. No arithmetic produces this NaN:
-/// those have a positive sign or an empty payload.
-fn poison(dtype: DType) -> f64 {
-    match dtype {
-        DType::F32 => f64::from(f32::from_bits(u32::MAX)),
-        DType::F16 => half::f16::from_bits(u16::MAX).to_f64(),
-        DType::BF16 => half::bf16::from_bits(u16::MAX).to_f64(),
-        _ => f64::from_bits(u64::MAX),
-    }
 }
 
 /// JSON has no infinities and no NaN: they are written as text.
@@ -282,7 +286,7 @@ mod tests {
         assert!(compare(&truth, &[f64::NAN]).passed());
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
             let mut found = HostTensor::zeros(dtype, &[1]).unwrap();
-            found.fill_bytes(0xff);
+            found.fill_bytes(POISON);
             let result = expected(dtype, &[1.0], f64::INFINITY).compare(&found.view(), None);
             assert_eq!((result.failures, result.unwritten), (1, 1), "{dtype}");
             assert!(result.worst.unwrap().to_string().contains("never written"));
@@ -290,9 +294,21 @@ mod tests {
     }
 
     #[test]
+    fn other_nans_are_results() {
+        for bits in [0x7fc0_0000, 0xffc0_0000, 0x7fff_ffff, 0xffff_fffe] {
+            let found = HostTensor::from_slice(&[f32::from_bits(bits)], &[1]).unwrap();
+            let result = expected(DType::F32, &[f64::NAN], 0.0).compare(&found.view(), None);
+            assert_eq!((result.failures, result.unwritten), (0, 0), "{bits:x}");
+        }
+    }
+
+    #[test]
     fn ulps_are_those_of_the_output() {
         let result = compare(&expected(DType::F16, &[1.0], 1.0), &[1.0 + 3.0 / 1024.0]);
         assert_eq!(result.max_ulps, 3.0);
+        // Beside numbers of size 1, an error of 1/1024 at zero is one unit, not thousands.
+        let result = compare(&expected(DType::F16, &[0.0, 2.0], 1.0), &[1.0 / 1024.0, 2.0]);
+        assert_eq!(result.max_ulps, 1.0);
     }
 
     #[test]

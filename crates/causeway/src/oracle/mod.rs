@@ -10,4 +10,4 @@ pub mod gemm;
 mod real;
 pub mod ulp;
 
-pub use comparison::{Comparison, Expected, WorstElement};
+pub use comparison::{Comparison, Expected, POISON, WorstElement};

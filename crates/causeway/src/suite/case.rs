@@ -1,7 +1,9 @@
 //! One case of a suite: a problem, fully spelled out. Verify, bench and tests read the same struct.
 
+use super::gemm::Gemm;
 use super::layout::Layout;
 use crate::causal_conv1d::Activation;
+use crate::device::Device;
 use crate::tensor::DType;
 
 /// One row of a suite.
@@ -27,6 +29,8 @@ pub enum Problem {
     Update(Update),
     /// The states of a packed batch.
     VarlenStates(VarlenStates),
+    /// A matrix product and its gradients.
+    Gemm(Gemm),
 }
 
 /// A forward and a backward call.
@@ -243,13 +247,22 @@ pub struct Fault {
     pub add: f64,
 }
 
+impl Case {
+    /// Why the contract does not ask this device for the case; `None` if it does.
+    pub fn not_asked_of(&self, device: &Device) -> Option<&'static str> {
+        let is_cpu = matches!(device, Device::Cpu(_));
+        (self.problem.dtype() == DType::F64 && !is_cpu).then_some("f64 is computed on a CPU only")
+    }
+}
+
 impl Problem {
-    /// `conv1d`, `conv1d-update` or `conv1d-varlen-states`.
+    /// `conv1d`, `conv1d-update`, `conv1d-varlen-states` or `gemm`.
     pub fn operation(&self) -> &'static str {
         match self {
             Problem::Conv1d(_) => "conv1d",
             Problem::Update(_) => "conv1d-update",
             Problem::VarlenStates(_) => "conv1d-varlen-states",
+            Problem::Gemm(_) => "gemm",
         }
     }
 
@@ -271,24 +284,27 @@ impl Problem {
                 ("sequences", v.cu_seqlens.lengths.len() as i64),
                 ("state_len", v.state_len),
             ],
+            Problem::Gemm(g) => vec![("M", g.m), ("N", g.n), ("K", g.k)],
         }
     }
 
-    /// Dtype of x.
+    /// Dtype of x, or of A.
     pub fn dtype(&self) -> DType {
         match self {
             Problem::Conv1d(c) => c.dtype,
             Problem::Update(u) => u.dtype,
             Problem::VarlenStates(v) => v.dtype,
+            Problem::Gemm(g) => g.dtype,
         }
     }
 
-    /// Memory of x.
-    pub fn layout(&self) -> Layout {
+    /// Memory of x or of A, by its name.
+    pub fn layout(&self) -> &'static str {
         match self {
-            Problem::Conv1d(c) => c.layout,
-            Problem::Update(u) => u.layout,
-            Problem::VarlenStates(v) => v.layout,
+            Problem::Conv1d(c) => c.layout.name(),
+            Problem::Update(u) => u.layout.name(),
+            Problem::VarlenStates(v) => v.layout.name(),
+            Problem::Gemm(g) => g.layout.name(),
         }
     }
 
@@ -319,6 +335,12 @@ impl Problem {
                 options.extend((u.weight_dtype != u.dtype).then(|| format!("weight {}", u.weight_dtype)));
             }
             Problem::VarlenStates(v) => options.push(v.cu_seqlens.describe()),
+            Problem::Gemm(g) => {
+                options.push(g.algorithm.to_string());
+                options.extend(g.together.then(|| "gradients together".into()));
+                options.extend((g.output_layout != g.layout).then(|| format!("outputs {}", g.output_layout)));
+                options.extend((g.values != Values::Uniform).then(|| format!("values {}", g.values)));
+            }
         }
         options
     }

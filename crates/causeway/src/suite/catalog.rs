@@ -6,13 +6,16 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::case::{Case, Ceilings};
-use super::rows::{self, Conv1dRow, UpdateRow, VarlenStatesRow};
+use super::rows::{self, Conv1dRow, GemmRow, UpdateRow, VarlenStatesRow};
 
 /// The suites that are part of the library: name and text.
-const EMBEDDED: [(&str, &str); 3] = [
+const EMBEDDED: [(&str, &str); 6] = [
     ("conv1d-first", include_str!("../../../../suites/conv1d-first.toml")),
     ("conv1d-last", include_str!("../../../../suites/conv1d-last.toml")),
+    ("gemm", include_str!("../../../../suites/gemm.toml")),
     ("full", include_str!("../../../../suites/full.toml")),
+    ("cpu-large", include_str!("../../../../suites/cpu-large.toml")),
+    ("shapes", include_str!("../../../../suites/shapes.toml")),
 ];
 
 /// A list of cases.
@@ -85,6 +88,8 @@ struct Document {
     update: Vec<toml::Table>,
     #[serde(default, rename = "conv1d-varlen-states")]
     varlen_states: Vec<toml::Table>,
+    #[serde(default)]
+    gemm: Vec<toml::Table>,
 }
 
 impl Suite {
@@ -143,6 +148,7 @@ impl Suite {
         add(&document.varlen_states, &|row| {
             rows::cases::<VarlenStatesRow>(base("conv1d-varlen-states"), row, &ceilings)
         })?;
+        add(&document.gemm, &|row| rows::cases::<GemmRow>(base("gemm"), row, &ceilings))?;
 
         let mut names = HashSet::new();
         if let Some(case) = cases.iter().find(|case| !names.insert(case.name.as_str())) {
@@ -180,14 +186,14 @@ mod tests {
     fn the_last_suite_is_that_of_the_contract() {
         let suite = Suite::open("conv1d-last").unwrap();
         assert_eq!(suite.cases.len(), 6 * 3);
-        assert!(suite.cases.iter().all(|case| case.problem.layout() == Layout::ChannelLast));
+        assert!(suite.cases.iter().all(|case| case.problem.layout() == Layout::ChannelLast.name()));
         assert!(suite.cases.iter().any(|case| case.name == "with-silu-2x64x256-bf16-silu"));
     }
 
     #[test]
     fn the_full_suite_holds_the_others() {
         let full = Suite::open("full").unwrap().cases;
-        for name in ["conv1d-first", "conv1d-last"] {
+        for name in ["conv1d-first", "conv1d-last", "gemm"] {
             for case in Suite::open(name).unwrap().cases {
                 assert!(full.contains(&case), "{}", case.name);
             }
@@ -210,7 +216,7 @@ mod tests {
         let table = [
             (
                 Suite::open("nothing"),
-                "suite is \"nothing\": expected conv1d-first, conv1d-last, full, or the path",
+                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, shapes, or the path",
             ),
             (Suite::open("/no/such/file.toml"), "suite /no/such/file.toml: "),
             (suite("cases = 3"), "unknown field `cases`"),

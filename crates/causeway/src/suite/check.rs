@@ -3,25 +3,40 @@
 use super::case::{Case, Fault};
 use super::report::OutputReport;
 use crate::host_tensor::HostTensor;
-use crate::oracle::Expected;
-
-/// Every byte of an output before the call: NaN in every floating-point dtype.
-pub(super) const POISON: u8 = 0xff;
+use crate::oracle::gemm::Chain;
+use crate::oracle::{Comparison, Expected, POISON};
+use crate::tensor::{DType, TensorRef};
 
 /// Compares an output that was poisoned, or whose surroundings were, before the call.
-pub(super) fn output(case: &Case, name: &str, truth: &Expected, mut found: HostTensor) -> OutputReport {
+pub(super) fn output(case: &Case, name: &str, truth: &Expected, found: HostTensor) -> OutputReport {
+    let ceiling = case.ceilings.of(name);
+    compared(case, name, (truth.dtype, &truth.shape), ceiling, found, |found| truth.compare(found, ceiling))
+}
+
+/// As [`output`], for a result of which every bit is known.
+pub(super) fn bits(case: &Case, name: &str, truth: &Chain, found: HostTensor) -> OutputReport {
+    compared(case, name, (truth.dtype, &truth.shape), None, found, |found| truth.compare(found))
+}
+
+fn compared(
+    case: &Case,
+    name: &str,
+    (dtype, shape): (DType, &[i64]),
+    ceiling: Option<f64>,
+    mut found: HostTensor,
+    compare: impl FnOnce(&TensorRef<'_>) -> Comparison,
+) -> OutputReport {
     if let Some(fault) = case.fault.as_ref().filter(|fault| fault.output == name) {
         apply(fault, &mut found);
     }
-    let ceiling = case.ceilings.of(name);
-    let comparison = truth.compare(&found.view(), ceiling);
+    let comparison = compare(&found.view());
     // With the elements poisoned again, whatever else is not poison has been written by the kernel.
     found.fill_elements(POISON);
     let stray_bytes = found.bytes().iter().filter(|&&byte| byte != POISON).count() as u64;
     OutputReport {
         name: name.to_string(),
-        dtype: truth.dtype.to_string(),
-        shape: truth.shape.clone(),
+        dtype: dtype.to_string(),
+        shape: shape.to_vec(),
         comparison,
         ceiling,
         stray_bytes,

@@ -284,7 +284,7 @@ fn parameter(dtype: DType, shape: &[i64], case: &str, name: &str, scale: f64) ->
 }
 
 /// A NaN and both infinities, at places that depend on the case.
-fn insert_non_finite(x: &mut HostTensor, case: &str) {
+pub(super) fn insert_non_finite(x: &mut HostTensor, case: &str) {
     let mut values = x.to_f64();
     let mut random = Random::new(case, "non-finite");
     if values.is_empty() {

@@ -4,14 +4,17 @@ use std::time::Instant;
 
 use super::case::{Case, Conv1d, Problem, Update, VarlenStates};
 use super::check;
-use super::memory::{Input, Output};
+use super::gemm::Gemm;
 use super::report::{CaseReport, Timing};
 use crate::causal_conv1d;
 use crate::device::Device;
 use crate::error::Result;
+use crate::gemm::{self, Algorithm};
 use crate::host_tensor::HostTensor;
-use crate::oracle::Expected;
 use crate::oracle::causal_conv1d as oracle;
+use crate::oracle::gemm::Product;
+use crate::oracle::{Expected, POISON};
+use crate::placement::{Input, Output};
 use crate::tensor::TensorRef;
 
 /// Runs every call of a case on a device and compares every output with the oracle.
@@ -47,12 +50,19 @@ pub fn run_case(case: &Case, device: &Device) -> CaseReport {
         Problem::Conv1d(conv1d) => run.conv1d(conv1d),
         Problem::Update(update) => run.update(update),
         Problem::VarlenStates(varlen_states) => run.varlen_states(varlen_states),
+        Problem::Gemm(gemm) => run.gemm(gemm),
     };
     let mut report = run.report;
     let misplaced = || case.fault.as_ref().and_then(|fault| check::misplaced(fault, &report.outputs));
     report.error = done.err().map(|error| error.to_string()).or_else(misplaced);
     report.passed = report.error.is_none() && report.outputs.iter().all(|output| output.passed());
     report
+}
+
+/// An output with every byte, gaps and guards included, set so that it cannot pass for a result.
+fn poisoned(device: &Device, mut tensor: HostTensor) -> Result<Output> {
+    tensor.fill_bytes(POISON);
+    Output::place(device, tensor)
 }
 
 struct Run<'a> {
@@ -74,13 +84,12 @@ impl Run<'_> {
         let cu_seqlens = Input::place_optional(device, &tensors.cu_seqlens)?;
         let dy = Input::place(device, &tensors.dy)?;
         let dfinal_states = Input::place_optional(device, &tensors.dfinal_states)?;
-        let like_x = || Output::poisoned(device, conv1d.output_layout.zeros(conv1d.dtype, conv1d.x_shape())?);
+        let like_x = || poisoned(device, conv1d.output_layout.zeros(conv1d.dtype, conv1d.x_shape())?);
         let states = |wanted: bool| {
             let make = || conv1d.output_layout.zeros(conv1d.dtype, conv1d.states_shape());
-            wanted.then(|| Output::poisoned(device, make()?)).transpose()
+            wanted.then(|| poisoned(device, make()?)).transpose()
         };
-        let parameter =
-            |shape: &[i64]| Output::poisoned(device, super::layout::dense(conv1d.dweight_dtype, shape)?);
+        let parameter = |shape: &[i64]| poisoned(device, super::layout::dense(conv1d.dweight_dtype, shape)?);
         let truth_inputs = tensors.oracle_inputs(conv1d);
 
         let mut y = like_x()?;
@@ -142,7 +151,7 @@ impl Run<'_> {
         let cache_seqlens = Input::place_optional(device, &tensors.cache_seqlens)?;
         let conv_state_indices = Input::place_optional(device, &tensors.conv_state_indices)?;
         let mut conv_state = Output::place(device, tensors.conv_state.clone())?;
-        let mut y = Output::poisoned(device, update.like_x()?)?;
+        let mut y = poisoned(device, update.like_x()?)?;
         let mut call = causal_conv1d::Update {
             x: x.view(),
             conv_state: conv_state.view(),
@@ -164,7 +173,7 @@ impl Run<'_> {
         let x = Input::place(device, &tensors.x)?;
         let cu_seqlens = Input::place(device, &tensors.cu_seqlens)?;
         let shape = [problem.cu_seqlens.lengths.len() as i64, problem.dim, problem.state_len];
-        let mut states = Output::poisoned(device, problem.layout.zeros(problem.dtype, shape)?)?;
+        let mut states = poisoned(device, problem.layout.zeros(problem.dtype, shape)?)?;
         let mut call =
             causal_conv1d::VarlenStates { x: x.view(), cu_seqlens: cu_seqlens.view(), states: states.view() };
         self.time("conv1d-varlen-states", || call.run(device))?;
@@ -172,9 +181,63 @@ impl Run<'_> {
         self.check("states", &truth, states)
     }
 
+    fn gemm(&mut self, problem: &Gemm) -> Result<()> {
+        let tensors = problem.tensors(&self.case.name)?;
+        let (device, algorithm, layout) = (self.device, problem.algorithm, problem.output_layout);
+        let a = Input::place(device, &tensors.a)?;
+        let b = Input::place(device, &tensors.b)?;
+        let grad_c = Input::place(device, &tensors.grad_c)?;
+        let output = |rows, columns| poisoned(device, layout.zeros(problem.dtype, [rows, columns])?);
+        let mut c = output(problem.m, problem.n)?;
+        let mut grad_a = output(problem.m, problem.k)?;
+        let mut grad_b = output(problem.k, problem.n)?;
+
+        let (a_view, b_view, grad_c_view) = (a.view(), b.view(), grad_c.view());
+        let mut forward = gemm::Forward { a: a_view, b: b_view, algorithm, c: c.view() };
+        self.time("gemm-forward", || forward.run(device))?;
+        if problem.together {
+            let mut both = gemm::GradAB {
+                grad_c: grad_c_view,
+                a: a_view,
+                b: b_view,
+                algorithm,
+                grad_a: grad_a.view(),
+                grad_b: grad_b.view(),
+            };
+            self.time("gemm-grad-ab", || both.run(device))?;
+        } else {
+            let mut of_a = gemm::GradA { grad_c: grad_c_view, b: b_view, algorithm, grad_a: grad_a.view() };
+            self.time("gemm-grad-a", || of_a.run(device))?;
+            let mut of_b = gemm::GradB { grad_c: grad_c_view, a: a_view, algorithm, grad_b: grad_b.view() };
+            self.time("gemm-grad-b", || of_b.run(device))?;
+        }
+
+        let (a, b, grad_c) = (tensors.a.view(), tensors.b.view(), tensors.grad_c.view());
+        self.check_product("C", &Product::forward(a, b), algorithm, c)?;
+        self.check_product("grad_A", &Product::grad_a(grad_c, b), algorithm, grad_a)?;
+        self.check_product("grad_B", &Product::grad_b(grad_c, a), algorithm, grad_b)
+    }
+
+    fn check_product(
+        &mut self,
+        name: &str,
+        product: &Product<'_>,
+        algorithm: Algorithm,
+        found: Output,
+    ) -> Result<()> {
+        match algorithm {
+            Algorithm::Fast => self.check(name, &product.expected(), found),
+            Algorithm::Exact => {
+                self.report.outputs.push(check::bits(self.case, name, &product.chain(), found.fetch()?));
+                Ok(())
+            }
+        }
+    }
+
     fn time(&mut self, operation: &str, call: impl FnOnce() -> Result<()>) -> Result<()> {
         let start = Instant::now();
         call()?;
+        self.device.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
         self.report.timings.push(Timing { operation: operation.to_string(), seconds });
         Ok(())

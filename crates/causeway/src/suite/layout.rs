@@ -5,7 +5,7 @@ use crate::host_tensor::HostTensor;
 use crate::tensor::DType;
 
 /// Bytes of untouched memory that the suites keep before and after every view: one cache line and more.
-const GUARD_BYTES: i64 = 128;
+pub(super) const GUARD_BYTES: i64 = 128;
 
 /// Memory layout of a tensor with logical shape `(batch, dim, seqlen)`; states `(batch, dim, length)` follow it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -60,7 +60,7 @@ impl Layout {
         }
     }
 
-    /// A tensor of zeros in this layout, with [`GUARD_BYTES`] or more of spare storage on both sides.
+    /// A tensor of zeros in this layout, with 128 bytes or more of spare storage on both sides.
     ///
     /// # Errors
     /// If the tensor is larger than memory.

@@ -13,8 +13,8 @@ mod catalog;
 mod check;
 mod data;
 mod engine;
+mod gemm;
 mod layout;
-mod memory;
 mod random;
 mod report;
 mod rows;
@@ -23,5 +23,6 @@ pub use case::{Case, Ceilings, Conv1d, CuSeqlens, Fault, Problem, SeqIdx, Update
 pub use catalog::{Suite, SuiteError};
 pub use data::{Conv1dTensors, UpdateTensors, VarlenStatesTensors};
 pub use engine::run_case;
+pub use gemm::{Gemm, GemmTensors, MatrixLayout};
 pub use layout::Layout;
 pub use report::{CaseReport, OutputReport, Timing};

@@ -11,7 +11,7 @@ pub struct CaseReport {
     pub name: String,
     /// The device that ran it, as it names itself: `cpu (avx512)`.
     pub backend: String,
-    /// `conv1d` (forward and backward), `conv1d-update` or `conv1d-varlen-states`.
+    /// `conv1d` (forward and backward), `conv1d-update`, `conv1d-varlen-states` or `gemm`.
     pub operation: String,
     /// Names and values of the sizes: `batch`, `dim`, `seqlen`, `width` …
     pub shape: Vec<(String, i64)>,

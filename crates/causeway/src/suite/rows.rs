@@ -4,22 +4,26 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error as _};
 
 use super::case::{Case, Ceilings, Conv1d, CuSeqlens, Fault, Problem, SeqIdx, Update, Values, VarlenStates};
+use super::gemm::{Gemm, MatrixLayout};
 use super::layout::Layout;
 use crate::causal_conv1d::{Activation, MAX_WIDTH};
+use crate::gemm::Algorithm;
 use crate::tensor::DType;
 
 /// Keys that may hold a list instead of a value: there is then one case for each entry. The first changes slowest.
-const MULTIPLYING: [&str; 10] = [
+const MULTIPLYING: [&str; 12] = [
     "shape",
     "width",
     "state_len",
     "layout",
     "output_layout",
     "cache_seqlens",
+    "together",
     "values",
     "dtype",
     "weight_dtype",
     "activation",
+    "algorithm",
 ];
 
 /// The cases of one row, which `base` completes.
@@ -92,6 +96,7 @@ fn name(row: &str, problem: &Problem, listed: &[&str]) -> String {
             (sizes, u.width, u.weight_dtype, u.activation)
         }
         Problem::VarlenStates(v) => (vec![v.cu_seqlens.total(), v.dim], 0, v.dtype, Activation::None),
+        Problem::Gemm(g) => (vec![g.m, g.n, g.k], 0, g.dtype, Activation::None),
     };
     let sizes: Vec<_> = sizes.iter().map(i64::to_string).collect();
     let mut parts = vec![row.to_string(), sizes.join("x")];
@@ -100,7 +105,10 @@ fn name(row: &str, problem: &Problem, listed: &[&str]) -> String {
             ("width", _) => Some(format!("w{width}")),
             ("layout", problem) => Some(problem.layout().to_string()),
             ("output_layout", Problem::Conv1d(c)) => Some(format!("to-{}", c.output_layout)),
+            ("output_layout", Problem::Gemm(g)) => Some(format!("to-{}", g.output_layout)),
             ("values", Problem::Conv1d(c)) => Some(c.values.to_string()),
+            ("values", Problem::Gemm(g)) => Some(g.values.to_string()),
+            ("together", Problem::Gemm(g)) => Some(if g.together { "together" } else { "apart" }.to_string()),
             ("state_len", Problem::Update(u)) => Some(format!("s{}", u.state_len)),
             ("state_len", Problem::VarlenStates(v)) => Some(format!("s{}", v.state_len)),
             ("cache_seqlens", Problem::Update(u)) => {
@@ -115,6 +123,9 @@ fn name(row: &str, problem: &Problem, listed: &[&str]) -> String {
     }
     if activation != Activation::None {
         parts.push(activation.to_string());
+    }
+    if let Problem::Gemm(gemm) = problem {
+        parts.push(gemm.algorithm.to_string());
     }
     parts.join("-")
 }
@@ -318,6 +329,51 @@ impl Row for VarlenStatesRow {
             dtype: self.dtype.0,
             layout: self.layout.0,
             cu_seqlens: self.cu_seqlens.build()?,
+        }))
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.fault.clone()
+    }
+}
+
+/// A row of `[[gemm]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GemmRow {
+    name: String,
+    /// `[M, N, K]`.
+    shape: [i64; 3],
+    dtype: Named<DType>,
+    algorithm: Named<Algorithm>,
+    layout: Named<MatrixLayout>,
+    output_layout: Option<Named<MatrixLayout>>,
+    #[serde(default)]
+    together: bool,
+    values: Option<Named<Values>>,
+    fault: Option<Fault>,
+}
+
+impl Row for GemmRow {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn problem(&self) -> Result<Problem, String> {
+        let [m, n, k] = self.shape;
+        check_sizes(&self.shape, 1)?;
+        let values = self.values.map_or(Values::Uniform, |values| values.0);
+        require(values != Values::NanPadding, "values is nan-padding: matrices have no padded positions")?;
+        Ok(Problem::Gemm(Gemm {
+            m,
+            n,
+            k,
+            dtype: self.dtype.0,
+            algorithm: self.algorithm.0,
+            layout: self.layout.0,
+            output_layout: self.output_layout.unwrap_or(self.layout).0,
+            together: self.together,
+            values,
         }))
     }
 

@@ -106,3 +106,32 @@ fn zeros_sum_to_positive_zero() {
         }
     }
 }
+
+/// Programs may switch a thread to flush subnormal numbers, and threads inherit it. (The test is about x86-64, where
+/// libraries are known to do so as they are loaded.)
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_thread_that_flushes_subnormal_numbers_gets_the_same_bits() {
+    fn flush_subnormals() {
+        let mut mode = 0u32;
+        // SAFETY: sets FTZ and DAZ of MXCSR for this thread, which ends with the test's pool.
+        unsafe {
+            std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut mode);
+            mode |= 1 << 15 | 1 << 6;
+            std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const mode);
+        }
+    }
+    let tiny = HostTensor::from_fn(DTYPES[1], &[20, 1], |i| (i as f64 - 10.0) * 2f64.powi(-70)).unwrap();
+    let run = |device: &causeway::Device| {
+        let mut c = HostTensor::zeros(DTYPES[1], &[20, 20]).unwrap();
+        let (a, b) = (tiny.view(), tiny.view().permuted(&[1, 0]));
+        Forward { a, b, algorithm: Algorithm::Exact, c: c.view_mut() }.run(device).unwrap();
+        bits(&c)
+    };
+    for device in devices() {
+        let expected = run(&device);
+        assert!(expected.iter().any(|&bits| bits & 0x7fff != 0 && bits & 0x7f80 == 0), "some are subnormal");
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).start_handler(|_| flush_subnormals());
+        assert_eq!(pool.build().unwrap().install(|| run(&device)), expected, "{device}");
+    }
+}

@@ -4,4 +4,5 @@ mod arguments;
 mod exact;
 mod fast;
 mod properties;
+mod suite;
 mod support;

@@ -1,6 +1,7 @@
 //! The convolution's operations on named tensors.
 
 use causeway::causal_conv1d::{Activation, Backward, Forward, MAX_WIDTH, Update};
+use causeway::placement::Output;
 use causeway::{Device, HostTensor, Result};
 
 use super::tensors::{Computed, Inputs, timed};
@@ -11,70 +12,74 @@ pub(super) fn forward(
     activation: Activation,
     return_final_states: bool,
 ) -> Result<Computed> {
-    let mut y = inputs.zeros_like("x")?;
-    let mut final_states = return_final_states.then(|| zero_states(inputs)).transpose()?;
+    let placed = inputs.place(device)?;
+    let mut y = Output::place(device, inputs.zeros_like("x")?)?;
+    let states = || Output::place(device, zero_states(inputs)?);
+    let mut final_states = return_final_states.then(states).transpose()?;
     let mut operation = Forward {
-        x: inputs.required("x"),
-        weight: inputs.required("weight"),
-        bias: inputs.optional("bias"),
-        initial_states: inputs.optional("initial_states"),
-        seq_idx: inputs.optional("seq_idx"),
-        cu_seqlens: inputs.optional("cu_seqlens"),
-        residual: inputs.optional("residual"),
+        x: placed.required("x"),
+        weight: placed.required("weight"),
+        bias: placed.optional("bias"),
+        initial_states: placed.optional("initial_states"),
+        seq_idx: placed.optional("seq_idx"),
+        cu_seqlens: placed.optional("cu_seqlens"),
+        residual: placed.optional("residual"),
         activation,
-        y: y.view_mut(),
-        final_states: final_states.as_mut().map(HostTensor::view_mut),
+        y: y.view(),
+        final_states: final_states.as_mut().map(Output::view),
     };
-    let elapsed = timed(|| operation.run(device))?;
-    let mut outputs = vec![("y", y)];
-    outputs.extend(final_states.map(|states| ("final_states", states)));
-    Ok(Computed { outputs, elapsed })
+    let elapsed = timed(device, || operation.run(device))?;
+    Computed::fetch(vec![("y", Some(y)), ("final_states", final_states)], elapsed)
 }
 
 pub(super) fn backward(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Computed> {
-    let mut dx = inputs.zeros_like("x")?;
-    let mut dweight = inputs.zeros_like("weight")?;
-    let mut dbias = inputs.optional("bias").map(|_| inputs.zeros_like("bias")).transpose()?;
-    let states = "initial_states";
-    let mut dinitial_states = inputs.optional(states).map(|_| inputs.zeros_like(states)).transpose()?;
+    let placed = inputs.place(device)?;
+    let like = |name: &str| Output::place(device, inputs.zeros_like(name)?);
+    let like_optional = |name: &str| inputs.optional(name).map(|_| like(name)).transpose();
+    let (mut dx, mut dweight) = (like("x")?, like("weight")?);
+    let (mut dbias, mut dinitial_states) = (like_optional("bias")?, like_optional("initial_states")?);
     // A residual takes no part: its gradient is dy itself.
     let mut operation = Backward {
-        x: inputs.required("x"),
-        weight: inputs.required("weight"),
-        bias: inputs.optional("bias"),
-        dy: inputs.required("dy"),
-        initial_states: inputs.optional(states),
-        seq_idx: inputs.optional("seq_idx"),
-        cu_seqlens: inputs.optional("cu_seqlens"),
-        dfinal_states: inputs.optional("dfinal_states"),
+        x: placed.required("x"),
+        weight: placed.required("weight"),
+        bias: placed.optional("bias"),
+        dy: placed.required("dy"),
+        initial_states: placed.optional("initial_states"),
+        seq_idx: placed.optional("seq_idx"),
+        cu_seqlens: placed.optional("cu_seqlens"),
+        dfinal_states: placed.optional("dfinal_states"),
         activation,
-        dx: dx.view_mut(),
-        dweight: dweight.view_mut(),
-        dbias: dbias.as_mut().map(HostTensor::view_mut),
-        dinitial_states: dinitial_states.as_mut().map(HostTensor::view_mut),
+        dx: dx.view(),
+        dweight: dweight.view(),
+        dbias: dbias.as_mut().map(Output::view),
+        dinitial_states: dinitial_states.as_mut().map(Output::view),
     };
-    let elapsed = timed(|| operation.run(device))?;
-    let mut outputs = vec![("dx", dx), ("dweight", dweight)];
-    outputs.extend(dbias.map(|dbias| ("dbias", dbias)));
-    outputs.extend(dinitial_states.map(|states| ("dinitial_states", states)));
-    Ok(Computed { outputs, elapsed })
+    let elapsed = timed(device, || operation.run(device))?;
+    let outputs = vec![
+        ("dx", Some(dx)),
+        ("dweight", Some(dweight)),
+        ("dbias", dbias),
+        ("dinitial_states", dinitial_states),
+    ];
+    Computed::fetch(outputs, elapsed)
 }
 
 pub(super) fn update(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Computed> {
-    let mut y = inputs.zeros_like("x")?;
-    let mut conv_state = inputs.owned("conv_state");
+    let placed = inputs.place(device)?;
+    let mut y = Output::place(device, inputs.zeros_like("x")?)?;
+    let mut conv_state = Output::place(device, inputs.required("conv_state").to_contiguous())?;
     let mut operation = Update {
-        x: inputs.required("x"),
-        conv_state: conv_state.view_mut(),
-        weight: inputs.required("weight"),
-        bias: inputs.optional("bias"),
-        cache_seqlens: inputs.optional("cache_seqlens"),
-        conv_state_indices: inputs.optional("conv_state_indices"),
+        x: placed.required("x"),
+        conv_state: conv_state.view(),
+        weight: placed.required("weight"),
+        bias: placed.optional("bias"),
+        cache_seqlens: placed.optional("cache_seqlens"),
+        conv_state_indices: placed.optional("conv_state_indices"),
         activation,
-        y: y.view_mut(),
+        y: y.view(),
     };
-    let elapsed = timed(|| operation.run(device))?;
-    Ok(Computed { outputs: vec![("y", y), ("conv_state", conv_state)], elapsed })
+    let elapsed = timed(device, || operation.run(device))?;
+    Computed::fetch(vec![("y", Some(y)), ("conv_state", Some(conv_state))], elapsed)
 }
 
 /// Room for `(sequences, dim, width - 1)`. Inputs that do not agree on these sizes are left for the

@@ -37,7 +37,7 @@ Tensors, by operation ([..] where present):
   gemm-grad-b      grad_C, A -> grad_B
   gemm-grad-ab     grad_C, A, B -> grad_A, grad_B
 
-Files are .safetensors or .npz, by extension. Results have the dtype of x (dweight, dbias: weight's).
+Files are .safetensors or .npz, by extension. Results have the dtype of x (dweight, dbias: weight's). \
 The output is written beside its destination and renamed: a failure leaves what was there.";
 
 /// One operation on the tensors of a file

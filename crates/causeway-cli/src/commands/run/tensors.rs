@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use causeway::files::TensorFile;
-use causeway::{HostTensor, TensorRef};
+use causeway::placement::{Input, Output};
+use causeway::{Device, HostTensor, TensorRef};
 use clap::ValueEnum;
 
 use super::operation::Operation;
@@ -69,18 +70,19 @@ impl Inputs {
     }
 
     /// A tensor that `read` has made sure of.
-    pub fn required(&self, name: &str) -> TensorRef<'_> {
-        self.tensors[name].view()
+    pub fn required(&self, name: &str) -> &HostTensor {
+        &self.tensors[name]
     }
 
     /// A tensor that may not be there.
-    pub fn optional(&self, name: &str) -> Option<TensorRef<'_>> {
-        self.tensors.get(name).map(HostTensor::view)
+    pub fn optional(&self, name: &str) -> Option<&HostTensor> {
+        self.tensors.get(name)
     }
 
-    /// A copy of a tensor that is to be changed in place.
-    pub fn owned(&self, name: &str) -> HostTensor {
-        self.tensors[name].to_contiguous()
+    /// All tensors where the device can read them.
+    pub fn place(&self, device: &Device) -> causeway::Result<PlacedInputs<'_>> {
+        let place = |(name, tensor): (&&'static str, _)| Ok((*name, Input::place(device, tensor)?));
+        Ok(PlacedInputs(self.tensors.iter().map(place).collect::<causeway::Result<_>>()?))
     }
 
     /// Zeros of this dtype and logical shape, stored as `--layout` says.
@@ -98,6 +100,21 @@ impl Inputs {
     }
 }
 
+/// The inputs as views for an operation.
+pub(crate) struct PlacedInputs<'a>(BTreeMap<&'static str, Input<'a>>);
+
+impl PlacedInputs<'_> {
+    /// A tensor that [`Inputs::read`] has made sure of.
+    pub fn required(&self, name: &str) -> TensorRef<'_> {
+        self.0[name].view()
+    }
+
+    /// A tensor that may not be there.
+    pub fn optional(&self, name: &str) -> Option<TensorRef<'_>> {
+        self.0.get(name).map(Input::view)
+    }
+}
+
 /// What an operation computed, and how long the call took.
 pub(crate) struct Computed {
     pub outputs: Vec<(&'static str, HostTensor)>,
@@ -105,6 +122,13 @@ pub(crate) struct Computed {
 }
 
 impl Computed {
+    /// Brings the results that there are to the host.
+    pub fn fetch(outputs: Vec<(&'static str, Option<Output>)>, elapsed: Duration) -> causeway::Result<Self> {
+        let present = outputs.into_iter().filter_map(|(name, output)| Some((name, output?)));
+        let fetch = |(name, output): (_, Output)| Ok((name, output.fetch()?));
+        Ok(Computed { outputs: present.map(fetch).collect::<causeway::Result<_>>()?, elapsed })
+    }
+
     /// The results as the file stores them.
     pub fn stored(self, layout: Layout) -> Self {
         let store = |(name, tensor): (&'static str, HostTensor)| match name {
@@ -115,12 +139,13 @@ impl Computed {
     }
 }
 
-/// Calls `run` and returns how long it took.
-pub(crate) fn timed<F>(run: F) -> causeway::Result<Duration>
+/// Calls `run` and returns how long it took until the device was done.
+pub(crate) fn timed<F>(device: &Device, run: F) -> causeway::Result<Duration>
 where
     F: FnOnce() -> causeway::Result<()>,
 {
     let start = Instant::now();
     run()?;
+    device.synchronize()?;
     Ok(start.elapsed())
 }

@@ -5,6 +5,7 @@
 //! the number of threads, so results are bit-identical for any pool.
 
 pub(crate) mod causal_conv1d;
+mod float_environment;
 pub(crate) mod gemm;
 mod simd;
 

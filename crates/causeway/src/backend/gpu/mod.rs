@@ -9,6 +9,7 @@ pub mod causal_conv1d;
 pub mod compiler;
 pub mod device;
 mod driver;
+mod executor;
 pub mod library;
 pub mod memory;
 pub mod plan;
@@ -17,6 +18,7 @@ mod scratch;
 pub mod stream;
 
 pub use self::device::{DeviceReport, devices};
+pub use self::executor::Executor;
 pub use self::memory::DeviceBuffer;
 pub use self::runtime::{GpuDevice, Workspace};
 pub use self::stream::{Event, Graph, Stream, StreamHandle};

@@ -1,11 +1,9 @@
 //! Random tensors in random memory, for the property tests.
 
-use causeway::oracle::Expected;
-use causeway::{DType, HostTensor};
+use causeway::backend::cpu::{Cpu, Level};
+use causeway::oracle::{Expected, POISON};
+use causeway::{DType, Device, HostTensor};
 use proptest::prelude::*;
-
-/// The byte that outputs are filled with before a call: NaN in every floating-point dtype.
-pub const POISON: u8 = 0xff;
 
 /// How a tensor lies in memory.
 #[derive(Debug, Clone)]
@@ -137,4 +135,10 @@ pub fn weight_dtype(dtype: DType, choice: usize) -> DType {
 
 pub fn float_dtype() -> impl Strategy<Value = DType> {
     prop::sample::select(vec![DType::F32, DType::F16, DType::BF16, DType::F64])
+}
+
+/// This processor, with any of the vector instructions that it has.
+pub fn cpu() -> impl Strategy<Value = Device> {
+    let levels: Vec<Level> = Level::ALL.into_iter().filter(|level| level.is_available()).collect();
+    prop::sample::select(levels).prop_map(|level| Device::Cpu(Cpu::with_level(level).unwrap()))
 }

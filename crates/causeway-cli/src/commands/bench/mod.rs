@@ -1,0 +1,353 @@
+//! `causeway bench`: how fast, measured against what the memory allows.
+
+mod buffers;
+mod check;
+mod floor;
+mod measure;
+mod samples;
+mod saved;
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use causeway::causal_conv1d::Activation;
+use causeway::suite::{Case, Conv1d, Layout, Problem, Suite};
+use causeway::{DType, Device};
+
+use crate::VERSION;
+use crate::device::DeviceArgs;
+use crate::failure::Failure;
+use crate::host::{Host, format_bytes};
+use crate::table::{Cell, Column, FAIL, PASS, Table, WARN};
+use crate::terminal;
+use buffers::{Buffers, Call};
+use measure::{Measurement, measure};
+use saved::{Change, SavedRow, SavedRun, Verdict};
+
+/// Taken for the last cache level when the system does not tell.
+const ASSUMED_CACHE: u64 = 64 << 20;
+/// What the tensors of one case may take of the memory that is free.
+const MEMORY_SHARE: f64 = 0.6;
+
+const EXAMPLES: &str = "\
+Examples:
+  causeway bench
+  causeway bench --suite shapes --dtype bf16 --layout channel-last
+  causeway bench --save before.json
+  causeway bench --compare before.json
+
+The floor is a pass that moves the same bytes and computes nothing, measured in turns with the call on the \
+same buffers and threads: y = x for forward, dx = x + dy for backward. Calls find their tensors in memory, \
+not in the cache. A row regressed when both its time and its ratio to the floor grew by more than the noise.";
+
+/// Median times, GB/s, and the ratio to a floor measured in the same run
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Suite: a name, or the path of a .toml file
+    #[arg(long, value_name = "NAME|PATH", default_value = "cpu-large")]
+    suite: String,
+
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    case: Option<String>,
+
+    /// Only this shape: batch,dim,seqlen
+    #[arg(long, value_name = "B,D,L", value_parser = parse_shape)]
+    shape: Option<[i64; 3]>,
+
+    /// Only this dtype of x
+    #[arg(long)]
+    dtype: Option<DType>,
+
+    /// Only this layout: channel-first, channel-last …
+    #[arg(long)]
+    layout: Option<Layout>,
+
+    /// Only this activation
+    #[arg(long, value_name = "none|silu")]
+    activation: Option<Activation>,
+
+    /// Seconds of calls per row
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    seconds: f64,
+
+    /// MiB of tensors that calls go through before they return to the same ones [default: twice the last-level
+    /// cache]
+    #[arg(long, value_name = "MIB")]
+    rotation: Option<u64>,
+
+    /// Write the run as JSON
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+
+    /// Compare with a saved run; exit status 1 if a row regressed
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+
+    #[command(flatten)]
+    device: DeviceArgs,
+
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures, prints, saves and compares.
+pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
+    if !(0.0..=3600.0).contains(&args.seconds) {
+        return Err(Failure::input(format!("--seconds is {}: expected 0 to 3600", args.seconds)));
+    }
+    let cases = args.cases()?;
+    // Read first: a typing error should not cost the time of a run.
+    let before = args.compare.as_deref().map(SavedRun::read).transpose()?;
+    args.device.with(|device| {
+        if !matches!(device, Device::Cpu(_)) {
+            let message = format!("{device} cannot be measured yet: bench times calls on a CPU");
+            return Err(Failure::input(message).with_help("add --device cpu"));
+        }
+        let run = args.measure(&cases, device)?;
+        if let Some(path) = &args.save {
+            run.write(path)?;
+        }
+        let changes = before.as_ref().map(|before| run.compare(before));
+        if args.json {
+            terminal::print_json(&serde_json::json!({ "run": run, "changes": changes }))?;
+        } else if let (Some(changes), Some(before)) = (&changes, &before) {
+            print_changes(changes, before)?;
+        }
+        let wrong = run.rows.iter().any(|row| row.measurement.wrong.is_some());
+        let slower = changes.iter().flatten().any(|change| change.verdict == Verdict::Slower);
+        if wrong || slower { Err(Failure::Negative) } else { Ok(()) }
+    })
+}
+
+impl Args {
+    /// The convolutions of the suite that the filters leave.
+    fn cases(&self) -> Result<Vec<(Case, Conv1d)>, Failure> {
+        let suite = Suite::open(&self.suite).map_err(|error| Failure::input(error.to_string()))?;
+        let chosen: Vec<_> = suite
+            .cases
+            .into_iter()
+            .filter_map(|case| match case.problem.clone() {
+                Problem::Conv1d(problem) if self.chooses(&case, &problem) => Some((case, problem)),
+                _ => None,
+            })
+            .collect();
+        if chosen.is_empty() {
+            return Err(Failure::input(format!("no case of suite {} is left by these filters", self.suite)));
+        }
+        if let Some((case, _)) = chosen.iter().find(|(_, problem)| !is_plain(problem)) {
+            let message = format!("case {} has states, sequences or no elements", case.name);
+            return Err(Failure::input(message).with_help("bench measures plain forward and backward calls"));
+        }
+        Ok(chosen)
+    }
+
+    fn chooses(&self, case: &Case, problem: &Conv1d) -> bool {
+        let shape = [problem.batch, problem.dim, problem.seqlen];
+        self.case.as_ref().is_none_or(|text| case.name.contains(text.as_str()))
+            && self.shape.is_none_or(|wanted| wanted == shape)
+            && self.dtype.is_none_or(|wanted| wanted == problem.dtype)
+            && self.layout.is_none_or(|wanted| wanted == problem.layout)
+            && self.activation.is_none_or(|wanted| wanted == problem.activation)
+    }
+
+    fn measure(&self, cases: &[(Case, Conv1d)], device: &Device) -> Result<SavedRun, Failure> {
+        let host = Host::detect();
+        let rotation = Rotation::of(&host, self.rotation);
+        let mut run = SavedRun {
+            format: SavedRun::FORMAT,
+            causeway: VERSION.to_string(),
+            suite: self.suite.clone(),
+            device: device.to_string(),
+            threads: rayon::current_num_threads(),
+            method: rotation.describe(),
+            host,
+            unix_time: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs()),
+            rows: Vec::new(),
+        };
+        let table = (!self.json).then(|| begin_table(&run, cases)).transpose()?;
+        let progress = terminal::progress(cases.len() as u64 * 2);
+        for (case, problem) in cases {
+            let bytes = rotation.bytes_for(problem);
+            progress.set_message(format!("{} (filling memory)", case.name));
+            let mut buffers = Buffers::new(problem, bytes)?;
+            for call in [Call::Forward, Call::Backward] {
+                progress.set_message(format!("{} {}", case.name, call.name()));
+                let budget = Duration::from_secs_f64(self.seconds);
+                let measurement = measure(&mut buffers, problem, call, device, budget)?;
+                if let Some(table) = &table {
+                    progress.suspend(|| print_row(table, case, call, &measurement))?;
+                }
+                run.rows.push(saved_row(case, problem, call, measurement));
+                progress.inc(1);
+            }
+        }
+        progress.finish_and_clear();
+        Ok(run)
+    }
+}
+
+/// How much memory the calls go through before they come back to the same tensors.
+struct Rotation {
+    bytes: u64,
+    reason: String,
+    /// Bytes that the tensors of one case may take.
+    memory: u64,
+}
+
+impl Rotation {
+    fn of(host: &Host, mebibytes: Option<u64>) -> Self {
+        let memory = host.available_memory.map_or(u64::MAX, |bytes| (bytes as f64 * MEMORY_SHARE) as u64);
+        let (bytes, reason) = match (mebibytes, host.last_level_cache) {
+            (Some(mebibytes), _) => (mebibytes.saturating_mul(1 << 20), "as --rotation says".to_string()),
+            (None, Some(cache)) => {
+                (cache * 2, format!("twice the last-level cache of {}", format_bytes(cache)))
+            }
+            (None, None) => (ASSUMED_CACHE * 2, "the system does not tell its last-level cache".to_string()),
+        };
+        Rotation { bytes, reason, memory }
+    }
+
+    /// Less than asked for if the memory does not allow it. Sets hold dy too, which the count leaves out.
+    fn bytes_for(&self, problem: &Conv1d) -> u64 {
+        let per_set = Buffers::streamed_bytes(problem, Call::Forward);
+        let whole = Buffers::streamed_bytes(problem, Call::Backward);
+        let sets_in_memory = self.memory / whole.max(1);
+        self.bytes.min(sets_in_memory.saturating_mul(per_set))
+    }
+
+    fn describe(&self) -> Vec<String> {
+        vec![
+            format!(
+                "cold: calls go through {} of tensors before they return to the same ones ({})",
+                format_bytes(self.bytes),
+                self.reason,
+            ),
+            "times are wall-clock per call; each round is one floor pass and two calls, so all see the same machine"
+                .to_string(),
+            "floor: y = x for forward, dx = x + dy (as integers) for backward; same buffers, same threads; the \
+             fastest of one or all threads, ordinary or streaming stores"
+                .to_string(),
+            "random inputs; results are right when two calls agree bit for bit, and a sample of channels with the \
+             oracle"
+                .to_string(),
+        ]
+    }
+}
+
+fn is_plain(problem: &Conv1d) -> bool {
+    let empty = problem.batch * problem.dim * problem.seqlen == 0;
+    let special = problem.residual || problem.initial_states || problem.final_states;
+    !empty && !special && problem.seq_idx.is_none() && problem.cu_seqlens.is_none()
+}
+
+fn begin_table(run: &SavedRun, cases: &[(Case, Conv1d)]) -> Result<Table, Failure> {
+    let threads = run.threads;
+    let plural = if threads == 1 { "" } else { "s" };
+    terminal::print(&format!("bench {} on {}, {threads} thread{plural}", run.suite, run.device))?;
+    for line in &run.method {
+        terminal::print(&format!("  {line}"))?;
+    }
+    terminal::print("")?;
+    let longest = cases.iter().map(|(case, _)| case.name.len()).max().unwrap_or(0);
+    Table::begin(vec![
+        Column::left("case", 0).fitting(longest),
+        Column::left("call", 8),
+        Column::right("median", 9),
+        Column::right("p20", 9),
+        Column::right("p80", 9),
+        Column::right("GB/s", 7),
+        Column::right("floor", 9),
+        Column::right("× floor", 7),
+        Column::right("noise", 6),
+        Column::left("results", 0),
+    ])
+}
+
+fn print_row(table: &Table, case: &Case, call: Call, found: &Measurement) -> Result<(), Failure> {
+    let results = match &found.wrong {
+        None => Cell::styled("right", PASS),
+        Some(wrong) => Cell::styled(format!("WRONG: {wrong}"), FAIL),
+    };
+    table.row(&[
+        case.name.as_str().into(),
+        call.name().into(),
+        format_seconds(found.time.median).into(),
+        format_seconds(found.time.p20).into(),
+        format_seconds(found.time.p80).into(),
+        format!("{:.1}", found.gigabytes_per_second()).into(),
+        format_seconds(found.floor.median).into(),
+        format!("{:.2}", found.ratio).into(),
+        format!("{:.1}%", found.noise * 100.0).into(),
+        results,
+    ])
+}
+
+fn saved_row(case: &Case, problem: &Conv1d, call: Call, measurement: Measurement) -> SavedRow {
+    SavedRow {
+        case: case.name.clone(),
+        call: call.name().to_string(),
+        shape: [problem.batch, problem.dim, problem.seqlen],
+        width: problem.width,
+        dtype: problem.dtype.to_string(),
+        weight_dtype: problem.weight_dtype.to_string(),
+        layout: problem.layout.to_string(),
+        activation: problem.activation.to_string(),
+        measurement,
+    }
+}
+
+fn print_changes(changes: &[Change], before: &SavedRun) -> Result<(), Failure> {
+    terminal::print(&format!("\ncompared with causeway {} on {}", before.causeway, before.device))?;
+    let longest = changes.iter().map(|change| change.case.len()).max().unwrap_or(0);
+    let table = Table::begin(vec![
+        Column::left("case", 0).fitting(longest),
+        Column::left("call", 8),
+        Column::right("before", 9),
+        Column::right("after", 9),
+        Column::right("time", 6),
+        Column::right("ratio", 6),
+        Column::right("noise", 6),
+        Column::left("", 0),
+    ])?;
+    for change in changes {
+        let verdict = match change.verdict {
+            Verdict::Faster => Cell::styled("faster", PASS),
+            Verdict::Same => "same".into(),
+            Verdict::Slower => Cell::styled("SLOWER", WARN),
+        };
+        table.row(&[
+            change.case.as_str().into(),
+            change.call.as_str().into(),
+            format_seconds(change.seconds_before).into(),
+            format_seconds(change.seconds_after).into(),
+            format!("{:.3}", change.time).into(),
+            format!("{:.3}", change.ratio).into(),
+            format!("{:.1}%", change.threshold * 100.0).into(),
+            verdict,
+        ])?;
+    }
+    let slower = changes.iter().filter(|change| change.verdict == Verdict::Slower).count();
+    terminal::print(&format!("{} rows compared, {slower} slower", changes.len()))
+}
+
+/// Four digits with a unit.
+fn format_seconds(seconds: f64) -> String {
+    let (value, unit) = match seconds {
+        s if s < 1e-3 => (s * 1e6, "µs"),
+        s if s < 1.0 => (s * 1e3, "ms"),
+        s => (s, "s"),
+    };
+    let digits = if value < 10.0 { 3 } else { 2 };
+    format!("{value:.digits$} {unit}")
+}
+
+fn parse_shape(text: &str) -> Result<[i64; 3], String> {
+    let sizes: Result<Vec<i64>, _> = text.split([',', 'x']).map(|size| size.trim().parse()).collect();
+    sizes
+        .ok()
+        .and_then(|sizes| sizes.try_into().ok())
+        .ok_or_else(|| format!("{text:?} is not batch,dim,seqlen"))
+}

@@ -1,0 +1,197 @@
+//! A bench run as a file, and two of them side by side.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::measure::Measurement;
+use crate::failure::Failure;
+use crate::host::Host;
+
+/// Changes with the meaning of a field.
+const FORMAT: u32 = 1;
+/// Smaller changes are no regressions, however quiet the machine was.
+const SMALLEST_CHANGE: f64 = 0.03;
+
+/// Everything about a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct SavedRun {
+    pub format: u32,
+    pub causeway: String,
+    pub suite: String,
+    /// The device, as it names itself.
+    pub device: String,
+    pub threads: usize,
+    pub host: Host,
+    /// Seconds since 1970.
+    pub unix_time: u64,
+    /// How the times were taken, in words.
+    pub method: Vec<String>,
+    pub rows: Vec<SavedRow>,
+}
+
+/// One call on one shape.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct SavedRow {
+    pub case: String,
+    pub call: String,
+    /// `(batch, dim, seqlen)`.
+    pub shape: [i64; 3],
+    pub width: i64,
+    pub dtype: String,
+    pub weight_dtype: String,
+    pub layout: String,
+    pub activation: String,
+    #[serde(flatten)]
+    pub measurement: Measurement,
+}
+
+impl SavedRun {
+    pub const FORMAT: u32 = FORMAT;
+
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).map_err(|e| Failure::input(format!("{shown}: {e}")))?;
+        let run: SavedRun = serde_json::from_str(&text)
+            .map_err(|e| Failure::input(format!("{shown} is not a saved bench run: {e}")))?;
+        if run.format != FORMAT {
+            let found = run.format;
+            return Err(Failure::input(format!("{shown} has format {found}: this version reads {FORMAT}")));
+        }
+        Ok(run)
+    }
+
+    pub fn write(&self, path: &Path) -> Result<(), Failure> {
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|e| Failure::input(format!("{}: {e}", path.display())))?;
+        Ok(causeway::files::write_bytes(path, (text + "\n").as_bytes())?)
+    }
+
+    /// Every row that `before` has too.
+    pub fn compare(&self, before: &SavedRun) -> Vec<Change> {
+        let pairs = self.rows.iter().filter_map(|after| {
+            let same = |before: &&SavedRow| before.case == after.case && before.call == after.call;
+            Some((before.rows.iter().find(same)?, after))
+        });
+        pairs.map(|(before, after)| Change::between(before, after)).collect()
+    }
+}
+
+/// How a row changed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Change {
+    pub case: String,
+    pub call: String,
+    pub seconds_before: f64,
+    pub seconds_after: f64,
+    /// After by before: above 1 is slower.
+    pub time: f64,
+    /// The same of time by floor, which a machine that is slower today does not change.
+    pub ratio: f64,
+    /// What a change has to exceed to mean anything.
+    pub threshold: f64,
+    pub verdict: Verdict,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Verdict {
+    Faster,
+    Same,
+    Slower,
+}
+
+impl Change {
+    fn between(before: &SavedRow, after: &SavedRow) -> Self {
+        let (old, new) = (&before.measurement, &after.measurement);
+        let (time, ratio) = (new.time.median / old.time.median, new.ratio / old.ratio);
+        let threshold = SMALLEST_CHANGE.max(2.0 * (old.noise + new.noise));
+        // Both have to move: the time alone may be the machine's, the ratio alone the floor's.
+        let verdict = if time.min(ratio).ln() > threshold {
+            Verdict::Slower
+        } else if time.max(ratio).ln() < -threshold {
+            Verdict::Faster
+        } else {
+            Verdict::Same
+        };
+        Change {
+            case: after.case.clone(),
+            call: after.call.clone(),
+            seconds_before: old.time.median,
+            seconds_after: new.time.median,
+            time,
+            ratio,
+            threshold,
+            verdict,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::bench::samples::Summary;
+
+    fn row(seconds: f64, floor: f64, noise: f64) -> SavedRow {
+        let summary = |median| Summary { calls: 9, median, p20: median, p80: median };
+        SavedRow {
+            case: "large".to_string(),
+            call: "forward".to_string(),
+            shape: [8, 2048, 1024],
+            width: 4,
+            dtype: "f32".to_string(),
+            weight_dtype: "f32".to_string(),
+            layout: "channel-first".to_string(),
+            activation: "silu".to_string(),
+            measurement: Measurement {
+                time: summary(seconds),
+                floor: summary(floor),
+                floor_method: "one thread, ordinary stores".to_string(),
+                ratio: seconds / floor,
+                noise,
+                bytes: 1,
+                sets: 2,
+                rotation_bytes: 2,
+                wrong: None,
+            },
+        }
+    }
+
+    #[test]
+    fn a_change_counts_when_time_and_ratio_both_leave_the_noise() {
+        for (before, after, verdict) in [
+            ((1.0, 1.0, 0.0), (1.02, 1.0, 0.0), Verdict::Same),
+            ((1.0, 1.0, 0.0), (1.10, 1.0, 0.0), Verdict::Slower),
+            ((1.0, 1.0, 0.0), (0.90, 1.0, 0.0), Verdict::Faster),
+            // The whole machine is slower, or only the floor is faster.
+            ((1.0, 1.0, 0.0), (1.50, 1.5, 0.0), Verdict::Same),
+            ((1.0, 1.0, 0.0), (1.00, 0.5, 0.0), Verdict::Same),
+            // Noise widens the band.
+            ((1.0, 1.0, 0.05), (1.10, 1.0, 0.02), Verdict::Same),
+        ] {
+            let rows = (row(before.0, before.1, before.2), row(after.0, after.1, after.2));
+            assert_eq!(Change::between(&rows.0, &rows.1).verdict, verdict, "{before:?} {after:?}");
+        }
+    }
+
+    #[test]
+    fn saved_runs_are_read_back() {
+        let run = SavedRun {
+            format: FORMAT,
+            causeway: "0.0.0".to_string(),
+            suite: "shapes".to_string(),
+            device: "cpu (portable)".to_string(),
+            threads: 1,
+            host: Host::detect(),
+            unix_time: 0,
+            method: vec!["by hand".to_string()],
+            rows: vec![row(1.0, 0.5, 0.01)],
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("run.json");
+        run.write(&path).unwrap();
+        assert_eq!(SavedRun::read(&path).unwrap(), run);
+        std::fs::write(&path, "{}").unwrap();
+        assert!(matches!(SavedRun::read(&path), Err(Failure::Input { .. })));
+    }
+}

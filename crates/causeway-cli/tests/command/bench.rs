@@ -1,0 +1,77 @@
+//! `causeway bench`: a short run, saved and compared.
+
+use std::fs;
+
+use crate::process::{Files, output, refusal, success, text};
+
+const SUITE: &str = "name = \"mine\"\nabout = \"For a test.\"\n\n[[conv1d]]\nname = \"some\"\nshape = [2, 16, 512]\n\
+                     width = 4\nlayout = [\"channel-first\", \"channel-last\"]\nbias = true\nactivation = \"silu\"\n\
+                     dtype = [\"f32\", \"bf16\"]\n";
+
+/// Arguments for a run that takes as little time and memory as this suite allows.
+fn bench(files: &Files, more: &[&str]) -> Vec<String> {
+    let path = files.path("mine.toml");
+    fs::write(&path, SUITE).unwrap();
+    let fixed = ["bench", "--suite", path.to_str().unwrap(), "--seconds", "0", "--rotation", "1"];
+    fixed.iter().chain(more).map(|text| (*text).to_string()).collect()
+}
+
+#[test]
+fn rows_hold_times_a_floor_and_checked_results() {
+    let files = Files::new();
+    let printed = success(&bench(&files, &["--json"]));
+    let run: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    let rows = run["run"]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 8);
+    for row in rows {
+        assert!(row["time"]["median"].as_f64().unwrap() > 0.0);
+        assert!(row["floor"]["median"].as_f64().unwrap() > 0.0);
+        assert_eq!(row["wrong"], serde_json::Value::Null);
+    }
+    let tensor = 2 * 16 * 512 * 4;
+    let (weight, bias) = (16 * 4 * 4, 16 * 4);
+    assert_eq!(rows[0]["bytes"], 2 * tensor + weight + bias);
+    assert_eq!(rows[1]["bytes"], 3 * tensor + 2 * (weight + bias));
+}
+
+#[test]
+fn filters_leave_what_they_say() {
+    let files = Files::new();
+    let printed =
+        success(&bench(&files, &["--dtype", "bf16", "--layout", "channel-last", "--shape", "2,16,512"]));
+    assert_eq!(printed.lines().filter(|line| line.ends_with("right")).count(), 2, "{printed}");
+    assert!(refusal(&bench(&files, &["--activation", "none"])).contains("no case"));
+    assert!(refusal(&bench(&files, &["--shape", "2,16"])).contains("batch,dim,seqlen"));
+    assert!(refusal(&bench(&files, &["--dtype", "f8"])).contains("dtype"));
+}
+
+#[test]
+fn a_saved_run_that_was_faster_makes_a_regression() {
+    let files = Files::new();
+    let saved = files.path("before.json");
+    let saved = saved.to_str().unwrap();
+    success(&bench(&files, &["--dtype", "f32", "--save", saved]));
+    // As if the machine had been a thousand times faster, and its floor the same.
+    let mut run: serde_json::Value = serde_json::from_str(&fs::read_to_string(saved).unwrap()).unwrap();
+    for row in run["rows"].as_array_mut().unwrap() {
+        for field in ["ratio", "noise"] {
+            row[field] = (row[field].as_f64().unwrap() / 1000.0).into();
+        }
+        row["time"]["median"] = (row["time"]["median"].as_f64().unwrap() / 1000.0).into();
+    }
+    fs::write(saved, run.to_string()).unwrap();
+    let slower = output(&bench(&files, &["--dtype", "f32", "--compare", saved]));
+    let printed = text(&slower.stdout);
+    assert_eq!(slower.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("4 rows compared, 4 slower"), "{printed}");
+}
+
+#[test]
+fn runs_that_cannot_be_compared_are_refused_before_anything_is_measured() {
+    let files = Files::new();
+    let path = files.path("not-a-run.json");
+    fs::write(&path, "[]").unwrap();
+    let stderr = refusal(&bench(&files, &["--compare", path.to_str().unwrap()]));
+    assert!(stderr.contains("is not a saved bench run"), "{stderr}");
+    assert!(refusal(&bench(&files, &["--seconds=-3"])).contains("seconds"));
+}
