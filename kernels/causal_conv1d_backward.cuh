@@ -56,8 +56,10 @@ struct BackwardArguments {
     u32 piece;            // positions of a piece
     u32 tile_channels;    // general kernel: channels of a tile
     u32 slices;           // general kernel: threads that share one sum
+    i32 x_pitch, dy_pitch, dx_pitch;  // channel-last kernel: bytes from row to row
+    u32 padding;
 };
-static_assert(sizeof(BackwardArguments) == 424, "the planner writes these bytes");
+static_assert(sizeof(BackwardArguments) == 440, "the planner writes these bytes");
 
 // Backward kernels take a `Problem` as causal_conv1d.cuh describes it, with these members more:
 //
@@ -152,16 +154,18 @@ CAUSEWAY_DEVICE i32 position_index(const BackwardArguments& a, i64 row, i64 posi
     return (i32)load<4>(a.seq_idx + row * a.seq_idx_row + position * a.seq_idx_position).word[0];
 }
 
-// g at a position of a row, from memory alone: for the few positions where a kernel has no window at hand.
+// g at a position of a sequence, from memory alone: for the few positions where a kernel has no window at hand.
 template <class Problem>
-CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, i64 row, i64 channel, i64 position) {
+CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& sequence, i64 row, i64 channel,
+                                  i64 position) {
     using X = typename Problem::X;
     const int width = Problem::width ? Problem::width : a.width;
     const i32 index = position_index<Problem>(a, row, position);
     if (index < 0) return 0.0f;
+    const float dy = read<X>(a.dy, row, channel, position);
     float pre = read_bias<Problem>(a, channel);
     if constexpr (Problem::silu) {
-        const Span<i64> sequence = sequence_at<Problem, i64>(a, row, position);
+#pragma unroll
         for (int j = 0; j < width; ++j) {
             const i64 from = position - j;
             const i64 carrier = maximum(from, sequence.start);
@@ -176,7 +180,7 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, i64 row, i64 chann
             pre = multiply_add(read_weight<Problem>(a, channel, j), value, pre);
         }
     }
-    return activation_gradient<Problem::silu>(pre, read<X>(a.dy, row, channel, position));
+    return activation_gradient<Problem::silu>(pre, dy);
 }
 
 // ---- dinitial_states -----------------------------------------------------------------------------------------------
@@ -206,7 +210,7 @@ CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 blo
     if (active && u < length) {
         const i64 position = sequence.start + u;
         const bool reached = position_index<Problem>(a, row, position) == position_index<Problem>(a, row, sequence.start);
-        if (reached) g = gradient_at<Problem>(a, row, c, position);
+        if (reached) g = gradient_at<Problem>(a, sequence, row, c, position);
     }
     write_shared(thread_index() * 4, g);
     block_barrier();

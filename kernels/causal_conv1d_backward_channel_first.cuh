@@ -35,6 +35,7 @@ public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
     static constexpr int STAGES = ASYNC ? WantedStages : 2;
     static_assert(STAGES >= 2, "the walk looks at the next tile");
+    static constexpr u32 SHARED_BYTES = ASYNC ? STAGES * 2u * Packets * Threads * Bytes : 0;
     enum Tensor { X_TENSOR = 0, DY_TENSOR = 1 };
 
     CAUSEWAY_DEVICE TileRing() : now_(thread_index() * Bytes), end_(now_ + STAGES * STAGE_BYTES) {}
@@ -107,18 +108,17 @@ private:
 
 // A row, or a piece of one, that a group of lanes walks. `begin` and `end` are in u.
 struct RowPiece {
-    i64 row;
-    const char *x, *dy;
-    i32 shift, begin, end;
+    i32 row, shift, begin, end;
 };
 
 // Tile: threads of a block; bytes of a packet and packets per lane; lanes that walk a row together, a power of two;
-// ragged (see above); stages under way; waves_per_channel.
+// ragged (see above); whole_rows (rows are not cut into pieces); stages under way; waves_per_channel; weight_bytes as in
+// load_parameters; index_bytes, the access that is legal for a lane's indices, which are neighbours along seqlen.
 template <class Problem, class Tile> class ChannelFirstBackward {
     using X = typename Problem::X;
     static constexpr int BYTES = Tile::bytes, PACKETS = Tile::packets, LANES = Tile::lanes, THREADS = Tile::threads;
     static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel;
-    static constexpr bool RAGGED = Tile::ragged;
+    static constexpr bool RAGGED = Tile::ragged, WHOLE_ROWS = Tile::whole_rows;
     static constexpr int W = Problem::width, H = W - 1;
     static constexpr int SIZE = (int)sizeof(X);
     static constexpr int STEP = BYTES / SIZE;       // positions per packet
@@ -128,10 +128,16 @@ template <class Problem, class Tile> class ChannelFirstBackward {
     static constexpr int WAVES = THREADS / (int)WAVE_SIZE;
     static constexpr int CHANNELS = WAVES / WAVES_PER_CHANNEL;
     static constexpr bool PLACES = PACKED<Problem> || Problem::seq_idx;
+    // Groups of one wave must take the same path, so they walk whole rows.
+    static_assert(GROUPS == 1 || WHOLE_ROWS, "only whole rows share a wave");
+    static_assert(!Problem::seq_idx || LANES >= 2 * H, "each index beside a tile has a lane");
     static constexpr bool HAS_CAREFUL = RAGGED || PLACES || Problem::dfinal_states;
+    static constexpr bool ROW_STATES = Problem::initial_states && !PACKED<Problem>;
+    static constexpr bool ROW_DFINAL = Problem::dfinal_states && !PACKED<Problem>;
     static constexpr int HALO_WORDS = SIZE == 4 ? H : (H + 1) / 2;
     static_assert(COUNT >= H, "halos come from the neighbouring lane alone");
     using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS>;
+    static constexpr u32 SUMS_AT = Ring::SHARED_BYTES;  // in shared memory, after the ring
 
 public:
     CAUSEWAY_DEVICE explicit ChannelFirstBackward(const BackwardArguments& a)
@@ -152,117 +158,127 @@ public:
 
 private:
     CAUSEWAY_DEVICE void walk(u32 walker) {
-        jobs = (i32)a.batch * (i32)a.pieces;
+        jobs = (i32)a.batch * (WHOLE_ROWS ? 1 : (i32)a.pieces);
         job_step = (i32)(a.parts * WAVES_PER_CHANNEL * GROUPS);
         tiles = (i32)a.piece / TILE_POSITIONS;
         const i32 first_job = (i32)walker * GROUPS;
-        const i32 rounds = first_job < jobs ? (jobs - first_job + job_step - 1) / job_step : 0;
-        const i32 group_job = first_job + (i32)lane_index() / LANES;
-        i32 remaining = rounds * tiles;  // tiles to compute
-        if (remaining == 0) return;
+        if (first_job >= jobs) return;
+        x_channel = (const char*)a.x.data + channel * a.x.channel * SIZE;
+        dy_channel = (const char*)a.dy.data + channel * a.dy.channel * SIZE;
+        dx_channel = (char*)a.dx.data + channel * a.dx.channel * SIZE;
 
         Ring ring;
-        fetch_job = group_job;
-        fetch_tile = tiles - 1;
-        fetch_remaining = remaining;
-        fetching = piece(fetch_job);
+        i32 job = first_job + (i32)lane_index() / LANES;
+        fetch_job = job;
+        fetch_piece();
 #pragma unroll
         for (int s = 0; s < Ring::STAGES; ++s) fetch(ring, s);
-#pragma unroll
-        for (int j = 0; j < W; ++j) weight[j] = read_weight<Problem>(a, channel, j);
-        bias = read_bias<Problem>(a, channel);
-        i32 job = group_job, tile = tiles - 1;
+        load_weights();
+        states_ahead = load_states(job);
         enter(job);
-        if constexpr (PLACES) next_is_straight = one_sequence(tile);
         ring.template wait<1>();
         Packet<BYTES> x[PACKETS], next_x[PACKETS], dy[PACKETS];
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) x[p] = ring.read(Ring::X_TENSOR, p);
 
-        for (; remaining > 0; --remaining) {
-            ring.template wait<2>();
+        for (i32 round = first_job; round < jobs; round += job_step) {
+            i32 u = computing.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
+            Check check, next_check;
+            if constexpr (PLACES) start_check(next_check, tiles - 1);
+            for (i32 tile = tiles - 1; tile >= 0; --tile) {
+                ring.template wait<2>();
 #pragma unroll
-            for (int p = 0; p < PACKETS; ++p) {
-                dy[p] = ring.read(Ring::DY_TENSOR, p);
-                next_x[p] = ring.read_next(Ring::X_TENSOR, p);
-            }
-            ring.free_current();
-            fetch(ring, Ring::FREED);
-            ring.advance();
-            const bool first_tile = tile == 0;
-            const bool edge = HAS_CAREFUL && ((first_tile && computing.begin == 0) || tile_end(tile) > seqlen - H);
-            const bool straight = !edge && (!PLACES || next_is_straight);
-            if (straight || !HAS_CAREFUL) {
-                compute<false>(x, next_x, dy, tile);
-            } else {
-                compute<true>(x, next_x, dy, tile);
-            }
+                for (int p = 0; p < PACKETS; ++p) {
+                    dy[p] = ring.read(Ring::DY_TENSOR, p);
+                    next_x[p] = ring.read_next(Ring::X_TENSOR, p);
+                }
+                ring.free_current();
+                fetch(ring, Ring::FREED);
+                ring.advance();
+                // Rows that share a wave end in their only tile.
+                const i32 straight_end = computing.end - (Problem::dfinal_states ? H : 0);
+                const bool touches_end =
+                    GROUPS > 1 || computing.begin + (tile + 1) * TILE_POSITIONS > straight_end;
+                const bool edge = HAS_CAREFUL && ((tile == 0 && computing.begin == 0) || touches_end);
+                bool straight = !edge;
+                if constexpr (PLACES) {
+                    check = next_check;
+                    straight = one_sequence(check) && straight;
+                    start_check(next_check, tile > 0 ? tile - 1 : 0);
+                }
+                if (straight || !HAS_CAREFUL) {
+                    compute<false>(x, next_x, dy, check, u, tile == 0);
+                } else {
+                    compute<true>(x, next_x, dy, check, u, tile == 0);
+                }
 #pragma unroll
-            for (int p = 0; p < PACKETS; ++p) x[p] = next_x[p];
-            if (first_tile) {
-                tile = tiles - 1;
-                job += job_step;
-                enter(job);
-            } else {
-                --tile;
+                for (int p = 0; p < PACKETS; ++p) x[p] = next_x[p];
+                u -= TILE_POSITIONS;
             }
-            if constexpr (PLACES) next_is_straight = one_sequence(tile);
+            job += job_step;
+            if (round + job_step < jobs) enter(job);
         }
         async_wait<0>();
     }
 
-    // u of a tile's end. Groups of one wave walk whole rows, so it is the same for all lanes.
-    CAUSEWAY_DEVICE i32 tile_end(i32 tile) const { return computing.begin + (tile + 1) * TILE_POSITIONS; }
+    CAUSEWAY_DEVICE void load_weights() {
+        float taps[1][W], start[1];
+        load_parameters<Problem, 1, Tile::weight_bytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias,
+                                                        a.bias_channel, channel, taps, start);
+#pragma unroll
+        for (int j = 0; j < W; ++j) weight[j] = taps[0][W - 1 - j];
+        bias = start[0];
+    }
 
+    // Piece number `job` of the channel's rows; an empty one past the last.
     CAUSEWAY_DEVICE RowPiece piece(i32 job) const {
         RowPiece out;
         const bool exists = job < jobs;
-        if (!exists) job = 0;
-        out.row = a.pieces == 1 ? job : job / (i32)a.pieces;
-        out.begin = a.pieces == 1 ? 0 : (job - (i32)out.row * (i32)a.pieces) * (i32)a.piece;
-        const i64 x_row = (i64)(u64)a.x.data + (out.row * a.x.row + channel * a.x.channel) * SIZE;
-        const i64 dy_row = (i64)(u64)a.dy.data + (out.row * a.dy.row + channel * a.dy.channel) * SIZE;
-        out.shift = RAGGED ? (i32)(x_row & (BYTES - 1)) / SIZE : 0;
-        out.x = (const char*)(x_row - out.shift * SIZE);
-        out.dy = (const char*)(dy_row - out.shift * SIZE);
-        out.end = minimum(seqlen + out.shift, out.begin + (i32)a.piece);
-        if (!exists) out.end = out.begin;
+        out.row = !exists ? 0 : WHOLE_ROWS ? job : job / (i32)a.pieces;
+        out.begin = WHOLE_ROWS || !exists ? 0 : (job - out.row * (i32)a.pieces) * (i32)a.piece;
+        out.shift = RAGGED ? (i32)((u64)(x_channel + out.row * a.x.row * SIZE) & (BYTES - 1)) / SIZE : 0;
+        const i32 row_end = seqlen + out.shift;
+        out.end = !exists ? 0 : WHOLE_ROWS ? row_end : minimum(row_end, out.begin + (i32)a.piece);
         return out;
     }
 
-    // Fetches the next tile of this lane's rows into a stage.
+    CAUSEWAY_DEVICE void fetch_piece() {
+        const RowPiece next = piece(fetch_job);
+        fetch_shift = next.shift;
+        fetch_end = next.end;
+        fetch_x = x_channel + (next.row * a.x.row - next.shift) * SIZE;
+        fetch_dy = dy_channel + (next.row * a.dy.row - next.shift) * SIZE;
+        fetch_tile = tiles;
+        fetch_u = next.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
+    }
+
+    // Fetches the next tile of this lane's rows into a stage; past the last row, zeros.
     CAUSEWAY_DEVICE void fetch(Ring& ring, int stage) {
-        if (fetch_remaining > 0) {
-            const i32 u = fetching.begin + fetch_tile * TILE_POSITIONS + lane * COUNT;
 #pragma unroll
-            for (int p = 0; p < PACKETS; ++p) {
-                const i32 at = u + p * STEP;
-                const char *x = fetching.x + (i64)at * SIZE, *dy = fetching.dy + (i64)at * SIZE;
-                if constexpr (RAGGED) {
-                    const bool wanted = at < fetching.end && at + STEP > fetching.shift;
-                    const bool whole = at >= fetching.shift && at + STEP <= seqlen + fetching.shift;
-                    if (wanted && !whole && outside(x, dy)) {
-                        ring.put(stage, Ring::X_TENSOR, p, gather(x, at));
-                        ring.put(stage, Ring::DY_TENSOR, p, gather(dy, at));
-                    } else {
-                        ring.fetch(stage, Ring::X_TENSOR, p, x, wanted);
-                        ring.fetch(stage, Ring::DY_TENSOR, p, dy, wanted);
-                    }
+        for (int p = 0; p < PACKETS; ++p) {
+            const i32 at = fetch_u + p * STEP;
+            const char *x = fetch_x + (i64)at * SIZE, *dy = fetch_dy + (i64)at * SIZE;
+            if constexpr (RAGGED) {
+                const bool wanted = at < fetch_end && at + STEP > fetch_shift;
+                const bool whole = at >= fetch_shift && at + STEP <= seqlen + fetch_shift;
+                if (wanted && !whole && outside(x, dy)) {
+                    ring.put(stage, Ring::X_TENSOR, p, gather(x, at));
+                    ring.put(stage, Ring::DY_TENSOR, p, gather(dy, at));
                 } else {
-                    ring.fetch(stage, Ring::X_TENSOR, p, x, at < fetching.end);
-                    ring.fetch(stage, Ring::DY_TENSOR, p, dy, at < fetching.end);
+                    ring.fetch(stage, Ring::X_TENSOR, p, x, wanted);
+                    ring.fetch(stage, Ring::DY_TENSOR, p, dy, wanted);
                 }
-            }
-            --fetch_remaining;
-            if (fetch_tile == 0) {
-                fetch_tile = tiles - 1;
-                fetch_job += job_step;
-                fetching = piece(fetch_job);
             } else {
-                --fetch_tile;
+                ring.fetch(stage, Ring::X_TENSOR, p, x, at < fetch_end);
+                ring.fetch(stage, Ring::DY_TENSOR, p, dy, at < fetch_end);
             }
         }
         ring.commit();
+        fetch_u -= TILE_POSITIONS;
+        if (--fetch_tile == 0) {
+            fetch_job += job_step;
+            fetch_piece();
+        }
     }
 
     // True for a packet that is not wholly inside the memory between a tensor's first and last element.
@@ -276,7 +292,7 @@ private:
         float values[STEP];
 #pragma unroll
         for (int i = 0; i < STEP; ++i) {
-            const i32 t = at + i - fetching.shift;
+            const i32 t = at + i - fetch_shift;
             values[i] = t >= 0 && t < seqlen ? load_element((const X*)address + i) : 0.0f;
         }
         return pack<X, BYTES>(values);
@@ -286,56 +302,92 @@ private:
 
     CAUSEWAY_DEVICE void enter(i32 job) {
         computing = piece(job);
+        if constexpr (Problem::seq_idx) index_row = a.seq_idx + computing.row * a.seq_idx_row;
+        dx_row = dx_channel + (computing.row * a.dx.row - computing.shift) * SIZE;
         const bool exists = job < jobs;
-        dx_row = (char*)a.dx.data + ((computing.row * a.dx.row + channel * a.dx.channel) - computing.shift) * SIZE;
-        float halo[H + 1];
 #pragma unroll
-        for (int i = 0; i < H; ++i) {
-            right[i] = 0.0f;
-            halo[i] = 0.0f;
-        }
-        if (exists) {
+        for (int i = 0; i < H; ++i) right[i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < HALO_WORDS; ++i) left[i] = 0;
+        states = states_ahead;
+        states_ahead = load_states(job + job_step);
+        if constexpr (!WHOLE_ROWS || ROW_STATES) {
+            float halo[H + 1];
 #pragma unroll
             for (int i = 0; i < H; ++i) {
                 const i32 t = computing.begin - computing.shift - H + i;
-                if (t < 0) {
-                    halo[i] = before_row(t);
-                } else if (t < seqlen) {
+                halo[i] = 0.0f;
+                if (ROW_STATES && computing.begin == 0) {
+                    // With a shift, the states before the row are in the first lane's packet (mask).
+                    halo[i] = RAGGED ? (t >= -H ? before_row(t) : 0.0f) : states.initial[i];
+                } else if (!WHOLE_ROWS && exists && t >= 0 && t < seqlen) {
                     halo[i] = read<X>(a.x, computing.row, channel, t);
                 }
             }
-            if (computing.end < seqlen + computing.shift) {
 #pragma unroll
-                for (int i = 0; i < H; ++i) {
-                    const i32 t = computing.end - computing.shift + i;
-                    if (t < seqlen) right[i] = gradient_at<Problem>(a, computing.row, channel, t);
+            for (int i = 0; i < HALO_WORDS; ++i) {
+                if constexpr (SIZE == 4) {
+                    left[i] = as_bits(halo[i]);
+                } else {
+                    // An odd halo begins in the upper half of its first word.
+                    const int low = 2 * i - H % 2;
+                    left[i] = pair<X>(low < 0 ? 0.0f : halo[low < 0 ? 0 : low], halo[low + 1]);
                 }
             }
         }
-#pragma unroll
-        for (int i = 0; i < HALO_WORDS; ++i) {
-            if constexpr (SIZE == 4) {
-                left[i] = as_bits(halo[i]);
-            } else {
-                constexpr int ODD = H % 2;
-                left[i] = pair<X>(2 * i - ODD < 0 ? 0.0f : halo[2 * i - ODD < 0 ? 0 : 2 * i - ODD], halo[2 * i + 1 - ODD]);
+        // The lanes compute one gradient each of those to the right of a piece that ends inside its row.
+        if constexpr (!WHOLE_ROWS && H > 0) {
+            const i32 t = computing.end - computing.shift + lane;
+            float g = 0.0f;
+            if (exists && lane < H && t < seqlen) {
+                const Span<i32> sequence = sequence_at<Problem, i32>(a, computing.row, t);
+                g = gradient_at<Problem>(a, {sequence.sequence, sequence.start, sequence.end}, computing.row, channel, t);
             }
+#pragma unroll
+            for (int i = 0; i < H; ++i) right[i] = shuffle(g, lane_index() - lane + i);
         }
+    }
+
+    // The states of a row that is not packed. Those of the next row are under way while one is walked.
+    struct RowStates {
+        float initial[H + 1], dfinal[H + 1];
+    };
+
+    CAUSEWAY_DEVICE RowStates load_states(i32 job) const {
+        RowStates out;
+        const i64 row = WHOLE_ROWS ? job : job / (i32)a.pieces;
+#pragma unroll
+        for (int k = 0; k < H; ++k) {
+            out.initial[k] = ROW_STATES && job < jobs ? read<X>(a.initial_states, row, channel, k) : 0.0f;
+            out.dfinal[k] = ROW_DFINAL && job < jobs ? read<X>(a.dfinal_states, row, channel, k) : 0.0f;
+        }
+        return out;
     }
 
     // x at t < 0 of the row: its initial states.
     CAUSEWAY_DEVICE float before_row(i32 t) const {
-        if (!Problem::initial_states || PACKED<Problem> || t < -H) return 0.0f;
-        return read<X>(a.initial_states, computing.row, channel, H + t);
+        float value = 0.0f;
+        if constexpr (ROW_STATES) {
+#pragma unroll
+            for (int k = 0; k < H; ++k) value = t == k - H ? states.initial[k] : value;
+        }
+        return value;
     }
+
+    // Places of a tile, under way while the tile before is computed: the sequence of the position H before it; the
+    // indices of the lane's positions; and in `beyond` one of the H before the tile (lanes from 0 on) or after it (lanes
+    // from H on).
+    struct Check {
+        Span<i32> span;
+        bool one_span;
+        i32 own[Problem::seq_idx ? COUNT : 1], beyond;
+    };
 
     // ---- one tile --------------------------------------------------------------------------------------------------
 
     template <bool Careful>
     CAUSEWAY_DEVICE void compute(const Packet<BYTES> (&x)[PACKETS], const Packet<BYTES> (&next_x)[PACKETS],
-                                 const Packet<BYTES> (&dy)[PACKETS], i32 tile) {
-        const i32 u = computing.begin + tile * TILE_POSITIONS + lane * COUNT;
-        const bool first_tile = tile == 0;
+                                 const Packet<BYTES> (&dy)[PACKETS], const Check& check, i32 u, bool first_tile) {
         float values[H + COUNT], d[COUNT], g[COUNT + H], out[COUNT];
 
         // The H elements to the left: the last ones of the lane to the left, of the next tile, or of the row's halo.
@@ -366,29 +418,38 @@ private:
         }
 
         Places places;
+        float begun[COUNT];  // what dx starts from
         if constexpr (Careful) {
             mask(values, d, u);
-            if constexpr (PLACES) find_places(places, u - computing.shift);
+            if constexpr (PLACES) find_places(places, check, u - computing.shift);
+#pragma unroll
+            for (int v = 0; v < COUNT; ++v) begun[v] = final_state_gradient(places, u - computing.shift + v, v);
+        }
+        constexpr bool CROSSES = Careful && PACKED<Problem> && Problem::initial_states && H > 0;
+        float pre[COUNT];
+#pragma unroll
+        for (int v = 0; v < COUNT; ++v) {
+            pre[v] = bias;
+            if constexpr (Problem::silu) {
+#pragma unroll
+                for (int j = 0; j < W; ++j) pre[v] = multiply_add(weight[j], tap<Careful>(places, values, v, j), pre[v]);
+            }
+        }
+        if constexpr (CROSSES && Problem::silu) {
+            for_initial_taps(places, [&](int v, int j, float value) { pre[v] = multiply_add(weight[j], value, pre[v]); });
         }
 #pragma unroll
         for (int v = 0; v < COUNT; ++v) {
-            float taps[W], pre = bias;
-#pragma unroll
-            for (int j = 0; j < W; ++j) {
-                taps[j] = values[H + v - j];
-                if constexpr (Careful && PLACES) taps[j] = place_tap(places, v, j, taps[j]);
-            }
-            if constexpr (Problem::silu) {
-#pragma unroll
-                for (int j = 0; j < W; ++j) pre = multiply_add(weight[j], taps[j], pre);
-            }
-            g[v] = activation_gradient<Problem::silu>(pre, d[v]);
+            g[v] = activation_gradient<Problem::silu>(pre[v], d[v]);
             if constexpr (Careful && Problem::seq_idx) {
                 if (places.indices[H + v] < 0) g[v] = 0.0f;
             }
             if constexpr (Problem::dbias) sums[W] += g[v];
 #pragma unroll
-            for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], taps[j], sums[j]);
+            for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], tap<Careful>(places, values, v, j), sums[j]);
+        }
+        if constexpr (CROSSES) {
+            for_initial_taps(places, [&](int v, int j, float value) { sums[j] = multiply_add(g[v], value, sums[j]); });
         }
 
         // The H gradients to the right: the first ones of the lane to the right, or of the tile before.
@@ -400,7 +461,7 @@ private:
 #pragma unroll
         for (int v = 0; v < COUNT; ++v) {
             if constexpr (Careful) {
-                out[v] = final_state_gradient(places, u - computing.shift + v, v);
+                out[v] = begun[v];
 #pragma unroll
                 for (int j = 0; j < W; ++j) {
                     bool reaches = true;
@@ -470,17 +531,28 @@ private:
         i32 first_index[PLACES ? COUNT : 1];
     };
 
+    // The index at a position; beyond the row's ends, that of its first or last position.
     CAUSEWAY_DEVICE i32 index_at(i32 t) const {
-        return position_index<Problem>(a, computing.row, t < 0 ? 0 : t < seqlen ? t : seqlen - 1);
+        return (i32)load<4>(index_row + maximum(minimum(t, seqlen - 1), 0)).word[0];
     }
 
-    CAUSEWAY_DEVICE void find_places(Places& places, i32 first) const {
+    CAUSEWAY_DEVICE void find_places(Places& places, const Check& check, i32 first) const {
         if constexpr (Problem::seq_idx) {
+            const u32 group = lane_index() - lane;
 #pragma unroll
-            for (int i = 0; i < 2 * H + COUNT; ++i) places.indices[i] = index_at(first - H + i);
+            for (int v = 0; v < COUNT; ++v) places.indices[H + v] = check.own[v];
+#pragma unroll
+            for (int i = 0; i < H; ++i) {
+                const i32 before = (i32)shuffle((u32)check.own[COUNT - H + i], left_lane);
+                const i32 before_tile = (i32)shuffle((u32)check.beyond, group + i);
+                places.indices[i] = lane == 0 ? before_tile : before;
+                const i32 after = (i32)shuffle((u32)check.own[i], right_lane);
+                const i32 after_tile = (i32)shuffle((u32)check.beyond, group + H + i);
+                places.indices[H + COUNT + i] = lane == LANES - 1 ? after_tile : after;
+            }
         }
         if constexpr (PACKED<Problem>) {
-            Span<i32> span = sequence_at<Problem, i32>(a, 0, first < 0 ? 0 : first < seqlen ? first : seqlen - 1);
+            Span<i32> span = check.span;
 #pragma unroll
             for (int i = 0; i < COUNT + H; ++i) {
                 const i32 t = first + i;
@@ -495,59 +567,107 @@ private:
         }
     }
 
-    // What tap j of position v reads, given what lies j positions to its left.
-    CAUSEWAY_DEVICE float place_tap(const Places& places, int v, int j, float value) const {
-        if constexpr (PACKED<Problem>) {
-            const i32 reach = places.reach[v];
-            if (j > reach) {
-                if (!Problem::initial_states || reach < 0) return 0.0f;
-                if (Problem::seq_idx && places.first_index[v] != places.indices[H + v]) return 0.0f;
-                return read<X>(a.initial_states, places.sequence[v], channel, H + reach - j);
-            }
+    // What tap j of position v reads of its row; 0 across a boundary.
+    template <bool Careful>
+    CAUSEWAY_DEVICE float tap(const Places& places, const float (&values)[H + COUNT], int v, int j) const {
+        if constexpr (Careful && PACKED<Problem>) {
+            if (j > places.reach[v]) return 0.0f;
         }
-        if constexpr (Problem::seq_idx) {
+        if constexpr (Careful && Problem::seq_idx) {
             if (places.indices[H + v - j] != places.indices[H + v]) return 0.0f;
+        }
+        return values[H + v - j];
+    }
+
+    // Calls visit(v, j, value) for every tap j of the lane's positions v that reads initial states across a boundary
+    // inside the row. The states of a sequence are fetched together, and lanes seldom have more than one sequence.
+    template <typename Visit> CAUSEWAY_DEVICE void for_initial_taps(const Places& places, Visit visit) const {
+        constexpr i32 NONE = 0x7fffffff;
+        for (i32 previous = -1;;) {
+            i32 sequence = NONE, first_index = 0;
+#pragma unroll
+            for (int v = COUNT - 1; v >= 0; --v) {
+                const bool near_start = places.reach[v] >= 0 && places.reach[v] < H;
+                if (near_start && places.sequence[v] > previous) {
+                    sequence = places.sequence[v];
+                    if constexpr (Problem::seq_idx) first_index = places.first_index[v];
+                }
+            }
+            if (sequence == NONE) return;
+            float states[H + 1];
+#pragma unroll
+            for (int k = 0; k < H; ++k) states[k] = read<X>(a.initial_states, sequence, channel, k);
+#pragma unroll
+            for (int v = 0; v < COUNT; ++v) {
+                bool reads = places.sequence[v] == sequence;
+                if constexpr (Problem::seq_idx) reads = reads && places.indices[H + v] == first_index;
+#pragma unroll
+                for (int reach = 0; reach < H; ++reach) {
+                    if (!reads || places.reach[v] != reach) continue;
+#pragma unroll
+                    for (int j = reach + 1; j < W; ++j) visit(v, j, states[H + reach - j]);
+                }
+            }
+            previous = sequence;
+        }
+    }
+
+    CAUSEWAY_DEVICE float final_state_gradient(const Places& places, i32 t, int v) const {
+        float value = 0.0f;
+        if constexpr (Problem::dfinal_states) {
+            const bool in_row = t >= 0 && t < seqlen;
+            if constexpr (PACKED<Problem>) {
+                const i32 left = places.left[v];
+                if (in_row && left > 0 && left <= H) {
+                    value = read<X>(a.dfinal_states, places.sequence[v], channel, H - left);
+                }
+            } else {
+#pragma unroll
+                for (int k = 0; k < H; ++k) value = in_row && seqlen - t == H - k ? states.dfinal[k] : value;
+            }
+            if constexpr (Problem::seq_idx) {
+                if (places.indices[H + v] < 0) value = 0.0f;
+            }
         }
         return value;
     }
 
-    CAUSEWAY_DEVICE float final_state_gradient(const Places& places, i32 t, int v) const {
-        if constexpr (Problem::dfinal_states) {
-            if (t < 0 || t >= seqlen) return 0.0f;
-            i32 left = seqlen - t;
-            i64 sequence = computing.row;
-            if constexpr (PACKED<Problem>) {
-                left = places.left[v];
-                sequence = places.sequence[v];
-            }
-            if constexpr (Problem::seq_idx) {
-                if (places.indices[H + v] < 0) return 0.0f;
-            }
-            if (left > 0 && left <= H) return read<X>(a.dfinal_states, sequence, channel, H - left);
-        }
-        return 0.0f;
-    }
-
-    // True when a tile of the current piece and the H positions on both its sides lie in one sequence, away from
-    // where dfinal_states is added, and carry one index.
-    CAUSEWAY_DEVICE bool one_sequence(i32 tile) {
-        const i32 first = computing.begin + tile * TILE_POSITIONS - computing.shift - H, count = TILE_POSITIONS + 2 * H;
-        bool same = true;
+    CAUSEWAY_DEVICE void start_check(Check& check, i32 tile) {
+        const i32 begin = computing.begin + tile * TILE_POSITIONS - computing.shift, end = begin + TILE_POSITIONS;
+        check.one_span = true;
         if constexpr (PACKED<Problem>) {
-            const i32 from = first < 0 ? 0 : first < seqlen ? first : seqlen - 1;
-            if (from < straight_span.start || from >= straight_span.end) {
-                straight_span = sequence_at<Problem, i32>(a, 0, from);
-            }
-            same = first >= 0 && first + count <= straight_span.end;
+            const i32 from = maximum(minimum(begin - H, seqlen - 1), 0);
+            if (from < last_span.start || from >= last_span.end) last_span = sequence_at<Problem, i32>(a, 0, from);
+            check.span = last_span;
+            check.one_span = begin >= H && end + H <= last_span.end;
         }
         if constexpr (Problem::seq_idx) {
-            const i32 reference = index_at(first + H);
-            same = same && reference >= 0;
+            const i32 first = begin + lane * COUNT;
+            if (first >= 0 && first + COUNT <= seqlen) {
+                constexpr int INDICES = Tile::index_bytes / 4;
 #pragma unroll
-            for (int i = 0; i < (TILE_POSITIONS + 2 * H + LANES - 1) / LANES; ++i) {
-                const i32 k = i * LANES + lane;
-                same = same && index_at(first + (k < count ? k : count - 1)) == reference;
+                for (int i = 0; i < COUNT / INDICES; ++i) {
+                    const Packet<Tile::index_bytes> packet = load<Tile::index_bytes>(index_row + first + i * INDICES);
+#pragma unroll
+                    for (int k = 0; k < INDICES; ++k) check.own[i * INDICES + k] = (i32)packet.word[k];
+                }
+            } else {
+#pragma unroll
+                for (int v = 0; v < COUNT; ++v) check.own[v] = index_at(first + v);
             }
+            check.beyond = lane < 2 * H ? index_at(lane < H ? begin - H + lane : end + lane - H) : 0;
+        }
+    }
+
+    // True when a tile and the H positions on both its sides lie in one sequence, away from where dfinal_states is
+    // added, and carry one index.
+    CAUSEWAY_DEVICE bool one_sequence(const Check& check) const {
+        bool same = check.one_span;
+        if constexpr (Problem::seq_idx) {
+            const i32 reference = (i32)shuffle((u32)check.own[0], lane_index() - lane);
+            same = same && reference >= 0 && (lane >= 2 * H || check.beyond == reference);
+#pragma unroll
+            for (int v = 0; v < COUNT; ++v) same = same && check.own[v] == reference;
         }
         return wave_all(same);
     }
@@ -556,31 +676,34 @@ private:
 
     CAUSEWAY_DEVICE void reduce(u32 group, u32 part, i64 first_channel, u32 wave) {
         constexpr int COUNT_PER_CHANNEL = Problem::dbias ? W + 1 : W;
+        constexpr int TOGETHER = COUNT_PER_CHANNEL < 8 ? COUNT_PER_CHANNEL : 8;
+        const u32 at = SUMS_AT + wave * COUNT_PER_CHANNEL * 4;
+        float addends[TOGETHER];
 #pragma unroll
-        for (u32 offset = WAVE_SIZE / 2; offset > 0; offset >>= 1) {
-#pragma unroll
-            for (int j = 0; j < COUNT_PER_CHANNEL; ++j) sums[j] += shuffle_xor(sums[j], offset);
-        }
-        block_barrier();  // the ring is free now
-        if (lane_index() == 0) {
-#pragma unroll
-            for (int j = 0; j < COUNT_PER_CHANNEL; ++j) write_shared((wave * COUNT_PER_CHANNEL + j) * 4, sums[j]);
+        for (int j = 0; j < TOGETHER; ++j) addends[j] = sums[j];
+        int index;
+        const float sum = wave_sums(addends, index);
+        if (index < TOGETHER) write_shared(at + index * 4, sum);
+        if constexpr (COUNT_PER_CHANNEL > TOGETHER) {
+            // The ninth: dbias of width 8.
+            const float last[1] = {sums[W]};
+            const float last_sum = wave_sums(last, index);
+            if (index == 0) write_shared(at + TOGETHER * 4, last_sum);
         }
         block_barrier();
-        sum_over_blocks<THREADS>(
-            a.workspace, a.counters, group, part, a.parts, CHANNELS * COUNT_PER_CHANNEL, WAVES * COUNT_PER_CHANNEL * 4,
-            [&](int i) {
+        sum_over_blocks<THREADS, 1>(
+            a.workspace, a.counters, group, part, a.parts, CHANNELS * COUNT_PER_CHANNEL, SUMS_AT + WAVES * COUNT_PER_CHANNEL * 4,
+            [&](int i, float (&sum)[1]) {
                 const int c = i / COUNT_PER_CHANNEL, j = i - c * COUNT_PER_CHANNEL;
-                float sum = 0.0f;
+                sum[0] = 0.0f;
 #pragma unroll
                 for (int w = 0; w < WAVES_PER_CHANNEL; ++w) {
-                    sum += read_shared(((c * WAVES_PER_CHANNEL + w) * COUNT_PER_CHANNEL + j) * 4);
+                    sum[0] += read_shared(SUMS_AT + ((c * WAVES_PER_CHANNEL + w) * COUNT_PER_CHANNEL + j) * 4);
                 }
-                return sum;
             },
-            [&](int i, float sum) {
+            [&](int i, const float (&sum)[1]) {
                 const i64 c = first_channel + i / COUNT_PER_CHANNEL;
-                if (c < a.dim) write_sum<Problem>(a, c, i % COUNT_PER_CHANNEL, sum);
+                if (c < a.dim) write_sum<Problem>(a, c, i % COUNT_PER_CHANNEL, sum[0]);
             });
     }
 
@@ -589,11 +712,14 @@ private:
     const u32 left_lane, right_lane;
     i64 channel;
     i32 jobs, job_step, tiles;
-    RowPiece fetching, computing;
-    i32 fetch_job, fetch_tile, fetch_remaining;
-    char* dx_row;
-    bool next_is_straight;
-    Span<i32> straight_span = {0, 0, 0};
+    const char *x_channel, *dy_channel;
+    char *dx_channel, *dx_row;
+    RowPiece computing;
+    const char *fetch_x, *fetch_dy;
+    i32 fetch_job, fetch_tile, fetch_u, fetch_shift, fetch_end;  // fetch_tile counts down to 0
+    Span<i32> last_span = {0, 0, 0};
+    const i32* index_row;  // seq_idx of the row
+    RowStates states, states_ahead;
     float weight[W], bias, sums[W + 1];
     float right[H + 1];           // g to the right of the tile (lane 0)
     u32 left[HALO_WORDS + 1];     // x to the left of the piece

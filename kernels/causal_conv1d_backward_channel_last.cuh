@@ -9,11 +9,16 @@
 //
 // At row t a thread has x[t-W+1 … t] and W unfinished sums of dx in registers. It computes pre and g once, adds g to
 // dweight, dbias and to the W sums that g reaches, and stores the one that is finished, dx[t-W+1]. A segment starts by
-// reading the W-1 rows before it, and runs W-1 rows past its end to finish its last sums.
+// reading the W-1 rows of x before it. Its first W-1 rows also reach up to W-1 rows of dx above it: these shares are
+// left in shared memory for the thread of the segment above, which adds them to its last sums when the block has
+// finished. Only the block's last segment runs W-1 rows past its end.
 //
 // Rows come in chunks of Rows, a multiple of W, so that every register's place in the rolling windows is known at
 // compile time. `stages` chunks are under way in a ring (shared memory filled by asynchronous copies, or registers);
 // a thread reads back only what it fetched, so the walk has no barrier.
+//
+// Short segments (Tile::rows > 0), for calls too small to fill the device: a thread loads all of its few rows, with
+// W-1 more on both sides, before it computes; nothing is carried from row to row, so the chain of latencies is short.
 //
 // A chunk whose rows and prefetches all lie inside the segment and whose window lies in one sequence takes the
 // straight path, with no predicates; others take the careful one.
@@ -26,20 +31,25 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Packets of x and dy under way: Stages chunks of Rows rows. In shared memory, row r of thread i lies at
-// ((2r + tensor) · Threads + i) · Bytes. In registers there is one stage.
+// Packets of x and dy under way: chunks of Rows rows. In shared memory there are Stages chunks, one of which is being
+// read; row r of thread i lies at ((2r + tensor) · Threads + i) · Bytes. In registers there is one, and a row is fetched
+// as soon as its place has been read.
 template <int Bytes, int Rows, int WantedStages, int Threads> class RowRing {
 public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
     static constexpr int STAGES = ASYNC ? WantedStages : 1;
+    static constexpr u32 SHARED_BYTES = ASYNC ? (u32)STAGES * Rows * 2 * Threads * Bytes : 0;
 
     CAUSEWAY_DEVICE RowRing() : thread_offset_(thread_index() * Bytes) {}
 
-    // Fetches row `row` of the current stage; reads as zero when not valid.
+    // Chunks under way while one is read.
+    static constexpr int AHEAD = ASYNC ? STAGES - 1 : 1;
+
+    // Fetches row `row` of the stage that was read last; reads as zero when not valid.
     CAUSEWAY_DEVICE void fetch(int row, const char* x, const char* dy, bool valid) {
         if constexpr (ASYNC) {
-            async_copy<Bytes>(offset(row, 0), x, valid);
-            async_copy<Bytes>(offset(row, 1), dy, valid);
+            async_copy<Bytes>(offset(fill_, row, 0), x, valid);
+            async_copy<Bytes>(offset(fill_, row, 1), dy, valid);
         } else if (valid) {
             ahead_[row][0] = load<Bytes>(x);
             ahead_[row][1] = load<Bytes>(dy);
@@ -50,36 +60,44 @@ public:
 
     CAUSEWAY_DEVICE Packet<Bytes> read(int row, int tensor) const {
         if constexpr (ASYNC) {
-            return load_shared<Bytes>(offset(row, tensor));
+            return load_shared<Bytes>(offset(read_, row, tensor));
         } else {
             return ahead_[row][tensor];
         }
     }
 
-    // Waits for the current stage.
-    CAUSEWAY_DEVICE void wait() {
-        if constexpr (ASYNC) async_wait<STAGES - 1>();
-    }
-
-    // Ends the current stage's fetches and makes the next stage current.
-    CAUSEWAY_DEVICE void advance() {
+    // Ends the fetches of a stage.
+    CAUSEWAY_DEVICE void fetched() {
         if constexpr (ASYNC) {
             async_commit();
-            stage_offset_ = stage_offset_ + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : stage_offset_ + STAGE_BYTES;
+            fill_ = next(fill_);
         }
+    }
+
+    // Waits for the stage that is read next, of `Ahead` that are under way.
+    template <int Ahead> CAUSEWAY_DEVICE void wait() {
+        if constexpr (ASYNC) async_wait<Ahead - 1>();
+    }
+
+    CAUSEWAY_DEVICE void was_read() {
+        if constexpr (ASYNC) read_ = next(read_);
     }
 
 private:
     static constexpr u32 STAGE_BYTES = (u32)Rows * 2 * Threads * Bytes;
-    CAUSEWAY_DEVICE u32 offset(int row, int tensor) const {
-        return thread_offset_ + stage_offset_ + (u32)(2 * row + tensor) * Threads * Bytes;
+    static CAUSEWAY_DEVICE u32 next(u32 stage) {
+        return stage + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
+    }
+    CAUSEWAY_DEVICE u32 offset(u32 stage, int row, int tensor) const {
+        return thread_offset_ + stage + (u32)(2 * row + tensor) * Threads * Bytes;
     }
 
-    u32 thread_offset_, stage_offset_ = 0;
+    u32 thread_offset_, fill_ = 0, read_ = 0;
     Packet<Bytes> ahead_[ASYNC ? 1 : Rows][2];
 };
 
-// Tile: threads of a block; lanes, those of them along dim, a power of two; channels of a packet; stages under way.
+// Tile: threads of a block; lanes, those of them along dim, a power of two; channels of a packet; stages under way;
+// rows of a short segment, or 0; weight_bytes as in load_parameters.
 template <class Problem, class Tile> class ChannelLastBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads, LANES = Tile::lanes, CHANNELS = Tile::channels;
@@ -89,12 +107,23 @@ template <class Problem, class Tile> class ChannelLastBackward {
     static constexpr bool PLACES = PACKED<Problem> || Problem::seq_idx;
     using Ring = RowRing<BYTES, ROWS, Tile::stages, THREADS>;
 
+    // Sums of the block's channels; segments whose sums a wave adds up; those sums in shared memory.
+    static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
+    static constexpr int COUNT = BLOCK_CHANNELS * (Problem::dbias ? W + 1 : W);
+    static constexpr int SEGMENTS = THREADS / LANES;
+    static constexpr int SHARERS = LANES < (int)WAVE_SIZE ? (int)WAVE_SIZE / LANES : 1;
+    static constexpr int LINES = SEGMENTS / SHARERS;
+    // Shared memory: the ring, and over it when it is done the sums and a flag; then the shares of rows above.
+    static constexpr u32 FLAG_AT = LINES * COUNT * 4;
+    static constexpr u32 SHARES_AT = Ring::SHARED_BYTES > FLAG_AT + 16 ? Ring::SHARED_BYTES : FLAG_AT + 16;
+
 public:
     CAUSEWAY_DEVICE explicit ChannelLastBackward(const BackwardArguments& a) : a(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
         const u32 part = block / a.channel_groups, group = block - part * a.channel_groups;
-        const u32 thread = thread_index(), segment = part * (THREADS / LANES) + thread / LANES;
+        const u32 thread = thread_index(), line = thread / LANES;
+        const u32 segment = part * SEGMENTS + line;
         channel = ((i64)group * LANES + thread % LANES) * CHANNELS;
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
@@ -102,44 +131,60 @@ public:
             for (int j = 0; j <= W; ++j) sums[j][c] = 0.0f;
         }
         const bool active = channel < a.dim && segment < (u32)a.batch * a.pieces;
-        if (active) walk(segment);
+        if (active) {
+            enter(segment, line);
+            if constexpr (Tile::rows > 0) {
+                compute_short();
+            } else {
+                walk();
+            }
+        }
+        block_barrier();  // the ring is free, all shares are there
+        if (active && !runs_over) finish_last_rows();
         reduce(group, part);
     }
 
 private:
-    CAUSEWAY_DEVICE void walk(u32 segment) {
-        row = segment / a.pieces;
+    CAUSEWAY_DEVICE void enter(u32 segment, u32 line) {
+        row = (i32)(segment / a.pieces);
         first = (i32)((segment - (u32)row * a.pieces) * a.piece);
         const i32 seqlen = (i32)a.seqlen;
         last = seqlen - first < (i32)a.piece ? seqlen : first + (i32)a.piece;
-        fetch_end = seqlen - last < H ? seqlen : last + H;
-        x = (const char*)a.x.data + (row * a.x.row + channel) * (i64)sizeof(X);
-        dy = (const char*)a.dy.data + (row * a.dy.row + channel) * (i64)sizeof(X);
+        shares_above = line > 0 && first > 0;
+        runs_over = last == seqlen || line == SEGMENTS - 1 || Tile::rows > 0;
+        fetch_end = !runs_over ? last : seqlen - last < H ? seqlen : last + H;
+        x = opaque((const char*)a.x.data + (row * a.x.row + channel) * (i64)sizeof(X));
+        dy = opaque((const char*)a.dy.data + (row * a.dy.row + channel) * (i64)sizeof(X));
         dx = (char*)a.dx.data + (row * a.dx.row + channel) * (i64)sizeof(X);
-        x_pitch = (i32)(a.x.position * (i64)sizeof(X));
-        dy_pitch = (i32)(a.dy.position * (i64)sizeof(X));
-        dx_pitch = (i32)(a.dx.position * (i64)sizeof(X));
+    }
 
+    CAUSEWAY_DEVICE void walk() {
+        const i32 end = runs_over ? last + H : last;
         Packet<BYTES> before[H + 1];
 #pragma unroll
         for (int j = 1; j <= H; ++j) {
-            if (first - j >= 0) before[j] = load<BYTES>(x + (i64)(first - j) * x_pitch);
+            if (first - j >= 0) before[j] = load<BYTES>(x + (i64)(first - j) * a.x_pitch);
         }
         Ring ring;
 #pragma unroll
-        for (int s = 0; s < Ring::STAGES; ++s) {
+        for (int s = 0; s < Ring::AHEAD; ++s) {
 #pragma unroll
             for (int p = 0; p < ROWS; ++p) fetch(ring, p, first + s * ROWS + p, false);
-            ring.advance();
+            ring.fetched();
         }
-        load_parameters();
+        load_weights();
+        if constexpr (PLACES) enter_places();
 #pragma unroll
         for (int j = 1; j <= H; ++j) {
-            if (first - j >= 0) {
+            const i32 start = PACKED<Problem> ? sequence_now.start : 0;
+            if (first - j >= start) {
                 unpack<X>(before[j], history[(W - j) % W]);
             } else {
 #pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) history[(W - j) % W][c] = initial(row, c, H + first - j);
+                for (int c = 0; c < CHANNELS; ++c) {
+                    history[(W - j) % W][c] =
+                        initial(PACKED<Problem> ? sequence_now.sequence : row, c, H + first - j - start);
+                }
             }
         }
 #pragma unroll
@@ -147,11 +192,10 @@ private:
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) unfinished[i][c] = 0.0f;
         }
-        if constexpr (PLACES) enter_places();
 
-        for (i32 t = first; t < last + H; t += ROWS) {
+        for (i32 t = first; t < end; t += ROWS) {
             if constexpr (PLACES) load_places(t);
-            const bool inside = t > first && t + (Ring::STAGES + 1) * ROWS <= fetch_end;
+            const bool inside = t > first && t + (Ring::AHEAD + 1) * ROWS <= fetch_end;
             if (inside && (!PLACES || one_sequence(t))) {
                 chunk<true>(ring, t);
             } else {
@@ -162,16 +206,80 @@ private:
         if constexpr (Ring::ASYNC) async_wait<0>();
     }
 
-    CAUSEWAY_DEVICE void fetch(Ring& ring, int p, i32 t, bool inside) const {
-        ring.fetch(p, x + (i64)t * x_pitch, dy + (i64)t * dy_pitch, inside || t < fetch_end);
+    // A segment of at most Tile::rows rows, all at once.
+    CAUSEWAY_DEVICE void compute_short() {
+        static_assert(Tile::rows == 0 || !PLACES, "short segments know no boundaries");
+        constexpr int S = Tile::rows;
+        Packet<BYTES> x_packets[S + 2 * H], dy_packets[S + H];
+#pragma unroll
+        for (int i = 0; i < S + H; ++i) {
+            x_packets[H + i] = dy_packets[i] = zero_packet<BYTES>();
+            if (first + i < fetch_end) {
+                x_packets[H + i] = load<BYTES>(x + (i64)(first + i) * a.x_pitch);
+                dy_packets[i] = load<BYTES>(dy + (i64)(first + i) * a.dy_pitch);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < H; ++i) {
+            if (first - H + i >= 0) x_packets[i] = load<BYTES>(x + (i64)(first - H + i) * a.x_pitch);
+        }
+        load_weights();
+        float values[S + 2 * H][CHANNELS], g[S + H][CHANNELS];
+#pragma unroll
+        for (int i = 0; i < S + 2 * H; ++i) {
+            if (i >= H || first - H + i >= 0) {
+                unpack<X>(x_packets[i], values[i]);
+            } else {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) values[i][c] = initial(row, c, first + i);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < S + H; ++i) {
+            unpack<X>(dy_packets[i], g[i]);
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+                float pre = bias[c];
+#pragma unroll
+                for (int j = 0; j < W; ++j) pre = multiply_add(weight[j][c], values[H + i - j][c], pre);
+                g[i][c] = activation_gradient<Problem::silu>(pre, g[i][c]);
+                if (i >= S) continue;
+                sums[W][c] += g[i][c];
+#pragma unroll
+                for (int j = 0; j < W; ++j) sums[j][c] = multiply_add(g[i][c], values[H + i - j][c], sums[j][c]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < S; ++i) {
+            if (first + i >= last) break;
+            float sum[CHANNELS];
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+                sum[c] = 0.0f;
+                if constexpr (Problem::dfinal_states) {
+                    const i32 k = H - ((i32)a.seqlen - first - i);
+                    if (k >= 0) sum[c] = read<X>(a.dfinal_states, row, channel + c, k);
+                }
+#pragma unroll
+                for (int j = 0; j < W; ++j) sum[c] = multiply_add(weight[j][c], g[i + j][c], sum[c]);
+            }
+            store(dx + (i64)(first + i) * a.dx_pitch, pack<X, BYTES>(sum));
+        }
     }
 
-    CAUSEWAY_DEVICE void load_parameters() {
+    CAUSEWAY_DEVICE void fetch(Ring& ring, int p, i32 t, bool inside) const {
+        ring.fetch(p, x + (i64)t * a.x_pitch, dy + (i64)t * a.dy_pitch, inside || t < fetch_end);
+    }
+
+    CAUSEWAY_DEVICE void load_weights() {
+        float taps[CHANNELS][W];
+        load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias,
+                                                               a.bias_channel, channel, taps, bias);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
-            bias[c] = read_bias<Problem>(a, channel + c);
 #pragma unroll
-            for (int j = 0; j < W; ++j) weight[j][c] = read_weight<Problem>(a, channel + c, j);
+            // Left alone, 16-bit weights stay packed and are unpacked again in every row.
+            for (int j = 0; j < W; ++j) weight[j][c] = opaque(taps[c][W - 1 - j]);
         }
     }
 
@@ -183,11 +291,18 @@ private:
 
     // ROWS rows from t on. Inside: every row, store and prefetch lies in the segment, every tap in one sequence.
     template <bool Inside> CAUSEWAY_DEVICE void chunk(Ring& ring, i32 t) {
-        ring.wait();
+        // Copies to shared memory are issued together, before the chunk's reads: alternating with them costs extra
+        // instructions, and each copy would hold back the reads after it.
+        ring.template wait<Ring::AHEAD>();
+        if constexpr (Ring::ASYNC) {
+#pragma unroll
+            for (int p = 0; p < ROWS; ++p) fetch(ring, p, t + Ring::AHEAD * ROWS + p, Inside);
+            ring.fetched();
+        }
 #pragma unroll
         for (int p = 0; p < ROWS; ++p) {
             const Packet<BYTES> x_packet = ring.read(p, 0), dy_packet = ring.read(p, 1);
-            fetch(ring, p, t + Ring::STAGES * ROWS + p, Inside);
+            if constexpr (!Ring::ASYNC) fetch(ring, p, t + ROWS + p, Inside);
             if (!Inside && t + p >= last + H) continue;
             float d[CHANNELS];
             unpack<X>(x_packet, history[p % W]);
@@ -199,10 +314,32 @@ private:
             }
             const i32 finished = t + p - H;
             if (Inside || (finished >= first && finished < last)) {
-                store(dx + (i64)finished * dx_pitch, pack<X, BYTES>(unfinished[(p + 1) % W]));
+                store(dx + (i64)finished * a.dx_pitch, pack<X, BYTES>(unfinished[(p + 1) % W]));
+            } else if (finished < first && shares_above) {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) write_shared(share_at(thread_index(), p, c), unfinished[(p + 1) % W][c]);
             }
         }
-        ring.advance();
+        ring.was_read();
+    }
+
+    // Where a thread leaves its share of dx[first - H + i].
+    static CAUSEWAY_DEVICE u32 share_at(u32 thread, int i, int c) {
+        return SHARES_AT + ((u32)(i * CHANNELS + c) * THREADS + thread) * 4;
+    }
+
+    // The last H rows of a segment, with the shares from the segment below. Such a segment has whole chunks, so the
+    // windows are back where they started.
+    CAUSEWAY_DEVICE void finish_last_rows() const {
+#pragma unroll
+        for (int i = 0; i < H; ++i) {
+            float sums_of_row[CHANNELS];
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+                sums_of_row[c] = unfinished[i + 1][c] + read_shared(share_at(thread_index() + LANES, i, c));
+            }
+            store(dx + (i64)(last - H + i) * a.dx_pitch, pack<X, BYTES>(sums_of_row));
+        }
     }
 
     CAUSEWAY_DEVICE void straight_row(int p, const float (&d)[CHANNELS]) {
@@ -225,27 +362,34 @@ private:
     }
 
     CAUSEWAY_DEVICE void careful_row(i32 t, int p, const float (&d)[CHANNELS]) {
-        Span<i32> sequence = {(i32)row, 0, (i32)a.seqlen};
-        i32 index = 0, first_index = 0;
-        if constexpr (PACKED<Problem>) sequence = advance_sequence(t);
-        if constexpr (Problem::seq_idx) {
-            index = indices[H + p];
-            first_index = sequence_first_index;
+        Span<i32> sequence = {row, 0, (i32)a.seqlen};
+        i32 index = 0;
+        if constexpr (PACKED<Problem>) {
+            if (t >= sequence_now.end) enter_sequence(t, p);
+            sequence = sequence_now;
         }
+        if constexpr (Problem::seq_idx) index = indices[H + p];
         const i32 reach = t - sequence.start;  // rows that this one can look back within its sequence
         const i32 left = sequence.end - t;
-        const bool adds = t < last;
+        float begun[CHANNELS];
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) begun[c] = 0.0f;
+        if constexpr (Problem::dfinal_states) {
+            if (t < last && left > 0 && left <= H && index >= 0) {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) {
+                    begun[c] = read<X>(a.dfinal_states, sequence.sequence, channel + c, H - left);
+                }
+            }
+        }
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
             float taps[W];
 #pragma unroll
             for (int j = 0; j < W; ++j) {
                 taps[j] = history[(p + W - j) % W][c];
-                if constexpr (PACKED<Problem>) {
-                    if (j > reach) taps[j] = index == first_index ? initial(sequence.sequence, c, H + reach - j) : 0.0f;
-                }
                 if constexpr (Problem::seq_idx) {
-                    if ((!PACKED<Problem> || j <= reach) && indices[H + p - j] != index) taps[j] = 0.0f;
+                    if (indices[H + p - j] != index) taps[j] = 0.0f;
                 }
             }
             float pre = bias[c];
@@ -255,18 +399,12 @@ private:
             }
             float g = activation_gradient<Problem::silu>(pre, d[c]);
             if (index < 0) g = 0.0f;
-            if (adds) {
+            if (t < last) {
                 if constexpr (Problem::dbias) sums[W][c] += g;
 #pragma unroll
                 for (int j = 0; j < W; ++j) sums[j][c] = multiply_add(g, taps[j], sums[j][c]);
             }
-            float begun = 0.0f;
-            if constexpr (Problem::dfinal_states) {
-                if (t < last && left > 0 && left <= H && index >= 0) {
-                    begun = read<X>(a.dfinal_states, sequence.sequence, channel + c, H - left);
-                }
-            }
-            unfinished[p % W][c] = multiply_add(weight[0][c], g, begun);
+            unfinished[p % W][c] = multiply_add(weight[0][c], g, begun[c]);
 #pragma unroll
             for (int j = 1; j < W; ++j) {
                 bool reaches = true;
@@ -281,16 +419,14 @@ private:
     // ---- places: which sequence a row is in, and the index it carries ----------------------------------------------
 
     CAUSEWAY_DEVICE i32 index_at(i32 t) const {
-        // Rows before the first carry its index: initial_states do, and without them they are zero.
-        return position_index<Problem>(a, row, t < 0 ? 0 : t);
+        // Rows before a sequence carry the index of its first row: initial_states do, and without them they are zero.
+        const i32 start = PACKED<Problem> ? sequence_now.start : 0;
+        return position_index<Problem>(a, row, maximum(t, start));
     }
 
     CAUSEWAY_DEVICE void enter_places() {
         if constexpr (PACKED<Problem>) {
-            sequence_now = sequence_at<Problem, i32>(a, (i32)row, first);
-            if constexpr (Problem::seq_idx) sequence_first_index = index_at(sequence_now.start);
-        } else if constexpr (Problem::seq_idx) {
-            sequence_first_index = index_at(0);
+            sequence_now = sequence_at<Problem, i32>(a, row, first);
         }
         if constexpr (Problem::seq_idx) {
 #pragma unroll
@@ -335,14 +471,23 @@ private:
         return same;
     }
 
-    // The sequence of row t; rows come in ascending order.
-    CAUSEWAY_DEVICE Span<i32> advance_sequence(i32 t) {
-        const i32 before = sequence_now.sequence;
+    // A sequence begins at row t (or, where cu_seqlens does not ascend to seqlen, the last one goes on). What lies
+    // before it is now its initial states, so that the window holds what the taps of its rows read.
+    CAUSEWAY_DEVICE void enter_sequence(i32 t, int p) {
         boundaries<Problem, i32>(a).advance(sequence_now, t);
-        if constexpr (Problem::seq_idx) {
-            if (sequence_now.sequence != before) sequence_first_index = index_at(sequence_now.start);
+        if (t < sequence_now.end) {
+            sequence_now.start = t;
+        } else {
+            sequence_now.end = (i32)a.seqlen;
         }
-        return sequence_now;
+#pragma unroll
+        for (int j = 1; j < W; ++j) {
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+                history[(p + W - j) % W][c] = initial(sequence_now.sequence, c, H - j);
+            }
+            if constexpr (Problem::seq_idx) indices[H + p - j] = indices[H + p];
+        }
     }
 
     // ---- sums over the block's segments, then over blocks ----------------------------------------------------------
@@ -359,12 +504,7 @@ private:
                 }
             }
         }
-        constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
-        constexpr int COUNT = BLOCK_CHANNELS * (Problem::dbias ? W + 1 : W);
-        constexpr int SHARERS = LANES < (int)WAVE_SIZE ? (int)WAVE_SIZE / LANES : 1;
-        constexpr int LINES = THREADS / LANES / SHARERS;
         const u32 thread = thread_index(), line = thread / LANES;
-        block_barrier();  // the ring is free now
         if (line % SHARERS == 0) {
             const u32 at = (line / SHARERS * COUNT + thread % LANES * CHANNELS) * 4;
 #pragma unroll
@@ -377,31 +517,41 @@ private:
         }
         block_barrier();
         const i64 first_channel = (i64)group * BLOCK_CHANNELS;
-        sum_over_blocks<THREADS>(
-            a.workspace, a.counters, group, part, a.parts, COUNT, LINES * COUNT * 4,
-            [&](int i) {
-                float sum = read_shared(i * 4);
+        // Several sums at a time; fewer where the walk gets by with few registers.
+        constexpr int VECTOR = CHANNELS % 4 == 0 ? 4 : BLOCK_CHANNELS % 2 == 0 ? 2 : 1;
+        sum_over_blocks<THREADS, VECTOR>(
+            a.workspace, a.counters, group, part, a.parts, COUNT, FLAG_AT,
+            [&](int i, float (&values)[VECTOR]) {
+#pragma unroll
+                for (int k = 0; k < VECTOR; ++k) values[k] = 0.0f;
 #pragma unroll 4
-                for (int line = 1; line < LINES; ++line) sum += read_shared((line * COUNT + i) * 4);
-                return sum;
+                for (int line = 0; line < LINES; ++line) {
+                    const Packet<VECTOR * 4> packet = load_shared<VECTOR * 4>((line * COUNT + i) * 4);
+#pragma unroll
+                    for (int k = 0; k < VECTOR; ++k) values[k] += as_float(packet.word[k]);
+                }
             },
-            [&](int i, float sum) {
-                const i64 c = first_channel + i % BLOCK_CHANNELS;
-                if (c < a.dim) write_sum<Problem>(a, c, i / BLOCK_CHANNELS, sum);
+            [&](int i, const float (&values)[VECTOR]) {
+#pragma unroll
+                for (int k = 0; k < VECTOR; ++k) {
+                    const i64 c = first_channel + i % BLOCK_CHANNELS + k;
+                    if (c < a.dim) write_sum<Problem>(a, c, i / BLOCK_CHANNELS, values[k]);
+                }
             });
     }
 
     const BackwardArguments& a;
-    i64 channel, row;
-    i32 first, last, fetch_end;  // rows of the segment; rows that may be read after it
+    i64 channel;
+    i32 row;
+    i32 first, last, fetch_end;  // rows of the segment; end of those that are read
+    bool shares_above, runs_over = true;
     const char *x, *dy;
     char* dx;
-    i32 x_pitch, dy_pitch, dx_pitch;  // bytes from row to row
     float weight[W][CHANNELS], bias[CHANNELS];
     float history[W][CHANNELS];     // x[t-j] at (t-first-j) mod W
     float unfinished[W][CHANNELS];  // dx[t-j] likewise
     float sums[W + 1][CHANNELS];    // dweight by tap, dbias
-    i32 indices[H + ROWS], next_indices[ROWS], sequence_first_index;
+    i32 indices[H + ROWS], next_indices[ROWS];
     Span<i32> sequence_now;
 };
 

@@ -66,16 +66,15 @@ public:
             add_sums();
         }
         block_barrier();
-        sum_over_blocks<THREADS>(
+        sum_over_blocks<THREADS, 1>(
             a.workspace, a.counters, group, part, a.parts, sums, flag_at,
-            [&](int i) {
-                float sum = 0.0f;
-                for (int s = 0; s < slices; ++s) sum += read_shared(sum_at + (s * sums + i) * 4);
-                return sum;
+            [&](int i, float (&sum)[1]) {
+                sum[0] = 0.0f;
+                for (int s = 0; s < slices; ++s) sum[0] += read_shared(sum_at + (s * sums + i) * 4);
             },
-            [&](int i, float sum) {
+            [&](int i, const float (&sum)[1]) {
                 const int c = i / (width + 1);
-                if (first_channel + c < a.dim) write_sum<Problem>(a, first_channel + c, i - c * (width + 1), sum);
+                if (first_channel + c < a.dim) write_sum<Problem>(a, first_channel + c, i - c * (width + 1), sum[0]);
             });
     }
 

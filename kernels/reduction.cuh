@@ -25,37 +25,79 @@ CAUSEWAY_DEVICE float shuffle_xor(float value, u32 mask CAUSEWAY_AND_SITE) {
 #endif
 }
 
-// Adds the blocks' addends. All threads of all `parts` blocks of a group call it; addend(i) is this block's i-th
-// addend, i < count, in shared memory that was complete before a barrier; total(i, sum) receives the results, once.
-// `flag` is the offset of 4 bytes of shared memory that addend() does not read.
-template <int Threads, typename Addend, typename Total>
+// Adds each of Count values over the lanes of a wave. Returns one of the sums; `index` says which, Count or more in
+// lanes that hold none.
+//
+// While there are several values, a lane keeps half of them and passes on the others, so Count values cost about
+// Count + 5 shuffles instead of 5 · Count.
+template <int Count> CAUSEWAY_DEVICE float wave_sums(const float (&values)[Count], int& index) {
+    constexpr int PADDED = Count <= 1 ? 1 : Count <= 2 ? 2 : Count <= 4 ? 4 : 8;
+    static_assert(Count <= 8, "at most 8 sums");
+    float held[PADDED];
+#pragma unroll
+    for (int i = 0; i < PADDED; ++i) held[i] = i < Count ? values[i] : 0.0f;
+    const u32 lane = lane_index();
+    index = 0;
+    constexpr int LEVELS = PADDED == 1 ? 0 : PADDED == 2 ? 1 : PADDED == 4 ? 2 : 3;
+#pragma unroll
+    for (int level = 0; level < LEVELS; ++level) {
+        const int half = PADDED >> (level + 1);
+        const u32 offset = WAVE_SIZE >> (level + 1);
+        const bool upper = (lane & offset) != 0;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const float low = held[i], high = held[half + i];
+            held[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, offset);
+        }
+        index += upper ? half : 0;
+    }
+    const bool holds = (lane & (WAVE_SIZE / PADDED - 1)) == 0;
+#pragma unroll
+    for (u32 rest = WAVE_SIZE / 2 / PADDED; rest > 0; rest /= 2) held[0] += shuffle_xor(held[0], rest);
+    if (!holds) index = PADDED;
+    return held[0];
+}
+
+// Adds the blocks' addends. All threads of all `parts` blocks of a group call it. addend(i, values) gives this block's
+// addends i … i + Vector - 1 of `count`, a multiple of Vector, from shared memory that was complete before a barrier;
+// total(i, values) receives the results, once. `flag` is the offset of 4 bytes of shared memory that addend() does not
+// read. The workspace is aligned to 16 bytes.
+template <int Threads, int Vector, typename Addend, typename Total>
 CAUSEWAY_DEVICE void sum_over_blocks(float* workspace, u32* counters, u32 group, u32 part, u32 parts, int count,
                                      u32 flag, Addend addend, Total total) {
-    const int thread = (int)thread_index();
-    if (parts == 1) {
-        for (int i = thread; i < count; i += Threads) total(i, addend(i));
-        return;
-    }
+    constexpr int BYTES = Vector * 4;
+    const int first = (int)thread_index() * Vector;
     float* const sums = workspace + (u64)group * parts * (u64)count;
-    for (int i = thread; i < count; i += Threads) {
-        store<4>(sums + (u64)part * count + i, Packet<4>{{as_bits(addend(i))}});
+    for (int i = first; i < count; i += Threads * Vector) {
+        float values[Vector];
+        addend(i, values);
+        if (parts == 1) {
+            total(i, values);
+        } else {
+            Packet<BYTES> packet;
+#pragma unroll
+            for (int k = 0; k < Vector; ++k) packet.word[k] = as_bits(values[k]);
+            store(sums + (u64)part * count + i, packet);
+        }
     }
-    if (!last_block_to_arrive(counters + group, parts, flag)) return;
-    for (int i = thread; i < count; i += Threads) {
+    if (parts == 1 || !last_block_to_arrive(counters + group, parts, flag)) return;
+    for (int i = first; i < count; i += Threads * Vector) {
         constexpr u32 AHEAD = 16;  // loads under way at once
-        float sum = 0.0f;
+        float values[Vector] = {};
         for (u32 p = 0; p < parts; p += AHEAD) {
-            Packet<4> values[AHEAD];
+            Packet<BYTES> packets[AHEAD];
 #pragma unroll
             for (u32 k = 0; k < AHEAD; ++k) {
-                if (p + k < parts) values[k] = load_mutable<4>(sums + (u64)(p + k) * count + i);
+                if (p + k < parts) packets[k] = load_mutable<BYTES>(sums + (u64)(p + k) * count + i);
             }
 #pragma unroll
             for (u32 k = 0; k < AHEAD; ++k) {
-                if (p + k < parts) sum += as_float(values[k].word[0]);
+                if (p + k >= parts) break;
+#pragma unroll
+                for (int v = 0; v < Vector; ++v) values[v] += as_float(packets[k].word[v]);
             }
         }
-        total(i, sum);
+        total(i, values);
     }
 }
 

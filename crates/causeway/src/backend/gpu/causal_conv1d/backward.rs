@@ -12,7 +12,7 @@ use bytemuck::{Pod, Zeroable};
 use super::backward_tiles::{self, General, MOST_STEPS};
 use super::{
     Constants, Strides3, View, address, bytes, instantiation, meta_bytes, most_blocks, plain_plan,
-    power_of_two_in, refuse_f64,
+    power_of_two_in, refuse_f64, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
@@ -69,8 +69,11 @@ struct Arguments {
     piece: u32,
     tile_channels: u32,
     slices: u32,
+    /// Bytes from row to row of x, dy and dx where channels are neighbours.
+    pitches: [i32; 3],
+    padding: u32,
 }
-const _: () = assert!(size_of::<Arguments>() == 424, "as the kernel's static_assert");
+const _: () = assert!(size_of::<Arguments>() == 440, "as the kernel's static_assert");
 
 /// Plans a backward call whose arguments have been validated.
 ///
@@ -179,33 +182,41 @@ impl Planner<'_> {
         let legal = legal.min(1 << (dim as u64).trailing_zeros().min(3));
         let elements_each =
             (batch * seqlen) as u64 * dim as u64 / u64::from(self.facts.multiprocessors.max(1));
-        let tile = backward_tiles::last(width, elements_each, self.has_places())?;
-        let channels = tile.channels.min(legal);
+        let tile = backward_tiles::last(width, elements_each, legal * element, self.has_places())?;
+        let channels = legal.min(tile.channels).min((tile.bytes / element).max(1));
         let across = (dim as u64).div_ceil(u64::from(channels));
         let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;
         let channel_groups = u32::try_from(across.div_ceil(u64::from(lanes))).ok()?;
 
-        // Segments of about the length that lets the grid fill the device `waves` times.
+        // Segments of about the length that lets the grid fill the device once.
         let segments_per_block = tile.threads / lanes;
-        let resident = u64::from(self.facts.multiprocessors * tile.resident * tile.waves);
-        let segments = (resident / u64::from(channel_groups)).max(1) * u64::from(segments_per_block);
-        let pieces = segments.div_ceil(batch as u64).min(seqlen as u64);
-        let piece =
-            (seqlen as u64).div_ceil(pieces).next_multiple_of(u64::from(rows)).max(u64::from(tile.least));
-        let piece = piece.next_multiple_of(u64::from(rows));
+        let piece = if tile.rows > 0 {
+            u64::from(tile.rows)
+        } else {
+            let resident = u64::from(self.facts.multiprocessors * tile.resident);
+            let segments = (resident / u64::from(channel_groups)).max(1) * u64::from(segments_per_block);
+            let pieces = (segments / batch as u64).clamp(1, seqlen as u64);
+            (seqlen as u64).div_ceil(pieces).next_multiple_of(u64::from(rows))
+        };
         let pieces = (seqlen as u64).div_ceil(piece);
         let parts = (batch as u64 * pieces).div_ceil(u64::from(segments_per_block));
 
         let bytes = channels * element;
-        let ring = if self.has_async_copy(bytes) { tile.stages * rows * 2 * tile.threads * bytes } else { 0 };
         let sums = u64::from(lanes * channels) * self.sums_per_channel();
         let sharers = (self.facts.wave_size / lanes).max(1);
         let lines = (segments_per_block / sharers).max(1);
+        // The ring and, over it when it is done, sums and a flag; then what each segment leaves for the one above.
+        let ring = if self.has_async_copy(bytes) { tile.stages * rows * 2 * tile.threads * bytes } else { 0 };
+        let shares = (width as u32 - 1) * channels * tile.threads * 4;
+        let lines_bytes = lines * sums as u32 * 4 + 16;
+        let shared_bytes = if tile.rows > 0 { lines_bytes } else { ring.max(lines_bytes) + shares };
         let tile_constants = Constants::new("Tile")
             .int("threads", tile.threads)
             .int("lanes", lanes)
             .int("channels", channels)
-            .int("stages", tile.stages);
+            .int("stages", tile.stages)
+            .int("rows", tile.rows)
+            .int("weight_bytes", weight_access(&self.op.weight, channels));
         Some(Launch {
             header: "causal_conv1d_backward_channel_last.cuh",
             entry: "causal_conv1d_backward_channel_last",
@@ -213,7 +224,7 @@ impl Planner<'_> {
             tile: tile_constants,
             threads: tile.threads,
             resident: tile.resident,
-            shared_bytes: ring.max(lines * sums as u32 * 4 + 4),
+            shared_bytes,
             sums,
             channel_groups,
             parts: u32::try_from(parts).ok()?,
@@ -231,70 +242,79 @@ impl Planner<'_> {
         if !self.streams().iter().all(|view| view.is_dense(2)) || !self.fits_32_bits() {
             return None;
         }
+        // Indices are read as the positions are.
+        if self.op.seq_idx.as_ref().is_some_and(|indices| !View::of(indices).is_dense(1)) {
+            return None;
+        }
         let bytes = self.common_residue();
         if bytes < element {
             return None;
         }
         let aligned = self.streams().iter().all(|view| view.access(2) >= bytes);
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
-        let tile = backward_tiles::first(width, element, self.has_places(), ragged)?;
+        let has_states = self.has_states(self.op.initial_states.is_some() || self.op.dfinal_states.is_some());
+        let careful = ragged || has_states || self.has_places();
+        let crowded = self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states;
+        let tile = backward_tiles::first(width, element, careful, crowded)?;
         let packets = tile.bytes / bytes;
         let count = u64::from(tile.bytes / element);
         let positions = seqlen as u64 + if ragged { u64::from(bytes / element) - 1 } else { 0 };
 
         // Short rows share a wave; long ones take all of it.
         let wave = self.facts.wave_size;
-        let lanes =
-            positions.div_ceil(count).next_power_of_two().clamp(u64::from(wave.min(32)) / 4, u64::from(wave));
+        // Half a wave holds the indices beside a tile even where both halos are 7 positions long.
+        let fewest = u64::from(if self.op.seq_idx.is_some() { wave / 2 } else { wave / 4 });
+        let lanes = positions.div_ceil(count).next_power_of_two().clamp(fewest, u64::from(wave));
         let tiles = positions.div_ceil(lanes * count);
 
-        // Enough waves to fill the device, as long as there are rows or pieces of rows for them.
-        let wanted = u64::from(self.facts.multiprocessors * tile.waves) * 3 / 2;
-        let per_channel = (wanted / dim as u64).clamp(1, u64::from(tile.threads / wave));
-        let mut per_channel = 1 << per_channel.ilog2();
+        // Enough waves to fill the device, as long as there are rows, or pieces of rows, for them.
+        let filling = u64::from(self.facts.multiprocessors * tile.resident_threads / wave);
+        let wanted = (filling * 3 / 2 / dim as u64).clamp(1, u64::from(tile.most_waves));
         let splittable = lanes == u64::from(wave);
-        let most_jobs =
-            if splittable { batch as u64 * tiles } else { (batch as u64).div_ceil(u64::from(wave) / lanes) };
-        while per_channel > most_jobs.max(1) {
-            per_channel /= 2;
-        }
-        let blocks = (dim as u64 * per_channel * u64::from(wave)).div_ceil(u64::from(tile.threads));
-        let parts = if blocks * 2 <= u64::from(self.facts.multiprocessors) {
-            (u64::from(self.facts.multiprocessors) * 2 / blocks).clamp(1, (most_jobs / per_channel).max(1))
+        let rows_at_once = u64::from(wave) / lanes;
+        // A piece pays for its halos, so it is some tiles long.
+        let most_pieces = if splittable { (tiles / tile.least_tiles).max(1) } else { 1 };
+        let most_jobs = (batch as u64).div_ceil(rows_at_once) * most_pieces;
+        let per_channel = 1u64 << wanted.min(most_jobs).ilog2();
+        let threads = (per_channel as u32 * wave).max(tile.threads);
+        let group_channels = u64::from(threads / wave) / per_channel;
+        let channel_groups = (dim as u64).div_ceil(group_channels);
+        // With too few channels for that, several blocks share a channel.
+        let blocks = filling * u64::from(wave) / u64::from(threads);
+        let parts = if channel_groups * 4 <= blocks {
+            (blocks / channel_groups).clamp(1, most_jobs / per_channel)
         } else {
             1
         };
         let walkers = per_channel * parts;
-        let pieces = if splittable { walkers.div_ceil(batch as u64).clamp(1, tiles) } else { 1 };
+        let pieces = walkers.div_ceil(batch as u64).min(most_pieces);
         let piece = tiles.div_ceil(pieces) * lanes * count;
         let pieces = positions.div_ceil(piece);
-        if batch as u64 * pieces > i32::MAX as u64 / tiles.max(1) {
-            return None;
-        }
 
-        let group_channels = u64::from(tile.threads / wave) / per_channel;
         let sums = group_channels * self.sums_per_channel();
-        let stages = tile.stages;
-        let ring = if self.has_async_copy(bytes) { stages * 2 * packets * tile.threads * bytes } else { 0 };
-        let partial = (tile.threads / wave) * self.sums_per_channel() as u32 * 4 + 4;
+        let ring = if self.has_async_copy(bytes) { tile.stages * 2 * packets * threads * bytes } else { 0 };
+        let partial = (threads / wave) * self.sums_per_channel() as u32 * 4 + 4;
         let tile_constants = Constants::new("Tile")
-            .int("threads", tile.threads)
+            .int("threads", threads)
             .int("bytes", bytes)
             .int("packets", packets)
             .int("lanes", lanes)
             .flag("ragged", ragged)
-            .int("stages", stages)
-            .int("waves_per_channel", per_channel);
+            .flag("whole_rows", pieces == 1)
+            .int("stages", tile.stages)
+            .int("waves_per_channel", per_channel)
+            .int("weight_bytes", weight_access(&self.op.weight, 1))
+            .int("index_bytes", if ragged { 4 } else { self.index_access() });
         Some(Launch {
             header: "causal_conv1d_backward_channel_first.cuh",
             entry: "causal_conv1d_backward_channel_first",
             body: "backward_channel_first",
             tile: tile_constants,
-            threads: tile.threads,
-            resident: tile.resident,
-            shared_bytes: ring.max(partial),
+            threads,
+            resident: (tile.resident_threads / threads).max(1),
+            shared_bytes: ring + partial,
             sums,
-            channel_groups: u32::try_from((dim as u64).div_ceil(group_channels)).ok()?,
+            channel_groups: u32::try_from(channel_groups).ok()?,
             parts: parts as u32,
             pieces: u32::try_from(pieces).ok()?,
             piece: u32::try_from(piece).ok()?,
@@ -314,6 +334,11 @@ impl Planner<'_> {
             x.address.wrapping_sub(other.address) | steps as u64
         };
         power_of_two_in(difference(dy) | difference(dx))
+    }
+
+    /// The widest access for a lane's neighbouring indices where the lane's positions are at least 16 bytes.
+    fn index_access(&self) -> u32 {
+        self.op.seq_idx.as_ref().map_or(4, |indices| View::of(indices).access(1))
     }
 
     fn general(&self) -> Launch {
@@ -460,6 +485,8 @@ impl Planner<'_> {
             x_extent: extent(View::of(&op.x)),
             dy_extent: extent(View::of(&op.dy)),
             width: sizes.width as i32,
+            // Only the channel-last kernel reads them, and its planner has seen that they fit.
+            pitches: self.streams().map(|view| view.step_bytes(2) as i32),
             ..Arguments::default()
         }
     }

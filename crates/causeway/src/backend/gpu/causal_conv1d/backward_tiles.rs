@@ -6,107 +6,144 @@ pub(super) const MOST_STEPS: u64 = 8;
 /// What a block of the channel-last kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LastTile {
+    /// Most bytes of a thread's packet.
+    pub bytes: u32,
     /// Most channels of a thread.
     pub channels: u32,
     /// Most threads along dim, a power of two; fewer where dim is smaller, and then more along seqlen.
     pub lanes: u32,
     /// Threads of a block.
     pub threads: u32,
-    /// Blocks that should fit on a multiprocessor: caps registers.
+    /// Blocks that should fit on a multiprocessor: caps registers, and sizes the grid.
     pub resident: u32,
     /// Chunks of rows under way.
     pub stages: u32,
-    /// The grid fills the device about this many times.
-    pub waves: u32,
-    /// Fewest rows of a segment.
-    pub least: u32,
+    /// Rows of a short segment, which is computed all at once, or 0.
+    pub rows: u32,
 }
 
 /// What a block of the channel-first kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FirstTile {
-    /// Threads of a block.
-    pub threads: u32,
-    /// Blocks that should fit on a multiprocessor: caps registers.
-    pub resident: u32,
     /// Bytes of a lane's positions.
     pub bytes: u32,
+    /// Threads of a block, if there are that many for a channel.
+    pub threads: u32,
+    /// Threads that should fit on a multiprocessor: caps registers.
+    pub resident_threads: u32,
     /// Tiles under way.
     pub stages: u32,
-    /// Waves per multiprocessor that are wanted.
-    pub waves: u32,
+    /// Most waves for one channel.
+    pub most_waves: u32,
+    /// Fewest tiles of a piece, where rows are cut.
+    pub least_tiles: u64,
 }
 
-/// A row of a table: the first whose limits hold is taken.
-struct Rule<T> {
+/// A row of the table: the first whose limits hold is taken.
+struct Rule {
     /// Largest width.
     width: i64,
     /// Most elements of x per multiprocessor.
     elements: u64,
-    /// Whether it serves calls with cu_seqlens or seq_idx, whose careful path needs more registers.
+    /// Most bytes that an access may have.
+    bytes: u32,
+    /// Whether it serves calls with cu_seqlens or seq_idx.
     places: bool,
-    tile: T,
+    tile: LastTile,
 }
 
 const ANY: u64 = u64::MAX;
 
-const LAST: &[Rule<LastTile>] = &[
-    // Few rows for each multiprocessor: short segments, for latency.
+const LAST: &[Rule] = &[
+    // Too small to fill the device: what counts is how few steps follow one another.
+    Rule {
+        width: 4,
+        elements: 64,
+        bytes: 16,
+        places: false,
+        tile: LastTile { bytes: 4, channels: 1, lanes: 4, threads: 128, resident: 1, stages: 2, rows: 2 },
+    },
+    Rule {
+        width: 4,
+        elements: 640,
+        bytes: 16,
+        places: false,
+        tile: LastTile { bytes: 8, channels: 2, lanes: 4, threads: 128, resident: 1, stages: 2, rows: 2 },
+    },
+    Rule {
+        width: 4,
+        elements: 8 << 10,
+        bytes: 16,
+        places: false,
+        tile: LastTile { bytes: 8, channels: 2, lanes: 4, threads: 128, resident: 1, stages: 2, rows: 8 },
+    },
     Rule {
         width: 8,
         elements: 8 << 10,
+        bytes: 16,
         places: true,
-        tile: LastTile { channels: 2, lanes: 8, threads: 128, resident: 1, stages: 2, waves: 1, least: 4 },
+        tile: LastTile { bytes: 8, channels: 2, lanes: 8, threads: 128, resident: 1, stages: 2, rows: 0 },
     },
+    // Narrow accesses leave registers for more threads, which then hide more latency.
     Rule {
         width: 4,
-        elements: 256 << 10,
+        elements: ANY,
+        bytes: 4,
         places: false,
-        tile: LastTile { channels: 4, lanes: 32, threads: 256, resident: 2, stages: 2, waves: 1, least: 16 },
+        tile: LastTile { bytes: 4, channels: 2, lanes: 32, threads: 128, resident: 5, stages: 2, rows: 0 },
     },
     Rule {
         width: 4,
         elements: ANY,
-        places: false,
-        tile: LastTile { channels: 4, lanes: 32, threads: 256, resident: 2, stages: 2, waves: 2, least: 16 },
+        bytes: 16,
+        places: true,
+        tile: LastTile { bytes: 8, channels: 4, lanes: 32, threads: 256, resident: 2, stages: 2, rows: 0 },
     },
     Rule {
-        width: 4,
+        width: 6,
         elements: ANY,
-        places: true,
-        tile: LastTile { channels: 4, lanes: 32, threads: 128, resident: 3, stages: 2, waves: 1, least: 16 },
+        bytes: 16,
+        places: false,
+        tile: LastTile { bytes: 8, channels: 4, lanes: 32, threads: 128, resident: 3, stages: 2, rows: 0 },
     },
     Rule {
         width: 8,
         elements: ANY,
+        bytes: 16,
         places: false,
-        tile: LastTile { channels: 2, lanes: 32, threads: 256, resident: 2, stages: 2, waves: 1, least: 16 },
+        tile: LastTile { bytes: 8, channels: 2, lanes: 32, threads: 256, resident: 2, stages: 2, rows: 0 },
     },
     Rule {
         width: 8,
         elements: ANY,
+        bytes: 16,
         places: true,
-        tile: LastTile { channels: 2, lanes: 32, threads: 128, resident: 3, stages: 2, waves: 1, least: 16 },
+        tile: LastTile { bytes: 8, channels: 2, lanes: 32, threads: 128, resident: 3, stages: 2, rows: 0 },
     },
 ];
 
-/// The tile for a width and a number of elements of x per multiprocessor.
-pub(super) fn last(width: i64, elements: u64, places: bool) -> Option<LastTile> {
+/// The tile for a width, a number of elements of x per multiprocessor and the widest legal access.
+pub(super) fn last(width: i64, elements: u64, bytes: u32, places: bool) -> Option<LastTile> {
     LAST.iter()
-        .find(|rule| width <= rule.width && elements <= rule.elements && (rule.places || !places))
+        .find(|rule| {
+            let fits = width <= rule.width && elements <= rule.elements && bytes <= rule.bytes;
+            fits && (rule.places || !places)
+        })
         .map(|rule| rule.tile)
 }
 
-/// The tile for a width and the bytes of an element.
-pub(super) fn first(width: i64, element: u32, places: bool, ragged: bool) -> Option<FirstTile> {
+/// The tile for a width and the bytes of an element. `careful`: some tiles take the careful path, which needs more
+/// registers; `crowded`: with all options at once.
+pub(super) fn first(width: i64, element: u32, careful: bool, crowded: bool) -> Option<FirstTile> {
     // A lane needs as many positions as a halo.
     let bytes = if i64::from(16 / element) < width - 1 { 32 } else { 16 };
-    let resident = match (width, places, ragged) {
-        (..=4, false, false) => 5,
-        (_, false, _) => 4,
-        (_, true, _) => 3,
+    let resident_threads = match (width, careful, crowded) {
+        (..=4, false, _) if element == 2 => 640,
+        (_, _, true) => 256,
+        _ => 512,
     };
-    (width <= 8).then_some(FirstTile { threads: 128, resident, bytes, stages: 4, waves: 16 })
+    let tile = FirstTile { bytes, threads: 128, resident_threads, stages: 3, most_waves: 8, least_tiles: 4 };
+    (width <= 8).then_some(tile)
 }
 
 /// What a block of the general kernel does.
@@ -128,11 +165,9 @@ pub(super) struct General {
 pub(super) fn general(width: i64, dim_fastest: bool) -> General {
     const THREADS: u32 = 256;
     const GRANTED: u32 = 48 << 10;
-    let shapes: [(u32, u32); 5] = if dim_fastest {
-        [(32, 64), (16, 64), (8, 64), (4, 64), (2, 64)]
-    } else {
-        [(4, 256), (4, 128), (2, 128), (2, 64), (1, 64)]
-    };
+    let along_dim = [(32, 64), (16, 64), (8, 64), (4, 64), (2, 64)];
+    let along_seqlen = [(4, 256), (4, 128), (2, 128), (2, 64), (1, 64)];
+    let shapes: [(u32, u32); 5] = if dim_fastest { along_dim } else { along_seqlen };
     let tile = |(channels, positions): (u32, u32)| {
         let width = width as u32;
         let sums = channels * (width + 1);
