@@ -24,87 +24,10 @@
 // 5 selects, 20 for addresses and loop) / COUNT.
 #pragma once
 #include "causal_conv1d_backward.cuh"
+#include "causal_conv1d_backward_rings.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
-
-// Tiles of x and dy under way. In shared memory, packet p of thread i in stage s lies at
-// (((s · 2 + tensor) · Packets + p) · Threads + i) · Bytes. In registers there are two stages, which move up.
-template <int Bytes, int Packets, int WantedStages, int Threads> class TileRing {
-public:
-    static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
-    static constexpr int STAGES = ASYNC ? WantedStages : 2;
-    static_assert(STAGES >= 2, "the walk looks at the next tile");
-    static constexpr u32 SHARED_BYTES = ASYNC ? STAGES * 2u * Packets * Threads * Bytes : 0;
-    enum Tensor { X_TENSOR = 0, DY_TENSOR = 1 };
-
-    CAUSEWAY_DEVICE TileRing() : now_(thread_index() * Bytes), end_(now_ + STAGES * STAGE_BYTES) {}
-
-    // Starts fetching into stage `stage` after the current one; reads as zero when not valid.
-    CAUSEWAY_DEVICE void fetch(int stage, Tensor tensor, int p, const char* address, bool valid) {
-        if constexpr (ASYNC) {
-            async_copy<Bytes>(offset(now_ + stage * STAGE_BYTES, tensor, p), address, valid);
-        } else {
-            ahead_[stage][tensor][p] = valid ? load<Bytes>(address) : zero_packet<Bytes>();
-        }
-    }
-
-    CAUSEWAY_DEVICE void put(int stage, Tensor tensor, int p, const Packet<Bytes>& packet) {
-        if constexpr (ASYNC) {
-            store_shared<Bytes>(offset(now_ + stage * STAGE_BYTES, tensor, p), packet);
-        } else {
-            ahead_[stage][tensor][p] = packet;
-        }
-    }
-
-    CAUSEWAY_DEVICE void commit() { async_commit(); }
-
-    // Waits until `Stages` stages from the current one on have arrived.
-    template <int Stages> CAUSEWAY_DEVICE void wait() { async_wait<STAGES - Stages>(); }
-
-    CAUSEWAY_DEVICE Packet<Bytes> read(Tensor tensor, int p) const {
-        if constexpr (ASYNC) {
-            return load_shared<Bytes>(offset(now_, tensor, p));
-        } else {
-            return ahead_[0][tensor][p];
-        }
-    }
-
-    CAUSEWAY_DEVICE Packet<Bytes> read_next(Tensor tensor, int p) const {
-        if constexpr (ASYNC) {
-            return load_shared<Bytes>(offset(following(), tensor, p));
-        } else {
-            return ahead_[1][tensor][p];
-        }
-    }
-
-    // The stage that fetches go to after the current one has been read: in shared memory its own place.
-    static constexpr int FREED = ASYNC ? 0 : 1;
-    CAUSEWAY_DEVICE void free_current() {
-        if constexpr (!ASYNC) {
-#pragma unroll
-            for (int p = 0; p < Packets; ++p) {
-                ahead_[0][0][p] = ahead_[1][0][p];
-                ahead_[0][1][p] = ahead_[1][1][p];
-            }
-        }
-    }
-    CAUSEWAY_DEVICE void advance() {
-        if constexpr (ASYNC) now_ = following();
-    }
-
-private:
-    static constexpr u32 STAGE_BYTES = 2u * Packets * Threads * Bytes;
-    static CAUSEWAY_DEVICE u32 offset(u32 stage, int tensor, int p) {
-        return stage + (u32)(tensor * Packets + p) * Threads * Bytes;
-    }
-    CAUSEWAY_DEVICE u32 following() const {
-        return now_ + STAGE_BYTES == end_ ? now_ + STAGE_BYTES - STAGES * STAGE_BYTES : now_ + STAGE_BYTES;
-    }
-
-    u32 now_, end_;
-    Packet<Bytes> ahead_[ASYNC ? 1 : 2][2][Packets];
-};
 
 // A row, or a piece of one, that a group of lanes walks. `begin` and `end` are in u.
 struct RowPiece {

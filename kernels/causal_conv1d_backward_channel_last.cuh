@@ -27,74 +27,10 @@
 // (pre 4, g 7, dweight and dbias 5, dx 4, conversion 2.5, memory 2), without SiLU 13.5.
 #pragma once
 #include "causal_conv1d_backward.cuh"
+#include "causal_conv1d_backward_rings.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
-
-// Packets of x and dy under way: chunks of Rows rows. In shared memory there are Stages chunks, one of which is being
-// read; row r of thread i lies at ((2r + tensor) · Threads + i) · Bytes. In registers there is one, and a row is fetched
-// as soon as its place has been read.
-template <int Bytes, int Rows, int WantedStages, int Threads> class RowRing {
-public:
-    static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
-    static constexpr int STAGES = ASYNC ? WantedStages : 1;
-    static constexpr u32 SHARED_BYTES = ASYNC ? (u32)STAGES * Rows * 2 * Threads * Bytes : 0;
-
-    CAUSEWAY_DEVICE RowRing() : thread_offset_(thread_index() * Bytes) {}
-
-    // Chunks under way while one is read.
-    static constexpr int AHEAD = ASYNC ? STAGES - 1 : 1;
-
-    // Fetches row `row` of the stage that was read last; reads as zero when not valid.
-    CAUSEWAY_DEVICE void fetch(int row, const char* x, const char* dy, bool valid) {
-        if constexpr (ASYNC) {
-            async_copy<Bytes>(offset(fill_, row, 0), x, valid);
-            async_copy<Bytes>(offset(fill_, row, 1), dy, valid);
-        } else if (valid) {
-            ahead_[row][0] = load<Bytes>(x);
-            ahead_[row][1] = load<Bytes>(dy);
-        } else {
-            ahead_[row][0] = ahead_[row][1] = zero_packet<Bytes>();
-        }
-    }
-
-    CAUSEWAY_DEVICE Packet<Bytes> read(int row, int tensor) const {
-        if constexpr (ASYNC) {
-            return load_shared<Bytes>(offset(read_, row, tensor));
-        } else {
-            return ahead_[row][tensor];
-        }
-    }
-
-    // Ends the fetches of a stage.
-    CAUSEWAY_DEVICE void fetched() {
-        if constexpr (ASYNC) {
-            async_commit();
-            fill_ = next(fill_);
-        }
-    }
-
-    // Waits for the stage that is read next, of `Ahead` that are under way.
-    template <int Ahead> CAUSEWAY_DEVICE void wait() {
-        if constexpr (ASYNC) async_wait<Ahead - 1>();
-    }
-
-    CAUSEWAY_DEVICE void was_read() {
-        if constexpr (ASYNC) read_ = next(read_);
-    }
-
-private:
-    static constexpr u32 STAGE_BYTES = (u32)Rows * 2 * Threads * Bytes;
-    static CAUSEWAY_DEVICE u32 next(u32 stage) {
-        return stage + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
-    }
-    CAUSEWAY_DEVICE u32 offset(u32 stage, int row, int tensor) const {
-        return thread_offset_ + stage + (u32)(2 * row + tensor) * Threads * Bytes;
-    }
-
-    u32 thread_offset_, fill_ = 0, read_ = 0;
-    Packet<Bytes> ahead_[ASYNC ? 1 : Rows][2];
-};
 
 // Tile: threads of a block; lanes, those of them along dim, a power of two; channels of a packet; stages under way;
 // rows of a short segment, or 0; weight_bytes as in load_parameters.

@@ -88,11 +88,11 @@ CAUSEWAY_DEVICE void sum_over_blocks(float* workspace, u32* counters, u32 group,
             Packet<BYTES> packets[AHEAD];
 #pragma unroll
             for (u32 k = 0; k < AHEAD; ++k) {
+                packets[k] = zero_packet<BYTES>();
                 if (p + k < parts) packets[k] = load_mutable<BYTES>(sums + (u64)(p + k) * count + i);
             }
 #pragma unroll
             for (u32 k = 0; k < AHEAD; ++k) {
-                if (p + k >= parts) break;
 #pragma unroll
                 for (int v = 0; v < Vector; ++v) values[v] += as_float(packets[k].word[v]);
             }

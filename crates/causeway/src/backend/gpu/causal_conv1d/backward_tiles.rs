@@ -88,6 +88,13 @@ const LAST: &[Rule] = &[
     Rule {
         width: 4,
         elements: ANY,
+        bytes: 2,
+        places: false,
+        tile: LastTile { bytes: 2, channels: 1, lanes: 32, threads: 128, resident: 6, stages: 2, rows: 0 },
+    },
+    Rule {
+        width: 4,
+        elements: ANY,
         bytes: 4,
         places: false,
         tile: LastTile { bytes: 4, channels: 2, lanes: 32, threads: 128, resident: 5, stages: 2, rows: 0 },

@@ -1,0 +1,156 @@
+// What the backward kernels have under way: packets of x and dy, fetched ahead and read back by the thread that fetched
+// them, so that no barrier is needed.
+//
+// With asynchronous copies they lie in shared memory, and depth costs no registers; otherwise (AMD, sm_75, packets of
+// 2 bytes) they are kept in registers, of which there are enough for one step ahead.
+#pragma once
+#include "vector.cuh"
+
+namespace causeway {
+namespace causal_conv1d {
+
+// Packets of x and dy under way: chunks of Rows rows. In shared memory there are Stages chunks, one of which is being
+// read; row r of thread i lies at ((2r + tensor) · Threads + i) · Bytes. In registers there is one, and a row is fetched
+// as soon as its place has been read.
+template <int Bytes, int Rows, int WantedStages, int Threads> class RowRing {
+public:
+    static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
+    static constexpr int STAGES = ASYNC ? WantedStages : 1;
+    static constexpr u32 SHARED_BYTES = ASYNC ? (u32)STAGES * Rows * 2 * Threads * Bytes : 0;
+
+    CAUSEWAY_DEVICE RowRing() : thread_offset_(thread_index() * Bytes) {}
+
+    // Chunks under way while one is read.
+    static constexpr int AHEAD = ASYNC ? STAGES - 1 : 1;
+
+    // Fetches row `row` of the stage that was read last; reads as zero when not valid.
+    CAUSEWAY_DEVICE void fetch(int row, const char* x, const char* dy, bool valid) {
+        if constexpr (ASYNC) {
+            async_copy<Bytes>(offset(fill_, row, 0), x, valid);
+            async_copy<Bytes>(offset(fill_, row, 1), dy, valid);
+        } else if (valid) {
+            ahead_[row][0] = load<Bytes>(x);
+            ahead_[row][1] = load<Bytes>(dy);
+        } else {
+            ahead_[row][0] = ahead_[row][1] = zero_packet<Bytes>();
+        }
+    }
+
+    CAUSEWAY_DEVICE Packet<Bytes> read(int row, int tensor) const {
+        if constexpr (ASYNC) {
+            return load_shared<Bytes>(offset(read_, row, tensor));
+        } else {
+            return ahead_[row][tensor];
+        }
+    }
+
+    // Ends the fetches of a stage.
+    CAUSEWAY_DEVICE void fetched() {
+        if constexpr (ASYNC) {
+            async_commit();
+            fill_ = next(fill_);
+        }
+    }
+
+    // Waits for the stage that is read next, of `Ahead` that are under way.
+    template <int Ahead> CAUSEWAY_DEVICE void wait() {
+        if constexpr (ASYNC) async_wait<Ahead - 1>();
+    }
+
+    CAUSEWAY_DEVICE void was_read() {
+        if constexpr (ASYNC) read_ = next(read_);
+    }
+
+private:
+    static constexpr u32 STAGE_BYTES = (u32)Rows * 2 * Threads * Bytes;
+    static CAUSEWAY_DEVICE u32 next(u32 stage) {
+        return stage + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
+    }
+    CAUSEWAY_DEVICE u32 offset(u32 stage, int row, int tensor) const {
+        return thread_offset_ + stage + (u32)(2 * row + tensor) * Threads * Bytes;
+    }
+
+    u32 thread_offset_, fill_ = 0, read_ = 0;
+    Packet<Bytes> ahead_[ASYNC ? 1 : Rows][2];
+};
+
+// Tiles of x and dy under way. In shared memory, packet p of thread i in stage s lies at
+// (((s · 2 + tensor) · Packets + p) · Threads + i) · Bytes. In registers there are two stages, which move up.
+template <int Bytes, int Packets, int WantedStages, int Threads> class TileRing {
+public:
+    static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
+    static constexpr int STAGES = ASYNC ? WantedStages : 2;
+    static_assert(STAGES >= 2, "the walk looks at the next tile");
+    static constexpr u32 SHARED_BYTES = ASYNC ? STAGES * 2u * Packets * Threads * Bytes : 0;
+    enum Tensor { X_TENSOR = 0, DY_TENSOR = 1 };
+
+    CAUSEWAY_DEVICE TileRing() : now_(thread_index() * Bytes), end_(now_ + STAGES * STAGE_BYTES) {}
+
+    // Starts fetching into stage `stage` after the current one; reads as zero when not valid.
+    CAUSEWAY_DEVICE void fetch(int stage, Tensor tensor, int p, const char* address, bool valid) {
+        if constexpr (ASYNC) {
+            async_copy<Bytes>(offset(now_ + stage * STAGE_BYTES, tensor, p), address, valid);
+        } else {
+            ahead_[stage][tensor][p] = valid ? load<Bytes>(address) : zero_packet<Bytes>();
+        }
+    }
+
+    CAUSEWAY_DEVICE void put(int stage, Tensor tensor, int p, const Packet<Bytes>& packet) {
+        if constexpr (ASYNC) {
+            store_shared<Bytes>(offset(now_ + stage * STAGE_BYTES, tensor, p), packet);
+        } else {
+            ahead_[stage][tensor][p] = packet;
+        }
+    }
+
+    CAUSEWAY_DEVICE void commit() { async_commit(); }
+
+    // Waits until `Stages` stages from the current one on have arrived.
+    template <int Stages> CAUSEWAY_DEVICE void wait() { async_wait<STAGES - Stages>(); }
+
+    CAUSEWAY_DEVICE Packet<Bytes> read(Tensor tensor, int p) const {
+        if constexpr (ASYNC) {
+            return load_shared<Bytes>(offset(now_, tensor, p));
+        } else {
+            return ahead_[0][tensor][p];
+        }
+    }
+
+    CAUSEWAY_DEVICE Packet<Bytes> read_next(Tensor tensor, int p) const {
+        if constexpr (ASYNC) {
+            return load_shared<Bytes>(offset(following(), tensor, p));
+        } else {
+            return ahead_[1][tensor][p];
+        }
+    }
+
+    // The stage that fetches go to after the current one has been read: in shared memory its own place.
+    static constexpr int FREED = ASYNC ? 0 : 1;
+    CAUSEWAY_DEVICE void free_current() {
+        if constexpr (!ASYNC) {
+#pragma unroll
+            for (int p = 0; p < Packets; ++p) {
+                ahead_[0][0][p] = ahead_[1][0][p];
+                ahead_[0][1][p] = ahead_[1][1][p];
+            }
+        }
+    }
+    CAUSEWAY_DEVICE void advance() {
+        if constexpr (ASYNC) now_ = following();
+    }
+
+private:
+    static constexpr u32 STAGE_BYTES = 2u * Packets * Threads * Bytes;
+    static CAUSEWAY_DEVICE u32 offset(u32 stage, int tensor, int p) {
+        return stage + (u32)(tensor * Packets + p) * Threads * Bytes;
+    }
+    CAUSEWAY_DEVICE u32 following() const {
+        return now_ + STAGE_BYTES == end_ ? now_ + STAGE_BYTES - STAGES * STAGE_BYTES : now_ + STAGE_BYTES;
+    }
+
+    u32 now_, end_;
+    Packet<Bytes> ahead_[ASYNC ? 1 : 2][2][Packets];
+};
+
+}  // namespace causal_conv1d
+}  // namespace causeway
