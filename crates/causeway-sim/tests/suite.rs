@@ -51,7 +51,7 @@ fn chosen<'a>(suite: &'a Suite, device: &Device) -> Vec<&'a Case> {
                 case.name
                     .strip_prefix(&prefix)
                     .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-                    && case.problem.layout().to_string() == layout
+                    && case.problem.layout() == layout
             };
             chosen.extend(suite.cases.iter().filter(of_group).rfind(small));
         }

@@ -44,6 +44,14 @@ impl DeviceTensor {
         tensor.restrided(self.offset, &self.shape, &self.strides)
     }
 
+    /// Sets every byte of the storage, gaps between strided elements included, in the order of the stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn fill_bytes(&mut self, byte: u8) -> Result<()> {
+        self.buffer.fill(byte)
+    }
+
     /// A view to read.
     pub fn view(&self) -> TensorRef<'_> {
         // SAFETY: the layout lies inside the buffer, as it did in the host tensor. The buffer is freed behind

@@ -53,6 +53,7 @@ fn paths_without_a_format_or_a_place_are_errors() {
     let nowhere = directory.path().join("no/such/place.npz");
     let error = files::write(&nowhere, &[], &Metadata::new()).unwrap_err();
     assert!(matches!(error.cause, FileCause::Io(_)), "{error}");
+    assert!(!error.to_string().contains(".causeway-"), "the temporary name is not the user's: {error}");
     let error = TensorFile::open(&nowhere).unwrap_err();
     assert!(error.to_string().contains("place.npz"), "{error}");
 }

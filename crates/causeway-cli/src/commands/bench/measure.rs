@@ -77,6 +77,7 @@ pub(super) fn measure(
     let noise = noise(&first, &second);
     first.append(&mut second);
     let (time, floor) = (Summary::of(&first), Summary::of(&floor));
+    let outputs = [buffers.outputs(call, device)?, buffers.outputs(call, device)?];
     Ok(Measurement {
         ratio: time.median / floor.median,
         time,
@@ -86,7 +87,7 @@ pub(super) fn measure(
         bytes: buffers.moved_bytes(call),
         sets: count,
         rotation_bytes: count as u64 * Buffers::streamed_bytes(problem, call),
-        wrong: check::check(buffers, problem, call, device)?,
+        wrong: check::check(buffers, problem, call, outputs),
     })
 }
 

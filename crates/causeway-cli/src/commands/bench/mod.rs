@@ -3,6 +3,7 @@
 mod buffers;
 mod check;
 mod floor;
+mod gpu;
 mod measure;
 mod samples;
 mod saved;
@@ -102,10 +103,6 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     // Read first: a typing error should not cost the time of a run.
     let before = args.compare.as_deref().map(SavedRun::read).transpose()?;
     args.device.with(|device| {
-        if !matches!(device, Device::Cpu(_)) {
-            let message = format!("{device} cannot be measured yet: bench times calls on a CPU");
-            return Err(Failure::input(message).with_help("add --device cpu"));
-        }
         let run = args.measure(&cases, device)?;
         if let Some(path) = &args.save {
             run.write(path)?;
@@ -155,7 +152,7 @@ impl Args {
 
     fn measure(&self, cases: &[(Case, Conv1d)], device: &Device) -> Result<SavedRun, Failure> {
         let host = Host::detect();
-        let rotation = Rotation::of(&host, self.rotation);
+        let rotation = Rotation::of(&host, self.rotation, device);
         let mut run = SavedRun {
             format: SavedRun::FORMAT,
             causeway: VERSION.to_string(),
@@ -167,16 +164,22 @@ impl Args {
             unix_time: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs()),
             rows: Vec::new(),
         };
+        let on_gpu = matches!(device, Device::Gpu(_));
         let table = (!self.json).then(|| begin_table(&run, cases)).transpose()?;
         let progress = terminal::progress(cases.len() as u64 * 2);
         for (case, problem) in cases {
             let bytes = rotation.bytes_for(problem);
             progress.set_message(format!("{} (filling memory)", case.name));
-            let mut buffers = Buffers::new(problem, bytes)?;
+            let mut buffers = Buffers::new(problem, if on_gpu { 0 } else { bytes })?;
             for call in [Call::Forward, Call::Backward] {
                 progress.set_message(format!("{} {}", case.name, call.name()));
                 let budget = Duration::from_secs_f64(self.seconds);
-                let measurement = measure(&mut buffers, problem, call, device, budget)?;
+                let measurement = match device {
+                    Device::Gpu(stream) => {
+                        gpu::measure(&buffers, problem, call, stream, budget, rotation.bytes)?
+                    }
+                    _ => measure(&mut buffers, problem, call, device, budget)?,
+                };
                 if let Some(table) = &table {
                     progress.suspend(|| print_row(table, case, call, &measurement))?;
                 }
@@ -195,19 +198,27 @@ struct Rotation {
     reason: String,
     /// Bytes that the tensors of one case may take.
     memory: u64,
+    on_gpu: bool,
 }
 
 impl Rotation {
-    fn of(host: &Host, mebibytes: Option<u64>) -> Self {
+    fn of(host: &Host, mebibytes: Option<u64>, device: &Device) -> Self {
         let memory = host.available_memory.map_or(u64::MAX, |bytes| (bytes as f64 * MEMORY_SHARE) as u64);
-        let (bytes, reason) = match (mebibytes, host.last_level_cache) {
-            (Some(mebibytes), _) => (mebibytes.saturating_mul(1 << 20), "as --rotation says".to_string()),
-            (None, Some(cache)) => {
+        let (bytes, reason) = match (mebibytes, device, host.last_level_cache) {
+            (Some(mebibytes), ..) => (mebibytes.saturating_mul(1 << 20), "as --rotation says".to_string()),
+            (None, Device::Gpu(stream), _) => {
+                let bytes = gpu::default_rotation(stream);
+                (bytes, format!("three times the last-level cache of {}", format_bytes(bytes / 3)))
+            }
+            (None, _, Some(cache)) => {
                 (cache * 2, format!("twice the last-level cache of {}", format_bytes(cache)))
             }
-            (None, None) => (ASSUMED_CACHE * 2, "the system does not tell its last-level cache".to_string()),
+            (None, _, None) => {
+                (ASSUMED_CACHE * 2, "the system does not tell its last-level cache".to_string())
+            }
         };
-        Rotation { bytes, reason, memory }
+        let on_gpu = matches!(device, Device::Gpu(_));
+        Rotation { bytes, reason, memory, on_gpu }
     }
 
     /// Less than asked for if the memory does not allow it. Sets hold dy too, which the count leaves out.
@@ -219,21 +230,29 @@ impl Rotation {
     }
 
     fn describe(&self) -> Vec<String> {
-        vec![
-            format!(
-                "cold: calls go through {} of tensors before they return to the same ones ({})",
-                format_bytes(self.bytes),
-                self.reason,
-            ),
-            "times are wall-clock per call; each round is one floor pass and two calls, so all see the same machine"
-                .to_string(),
-            "floor: y = x for forward, dx = x + dy (as integers) for backward; same buffers, same threads; the \
-             fastest of one or all threads, ordinary or streaming stores"
-                .to_string(),
-            "random inputs; results are right when two calls agree bit for bit, and a sample of channels with the \
-             oracle"
-                .to_string(),
-        ]
+        let cold = format!(
+            "cold: calls go through {} of tensors before they return to the same ones ({})",
+            format_bytes(self.bytes),
+            self.reason,
+        );
+        let (times, floor) = if self.on_gpu {
+            (
+                "times are of the device: a recorded graph of calls between two events, by its number of calls; each \
+                 round is one replay of the floor's graph and two of the calls'",
+                "floor: y = x for forward, dx = x + dy (as integers) for backward; same buffers, the fastest of 1, 2 \
+                 or 4 packets per thread",
+            )
+        } else {
+            (
+                "times are wall-clock per call; each round is one floor pass and two calls, so all see the same \
+                 machine",
+                "floor: y = x for forward, dx = x + dy (as integers) for backward; same buffers, same threads; the \
+                 fastest of one or all threads, ordinary or streaming stores",
+            )
+        };
+        let right = "random inputs; results are right when two calls agree bit for bit, and a sample of channels with \
+                     the oracle";
+        [cold, times.to_string(), floor.to_string(), right.to_string()].into()
     }
 }
 

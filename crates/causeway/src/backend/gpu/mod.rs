@@ -10,6 +10,7 @@ pub mod compiler;
 pub mod device;
 mod driver;
 mod executor;
+pub mod floor;
 pub mod library;
 pub mod memory;
 pub mod plan;
