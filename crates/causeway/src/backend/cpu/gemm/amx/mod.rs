@@ -77,7 +77,9 @@ unsafe fn compute(
     let mut scratch = Scratch::take();
     let [sums, left_block, right_block] =
         scratch.split::<u32, 3>([height * stride, height * deepest, stride * deepest]);
-    sums.fill(0);
+    if reduction == 0 {
+        sums.fill(0);
+    }
     let mut left_smallest = [Smallest::NONE; CUT.largest.0 / TILE];
     let mut right_smallest = [Smallest::NONE; CUT.largest.1 / TILE];
     for start in (0..reduction).step_by(DEPTH) {
@@ -96,7 +98,7 @@ unsafe fn compute(
         for (column, right) in right_block.chunks_exact(panel).enumerate() {
             for (row, left) in left_block.chunks_exact(panel).enumerate() {
                 let sums = &mut sums[row * TILE * stride + column * TILE..];
-                unit.add_products(left, right, sums, stride);
+                unit.add_products(start == 0, left, right, sums, stride);
             }
         }
     }

@@ -91,11 +91,11 @@ impl Configured {
         Configured { thread: PhantomData }
     }
 
-    /// Adds the products of two panels to 32 × 32 sums in f32, whose rows are `stride` apart.
+    /// Adds the products of two panels to 32 × 32 sums in f32, whose rows are `stride` apart; with `first`, to zero.
     ///
     /// # Panics
     /// If the panels are not of whole steps and equal lengths, or the sums do not hold the tile.
-    pub fn add_products(&self, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize) {
+    pub fn add_products(&self, first: bool, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize) {
         const PANEL_STEP: usize = TILE * STEP / 2;
         assert!(left.len() == right.len() && left.len().is_multiple_of(PANEL_STEP) && !left.is_empty());
         assert!(stride >= TILE && sums.len() >= (TILE - 1) * stride + TILE);
@@ -103,10 +103,18 @@ impl Configured {
         // there are `steps`; tile rows of 64 bytes lie within `sums` by the assertion above.
         unsafe {
             asm!(
+                "test {first}, {first}",
+                "jnz 3f",
                 "tileloadd tmm0, [{upper} + {stride}]",
                 "tileloadd tmm1, [{upper} + {stride} + 64]",
                 "tileloadd tmm2, [{lower} + {stride}]",
                 "tileloadd tmm3, [{lower} + {stride} + 64]",
+                "jmp 2f",
+                "3:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
                 "2:",
                 "tileloadd tmm4, [{left} + {line}]",
                 "tileloadd tmm6, [{right} + {line}]",
@@ -124,6 +132,7 @@ impl Configured {
                 "tilestored [{upper} + {stride} + 64], tmm1",
                 "tilestored [{lower} + {stride}], tmm2",
                 "tilestored [{lower} + {stride} + 64], tmm3",
+                first = in(reg) usize::from(first),
                 upper = in(reg) sums.as_mut_ptr(),
                 lower = in(reg) sums[TILE / 2 * stride..].as_mut_ptr(),
                 stride = in(reg) stride * size_of::<u32>(),

@@ -82,3 +82,57 @@ impl Vector for Portable {
         unsafe { to.cast::<[bf16; LANES]>().write(self.0.map(Half::round)) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Any bits, without a pattern.
+    fn random(state: &mut u64) -> u32 {
+        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (*state >> 32) as u32
+    }
+
+    fn check(left: f32, right: f32, addend: f32) {
+        let (found, expected) = (mul_add_of_halves(left, right, addend), left.mul_add(right, addend));
+        let same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+        assert!(same, "{left:e} · {right:e} + {addend:e} is {expected:e}, not {found:e}");
+    }
+
+    #[test]
+    fn it_rounds_once_like_the_instruction() {
+        let mut state = 1;
+        for _ in 0..1_000_000 {
+            let (bits, addend) = (random(&mut state), random(&mut state));
+            let (high, low) = ((bits >> 16) as u16, bits as u16);
+            let halves = [
+                (f16::from_bits(high).widen(), f16::from_bits(low).widen()),
+                (bf16::from_bits(high).widen(), bf16::from_bits(low).widen()),
+            ];
+            for (left, right) in halves {
+                check(left, right, f32::from_bits(addend));
+                // An addend near the product, of either sign, or half a unit of its last place.
+                let product = left * right;
+                check(left, right, f32::from_bits(product.to_bits() ^ (addend & 0x8000_00ff)));
+                check(left, right, product * 2f32.powi(24) * (1.0 + (addend & 3) as f32));
+                check(left, right, product * 2f32.powi(-24));
+            }
+        }
+    }
+
+    #[test]
+    fn ties_and_near_ties_are_seen() {
+        let unit = 2f32.powi(-12);
+        // 1 + 2⁻²⁴ is half-way between two f32; the least bit more or less decides.
+        check(unit, unit, 1.0);
+        check(unit, unit, -1.0);
+        check(unit * (1.0 + 2f32.powi(-7)), unit, 1.0);
+        check(unit * (1.0 - 2f32.powi(-8)), unit, 1.0);
+        check(unit * (1.0 - 2f32.powi(-8)), unit, 1.0 + 2f32.powi(-23));
+        // Far below the last bit of the f64 sum, and yet not nothing.
+        let tiny = 2f32.powi(-60);
+        check(tiny, tiny, 1.0 + 2f32.powi(-23));
+        check(tiny, -tiny, f32::MIN_POSITIVE);
+        check(tiny, tiny, f32::from_bits(1));
+    }
+}
