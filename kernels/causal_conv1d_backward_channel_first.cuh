@@ -23,50 +23,32 @@
 // Cost per element: bytes: x, dy and dx once. Instructions, W = 4, SiLU, 16 bit: 24.5 as channel-last, + (5 shuffles,
 // 5 selects, 20 for addresses and loop) / COUNT.
 #pragma once
-#include "causal_conv1d_backward.cuh"
+#include "causal_conv1d_backward_places.cuh"
 #include "causal_conv1d_backward_rings.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// A row, or a piece of one, that a group of lanes walks. `begin` and `end` are in u.
-struct RowPiece {
-    i32 row, shift, begin, end;
-};
-
-// Tile: threads of a block; bytes of a packet and packets per lane; lanes that walk a row together, a power of two;
-// ragged (see above); whole_rows (rows are not cut into pieces); stages under way; waves_per_channel; weight_bytes as in
-// load_parameters; index_bytes, the access that is legal for a lane's indices, which are neighbours along seqlen.
-template <class Problem, class Tile> class ChannelFirstBackward {
-    using X = typename Problem::X;
-    static constexpr int BYTES = Tile::bytes, PACKETS = Tile::packets, LANES = Tile::lanes, THREADS = Tile::threads;
+// Tile: as in ChannelFirstPlaces.
+template <class Problem, class Tile> class ChannelFirstBackward : ChannelFirstPlaces<Problem, Tile> {
+    using Base = ChannelFirstPlaces<Problem, Tile>;
+    using typename Base::Check, typename Base::Places, typename Base::X;
+    using Base::a, Base::channel, Base::computing, Base::index_row, Base::jobs, Base::lane, Base::left_lane;
+    using Base::right_lane, Base::seqlen, Base::states, Base::states_ahead;
+    using Base::before_row, Base::final_state_gradient, Base::find_places, Base::for_initial_taps, Base::load_states;
+    using Base::one_sequence, Base::start_check;
+    using Base::BYTES, Base::COUNT, Base::GROUPS, Base::H, Base::LANES, Base::PACKETS, Base::PLACES, Base::RAGGED;
+    using Base::ROW_STATES, Base::SIZE, Base::STEP, Base::TILE_POSITIONS, Base::W, Base::WHOLE_ROWS;
+    static constexpr int THREADS = Tile::threads, WAVES = THREADS / (int)WAVE_SIZE;
     static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel;
-    static constexpr bool RAGGED = Tile::ragged, WHOLE_ROWS = Tile::whole_rows;
-    static constexpr int W = Problem::width, H = W - 1;
-    static constexpr int SIZE = (int)sizeof(X);
-    static constexpr int STEP = BYTES / SIZE;       // positions per packet
-    static constexpr int COUNT = PACKETS * STEP;    // positions per lane
-    static constexpr int TILE_POSITIONS = LANES * COUNT;
-    static constexpr int GROUPS = (int)WAVE_SIZE / LANES;
-    static constexpr int WAVES = THREADS / (int)WAVE_SIZE;
     static constexpr int CHANNELS = WAVES / WAVES_PER_CHANNEL;
-    static constexpr bool PLACES = PACKED<Problem> || Problem::seq_idx;
-    // Groups of one wave must take the same path, so they walk whole rows.
-    static_assert(GROUPS == 1 || WHOLE_ROWS, "only whole rows share a wave");
-    static_assert(!Problem::seq_idx || LANES >= 2 * H, "each index beside a tile has a lane");
     static constexpr bool HAS_CAREFUL = RAGGED || PLACES || Problem::dfinal_states;
-    static constexpr bool ROW_STATES = Problem::initial_states && !PACKED<Problem>;
-    static constexpr bool ROW_DFINAL = Problem::dfinal_states && !PACKED<Problem>;
     static constexpr int HALO_WORDS = SIZE == 4 ? H : (H + 1) / 2;
-    static_assert(COUNT >= H, "halos come from the neighbouring lane alone");
     using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS>;
     static constexpr u32 SUMS_AT = Ring::SHARED_BYTES;  // in shared memory, after the ring
 
 public:
-    CAUSEWAY_DEVICE explicit ChannelFirstBackward(const BackwardArguments& a)
-        : a(a), seqlen((i32)a.seqlen), lane((i32)(lane_index() % LANES)),
-          left_lane(lane_index() - lane + (lane + LANES - 1) % LANES),
-          right_lane(lane_index() - lane + (lane + 1) % LANES) {}
+    CAUSEWAY_DEVICE explicit ChannelFirstBackward(const BackwardArguments& a) : Base(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
         const u32 group = block / a.parts, part = block - group * a.parts;
@@ -271,41 +253,6 @@ private:
         }
     }
 
-    // The states of a row that is not packed. Those of the next row are under way while one is walked.
-    struct RowStates {
-        float initial[H + 1], dfinal[H + 1];
-    };
-
-    CAUSEWAY_DEVICE RowStates load_states(i32 job) const {
-        RowStates out;
-        const i64 row = WHOLE_ROWS ? job : job / (i32)a.pieces;
-#pragma unroll
-        for (int k = 0; k < H; ++k) {
-            out.initial[k] = ROW_STATES && job < jobs ? read<X>(a.initial_states, row, channel, k) : 0.0f;
-            out.dfinal[k] = ROW_DFINAL && job < jobs ? read<X>(a.dfinal_states, row, channel, k) : 0.0f;
-        }
-        return out;
-    }
-
-    // x at t < 0 of the row: its initial states.
-    CAUSEWAY_DEVICE float before_row(i32 t) const {
-        float value = 0.0f;
-        if constexpr (ROW_STATES) {
-#pragma unroll
-            for (int k = 0; k < H; ++k) value = t == k - H ? states.initial[k] : value;
-        }
-        return value;
-    }
-
-    // Places of a tile, under way while the tile before is computed: the sequence of the position H before it; the
-    // indices of the lane's positions; and in `beyond` one of the H before the tile (lanes from 0 on) or after it (lanes
-    // from H on).
-    struct Check {
-        Span<i32> span;
-        bool one_span;
-        i32 own[Problem::seq_idx ? COUNT : 1], beyond;
-    };
-
     // ---- one tile --------------------------------------------------------------------------------------------------
 
     template <bool Careful>
@@ -355,7 +302,7 @@ private:
             pre[v] = bias;
             if constexpr (Problem::silu) {
 #pragma unroll
-                for (int j = 0; j < W; ++j) pre[v] = multiply_add(weight[j], tap<Careful>(places, values, v, j), pre[v]);
+                for (int j = 0; j < W; ++j) pre[v] = multiply_add(weight[j], this->template tap<Careful>(places, values, v, j), pre[v]);
             }
         }
         if constexpr (CROSSES && Problem::silu) {
@@ -369,7 +316,7 @@ private:
             }
             if constexpr (Problem::dbias) sums[W] += g[v];
 #pragma unroll
-            for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], tap<Careful>(places, values, v, j), sums[j]);
+            for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], this->template tap<Careful>(places, values, v, j), sums[j]);
         }
         if constexpr (CROSSES) {
             for_initial_taps(places, [&](int v, int j, float value) { sums[j] = multiply_add(g[v], value, sums[j]); });
@@ -443,158 +390,6 @@ private:
         }
     }
 
-    // ---- places: which sequence a position is in, and the index it carries -----------------------------------------
-
-    // Of a lane's positions and the H to their right; indices also of the H to their left.
-    struct Places {
-        i32 indices[PLACES ? 2 * H + COUNT : 1];
-        i32 reach[PLACES ? COUNT + H : 1];
-        i32 left[PLACES ? COUNT : 1];
-        i32 sequence[PLACES ? COUNT : 1];
-        i32 first_index[PLACES ? COUNT : 1];
-    };
-
-    // The index at a position; beyond the row's ends, that of its first or last position.
-    CAUSEWAY_DEVICE i32 index_at(i32 t) const {
-        return (i32)load<4>(index_row + maximum(minimum(t, seqlen - 1), 0)).word[0];
-    }
-
-    CAUSEWAY_DEVICE void find_places(Places& places, const Check& check, i32 first) const {
-        if constexpr (Problem::seq_idx) {
-            const u32 group = lane_index() - lane;
-#pragma unroll
-            for (int v = 0; v < COUNT; ++v) places.indices[H + v] = check.own[v];
-#pragma unroll
-            for (int i = 0; i < H; ++i) {
-                const i32 before = (i32)shuffle((u32)check.own[COUNT - H + i], left_lane);
-                const i32 before_tile = (i32)shuffle((u32)check.beyond, group + i);
-                places.indices[i] = lane == 0 ? before_tile : before;
-                const i32 after = (i32)shuffle((u32)check.own[i], right_lane);
-                const i32 after_tile = (i32)shuffle((u32)check.beyond, group + H + i);
-                places.indices[H + COUNT + i] = lane == LANES - 1 ? after_tile : after;
-            }
-        }
-        if constexpr (PACKED<Problem>) {
-            Span<i32> span = check.span;
-#pragma unroll
-            for (int i = 0; i < COUNT + H; ++i) {
-                const i32 t = first + i;
-                boundaries<Problem, i32>(a).advance(span, t);
-                places.reach[i] = t - span.start;
-                if (i < COUNT) {
-                    places.left[i] = span.end - t;
-                    places.sequence[i] = span.sequence;
-                    if constexpr (Problem::seq_idx) places.first_index[i] = index_at(span.start);
-                }
-            }
-        }
-    }
-
-    // What tap j of position v reads of its row; 0 across a boundary.
-    template <bool Careful>
-    CAUSEWAY_DEVICE float tap(const Places& places, const float (&values)[H + COUNT], int v, int j) const {
-        if constexpr (Careful && PACKED<Problem>) {
-            if (j > places.reach[v]) return 0.0f;
-        }
-        if constexpr (Careful && Problem::seq_idx) {
-            if (places.indices[H + v - j] != places.indices[H + v]) return 0.0f;
-        }
-        return values[H + v - j];
-    }
-
-    // Calls visit(v, j, value) for every tap j of the lane's positions v that reads initial states across a boundary
-    // inside the row. The states of a sequence are fetched together, and lanes seldom have more than one sequence.
-    template <typename Visit> CAUSEWAY_DEVICE void for_initial_taps(const Places& places, Visit visit) const {
-        constexpr i32 NONE = 0x7fffffff;
-        for (i32 previous = -1;;) {
-            i32 sequence = NONE, first_index = 0;
-#pragma unroll
-            for (int v = COUNT - 1; v >= 0; --v) {
-                const bool near_start = places.reach[v] >= 0 && places.reach[v] < H;
-                if (near_start && places.sequence[v] > previous) {
-                    sequence = places.sequence[v];
-                    if constexpr (Problem::seq_idx) first_index = places.first_index[v];
-                }
-            }
-            if (sequence == NONE) return;
-            float states[H + 1];
-#pragma unroll
-            for (int k = 0; k < H; ++k) states[k] = read<X>(a.initial_states, sequence, channel, k);
-#pragma unroll
-            for (int v = 0; v < COUNT; ++v) {
-                bool reads = places.sequence[v] == sequence;
-                if constexpr (Problem::seq_idx) reads = reads && places.indices[H + v] == first_index;
-#pragma unroll
-                for (int reach = 0; reach < H; ++reach) {
-                    if (!reads || places.reach[v] != reach) continue;
-#pragma unroll
-                    for (int j = reach + 1; j < W; ++j) visit(v, j, states[H + reach - j]);
-                }
-            }
-            previous = sequence;
-        }
-    }
-
-    CAUSEWAY_DEVICE float final_state_gradient(const Places& places, i32 t, int v) const {
-        float value = 0.0f;
-        if constexpr (Problem::dfinal_states) {
-            const bool in_row = t >= 0 && t < seqlen;
-            if constexpr (PACKED<Problem>) {
-                const i32 left = places.left[v];
-                if (in_row && left > 0 && left <= H) {
-                    value = read<X>(a.dfinal_states, places.sequence[v], channel, H - left);
-                }
-            } else {
-#pragma unroll
-                for (int k = 0; k < H; ++k) value = in_row && seqlen - t == H - k ? states.dfinal[k] : value;
-            }
-            if constexpr (Problem::seq_idx) {
-                if (places.indices[H + v] < 0) value = 0.0f;
-            }
-        }
-        return value;
-    }
-
-    CAUSEWAY_DEVICE void start_check(Check& check, i32 tile) {
-        const i32 begin = computing.begin + tile * TILE_POSITIONS - computing.shift, end = begin + TILE_POSITIONS;
-        check.one_span = true;
-        if constexpr (PACKED<Problem>) {
-            const i32 from = maximum(minimum(begin - H, seqlen - 1), 0);
-            if (from < last_span.start || from >= last_span.end) last_span = sequence_at<Problem, i32>(a, 0, from);
-            check.span = last_span;
-            check.one_span = begin >= H && end + H <= last_span.end;
-        }
-        if constexpr (Problem::seq_idx) {
-            const i32 first = begin + lane * COUNT;
-            if (first >= 0 && first + COUNT <= seqlen) {
-                constexpr int INDICES = Tile::index_bytes / 4;
-#pragma unroll
-                for (int i = 0; i < COUNT / INDICES; ++i) {
-                    const Packet<Tile::index_bytes> packet = load<Tile::index_bytes>(index_row + first + i * INDICES);
-#pragma unroll
-                    for (int k = 0; k < INDICES; ++k) check.own[i * INDICES + k] = (i32)packet.word[k];
-                }
-            } else {
-#pragma unroll
-                for (int v = 0; v < COUNT; ++v) check.own[v] = index_at(first + v);
-            }
-            check.beyond = lane < 2 * H ? index_at(lane < H ? begin - H + lane : end + lane - H) : 0;
-        }
-    }
-
-    // True when a tile and the H positions on both its sides lie in one sequence, away from where dfinal_states is
-    // added, and carry one index.
-    CAUSEWAY_DEVICE bool one_sequence(const Check& check) const {
-        bool same = check.one_span;
-        if constexpr (Problem::seq_idx) {
-            const i32 reference = (i32)shuffle((u32)check.own[0], lane_index() - lane);
-            same = same && reference >= 0 && (lane >= 2 * H || check.beyond == reference);
-#pragma unroll
-            for (int v = 0; v < COUNT; ++v) same = same && check.own[v] == reference;
-        }
-        return wave_all(same);
-    }
-
     // ---- sums over lanes, the channel's waves, then blocks ---------------------------------------------------------
 
     CAUSEWAY_DEVICE void reduce(u32 group, u32 part, i64 first_channel, u32 wave) {
@@ -630,22 +425,14 @@ private:
             });
     }
 
-    const BackwardArguments& a;
-    const i32 seqlen, lane;
-    const u32 left_lane, right_lane;
-    i64 channel;
-    i32 jobs, job_step, tiles;
+    i32 job_step, tiles;
     const char *x_channel, *dy_channel;
     char *dx_channel, *dx_row;
-    RowPiece computing;
     const char *fetch_x, *fetch_dy;
     i32 fetch_job, fetch_tile, fetch_u, fetch_shift, fetch_end;  // fetch_tile counts down to 0
-    Span<i32> last_span = {0, 0, 0};
-    const i32* index_row;  // seq_idx of the row
-    RowStates states, states_ahead;
     float weight[W], bias, sums[W + 1];
-    float right[H + 1];           // g to the right of the tile (lane 0)
-    u32 left[HALO_WORDS + 1];     // x to the left of the piece
+    float right[H + 1];        // g to the right of the tile (lane 0)
+    u32 left[HALO_WORDS + 1];  // x to the left of the piece
 };
 
 template <class Problem, class Tile>
