@@ -201,14 +201,14 @@ public:
         return slots[parity][wave * WAVE + source];
     }
 
-    bool all(bool predicate, int site) {
+    unsigned count(bool predicate, int site) {
         const unsigned wave = current / WAVE, lanes = wave_threads(wave);
         expect_whole_wave(wave, site);
         const unsigned parity = fibers[current].parity ^= 1;
         slots[parity][current] = predicate;
         wait(wave_barriers[wave], lanes, site, "vote");
-        bool result = true;
-        for (unsigned lane = 0; lane < lanes; ++lane) result = result && slots[parity][wave * WAVE + lane];
+        unsigned result = 0;
+        for (unsigned lane = 0; lane < lanes; ++lane) result += slots[parity][wave * WAVE + lane];
         return result;
     }
 
@@ -393,7 +393,7 @@ unsigned char* shared_memory() { return worker->shared; }
 void block_barrier(int site) { worker->meet_block(site); }
 void wave_barrier(int site) { worker->meet_wave(site); }
 unsigned shuffle(unsigned value, unsigned source_lane, int site) { return worker->exchange(value, source_lane, site); }
-bool all(bool predicate, int site) { return worker->all(predicate, site); }
+unsigned count(bool predicate, int site) { return worker->count(predicate, site); }
 }  // namespace causeway_simulator
 
 // ---- what the host calls -------------------------------------------------------------------------------------------
