@@ -254,8 +254,8 @@ impl Planner<'_> {
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
         let has_states = self.has_states(self.op.initial_states.is_some() || self.op.dfinal_states.is_some());
         let careful = ragged || has_states || self.has_places();
-        let crowded = self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states;
-        let tile = backward_tiles::first(width, element, careful, crowded)?;
+        let all_options = self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states;
+        let tile = backward_tiles::first(width, element, careful, all_options)?;
         let packets = tile.bytes / bytes;
         let count = u64::from(tile.bytes / element);
         let positions = seqlen as u64 + if ragged { u64::from(bytes / element) - 1 } else { 0 };
@@ -291,6 +291,7 @@ impl Planner<'_> {
         let piece = tiles.div_ceil(pieces) * lanes * count;
         let pieces = positions.div_ceil(piece);
 
+        let resident = (tile.resident_threads / threads).max(1);
         let sums = group_channels * self.sums_per_channel();
         let ring = if self.has_async_copy(bytes) { tile.stages * 2 * packets * threads * bytes } else { 0 };
         let partial = (threads / wave) * self.sums_per_channel() as u32 * 4 + 4;
@@ -311,8 +312,8 @@ impl Planner<'_> {
             body: "backward_channel_first",
             tile: tile_constants,
             threads,
-            resident: (tile.resident_threads / threads).max(1),
-            shared_bytes: ring + partial,
+            resident,
+            shared_bytes: (ring + partial).max(self.crowding_limit(tile.crowded, resident)),
             sums,
             channel_groups: u32::try_from(channel_groups).ok()?,
             parts: parts as u32,
@@ -322,6 +323,17 @@ impl Planner<'_> {
             slices: 0,
         })
         .filter(|launch| self.is_launchable(launch))
+    }
+
+    /// Shared memory that keeps more than `resident` blocks off a multiprocessor, where they should not crowd it: with
+    /// a few more, a grid of two rounds becomes one round and a poorly filled second. Within what is granted unasked.
+    fn crowding_limit(&self, crowded: bool, resident: u32) -> u32 {
+        const RESERVED: u32 = 1 << 10;
+        const GRANTED: u32 = 48 << 10;
+        if crowded || self.facts.vendor != Vendor::Nvidia {
+            return 0;
+        }
+        (self.facts.shared_per_multiprocessor / (resident + 1)).saturating_sub(RESERVED).min(GRANTED - 1) + 1
     }
 
     /// The widest packet for which x, dy and dx have the same residue at every row: after moving the rows' starts

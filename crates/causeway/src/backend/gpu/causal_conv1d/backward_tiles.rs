@@ -35,6 +35,8 @@ pub(super) struct FirstTile {
     pub stages: u32,
     /// Most waves for one channel.
     pub most_waves: u32,
+    /// Whether more blocks than that may share a multiprocessor.
+    pub crowded: bool,
     /// Fewest tiles of a piece, where rows are cut.
     pub least_tiles: u64,
 }
@@ -140,16 +142,25 @@ pub(super) fn last(width: i64, elements: u64, bytes: u32, places: bool) -> Optio
 }
 
 /// The tile for a width and the bytes of an element. `careful`: some tiles take the careful path, which needs more
-/// registers; `crowded`: with all options at once.
-pub(super) fn first(width: i64, element: u32, careful: bool, crowded: bool) -> Option<FirstTile> {
+/// registers; `all_options`: even more.
+pub(super) fn first(width: i64, element: u32, careful: bool, all_options: bool) -> Option<FirstTile> {
     // A lane needs as many positions as a halo.
     let bytes = if i64::from(16 / element) < width - 1 { 32 } else { 16 };
-    let resident_threads = match (width, careful, crowded) {
+    let resident_threads = match (width, careful, all_options) {
         (..=4, false, _) if element == 2 => 640,
         (_, _, true) => 256,
         _ => 512,
     };
-    let tile = FirstTile { bytes, threads: 128, resident_threads, stages: 3, most_waves: 8, least_tiles: 4 };
+    let tile = FirstTile {
+        bytes,
+        threads: 128,
+        resident_threads,
+        stages: 3,
+        most_waves: 8,
+        // 4-byte elements: 16 waves fetch enough.
+        crowded: element == 2,
+        least_tiles: 4,
+    };
     (width <= 8).then_some(tile)
 }
 
