@@ -112,6 +112,9 @@ pub(crate) trait Kernel: Sync {
         Self::Number: Lanes<S>;
 }
 
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
 /// The vector instructions of a level, for one accumulator type. Holding a value proves that the processor
 /// has them.
 pub(crate) trait Simd: Copy + Send + Sync {
@@ -143,7 +146,14 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// The derivative of [`Simd::silu`].
     fn silu_slope(self, x: Self::Vector, precise: bool) -> Self::Vector;
 
-    /// Makes streamed stores visible to other threads in program order.
+    /// Asks for the cache line at `address`, which need not be mapped.
+    fn prefetch(self, address: *const u8);
+    /// Copies a cache line past the caches.
+    ///
+    /// # Safety
+    /// `source` points at `LINE` readable bytes, `target` at as many writable ones, aligned to `LINE`.
+    unsafe fn stream_line(self, source: *const u8, target: *mut u8);
+    /// Makes streamed lines visible to other threads in program order.
     fn fence(self);
 }
 
@@ -161,16 +171,6 @@ pub(crate) trait SimdF32: Simd<Scalar = f32> {
     /// # Safety
     /// `target` points at `LANES` writable elements.
     unsafe fn store_bf16(self, target: *mut bf16, v: Self::Vector);
-
-    /// # Safety
-    /// As for [`Simd::store`], and `target` is aligned to a whole vector.
-    unsafe fn stream_f32(self, target: *mut f32, v: Self::Vector);
-    /// # Safety
-    /// As for [`SimdF32::store_f16`], and `target` is aligned to a whole vector of 16-bit elements.
-    unsafe fn stream_f16(self, target: *mut f16, v: Self::Vector);
-    /// # Safety
-    /// As for [`SimdF32::store_bf16`], and `target` is aligned to a whole vector of 16-bit elements.
-    unsafe fn stream_bf16(self, target: *mut bf16, v: Self::Vector);
 
     /// The larger of `bound` and `x`; NaN where x is NaN.
     fn at_least(self, bound: f32, x: Self::Vector) -> Self::Vector;
@@ -192,14 +192,10 @@ pub(crate) trait Lanes<S: Simd>: Number {
     /// # Safety
     /// `target` points at `S::LANES` writable elements.
     unsafe fn store(simd: S, target: *mut Self, v: S::Vector);
-    /// Stores past the caches.
-    /// # Safety
-    /// As for [`Lanes::store`], and `target` is aligned to `S::LANES` elements.
-    unsafe fn stream(simd: S, target: *mut Self, v: S::Vector);
 }
 
 macro_rules! lanes_in_f32 {
-    ($number:ty, $load:ident, $store:ident, $stream:ident) => {
+    ($number:ty, $load:ident, $store:ident) => {
         impl<S: SimdF32> Lanes<S> for $number {
             #[inline(always)]
             unsafe fn load(simd: S, source: *const Self) -> S::Vector {
@@ -212,18 +208,12 @@ macro_rules! lanes_in_f32 {
                 // SAFETY: the caller's promise.
                 unsafe { simd.$store(target, v) }
             }
-
-            #[inline(always)]
-            unsafe fn stream(simd: S, target: *mut Self, v: S::Vector) {
-                // SAFETY: the caller's promise.
-                unsafe { simd.$stream(target, v) }
-            }
         }
     };
 }
-lanes_in_f32!(f32, load, store, stream_f32);
-lanes_in_f32!(f16, load_f16, store_f16, stream_f16);
-lanes_in_f32!(bf16, load_bf16, store_bf16, stream_bf16);
+lanes_in_f32!(f32, load, store);
+lanes_in_f32!(f16, load_f16, store_f16);
+lanes_in_f32!(bf16, load_bf16, store_bf16);
 
 impl<const FUSED: bool> Lanes<Plain<f64, FUSED>> for f64 {
     #[inline(always)]
@@ -235,12 +225,6 @@ impl<const FUSED: bool> Lanes<Plain<f64, FUSED>> for f64 {
     #[inline(always)]
     unsafe fn store(simd: Plain<f64, FUSED>, target: *mut f64, v: [f64; plain::LANES]) {
         // SAFETY: the caller's promise.
-        unsafe { simd.store(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream(simd: Plain<f64, FUSED>, target: *mut f64, v: [f64; plain::LANES]) {
-        // SAFETY: the caller's promise. A plain store is a slower stream.
         unsafe { simd.store(target, v) }
     }
 }

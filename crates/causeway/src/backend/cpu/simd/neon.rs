@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use half::{bf16, f16};
 
-use super::{Simd, SimdF32, silu};
+use super::{LINE, Simd, SimdF32, silu};
 
 /// Four f32.
 #[derive(Clone, Copy)]
@@ -75,6 +75,17 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn prefetch(self, _address: *const u8) {
+        // The intrinsic is not stable; the processor's own prefetcher has to do.
+    }
+
+    #[inline(always)]
+    unsafe fn stream_line(self, source: *const u8, target: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { target.copy_from_nonoverlapping(source, LINE) }
+    }
+
+    #[inline(always)]
     fn fence(self) {
         // Stores are not streamed.
     }
@@ -130,24 +141,6 @@ impl SimdF32 for Neon {
             let is_number = vceqq_f32(v, v);
             vst1_u16(target.cast(), vshrn_n_u32::<16>(vbslq_u32(is_number, rounded, quiet)));
         }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f32(self, target: *mut f32, v: float32x4_t) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f16(self, target: *mut f16, v: float32x4_t) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store_f16(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bf16(self, target: *mut bf16, v: float32x4_t) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store_bf16(target, v) }
     }
 
     #[inline(always)]

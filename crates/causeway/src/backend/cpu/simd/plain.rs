@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::{Simd, SimdF32, silu};
+use super::{LINE, Simd, SimdF32, silu};
 
 /// Scalars in a vector.
 pub(crate) const LANES: usize = 8;
@@ -79,6 +79,15 @@ macro_rules! plain_simd {
             }
 
             #[inline(always)]
+            fn prefetch(self, _address: *const u8) {}
+
+            #[inline(always)]
+            unsafe fn stream_line(self, source: *const u8, target: *mut u8) {
+                // SAFETY: the caller's promise.
+                unsafe { target.copy_from_nonoverlapping(source, LINE) }
+            }
+
+            #[inline(always)]
             fn fence(self) {}
         }
     };
@@ -110,24 +119,6 @@ impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     unsafe fn store_bf16(self, target: *mut bf16, v: [f32; LANES]) {
         // SAFETY: the caller's promise; an array is aligned as its element.
         unsafe { target.cast::<[bf16; LANES]>().write(v.map(bf16::from_f32)) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f32(self, target: *mut f32, v: [f32; LANES]) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f16(self, target: *mut f16, v: [f32; LANES]) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store_f16(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bf16(self, target: *mut bf16, v: [f32; LANES]) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store_bf16(target, v) }
     }
 
     #[inline(always)]

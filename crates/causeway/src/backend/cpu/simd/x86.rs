@@ -52,7 +52,7 @@ pub(super) unsafe fn run_avx512_f64<K: Kernel<Number = f64>>(kernel: &K, task: u
 }
 
 // In both implementations below, the token proves that the instructions are there; loads and stores also
-// rely on the caller's promise about the pointer. They may be unaligned except for `stream_*`.
+// rely on the caller's promise about the pointer. They may be unaligned.
 
 impl Simd for Avx2 {
     type Scalar = f32;
@@ -116,6 +116,22 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        // SAFETY: a prefetch has no effect but on the caches, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_line(self, source: *const u8, target: *mut u8) {
+        // SAFETY: the token and the caller's promise.
+        unsafe {
+            let (low, high) = (_mm256_loadu_si256(source.cast()), _mm256_loadu_si256(source.add(32).cast()));
+            _mm256_stream_si256(target.cast(), low);
+            _mm256_stream_si256(target.add(32).cast(), high);
+        }
+    }
+
+    #[inline(always)]
     fn fence(self) {
         // SAFETY: SSE is part of x86-64.
         unsafe { _mm_sfence() }
@@ -148,24 +164,6 @@ impl SimdF32 for Avx2 {
     unsafe fn store_bf16(self, target: *mut bf16, v: __m256) {
         // SAFETY: the token and the caller's promise.
         unsafe { _mm_storeu_si128(target.cast(), round_bf16_avx2(self, v)) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f32(self, target: *mut f32, v: __m256) {
-        // SAFETY: the token and the caller's promise.
-        unsafe { _mm256_stream_ps(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f16(self, target: *mut f16, v: __m256) {
-        // SAFETY: the token and the caller's promise.
-        unsafe { _mm_stream_si128(target.cast(), round_f16_avx2(self, v)) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bf16(self, target: *mut bf16, v: __m256) {
-        // SAFETY: the token and the caller's promise.
-        unsafe { _mm_stream_si128(target.cast(), round_bf16_avx2(self, v)) }
     }
 
     #[inline(always)]
@@ -297,6 +295,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        // SAFETY: a prefetch has no effect but on the caches, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_line(self, source: *const u8, target: *mut u8) {
+        // SAFETY: the token and the caller's promise.
+        unsafe { _mm512_stream_si512(target.cast(), _mm512_loadu_si512(source.cast())) }
+    }
+
+    #[inline(always)]
     fn fence(self) {
         // SAFETY: SSE is part of x86-64.
         unsafe { _mm_sfence() }
@@ -329,24 +339,6 @@ impl SimdF32 for Avx512 {
     unsafe fn store_bf16(self, target: *mut bf16, v: __m512) {
         // SAFETY: the token and the caller's promise.
         unsafe { _mm256_storeu_si256(target.cast(), round_bf16_avx512(self, v)) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f32(self, target: *mut f32, v: __m512) {
-        // SAFETY: the token and the caller's promise.
-        unsafe { _mm512_stream_ps(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f16(self, target: *mut f16, v: __m512) {
-        // SAFETY: the token and the caller's promise.
-        unsafe { _mm256_stream_si256(target.cast(), round_f16_avx512(self, v)) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bf16(self, target: *mut bf16, v: __m512) {
-        // SAFETY: the token and the caller's promise.
-        unsafe { _mm256_stream_si256(target.cast(), round_bf16_avx512(self, v)) }
     }
 
     #[inline(always)]

@@ -1,0 +1,326 @@
+//! Backward with vectors along the channels; see [`super::rows`] for the traversal.
+//!
+//! ```text
+//! row of g     t = from ................................ to-1 | to ... to+width-2
+//! row of dx    p = t-(width-1): initial states | this piece ..................... |
+//! ```
+//!
+//! dx lags g by `width - 1` rows; g of the last rows waits in `g`, between blocks too. Past the piece's end, g is
+//! computed again for dx, but not summed.
+
+use super::backward::Problem;
+use super::partition::Partition;
+use super::rows::{self, BLOCK, Finished, GROUP, HistoryRows, ROWS, Rows, Span, Tail, Weights};
+use super::sequences::Piece;
+use super::tile::write_row;
+use crate::backend::cpu::simd::{Accumulator, Kernel, Lanes, Number, Simd};
+
+/// A group of channels of some segments per task.
+pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
+    pub partition: Partition,
+    pub problem: Problem<T>,
+}
+
+/// Sums of a segment, a row of `GROUP` per tap and one for the bias.
+struct SegmentSums<A, const WIDTH: usize> {
+    taps: [[A; GROUP]; WIDTH],
+    bias: [A; GROUP],
+}
+
+impl<A: Accumulator, const WIDTH: usize> SegmentSums<A, WIDTH> {
+    fn zeros() -> Self {
+        SegmentSums { taps: [[A::ZERO; GROUP]; WIDTH], bias: [A::ZERO; GROUP] }
+    }
+
+    /// Adds to totals in f64, `WIDTH + 1` per channel, and starts again: the error does not grow with the
+    /// length of the sequence.
+    fn flush(&mut self, totals: &mut [f64]) {
+        for (channel, totals) in totals.chunks_exact_mut(WIDTH + 1).enumerate() {
+            for (total, row) in totals.iter_mut().zip(self.taps.iter_mut().chain([&mut self.bias])) {
+                *total += std::mem::replace(&mut row[channel], A::ZERO).to_f64();
+            }
+        }
+    }
+}
+
+/// What a task works in.
+struct Buffers<T: Number, const WIDTH: usize> {
+    weights: Weights<T::Accumulator, WIDTH>,
+    history: HistoryRows<T, WIDTH>,
+    x_tail: Tail<T>,
+    dy_tail: Tail<T>,
+    added_tail: Tail<T>,
+    /// g of the last `width - 1` rows, the oldest first.
+    g: [[T::Accumulator; GROUP]; WIDTH],
+    sums: SegmentSums<T::Accumulator, WIDTH>,
+    /// Where sums go that do not count.
+    ignored: SegmentSums<T::Accumulator, WIDTH>,
+    /// Gradients of the final states.
+    dfinal: [[T; GROUP]; WIDTH],
+    dx: Finished<T>,
+}
+
+/// The rows that a block reads.
+struct BlockRows<T> {
+    /// History first.
+    x: Rows<T>,
+    /// Null where g is zero.
+    dy: Rows<T>,
+    /// What is added to dx, if anything.
+    added: Rows<T>,
+    /// Rows of dy.
+    count: usize,
+}
+
+impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
+    type Number = T;
+
+    #[inline(always)]
+    fn run<S>(&self, simd: S, task: usize)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let (channels, chunk) = self.partition.task(task);
+        let count = channels.clone().count();
+        let zero = T::Accumulator::ZERO;
+        let mut buffers = Buffers {
+            weights: Weights::load(&problem.weight, problem.bias.as_ref(), channels.clone()),
+            history: HistoryRows::<T, WIDTH>::new(),
+            x_tail: Tail::new(),
+            dy_tail: Tail::new(),
+            added_tail: Tail::new(),
+            g: [[zero; GROUP]; WIDTH],
+            sums: SegmentSums::zeros(),
+            ignored: SegmentSums::zeros(),
+            dfinal: [[T::ZERO; GROUP]; WIDTH],
+            dx: [[T::ZERO; GROUP]; BLOCK],
+        };
+        let mut totals = vec![0.0; count * (WIDTH + 1)];
+        let mut pieces = Vec::new();
+        for column in self.partition.columns(chunk) {
+            problem.sequences.pieces(column.batch, column.from, column.to, &mut pieces);
+            for piece in &pieces {
+                if piece.is_padding() {
+                    self.padding(piece, channels.start, count);
+                } else {
+                    self.piece(simd, piece, channels.start, count, &mut buffers);
+                }
+            }
+            buffers.sums.flush(&mut totals);
+        }
+        for (channel, totals) in channels.zip(totals.chunks_exact(WIDTH + 1)) {
+            // SAFETY: each task has its own pair of chunk and channel; the sums outlive the tasks.
+            unsafe { problem.sums.put(chunk, channel, totals) };
+        }
+        simd.fence();
+    }
+}
+
+impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
+    const BEFORE: i64 = WIDTH as i64 - 1;
+
+    /// Padding takes no gradient, and neither do initial states before it.
+    fn padding(&self, piece: &Piece, first: i64, channels: usize) {
+        for channel in first..first + channels as i64 {
+            for position in piece.from..piece.to {
+                // SAFETY: the position lies in the row, and no other task writes to it.
+                unsafe { *self.problem.dx.at([piece.batch, channel, position]) = T::ZERO };
+            }
+            if let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) {
+                for column in 0..Self::BEFORE {
+                    // SAFETY: the states have a row per sequence, written with its first piece only.
+                    unsafe { *states.at([piece.sequence, channel, column]) = T::ZERO };
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn piece<S>(&self, simd: S, piece: &Piece, first: i64, channels: usize, buffers: &mut Buffers<T, WIDTH>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        buffers.history.load(&problem.history, &problem.sequences, piece, first..first + channels as i64);
+        self.load_dfinal(piece, first, channels, buffers);
+        buffers.g = [[T::Accumulator::ZERO; GROUP]; WIDTH];
+        // The rows past the end are a block of their own.
+        let blocks =
+            (piece.from..piece.to).step_by(BLOCK).map(|from| (from, piece.to.min(from + BLOCK as i64)));
+        for (from, to) in blocks.chain([(piece.to, piece.to + Self::BEFORE)]) {
+            let mut rows = self.rows(piece, first, from, to, buffers);
+            for span in rows::spans(simd, channels) {
+                if span.is_tail && span.vectors > 0 {
+                    // SAFETY: the rows hold the channels of the task; the rest is less than a vector.
+                    unsafe {
+                        rows.x = buffers.x_tail.copy(&rows.x, span.first, channels);
+                        rows.dy = buffers.dy_tail.copy(&rows.dy, span.first, channels);
+                        rows.added = buffers.added_tail.copy(&rows.added, span.first, channels);
+                    }
+                }
+                // SAFETY: rows hold whole vectors from the span's first channel on.
+                unsafe { self.walk(simd, span, &rows, from < piece.to, buffers) };
+            }
+            self.write(simd, piece, first, channels, from, rows.count, &buffers.dx);
+        }
+    }
+
+    /// Copies the gradients of the final states, for a piece that may reach them.
+    fn load_dfinal(&self, piece: &Piece, first: i64, channels: usize, buffers: &mut Buffers<T, WIDTH>) {
+        let Some(states) = self.problem.dfinal_states.filter(|_| piece.to > piece.end - Self::BEFORE) else {
+            return;
+        };
+        for (column, row) in buffers.dfinal[..WIDTH - 1].iter_mut().enumerate() {
+            for (value, channel) in row[..channels].iter_mut().zip(first..) {
+                // SAFETY: the states have a row per sequence and `width - 1` columns.
+                *value = unsafe { *states.at([piece.sequence, channel, column as i64]) };
+            }
+        }
+    }
+
+    /// The rows for g at `from .. to`, and for dx `width - 1` rows before.
+    #[inline(always)]
+    fn rows(
+        &self,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        to: i64,
+        buffers: &Buffers<T, WIDTH>,
+    ) -> BlockRows<T> {
+        let problem = &self.problem;
+        let null = [std::ptr::null(); ROWS];
+        let mut rows = BlockRows { x: null, dy: null, added: null, count: (to - from) as usize };
+        for (row, position) in rows.x.iter_mut().zip(from - Self::BEFORE..to) {
+            *row = buffers.history.row(&problem.history.x, &problem.sequences, piece, channel, position);
+        }
+        for (row, position) in rows.dy.iter_mut().zip(from..to) {
+            if position < piece.to || piece.includes(&problem.sequences, position) {
+                *row = problem.dy.at([piece.batch, channel, position]);
+            }
+        }
+        if problem.dfinal_states.is_some() {
+            // The last `width - 1` positions of the sequence are its final states too.
+            for (row, position) in rows.added.iter_mut().zip(from - Self::BEFORE..to - Self::BEFORE) {
+                let column = position - (piece.end - Self::BEFORE);
+                if column >= 0 {
+                    *row = buffers.dfinal[column as usize].as_ptr();
+                }
+            }
+        }
+        rows
+    }
+
+    /// Each vector of a span walks down the rows.
+    ///
+    /// # Safety
+    /// Rows that are not null hold the span's vectors; x has `count + WIDTH - 1` rows.
+    #[inline(always)]
+    unsafe fn walk<S>(
+        &self,
+        simd: S,
+        span: Span,
+        rows: &BlockRows<T>,
+        counts: bool,
+        buffers: &mut Buffers<T, WIDTH>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let Buffers { weights, g: waiting, sums, ignored, dx, .. } = buffers;
+        let sums = if counts { sums } else { ignored };
+        let precise = size_of::<T>() > 2;
+        // The next block's rows are asked for one block ahead.
+        let x_ahead = self.problem.history.x.strides[2].wrapping_mul(BLOCK as isize);
+        let dy_ahead = self.problem.dy.strides[2].wrapping_mul(BLOCK as isize);
+        let zero = simd.splat(T::Accumulator::ZERO);
+        for vector in 0..span.vectors {
+            let offset = vector * S::LANES;
+            let channel = span.first + offset;
+            // SAFETY: offsets lie in the rows by the caller's promise, and channels in rows of `GROUP`.
+            unsafe {
+                let bias = simd.load(weights.bias.as_ptr().add(channel));
+                let mut dbias = simd.load(sums.bias.as_ptr().add(channel));
+                let (mut taps, mut dweight, mut x, mut g) =
+                    ([zero; WIDTH], [zero; WIDTH], [zero; WIDTH], [zero; WIDTH]);
+                for i in 0..WIDTH {
+                    taps[i] = simd.load(weights.taps[i].as_ptr().add(channel));
+                    dweight[i] = simd.load(sums.taps[i].as_ptr().add(channel));
+                }
+                for i in 0..WIDTH - 1 {
+                    x[i] = T::load(simd, rows.x[i].add(offset));
+                    g[i] = simd.load(waiting[i].as_ptr().add(channel));
+                }
+                for row in 0..rows.count {
+                    let newest = rows.x[row + WIDTH - 1].wrapping_add(offset);
+                    simd.prefetch(newest.wrapping_offset(x_ahead).cast());
+                    x[WIDTH - 1] = T::load(simd, newest);
+                    g[WIDTH - 1] = zero;
+                    if !rows.dy[row].is_null() {
+                        let dy = rows.dy[row].wrapping_add(offset);
+                        simd.prefetch(dy.wrapping_offset(dy_ahead).cast());
+                        g[WIDTH - 1] = T::load(simd, dy);
+                        if self.problem.silu {
+                            let mut pre = bias;
+                            for i in 0..WIDTH {
+                                pre = simd.mul_add(taps[i], x[i], pre);
+                            }
+                            g[WIDTH - 1] = simd.mul(g[WIDTH - 1], simd.silu_slope(pre, precise));
+                        }
+                    }
+                    let mut gradient = zero;
+                    if !rows.added[row].is_null() {
+                        gradient = T::load(simd, rows.added[row].add(offset));
+                    }
+                    for i in 0..WIDTH {
+                        dweight[i] = simd.mul_add(g[WIDTH - 1], x[i], dweight[i]);
+                        gradient = simd.mul_add(taps[WIDTH - 1 - i], g[i], gradient);
+                    }
+                    dbias = simd.add(dbias, g[WIDTH - 1]);
+                    T::store(simd, dx[row].as_mut_ptr().add(channel), gradient);
+                    x.copy_within(1.., 0);
+                    g.copy_within(1.., 0);
+                }
+                simd.store(sums.bias.as_mut_ptr().add(channel), dbias);
+                for i in 0..WIDTH {
+                    simd.store(sums.taps[i].as_mut_ptr().add(channel), dweight[i]);
+                    simd.store(waiting[i].as_mut_ptr().add(channel), g[i]);
+                }
+            }
+        }
+    }
+
+    /// Takes finished rows to dx, those before the sequence to dinitial_states, and none before the piece.
+    #[inline(always)]
+    fn write<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        first: i64,
+        channels: usize,
+        from: i64,
+        count: usize,
+        dx: &Finished<T>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let dinitial_states = self.problem.dinitial_states.filter(|_| piece.from == piece.start);
+        for (row, position) in dx[..count].iter().zip(from - Self::BEFORE..) {
+            if position >= piece.from {
+                let target = self.problem.dx.at([piece.batch, first, position]);
+                // SAFETY: the channels lie in dx, and no other task writes to them at this position.
+                unsafe { write_row(simd, &row[..channels], target, self.problem.stream) };
+            } else if let Some(states) = dinitial_states {
+                let column = position - piece.start + Self::BEFORE;
+                for (&value, channel) in row[..channels].iter().zip(first..) {
+                    // SAFETY: positions begin `width - 1` before the sequence; only its first piece writes here.
+                    unsafe { *states.at([piece.sequence, channel, column]) = value };
+                }
+            }
+        }
+    }
+}
