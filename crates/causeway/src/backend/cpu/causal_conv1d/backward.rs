@@ -2,12 +2,11 @@
 
 use super::backward_along_channels::AlongChannels;
 use super::backward_along_sequence::AlongSequence;
-use super::partition::Partition;
 use super::sequences::Sequences;
 use super::states::{self, History};
 use super::sums::{Sums, SumsTarget};
 use super::tensors::{Parameter, ParameterMut, Source, Target};
-use super::{forward_along_sequence, is_streamed, rows, with_number, with_width};
+use super::{forward_along_sequence, is_streamed, rows, with_number};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::simd::Number;
 use crate::causal_conv1d::{Activation, Backward, Sizes};
@@ -35,53 +34,73 @@ pub(super) struct Problem<T> {
 
 /// Runs a call that has been validated.
 pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
-    with_number!(call.x.dtype(), typed(cpu, call, sizes))
+    if sizes.dim > 0 {
+        with_number!(call.x.dtype(), along_either | along_sequence(cpu, call, sizes))
+    }
 }
 
-fn typed<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
-    if sizes.dim == 0 {
-        return;
-    }
-    let sequences = Sequences::new(sizes, call.seq_idx.as_ref(), call.cu_seqlens.as_ref());
-    let history = History::<T>::new(&call.x, call.initial_states.as_ref(), sizes.width);
-    let dfinal_states = call.dfinal_states.as_ref().map(Source::new);
-    let dinitial_states = call.dinitial_states.as_mut().map(Target::new);
-    if let Some(target) = dinitial_states {
-        states::write_initial_gradients_of_empty_sequences(sizes, &sequences, dfinal_states, target);
-    }
-    let strides = [call.x.strides(), call.dy.strides(), call.dx.strides()];
-    let (along_channels, contiguous) =
-        (rows::are_rows(sizes, &strides), strides.iter().all(|strides| strides[2] == 1));
-    let partition = match along_channels {
-        true => rows::partition(sizes, MAX_CHUNKS),
-        false => forward_along_sequence::partition(sizes, contiguous, MAX_CHUNKS),
-    };
-    let mut sums = Sums::new(sizes, partition.chunks);
-    let problem = Problem::<T> {
-        sequences,
-        history,
-        weight: Parameter::new(&call.weight),
-        bias: call.bias.as_ref().map(Parameter::new),
-        dy: Source::new(&call.dy),
-        dfinal_states,
-        dx: Target::new(&mut call.dx),
-        dinitial_states,
-        sums: sums.target(),
-        width: sizes.width as usize,
-        silu: call.activation == Activation::Silu,
-        stream: is_streamed::<T>(sizes),
-    };
-    if along_channels {
-        with_width!(sizes.width, run_along_channels(cpu, partition, problem));
+fn along_either<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+    if rows::are_rows(sizes, &strides(call)) {
+        match sizes.width {
+            4 => along_channels::<T, 4>(cpu, call, sizes),
+            _ => along_channels::<T, { rows::MAX_WIDTH }>(cpu, call, sizes),
+        }
     } else {
-        let kernel = AlongSequence { partition, problem };
-        kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+        along_sequence::<T>(cpu, call, sizes);
     }
+}
+
+fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+    let partition = rows::partition(sizes, MAX_CHUNKS);
+    let mut sums = Sums::new(sizes, partition.chunks);
+    let problem = Problem::new(call, sizes, sums.target());
+    let kernel = AlongChannels::<T, WIDTH> { partition, problem };
+    kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+    write_sums(&sums, call);
+}
+
+fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+    let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
+    let partition = forward_along_sequence::partition(sizes, contiguous, MAX_CHUNKS);
+    let mut sums = Sums::new(sizes, partition.chunks);
+    let problem = Problem::new(call, sizes, sums.target());
+    let kernel = AlongSequence::<T> { partition, problem };
+    kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+    write_sums(&sums, call);
+}
+
+fn write_sums(sums: &Sums, call: &mut Backward<'_>) {
     let dbias = call.dbias.as_mut().map(ParameterMut::new);
     sums.write(ParameterMut::new(&mut call.dweight), dbias);
 }
 
-fn run_along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, partition: Partition, problem: Problem<T>) {
-    let kernel = AlongChannels::<T, WIDTH> { partition, problem };
-    kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+/// Strides of the tensors with the shape of x.
+fn strides<'a>(call: &'a Backward<'_>) -> [&'a [i64]; 3] {
+    [call.x.strides(), call.dy.strides(), call.dx.strides()]
+}
+
+impl<T: Number> Problem<T> {
+    /// Writes the gradients of the initial states of empty sequences, which no kernel visits.
+    fn new(call: &mut Backward<'_>, sizes: &Sizes, sums: SumsTarget) -> Self {
+        let sequences = Sequences::new(sizes, call.seq_idx.as_ref(), call.cu_seqlens.as_ref());
+        let dfinal_states = call.dfinal_states.as_ref().map(Source::new);
+        let dinitial_states = call.dinitial_states.as_mut().map(Target::new);
+        if let Some(target) = dinitial_states {
+            states::write_initial_gradients_of_empty_sequences(sizes, &sequences, dfinal_states, target);
+        }
+        Problem {
+            sequences,
+            history: History::new(&call.x, call.initial_states.as_ref(), sizes.width),
+            weight: Parameter::new(&call.weight),
+            bias: call.bias.as_ref().map(Parameter::new),
+            dy: Source::new(&call.dy),
+            dfinal_states,
+            dx: Target::new(&mut call.dx),
+            dinitial_states,
+            sums,
+            width: sizes.width as usize,
+            silu: call.activation == Activation::Silu,
+            stream: is_streamed::<T>(sizes),
+        }
+    }
 }

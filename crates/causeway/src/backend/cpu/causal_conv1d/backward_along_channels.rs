@@ -10,7 +10,7 @@
 
 use super::backward::Problem;
 use super::partition::Partition;
-use super::rows::{self, BLOCK, Finished, GROUP, HistoryRows, ROWS, Rows, Span, Tail, Weights};
+use super::rows::{self, BLOCK, Finished, GROUP, HistoryRows, MAX_WIDTH, ROWS, Rows, Span, Tail, Weights};
 use super::sequences::Piece;
 use super::tile::write_row;
 use crate::backend::cpu::simd::{Accumulator, Kernel, Lanes, Number, Simd};
@@ -22,21 +22,22 @@ pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
 }
 
 /// Sums of a segment, a row of `GROUP` per tap and one for the bias.
-struct SegmentSums<A, const WIDTH: usize> {
-    taps: [[A; GROUP]; WIDTH],
+struct SegmentSums<A> {
+    taps: [[A; GROUP]; MAX_WIDTH],
     bias: [A; GROUP],
 }
 
-impl<A: Accumulator, const WIDTH: usize> SegmentSums<A, WIDTH> {
+impl<A: Accumulator> SegmentSums<A> {
     fn zeros() -> Self {
-        SegmentSums { taps: [[A::ZERO; GROUP]; WIDTH], bias: [A::ZERO; GROUP] }
+        SegmentSums { taps: [[A::ZERO; GROUP]; MAX_WIDTH], bias: [A::ZERO; GROUP] }
     }
 
-    /// Adds to totals in f64, `WIDTH + 1` per channel, and starts again: the error does not grow with the
+    /// Adds to totals in f64, `width + 1` per channel, and starts again: the error does not grow with the
     /// length of the sequence.
-    fn flush(&mut self, totals: &mut [f64]) {
-        for (channel, totals) in totals.chunks_exact_mut(WIDTH + 1).enumerate() {
-            for (total, row) in totals.iter_mut().zip(self.taps.iter_mut().chain([&mut self.bias])) {
+    fn flush(&mut self, totals: &mut [f64], width: usize) {
+        for (channel, totals) in totals.chunks_exact_mut(width + 1).enumerate() {
+            let rows = self.taps[..width].iter_mut().chain([&mut self.bias]);
+            for (total, row) in totals.iter_mut().zip(rows) {
                 *total += std::mem::replace(&mut row[channel], A::ZERO).to_f64();
             }
         }
@@ -44,19 +45,19 @@ impl<A: Accumulator, const WIDTH: usize> SegmentSums<A, WIDTH> {
 }
 
 /// What a task works in.
-struct Buffers<T: Number, const WIDTH: usize> {
-    weights: Weights<T::Accumulator, WIDTH>,
-    history: HistoryRows<T, WIDTH>,
+struct Buffers<T: Number> {
+    weights: Weights<T::Accumulator>,
+    history: HistoryRows<T>,
     x_tail: Tail<T>,
     dy_tail: Tail<T>,
     added_tail: Tail<T>,
-    /// g of the last `width - 1` rows, the oldest first.
-    g: [[T::Accumulator; GROUP]; WIDTH],
-    sums: SegmentSums<T::Accumulator, WIDTH>,
+    /// g of the last `width - 1` rows, the newest first.
+    g: [[T::Accumulator; GROUP]; MAX_WIDTH - 1],
+    sums: SegmentSums<T::Accumulator>,
     /// Where sums go that do not count.
-    ignored: SegmentSums<T::Accumulator, WIDTH>,
+    ignored: SegmentSums<T::Accumulator>,
     /// Gradients of the final states.
-    dfinal: [[T; GROUP]; WIDTH],
+    dfinal: [[T; GROUP]; MAX_WIDTH - 1],
     dx: Finished<T>,
 }
 
@@ -81,23 +82,23 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let problem = &self.problem;
+        let (problem, width) = (&self.problem, self.problem.width);
         let (channels, chunk) = self.partition.task(task);
         let count = channels.clone().count();
         let zero = T::Accumulator::ZERO;
         let mut buffers = Buffers {
-            weights: Weights::load(&problem.weight, problem.bias.as_ref(), channels.clone()),
-            history: HistoryRows::<T, WIDTH>::new(),
+            weights: Weights::load(&problem.weight, problem.bias.as_ref(), width, channels.clone()),
+            history: HistoryRows::new(width),
             x_tail: Tail::new(),
             dy_tail: Tail::new(),
             added_tail: Tail::new(),
-            g: [[zero; GROUP]; WIDTH],
+            g: [[zero; GROUP]; MAX_WIDTH - 1],
             sums: SegmentSums::zeros(),
             ignored: SegmentSums::zeros(),
-            dfinal: [[T::ZERO; GROUP]; WIDTH],
+            dfinal: [[T::ZERO; GROUP]; MAX_WIDTH - 1],
             dx: [[T::ZERO; GROUP]; BLOCK],
         };
-        let mut totals = vec![0.0; count * (WIDTH + 1)];
+        let mut totals = vec![0.0; count * (width + 1)];
         let mut pieces = Vec::new();
         for column in self.partition.columns(chunk) {
             problem.sequences.pieces(column.batch, column.from, column.to, &mut pieces);
@@ -108,9 +109,9 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
                     self.piece(simd, piece, channels.start, count, &mut buffers);
                 }
             }
-            buffers.sums.flush(&mut totals);
+            buffers.sums.flush(&mut totals, width);
         }
-        for (channel, totals) in channels.zip(totals.chunks_exact(WIDTH + 1)) {
+        for (channel, totals) in channels.zip(totals.chunks_exact(width + 1)) {
             // SAFETY: each task has its own pair of chunk and channel; the sums outlive the tasks.
             unsafe { problem.sums.put(chunk, channel, totals) };
         }
@@ -119,7 +120,17 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
 }
 
 impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
-    const BEFORE: i64 = WIDTH as i64 - 1;
+    /// Known when the kernel is compiled, but for the kernel of the greatest width.
+    #[inline(always)]
+    fn width(&self) -> usize {
+        if WIDTH < MAX_WIDTH { WIDTH } else { self.problem.width }
+    }
+
+    /// Positions of history.
+    #[inline(always)]
+    fn before(&self) -> i64 {
+        self.width() as i64 - 1
+    }
 
     /// Padding takes no gradient, and neither do initial states before it.
     fn padding(&self, piece: &Piece, first: i64, channels: usize) {
@@ -129,7 +140,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                 unsafe { *self.problem.dx.at([piece.batch, channel, position]) = T::ZERO };
             }
             if let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) {
-                for column in 0..Self::BEFORE {
+                for column in 0..self.before() {
                     // SAFETY: the states have a row per sequence, written with its first piece only.
                     unsafe { *states.at([piece.sequence, channel, column]) = T::ZERO };
                 }
@@ -138,7 +149,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
     }
 
     #[inline(always)]
-    fn piece<S>(&self, simd: S, piece: &Piece, first: i64, channels: usize, buffers: &mut Buffers<T, WIDTH>)
+    fn piece<S>(&self, simd: S, piece: &Piece, first: i64, channels: usize, buffers: &mut Buffers<T>)
     where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
@@ -146,11 +157,11 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         let problem = &self.problem;
         buffers.history.load(&problem.history, &problem.sequences, piece, first..first + channels as i64);
         self.load_dfinal(piece, first, channels, buffers);
-        buffers.g = [[T::Accumulator::ZERO; GROUP]; WIDTH];
+        buffers.g = [[T::Accumulator::ZERO; GROUP]; MAX_WIDTH - 1];
         // The rows past the end are a block of their own.
         let blocks =
             (piece.from..piece.to).step_by(BLOCK).map(|from| (from, piece.to.min(from + BLOCK as i64)));
-        for (from, to) in blocks.chain([(piece.to, piece.to + Self::BEFORE)]) {
+        for (from, to) in blocks.chain([(piece.to, piece.to + self.before())]) {
             let mut rows = self.rows(piece, first, from, to, buffers);
             for span in rows::spans(simd, channels) {
                 if span.is_tail && span.vectors > 0 {
@@ -169,11 +180,11 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
     }
 
     /// Copies the gradients of the final states, for a piece that may reach them.
-    fn load_dfinal(&self, piece: &Piece, first: i64, channels: usize, buffers: &mut Buffers<T, WIDTH>) {
-        let Some(states) = self.problem.dfinal_states.filter(|_| piece.to > piece.end - Self::BEFORE) else {
+    fn load_dfinal(&self, piece: &Piece, first: i64, channels: usize, buffers: &mut Buffers<T>) {
+        let Some(states) = self.problem.dfinal_states.filter(|_| piece.to > piece.end - self.before()) else {
             return;
         };
-        for (column, row) in buffers.dfinal[..WIDTH - 1].iter_mut().enumerate() {
+        for (column, row) in buffers.dfinal[..self.width() - 1].iter_mut().enumerate() {
             for (value, channel) in row[..channels].iter_mut().zip(first..) {
                 // SAFETY: the states have a row per sequence and `width - 1` columns.
                 *value = unsafe { *states.at([piece.sequence, channel, column as i64]) };
@@ -183,18 +194,11 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
 
     /// The rows for g at `from .. to`, and for dx `width - 1` rows before.
     #[inline(always)]
-    fn rows(
-        &self,
-        piece: &Piece,
-        channel: i64,
-        from: i64,
-        to: i64,
-        buffers: &Buffers<T, WIDTH>,
-    ) -> BlockRows<T> {
+    fn rows(&self, piece: &Piece, channel: i64, from: i64, to: i64, buffers: &Buffers<T>) -> BlockRows<T> {
         let problem = &self.problem;
         let null = [std::ptr::null(); ROWS];
         let mut rows = BlockRows { x: null, dy: null, added: null, count: (to - from) as usize };
-        for (row, position) in rows.x.iter_mut().zip(from - Self::BEFORE..to) {
+        for (row, position) in rows.x.iter_mut().zip(from - self.before()..to) {
             *row = buffers.history.row(&problem.history.x, &problem.sequences, piece, channel, position);
         }
         for (row, position) in rows.dy.iter_mut().zip(from..to) {
@@ -204,8 +208,8 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         }
         if problem.dfinal_states.is_some() {
             // The last `width - 1` positions of the sequence are its final states too.
-            for (row, position) in rows.added.iter_mut().zip(from - Self::BEFORE..to - Self::BEFORE) {
-                let column = position - (piece.end - Self::BEFORE);
+            for (row, position) in rows.added.iter_mut().zip(from - self.before()..to - self.before()) {
+                let column = position - (piece.end - self.before());
                 if column >= 0 {
                     *row = buffers.dfinal[column as usize].as_ptr();
                 }
@@ -217,22 +221,16 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
     /// Each vector of a span walks down the rows.
     ///
     /// # Safety
-    /// Rows that are not null hold the span's vectors; x has `count + WIDTH - 1` rows.
+    /// Rows that are not null hold the span's vectors; x has `count + width - 1` rows.
     #[inline(always)]
-    unsafe fn walk<S>(
-        &self,
-        simd: S,
-        span: Span,
-        rows: &BlockRows<T>,
-        counts: bool,
-        buffers: &mut Buffers<T, WIDTH>,
-    ) where
+    unsafe fn walk<S>(&self, simd: S, span: Span, rows: &BlockRows<T>, counts: bool, buffers: &mut Buffers<T>)
+    where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
         let Buffers { weights, g: waiting, sums, ignored, dx, .. } = buffers;
         let sums = if counts { sums } else { ignored };
-        let precise = size_of::<T>() > 2;
+        let width = self.width();
         // The next block's rows are asked for one block ahead.
         let x_ahead = self.problem.history.x.strides[2].wrapping_mul(BLOCK as isize);
         let dy_ahead = self.problem.dy.strides[2].wrapping_mul(BLOCK as isize);
@@ -244,50 +242,64 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
             unsafe {
                 let bias = simd.load(weights.bias.as_ptr().add(channel));
                 let mut dbias = simd.load(sums.bias.as_ptr().add(channel));
-                let (mut taps, mut dweight, mut x, mut g) =
-                    ([zero; WIDTH], [zero; WIDTH], [zero; WIDTH], [zero; WIDTH]);
-                for i in 0..WIDTH {
-                    taps[i] = simd.load(weights.taps[i].as_ptr().add(channel));
-                    dweight[i] = simd.load(sums.taps[i].as_ptr().add(channel));
-                }
-                for i in 0..WIDTH - 1 {
-                    x[i] = T::load(simd, rows.x[i].add(offset));
-                    g[i] = simd.load(waiting[i].as_ptr().add(channel));
+                // By age: 0 is the newest position. dx takes the taps in the other order.
+                let (mut newest, mut oldest, mut dweight) = ([zero; WIDTH], [zero; WIDTH], [zero; WIDTH]);
+                let (mut x, mut g) = ([zero; WIDTH], [zero; WIDTH]);
+                for age in 0..WIDTH {
+                    if age < width {
+                        newest[age] = simd.load(weights.taps[width - 1 - age].as_ptr().add(channel));
+                        oldest[age] = simd.load(weights.taps[age].as_ptr().add(channel));
+                        dweight[age] = simd.load(sums.taps[width - 1 - age].as_ptr().add(channel));
+                    }
+                    if age + 1 < width {
+                        x[age] = T::load(simd, rows.x[width - 2 - age].add(offset));
+                        g[age] = simd.load(waiting[age].as_ptr().add(channel));
+                    }
                 }
                 for row in 0..rows.count {
-                    let newest = rows.x[row + WIDTH - 1].wrapping_add(offset);
-                    simd.prefetch(newest.wrapping_offset(x_ahead).cast());
-                    x[WIDTH - 1] = T::load(simd, newest);
-                    g[WIDTH - 1] = zero;
+                    for age in (1..WIDTH).rev() {
+                        x[age] = x[age - 1];
+                        g[age] = g[age - 1];
+                    }
+                    let source = rows.x[row + width - 1].wrapping_add(offset);
+                    simd.prefetch(source.wrapping_offset(x_ahead).cast());
+                    x[0] = T::load(simd, source);
+                    g[0] = zero;
                     if !rows.dy[row].is_null() {
                         let dy = rows.dy[row].wrapping_add(offset);
                         simd.prefetch(dy.wrapping_offset(dy_ahead).cast());
-                        g[WIDTH - 1] = T::load(simd, dy);
+                        g[0] = T::load(simd, dy);
                         if self.problem.silu {
                             let mut pre = bias;
-                            for i in 0..WIDTH {
-                                pre = simd.mul_add(taps[i], x[i], pre);
+                            for age in (0..WIDTH).rev() {
+                                if age < width {
+                                    pre = simd.mul_add(newest[age], x[age], pre);
+                                }
                             }
-                            g[WIDTH - 1] = simd.mul(g[WIDTH - 1], simd.silu_slope(pre, precise));
+                            g[0] = simd.mul(g[0], simd.silu_slope(pre, T::PRECISION));
                         }
                     }
                     let mut gradient = zero;
                     if !rows.added[row].is_null() {
                         gradient = T::load(simd, rows.added[row].add(offset));
                     }
-                    for i in 0..WIDTH {
-                        dweight[i] = simd.mul_add(g[WIDTH - 1], x[i], dweight[i]);
-                        gradient = simd.mul_add(taps[WIDTH - 1 - i], g[i], gradient);
+                    for age in (0..WIDTH).rev() {
+                        if age < width {
+                            dweight[age] = simd.mul_add(g[0], x[age], dweight[age]);
+                            gradient = simd.mul_add(oldest[age], g[age], gradient);
+                        }
                     }
-                    dbias = simd.add(dbias, g[WIDTH - 1]);
+                    dbias = simd.add(dbias, g[0]);
                     T::store(simd, dx[row].as_mut_ptr().add(channel), gradient);
-                    x.copy_within(1.., 0);
-                    g.copy_within(1.., 0);
                 }
                 simd.store(sums.bias.as_mut_ptr().add(channel), dbias);
-                for i in 0..WIDTH {
-                    simd.store(sums.taps[i].as_mut_ptr().add(channel), dweight[i]);
-                    simd.store(waiting[i].as_mut_ptr().add(channel), g[i]);
+                for age in 0..WIDTH {
+                    if age < width {
+                        simd.store(sums.taps[width - 1 - age].as_mut_ptr().add(channel), dweight[age]);
+                    }
+                    if age + 1 < width {
+                        simd.store(waiting[age].as_mut_ptr().add(channel), g[age]);
+                    }
                 }
             }
         }
@@ -309,13 +321,13 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         T: Lanes<S>,
     {
         let dinitial_states = self.problem.dinitial_states.filter(|_| piece.from == piece.start);
-        for (row, position) in dx[..count].iter().zip(from - Self::BEFORE..) {
+        for (row, position) in dx[..count].iter().zip(from - self.before()..) {
             if position >= piece.from {
                 let target = self.problem.dx.at([piece.batch, first, position]);
                 // SAFETY: the channels lie in dx, and no other task writes to them at this position.
                 unsafe { write_row(simd, &row[..channels], target, self.problem.stream) };
             } else if let Some(states) = dinitial_states {
-                let column = position - piece.start + Self::BEFORE;
+                let column = position - piece.start + self.before();
                 for (&value, channel) in row[..channels].iter().zip(first..) {
                     // SAFETY: positions begin `width - 1` before the sequence; only its first piece writes here.
                     unsafe { *states.at([piece.sequence, channel, column]) = value };

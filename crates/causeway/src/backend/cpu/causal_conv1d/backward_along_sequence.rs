@@ -12,6 +12,7 @@
 
 use super::backward::Problem;
 use super::partition::Partition;
+use super::registers::{self, Gradient, gradient, with_taps};
 use super::sequences::Piece;
 use super::tile::{self, Keep, SiluGradient, TILE};
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
@@ -131,29 +132,79 @@ impl<T: Number> AlongSequence<T> {
         let mut from = piece.from;
         while from < piece.to {
             let count = (piece.to - from).min(TILE as i64) as usize;
-            let x = self.problem.history.x.at([piece.batch, channel, from]);
-            let dy = self.problem.dy.at([piece.batch, channel, from]);
-            // SAFETY: `from .. from + count` are positions of the row; dy has the shape of x.
-            unsafe {
-                tile::gather(
-                    simd,
-                    x,
-                    self.problem.history.x.strides[2],
-                    &mut buffers.x[before..before + count],
-                );
-                tile::gather(simd, dy, self.problem.dy.strides[2], &mut buffers.dy[..count]);
-            }
-            self.gradient(simd, count, buffers);
-            tile::correlate(simd, &mut buffers.g[before..], &mut buffers.x, count, sums);
+            let count = self.tile(simd, piece, channel, from, count, buffers, sums);
             self.write_dx(simd, piece, channel, from - before as i64, count, buffers);
-            buffers.x.copy_within(count..count + before, 0);
-            buffers.g.copy_within(count..count + before, 0);
             from += count as i64;
         }
         if before > 0 {
             self.halo(simd, piece, channel, buffers);
+            self.convolve_dx(simd, before, buffers);
             self.write_dx(simd, piece, channel, piece.to - before as i64, before, buffers);
         }
+    }
+
+    /// Takes at most `count` positions from `from` on into the sums and, `width - 1` positions late, into
+    /// `buffers.dx`; returns how many.
+    #[inline(always)]
+    fn tile<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        count: usize,
+        buffers: &mut Buffers<T::Accumulator>,
+        sums: &mut [f64],
+    ) -> usize
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let before = problem.width - 1;
+        let (x, x_stride) =
+            (problem.history.x.at([piece.batch, channel, from]), problem.history.x.strides[2]);
+        let (dy, dy_stride) = (problem.dy.at([piece.batch, channel, from]), problem.dy.strides[2]);
+        let contiguous = x_stride == 1 && dy_stride == 1;
+        let whole = if contiguous { registers::whole_vectors(simd, problem.width, count) } else { 0 };
+        if whole > 0 {
+            let work = Gradient {
+                weight: &buffers.weight,
+                bias: buffers.bias,
+                x,
+                dy,
+                x_history: &mut buffers.x[..before],
+                g_history: &mut buffers.g[..before],
+                dx: &mut buffers.dx[..whole],
+                sums,
+                silu: problem.silu,
+                precision: T::PRECISION,
+            };
+            // SAFETY: these are positions of the row, whole vectors of them; dy has the shape of x.
+            unsafe { with_taps!(problem.width, gradient::<S, T>(simd, work)) };
+            return whole;
+        }
+        // SAFETY: `from .. from + count` are positions of the row; dy has the shape of x.
+        unsafe {
+            tile::gather(simd, x, x_stride, &mut buffers.x[before..before + count]);
+            tile::gather(simd, dy, dy_stride, &mut buffers.dy[..count]);
+        }
+        self.gradient(simd, count, buffers);
+        tile::correlate(simd, &mut buffers.g[before..], &mut buffers.x, count, sums);
+        self.convolve_dx(simd, count, buffers);
+        buffers.x.copy_within(count..count + before, 0);
+        buffers.g.copy_within(count..count + before, 0);
+        count
+    }
+
+    /// dx of a tile, from its g.
+    #[inline(always)]
+    fn convolve_dx<S>(&self, simd: S, count: usize, buffers: &mut Buffers<T::Accumulator>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+    {
+        let Buffers { reversed, g, dx, .. } = buffers;
+        tile::convolve(simd, reversed, T::Accumulator::ZERO, g, count, dx, &Keep);
     }
 
     /// g of a tile, from its x and dy.
@@ -165,7 +216,7 @@ impl<T: Number> AlongSequence<T> {
         let Buffers { weight, bias, x, g, dy, .. } = buffers;
         let g = &mut g[self.problem.width - 1..];
         if self.problem.silu {
-            let finish = SiluGradient { dy, precise: size_of::<T>() > 2 };
+            let finish = SiluGradient { dy, precision: T::PRECISION };
             tile::convolve(simd, weight, *bias, x, count, g, &finish);
         } else {
             g[..count].copy_from_slice(&dy[..count]);
@@ -198,7 +249,7 @@ impl<T: Number> AlongSequence<T> {
         }
     }
 
-    /// Writes the gradients of `count` positions from `from` on: those of the piece to dx, those before the
+    /// Writes the gradients of `count` positions from `from` on, which are in `buffers.dx`: those of the piece to dx, those before the
     /// sequence to dinitial_states.
     #[inline(always)]
     fn write_dx<S>(
@@ -214,9 +265,7 @@ impl<T: Number> AlongSequence<T> {
         T: Lanes<S>,
     {
         let before = self.problem.width as i64 - 1;
-        let Buffers { reversed, g, dx, .. } = buffers;
-        tile::convolve(simd, reversed, T::Accumulator::ZERO, g, count, dx, &Keep);
-        let dx = &mut dx[..count];
+        let dx = &mut buffers.dx[..count];
         if let Some(states) = &self.problem.dfinal_states {
             // The last `width - 1` positions of the sequence are its final states too.
             for position in from.max(piece.end - before)..from + count as i64 {

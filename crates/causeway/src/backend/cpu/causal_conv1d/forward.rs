@@ -2,12 +2,11 @@
 
 use super::forward_along_channels::AlongChannels;
 use super::forward_along_sequence::{self, AlongSequence};
-use super::partition::Partition;
 use super::rows;
 use super::sequences::Sequences;
 use super::states::{self, History};
 use super::tensors::{Parameter, Source, Target};
-use super::{is_streamed, with_number, with_width};
+use super::{is_streamed, with_number};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::simd::Number;
 use crate::causal_conv1d::{Activation, Forward, Sizes};
@@ -28,44 +27,62 @@ pub(super) struct Problem<T> {
 
 /// Runs a call that has been validated.
 pub(crate) fn forward(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
-    with_number!(call.x.dtype(), typed(cpu, call, sizes))
+    with_number!(call.x.dtype(), along_either | along_sequence(cpu, call, sizes))
 }
 
-fn typed<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
-    let sequences = Sequences::new(sizes, call.seq_idx.as_ref(), call.cu_seqlens.as_ref());
-    let history = History::new(&call.x, call.initial_states.as_ref(), sizes.width);
-    if let Some(final_states) = &mut call.final_states {
-        states::write_final_states::<T>(sizes, &sequences, &history, Target::new(final_states));
-    }
-    if call.y.meta().is_empty() {
-        return;
-    }
-    let mut strides = vec![call.x.strides(), call.y.strides()];
-    strides.extend(call.residual.as_ref().map(|residual| residual.strides()));
-    let (along_channels, contiguous) =
-        (rows::are_rows(sizes, &strides), strides.iter().all(|strides| strides[2] == 1));
-    let problem = Problem {
-        sequences,
-        history,
-        weight: Parameter::new(&call.weight),
-        bias: call.bias.as_ref().map(Parameter::new),
-        residual: call.residual.as_ref().map(Source::new),
-        y: Target::new(&mut call.y),
-        width: sizes.width as usize,
-        silu: call.activation == Activation::Silu,
-        stream: is_streamed::<T>(sizes),
-    };
-    if along_channels {
-        let partition = rows::partition(sizes, i64::MAX);
-        with_width!(sizes.width, run_along_channels(cpu, partition, problem));
+fn along_either<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
+    if rows::are_rows(sizes, &strides(call)) {
+        match sizes.width {
+            4 => along_channels::<T, 4>(cpu, call, sizes),
+            _ => along_channels::<T, { rows::MAX_WIDTH }>(cpu, call, sizes),
+        }
     } else {
-        let partition = forward_along_sequence::partition(sizes, contiguous, i64::MAX);
-        let kernel = AlongSequence { partition, problem };
+        along_sequence::<T>(cpu, call, sizes);
+    }
+}
+
+fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
+    let partition = rows::partition(sizes, i64::MAX);
+    if let Some(problem) = Problem::new(call, sizes) {
+        let kernel = AlongChannels::<T, WIDTH> { partition, problem };
         kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
     }
 }
 
-fn run_along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, partition: Partition, problem: Problem<T>) {
-    let kernel = AlongChannels::<T, WIDTH> { partition, problem };
-    kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+fn along_sequence<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
+    let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
+    let partition = forward_along_sequence::partition(sizes, contiguous, i64::MAX);
+    if let Some(problem) = Problem::new(call, sizes) {
+        let kernel = AlongSequence::<T> { partition, problem };
+        kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+    }
+}
+
+/// Strides of the tensors with the shape of x.
+fn strides<'a>(call: &'a Forward<'_>) -> Vec<&'a [i64]> {
+    let mut strides = vec![call.x.strides(), call.y.strides()];
+    strides.extend(call.residual.as_ref().map(|residual| residual.strides()));
+    strides
+}
+
+impl<T: Number> Problem<T> {
+    /// Writes the final states. None if there is nothing else to do.
+    fn new(call: &mut Forward<'_>, sizes: &Sizes) -> Option<Self> {
+        let sequences = Sequences::new(sizes, call.seq_idx.as_ref(), call.cu_seqlens.as_ref());
+        let history = History::new(&call.x, call.initial_states.as_ref(), sizes.width);
+        if let Some(final_states) = &mut call.final_states {
+            states::write_final_states::<T>(sizes, &sequences, &history, Target::new(final_states));
+        }
+        (!call.y.meta().is_empty()).then(|| Problem {
+            sequences,
+            history,
+            weight: Parameter::new(&call.weight),
+            bias: call.bias.as_ref().map(Parameter::new),
+            residual: call.residual.as_ref().map(Source::new),
+            y: Target::new(&mut call.y),
+            width: sizes.width as usize,
+            silu: call.activation == Activation::Silu,
+            stream: is_streamed::<T>(sizes),
+        })
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::forward::Problem;
 use super::partition::Partition;
-use super::rows::{self, BLOCK, Finished, GROUP, HistoryRows, ROWS, Rows, Span, Tail, Weights};
+use super::rows::{self, BLOCK, Finished, GROUP, HistoryRows, MAX_WIDTH, ROWS, Rows, Span, Tail, Weights};
 use super::sequences::Piece;
 use super::tile::write_row;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
@@ -14,9 +14,9 @@ pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
 }
 
 /// What a task works in.
-struct Buffers<T: Number, const WIDTH: usize> {
-    weights: Weights<T::Accumulator, WIDTH>,
-    history: HistoryRows<T, WIDTH>,
+struct Buffers<T: Number> {
+    weights: Weights<T::Accumulator>,
+    history: HistoryRows<T>,
     x_tail: Tail<T>,
     residual_tail: Tail<T>,
     y: Finished<T>,
@@ -31,10 +31,11 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
+        let problem = &self.problem;
         let (channels, chunk) = self.partition.task(task);
         let mut buffers = Buffers {
-            weights: Weights::load(&self.problem.weight, self.problem.bias.as_ref(), channels.clone()),
-            history: HistoryRows::<T, WIDTH>::new(),
+            weights: Weights::load(&problem.weight, problem.bias.as_ref(), problem.width, channels.clone()),
+            history: HistoryRows::new(problem.width),
             x_tail: Tail::new(),
             residual_tail: Tail::new(),
             y: [[T::ZERO; GROUP]; BLOCK],
@@ -55,6 +56,12 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
 }
 
 impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
+    /// Known when the kernel is compiled, but for the kernel of the greatest width.
+    #[inline(always)]
+    fn width(&self) -> usize {
+        if WIDTH < MAX_WIDTH { WIDTH } else { self.problem.width }
+    }
+
     /// A block of rows of a piece.
     #[inline(always)]
     fn block<S>(
@@ -64,7 +71,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         channel: i64,
         channels: usize,
         from: i64,
-        buffers: &mut Buffers<T, WIDTH>,
+        buffers: &mut Buffers<T>,
     ) where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
@@ -72,7 +79,9 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         let count = (piece.to - from).min(BLOCK as i64) as usize;
         let (mut x, mut residual) = ([std::ptr::null(); ROWS], [std::ptr::null(); ROWS]);
         if !piece.is_padding() {
-            for (row, position) in x[..count + WIDTH - 1].iter_mut().zip(from - (WIDTH as i64 - 1)..) {
+            for (row, position) in
+                x[..count + self.width() - 1].iter_mut().zip(from - (self.width() as i64 - 1)..)
+            {
                 *row = buffers.history.row(
                     &self.problem.history.x,
                     &self.problem.sequences,
@@ -108,7 +117,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
     /// Each vector of a span walks down `count` rows.
     ///
     /// # Safety
-    /// Rows that are not null hold the span's vectors; x has `count + WIDTH - 1` rows or none.
+    /// Rows that are not null hold the span's vectors; x has `count + width - 1` rows or none.
     #[inline(always)]
     unsafe fn walk<S>(
         &self,
@@ -117,7 +126,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         x: &Rows<T>,
         residual: &Rows<T>,
         count: usize,
-        weights: &Weights<T::Accumulator, WIDTH>,
+        weights: &Weights<T::Accumulator>,
         y: &mut Finished<T>,
     ) where
         S: Simd<Scalar = T::Accumulator>,
@@ -125,6 +134,8 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
     {
         // The next block's rows are asked for one block ahead.
         let ahead = self.problem.history.x.strides[2].wrapping_mul(BLOCK as isize);
+        let (width, before) = (self.width(), self.width() - 1);
+        let padding = x[0].is_null();
         let zero = simd.splat(T::Accumulator::ZERO);
         for vector in 0..span.vectors {
             let offset = vector * S::LANES;
@@ -132,27 +143,33 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
             // SAFETY: offsets lie in the rows by the caller's promise, and channels in rows of `GROUP`.
             unsafe {
                 let bias = simd.load(weights.bias.as_ptr().add(channel));
+                // Both by age: 0 is the output's own position.
                 let (mut taps, mut window) = ([zero; WIDTH], [zero; WIDTH]);
-                for (tap, row) in taps.iter_mut().zip(&weights.taps) {
-                    *tap = simd.load(row.as_ptr().add(channel));
-                }
-                let padding = x[0].is_null();
-                for i in 0..if padding { 0 } else { WIDTH - 1 } {
-                    window[i] = T::load(simd, x[i].add(offset));
+                for age in 0..WIDTH {
+                    if age < width {
+                        taps[age] = simd.load(weights.taps[width - 1 - age].as_ptr().add(channel));
+                    }
+                    if age < before && !padding {
+                        window[age] = T::load(simd, x[before - 1 - age].add(offset));
+                    }
                 }
                 for row in 0..count {
                     let mut sum = zero;
                     if !padding {
-                        let newest = x[row + WIDTH - 1].wrapping_add(offset);
-                        simd.prefetch(newest.wrapping_offset(ahead).cast());
-                        window[WIDTH - 1] = T::load(simd, newest);
-                        sum = bias;
-                        for (tap, x) in taps.into_iter().zip(window) {
-                            sum = simd.mul_add(tap, x, sum);
+                        for age in (1..WIDTH).rev() {
+                            window[age] = window[age - 1];
                         }
-                        window.copy_within(1.., 0);
+                        let newest = x[row + before].wrapping_add(offset);
+                        simd.prefetch(newest.wrapping_offset(ahead).cast());
+                        window[0] = T::load(simd, newest);
+                        sum = bias;
+                        for age in (0..WIDTH).rev() {
+                            if age < width {
+                                sum = simd.mul_add(taps[age], window[age], sum);
+                            }
+                        }
                         if self.problem.silu {
-                            sum = simd.silu(sum, size_of::<T>() > 2);
+                            sum = simd.silu(sum, T::PRECISION);
                         }
                     }
                     if !residual[row].is_null() {

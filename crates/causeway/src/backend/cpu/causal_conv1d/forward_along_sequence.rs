@@ -2,6 +2,7 @@
 
 use super::forward::Problem;
 use super::partition::Partition;
+use super::registers::{self, convolve, with_taps};
 use super::sequences::Piece;
 use super::tile::{self, Keep, Silu, TILE};
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
@@ -80,31 +81,20 @@ impl<T: Number> AlongSequence<T> {
         T: Lanes<S>,
     {
         let problem = &self.problem;
-        let Buffers { weight, x, y } = buffers;
         let before = problem.width - 1;
-        for (i, value) in x[..before].iter_mut().enumerate() {
+        for (i, value) in buffers.x[..before].iter_mut().enumerate() {
             let position = piece.from - before as i64 + i as i64;
             *value = problem.history.value(&problem.sequences, piece, channel, position);
         }
         let mut from = piece.from;
         while from < piece.to {
-            let count = (piece.to - from).min(TILE as i64) as usize;
+            let mut count = (piece.to - from).min(TILE as i64) as usize;
             if piece.is_padding() {
-                y[..count].fill(T::Accumulator::ZERO);
+                buffers.y[..count].fill(T::Accumulator::ZERO);
             } else {
-                let source = problem.history.x.at([piece.batch, channel, from]);
-                // SAFETY: `from .. from + count` are positions of the row.
-                unsafe {
-                    tile::gather(simd, source, problem.history.x.strides[2], &mut x[before..before + count])
-                };
-                if problem.silu {
-                    let finish = Silu { precise: size_of::<T>() > 2 };
-                    tile::convolve(simd, weight, bias, x, count, y, &finish);
-                } else {
-                    tile::convolve(simd, weight, bias, x, count, y, &Keep);
-                }
-                x.copy_within(count..count + before, 0);
+                count = self.convolve(simd, piece, channel, from, count, bias, buffers);
             }
+            let y = &mut buffers.y;
             if let Some(residual) = &problem.residual {
                 let source = residual.at([piece.batch, channel, from]);
                 // SAFETY: as above; the residual has the shape of x.
@@ -115,5 +105,57 @@ impl<T: Number> AlongSequence<T> {
             unsafe { tile::scatter(simd, &y[..count], target, problem.y.strides[2], problem.stream) };
             from += count as i64;
         }
+    }
+
+    /// Convolves at most `count` positions from `from` on into `buffers.y`, and returns how many.
+    #[inline(always)]
+    fn convolve<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        count: usize,
+        bias: T::Accumulator,
+        buffers: &mut Buffers<T::Accumulator>,
+    ) -> usize
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let before = problem.width - 1;
+        let source = problem.history.x.at([piece.batch, channel, from]);
+        let stride = problem.history.x.strides[2];
+        let finish = Silu { precision: T::PRECISION };
+        let Buffers { weight, x, y } = buffers;
+        let whole = if stride == 1 { registers::whole_vectors(simd, problem.width, count) } else { 0 };
+        if whole > 0 {
+            let (history, y) = (&mut x[..before], &mut y[..whole]);
+            // SAFETY: these are positions of the row, whole vectors of them.
+            unsafe {
+                if problem.silu {
+                    with_taps!(
+                        problem.width,
+                        convolve::<S, T, Silu>(simd, weight, bias, source, history, y, &finish)
+                    );
+                } else {
+                    with_taps!(
+                        problem.width,
+                        convolve::<S, T, Keep>(simd, weight, bias, source, history, y, &Keep)
+                    );
+                }
+            }
+            return whole;
+        }
+        // SAFETY: `from .. from + count` are positions of the row.
+        unsafe { tile::gather(simd, source, stride, &mut x[before..before + count]) };
+        if problem.silu {
+            tile::convolve(simd, weight, bias, x, count, y, &finish);
+        } else {
+            tile::convolve(simd, weight, bias, x, count, y, &Keep);
+        }
+        x.copy_within(count..count + before, 0);
+        count
     }
 }

@@ -23,7 +23,8 @@ use super::tensors::{Parameter, Source};
 use crate::backend::cpu::simd::{Number, Simd};
 use crate::causal_conv1d::Sizes;
 
-/// Widths up to this one keep their taps in registers.
+/// Widths up to this one keep their taps in registers. Kernels are compiled for width 4, which most models have,
+/// and for this one, which passes over the taps that a smaller width lacks.
 pub(super) const MAX_WIDTH: usize = 8;
 /// Channels of a task: a multiple of every number of lanes.
 pub(super) const GROUP: usize = 256;
@@ -56,16 +57,21 @@ pub(super) type Rows<T> = [*const T; ROWS];
 pub(super) type Finished<T> = [[T; GROUP]; BLOCK];
 
 /// Weight and bias of a task's channels, a row of `GROUP` per tap.
-pub(super) struct Weights<A, const WIDTH: usize> {
-    pub taps: [[A; GROUP]; WIDTH],
+pub(super) struct Weights<A> {
+    pub taps: [[A; GROUP]; MAX_WIDTH],
     pub bias: [A; GROUP],
 }
 
-impl<A: Number, const WIDTH: usize> Weights<A, WIDTH> {
-    pub fn load(weight: &Parameter, bias: Option<&Parameter>, channels: std::ops::Range<i64>) -> Self {
-        let mut weights = Weights { taps: [[A::ZERO; GROUP]; WIDTH], bias: [A::ZERO; GROUP] };
+impl<A: Number> Weights<A> {
+    pub fn load(
+        weight: &Parameter,
+        bias: Option<&Parameter>,
+        width: usize,
+        channels: std::ops::Range<i64>,
+    ) -> Self {
+        let mut weights = Weights { taps: [[A::ZERO; GROUP]; MAX_WIDTH], bias: [A::ZERO; GROUP] };
         for (i, channel) in channels.enumerate() {
-            for (tap, row) in weights.taps.iter_mut().enumerate() {
+            for (tap, row) in weights.taps[..width].iter_mut().enumerate() {
                 // SAFETY: channel and tap lie in the weight.
                 row[i] = unsafe { weight.read(channel, tap as i64) };
             }
@@ -79,14 +85,17 @@ impl<A: Number, const WIDTH: usize> Weights<A, WIDTH> {
 }
 
 /// What the rows before a piece point to where they are not rows of x.
-pub(super) struct HistoryRows<T, const WIDTH: usize> {
-    rows: [[T; GROUP]; WIDTH],
+pub(super) struct HistoryRows<T> {
+    rows: [[T; GROUP]; MAX_WIDTH - 1],
+    /// `width - 1`.
+    before: i64,
     zeros: [T; GROUP],
 }
 
-impl<T: Number, const WIDTH: usize> HistoryRows<T, WIDTH> {
-    pub fn new() -> Self {
-        HistoryRows { rows: [[T::ZERO; GROUP]; WIDTH], zeros: [T::ZERO; GROUP] }
+impl<T: Number> HistoryRows<T> {
+    pub fn new(width: usize) -> Self {
+        let rows = [[T::ZERO; GROUP]; MAX_WIDTH - 1];
+        HistoryRows { rows, before: width as i64 - 1, zeros: [T::ZERO; GROUP] }
     }
 
     /// Copies the initial states that a piece sees before its sequence.
@@ -97,8 +106,7 @@ impl<T: Number, const WIDTH: usize> HistoryRows<T, WIDTH> {
         piece: &Piece,
         channels: std::ops::Range<i64>,
     ) {
-        let before = WIDTH as i64 - 1;
-        for column in (piece.from - piece.start).min(before)..before {
+        for column in (piece.from - piece.start).min(self.before)..self.before {
             for (value, channel) in self.rows[column as usize].iter_mut().zip(channels.clone()) {
                 *value = history.initial_state(sequences, piece, channel, column);
             }
@@ -118,7 +126,7 @@ impl<T: Number, const WIDTH: usize> HistoryRows<T, WIDTH> {
         if inside || piece.includes(sequences, position) {
             x.at([piece.batch, channel, position])
         } else if position < piece.start {
-            self.rows[(position - piece.start + WIDTH as i64 - 1) as usize].as_ptr()
+            self.rows[(position - piece.start + self.before) as usize].as_ptr()
         } else {
             self.zeros.as_ptr()
         }

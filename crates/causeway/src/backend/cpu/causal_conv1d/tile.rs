@@ -10,7 +10,7 @@
 //! A tile is loaded once (any stride, any dtype), convolved with unaligned loads from the cache, and stored
 //! once. The next tile's history is the end of this one's x.
 
-use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Precision, Simd};
 
 /// Positions in a tile: a multiple of every number of lanes. Three buffers of this length stay in the
 /// first-level cache.
@@ -43,13 +43,13 @@ impl<S: Simd> Finish<S> for Keep {
 
 /// SiLU.
 pub(super) struct Silu {
-    pub precise: bool,
+    pub precision: Precision,
 }
 
 impl<S: Simd> Finish<S> for Silu {
     #[inline(always)]
     fn apply(&self, simd: S, sum: S::Vector, _: usize) -> S::Vector {
-        simd.silu(sum, self.precise)
+        simd.silu(sum, self.precision)
     }
 }
 
@@ -57,7 +57,7 @@ impl<S: Simd> Finish<S> for Silu {
 pub(super) struct SiluGradient<'a, A> {
     /// Whole vectors.
     pub dy: &'a [A],
-    pub precise: bool,
+    pub precision: Precision,
 }
 
 impl<S: Simd> Finish<S> for SiluGradient<'_, S::Scalar> {
@@ -66,7 +66,7 @@ impl<S: Simd> Finish<S> for SiluGradient<'_, S::Scalar> {
         let dy = &self.dy[position..position + S::LANES];
         // SAFETY: the slice is a whole vector.
         let dy = unsafe { simd.load(dy.as_ptr()) };
-        simd.mul(dy, simd.silu_slope(sum, self.precise))
+        simd.mul(dy, simd.silu_slope(sum, self.precision))
     }
 }
 

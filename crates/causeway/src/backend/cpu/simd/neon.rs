@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use half::{bf16, f16};
 
-use super::{LINE, Simd, SimdF32, silu};
+use super::{LINE, Precision, Simd, SimdF32, silu};
 
 /// Four f32.
 #[derive(Clone, Copy)]
@@ -47,6 +47,12 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: Advanced SIMD is part of the target.
+        unsafe { vsubq_f32(a, b) }
+    }
+
+    #[inline(always)]
     fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         // SAFETY: Advanced SIMD is part of the target.
         unsafe { vmulq_f32(a, b) }
@@ -65,13 +71,26 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn silu(self, x: float32x4_t, precise: bool) -> float32x4_t {
-        silu::silu(self, x, precise)
+    fn shift_in(self, before: float32x4_t, v: float32x4_t, lanes: usize) -> float32x4_t {
+        // SAFETY: Advanced SIMD is part of the target.
+        unsafe {
+            match lanes {
+                0 => v,
+                1 => vextq_f32::<3>(before, v),
+                2 => vextq_f32::<2>(before, v),
+                _ => vextq_f32::<1>(before, v),
+            }
+        }
     }
 
     #[inline(always)]
-    fn silu_slope(self, x: float32x4_t, precise: bool) -> float32x4_t {
-        silu::silu_slope(self, x, precise)
+    fn silu(self, x: float32x4_t, precision: Precision) -> float32x4_t {
+        silu::silu(self, x, precision)
+    }
+
+    #[inline(always)]
+    fn silu_slope(self, x: float32x4_t, precision: Precision) -> float32x4_t {
+        silu::silu_slope(self, x, precision)
     }
 
     #[inline(always)]

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::{LINE, Simd, SimdF32, silu};
+use super::{LINE, Precision, Simd, SimdF32, silu};
 
 /// Scalars in a vector.
 pub(crate) const LANES: usize = 8;
@@ -54,6 +54,11 @@ macro_rules! plain_simd {
             }
 
             #[inline(always)]
+            fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                std::array::from_fn(|i| a[i] - b[i])
+            }
+
+            #[inline(always)]
             fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
                 std::array::from_fn(|i| a[i] * b[i])
             }
@@ -69,13 +74,18 @@ macro_rules! plain_simd {
             }
 
             #[inline(always)]
-            fn silu(self, x: Self::Vector, precise: bool) -> Self::Vector {
-                $silu(self, x, precise)
+            fn shift_in(self, before: Self::Vector, v: Self::Vector, lanes: usize) -> Self::Vector {
+                std::array::from_fn(|i| if i >= lanes { v[i - lanes] } else { before[LANES + i - lanes] })
             }
 
             #[inline(always)]
-            fn silu_slope(self, x: Self::Vector, precise: bool) -> Self::Vector {
-                $slope(self, x, precise)
+            fn silu(self, x: Self::Vector, precision: Precision) -> Self::Vector {
+                $silu(self, x, precision)
+            }
+
+            #[inline(always)]
+            fn silu_slope(self, x: Self::Vector, precision: Precision) -> Self::Vector {
+                $slope(self, x, precision)
             }
 
             #[inline(always)]
