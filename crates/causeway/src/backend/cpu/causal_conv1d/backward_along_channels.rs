@@ -256,7 +256,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                         g[age] = simd.load(waiting[age].as_ptr().add(channel));
                     }
                 }
-                for row in 0..rows.count {
+                for (row, dx) in dx[..rows.count].iter_mut().enumerate() {
                     for age in (1..WIDTH).rev() {
                         x[age] = x[age - 1];
                         g[age] = g[age - 1];
@@ -290,7 +290,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                         }
                     }
                     dbias = simd.add(dbias, g[0]);
-                    T::store(simd, dx[row].as_mut_ptr().add(channel), gradient);
+                    T::store(simd, dx.as_mut_ptr().add(channel), gradient);
                 }
                 simd.store(sums.bias.as_mut_ptr().add(channel), dbias);
                 for age in 0..WIDTH {

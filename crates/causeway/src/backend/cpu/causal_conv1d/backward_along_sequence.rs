@@ -12,7 +12,7 @@
 
 use super::backward::Problem;
 use super::partition::Partition;
-use super::registers::{self, Gradient, gradient, with_taps};
+use super::registers::{self, Gradient, Output, gradient, with_taps};
 use super::sequences::Piece;
 use super::tile::{self, Keep, SiluGradient, TILE};
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
@@ -123,16 +123,34 @@ impl<T: Number> AlongSequence<T> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let before = self.problem.width - 1;
+        let problem = &self.problem;
+        let before = problem.width - 1;
         for (i, x) in buffers.x[..before].iter_mut().enumerate() {
             let position = piece.from - before as i64 + i as i64;
             *x = self.problem.history.value(&self.problem.sequences, piece, channel, position);
         }
         buffers.g[..before].fill(T::Accumulator::ZERO);
         let mut from = piece.from;
+        let strides = [problem.history.x.strides[2], problem.dy.strides[2], problem.dx.strides[2]];
+        let neighbours = strides == [1; 3];
         while from < piece.to {
-            let count = (piece.to - from).min(TILE as i64) as usize;
-            let count = self.tile(simd, piece, channel, from, count, buffers, sums);
+            let mut count = (piece.to - from) as usize;
+            if neighbours {
+                // Gradients before the piece do not go to dx: tiles take the first positions, up to a line of dx.
+                let first = from.max(piece.from + before as i64);
+                let target = problem.dx.at([piece.batch, channel, first - before as i64]);
+                let lead = (first - from) as usize + registers::unaligned(target, problem.stream);
+                let whole = registers::whole_vectors(simd, problem.width, count);
+                if lead > 0 {
+                    count = count.min(lead);
+                } else if whole > 0 {
+                    self.vectors(simd, piece, channel, from, whole, buffers, sums);
+                    from += whole as i64;
+                    continue;
+                }
+            }
+            count = count.min(TILE);
+            self.tile(simd, piece, channel, from, count, buffers, sums);
             self.write_dx(simd, piece, channel, from - before as i64, count, buffers);
             from += count as i64;
         }
@@ -143,8 +161,42 @@ impl<T: Number> AlongSequence<T> {
         }
     }
 
-    /// Takes at most `count` positions from `from` on into the sums and, `width - 1` positions late, into
-    /// `buffers.dx`; returns how many.
+    /// Whole vectors of neighbours, from memory to the sums and, `width - 1` positions late, to dx.
+    #[inline(always)]
+    fn vectors<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        count: usize,
+        buffers: &mut Buffers<T::Accumulator>,
+        sums: &mut [f64],
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let before = problem.width - 1;
+        let pointer = problem.dx.at([piece.batch, channel, from - before as i64]);
+        let work = Gradient {
+            weight: &buffers.weight,
+            bias: buffers.bias,
+            x: problem.history.x.at([piece.batch, channel, from]),
+            dy: problem.dy.at([piece.batch, channel, from]),
+            x_history: &mut buffers.x[..before],
+            g_history: &mut buffers.g[..before],
+            dx: Output { pointer, count, stream: problem.stream },
+            sums,
+            silu: problem.silu,
+            precision: T::PRECISION,
+        };
+        // SAFETY: these are positions of the row, whole vectors of them; dy and dx have the shape of x, and no other
+        // task writes to these positions of dx.
+        unsafe { with_taps!(problem.width, gradient::<S, T>(simd, work)) };
+    }
+
+    /// A tile of any stride, into the sums and, `width - 1` positions late, into `buffers.dx`.
     #[inline(always)]
     fn tile<S>(
         &self,
@@ -155,46 +207,24 @@ impl<T: Number> AlongSequence<T> {
         count: usize,
         buffers: &mut Buffers<T::Accumulator>,
         sums: &mut [f64],
-    ) -> usize
-    where
+    ) where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
         let problem = &self.problem;
         let before = problem.width - 1;
-        let (x, x_stride) =
-            (problem.history.x.at([piece.batch, channel, from]), problem.history.x.strides[2]);
-        let (dy, dy_stride) = (problem.dy.at([piece.batch, channel, from]), problem.dy.strides[2]);
-        let contiguous = x_stride == 1 && dy_stride == 1;
-        let whole = if contiguous { registers::whole_vectors(simd, problem.width, count) } else { 0 };
-        if whole > 0 {
-            let work = Gradient {
-                weight: &buffers.weight,
-                bias: buffers.bias,
-                x,
-                dy,
-                x_history: &mut buffers.x[..before],
-                g_history: &mut buffers.g[..before],
-                dx: &mut buffers.dx[..whole],
-                sums,
-                silu: problem.silu,
-                precision: T::PRECISION,
-            };
-            // SAFETY: these are positions of the row, whole vectors of them; dy has the shape of x.
-            unsafe { with_taps!(problem.width, gradient::<S, T>(simd, work)) };
-            return whole;
-        }
+        let x = problem.history.x.at([piece.batch, channel, from]);
+        let dy = problem.dy.at([piece.batch, channel, from]);
         // SAFETY: `from .. from + count` are positions of the row; dy has the shape of x.
         unsafe {
-            tile::gather(simd, x, x_stride, &mut buffers.x[before..before + count]);
-            tile::gather(simd, dy, dy_stride, &mut buffers.dy[..count]);
+            tile::gather(simd, x, problem.history.x.strides[2], &mut buffers.x[before..before + count]);
+            tile::gather(simd, dy, problem.dy.strides[2], &mut buffers.dy[..count]);
         }
         self.gradient(simd, count, buffers);
         tile::correlate(simd, &mut buffers.g[before..], &mut buffers.x, count, sums);
         self.convolve_dx(simd, count, buffers);
         buffers.x.copy_within(count..count + before, 0);
         buffers.g.copy_within(count..count + before, 0);
-        count
     }
 
     /// dx of a tile, from its g.

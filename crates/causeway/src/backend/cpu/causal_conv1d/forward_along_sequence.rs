@@ -2,7 +2,7 @@
 
 use super::forward::Problem;
 use super::partition::Partition;
-use super::registers::{self, convolve, with_taps};
+use super::registers::{self, Output, convolve, with_taps};
 use super::sequences::Piece;
 use super::tile::{self, Keep, Silu, TILE};
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
@@ -86,30 +86,45 @@ impl<T: Number> AlongSequence<T> {
             let position = piece.from - before as i64 + i as i64;
             *value = problem.history.value(&problem.sequences, piece, channel, position);
         }
+        let residual_stride = problem.residual.as_ref().map_or(1, |residual| residual.strides[2]);
+        let strides = [problem.history.x.strides[2], problem.y.strides[2], residual_stride];
+        let neighbours = strides == [1; 3] && !piece.is_padding();
         let mut from = piece.from;
         while from < piece.to {
-            let mut count = (piece.to - from).min(TILE as i64) as usize;
+            let target = problem.y.at([piece.batch, channel, from]);
+            let mut count = (piece.to - from) as usize;
+            let unaligned = registers::unaligned(target, problem.stream);
+            if neighbours && unaligned > 0 {
+                count = count.min(unaligned);
+            } else if neighbours {
+                let whole = registers::whole_vectors(simd, problem.width, count);
+                if whole > 0 {
+                    self.vectors(simd, piece, channel, from, whole, bias, buffers);
+                    from += whole as i64;
+                    continue;
+                }
+            }
+            count = count.min(TILE);
             if piece.is_padding() {
                 buffers.y[..count].fill(T::Accumulator::ZERO);
             } else {
-                count = self.convolve(simd, piece, channel, from, count, bias, buffers);
+                self.tile(simd, piece, channel, from, count, bias, buffers);
             }
-            let y = &mut buffers.y;
+            let y = &mut buffers.y[..count];
             if let Some(residual) = &problem.residual {
                 let source = residual.at([piece.batch, channel, from]);
-                // SAFETY: as above; the residual has the shape of x.
-                unsafe { tile::gather_add(source, residual.strides[2], &mut y[..count]) };
+                // SAFETY: `from .. from + count` are positions of the row; the residual has the shape of x.
+                unsafe { tile::gather_add(source, residual.strides[2], y) };
             }
-            let target = problem.y.at([piece.batch, channel, from]);
             // SAFETY: as above, and no other task writes to these positions of this channel.
-            unsafe { tile::scatter(simd, &y[..count], target, problem.y.strides[2], problem.stream) };
+            unsafe { tile::scatter(simd, y, target, problem.y.strides[2], problem.stream) };
             from += count as i64;
         }
     }
 
-    /// Convolves at most `count` positions from `from` on into `buffers.y`, and returns how many.
+    /// Whole vectors of neighbours, from memory to memory.
     #[inline(always)]
-    fn convolve<S>(
+    fn vectors<S>(
         &self,
         simd: S,
         piece: &Piece,
@@ -118,44 +133,60 @@ impl<T: Number> AlongSequence<T> {
         count: usize,
         bias: T::Accumulator,
         buffers: &mut Buffers<T::Accumulator>,
-    ) -> usize
-    where
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let index = [piece.batch, channel, from];
+        let x = problem.history.x.at(index);
+        let residual = problem.residual.as_ref().map_or(std::ptr::null(), |residual| residual.at(index));
+        let y = Output { pointer: problem.y.at(index), count, stream: problem.stream };
+        let Buffers { weight, x: history, .. } = buffers;
+        let history = &mut history[..problem.width - 1];
+        // SAFETY: these are positions of the row, whole vectors of them; no other task writes to them.
+        unsafe {
+            if problem.silu {
+                let finish = Silu { precision: T::PRECISION };
+                with_taps!(
+                    problem.width,
+                    convolve::<S, T, Silu>(simd, weight, bias, x, residual, history, &y, &finish)
+                );
+            } else {
+                with_taps!(
+                    problem.width,
+                    convolve::<S, T, Keep>(simd, weight, bias, x, residual, history, &y, &Keep)
+                );
+            }
+        }
+    }
+
+    /// A tile of any stride, into `buffers.y`.
+    #[inline(always)]
+    fn tile<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        count: usize,
+        bias: T::Accumulator,
+        buffers: &mut Buffers<T::Accumulator>,
+    ) where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
         let problem = &self.problem;
         let before = problem.width - 1;
         let source = problem.history.x.at([piece.batch, channel, from]);
-        let stride = problem.history.x.strides[2];
-        let finish = Silu { precision: T::PRECISION };
         let Buffers { weight, x, y } = buffers;
-        let whole = if stride == 1 { registers::whole_vectors(simd, problem.width, count) } else { 0 };
-        if whole > 0 {
-            let (history, y) = (&mut x[..before], &mut y[..whole]);
-            // SAFETY: these are positions of the row, whole vectors of them.
-            unsafe {
-                if problem.silu {
-                    with_taps!(
-                        problem.width,
-                        convolve::<S, T, Silu>(simd, weight, bias, source, history, y, &finish)
-                    );
-                } else {
-                    with_taps!(
-                        problem.width,
-                        convolve::<S, T, Keep>(simd, weight, bias, source, history, y, &Keep)
-                    );
-                }
-            }
-            return whole;
-        }
         // SAFETY: `from .. from + count` are positions of the row.
-        unsafe { tile::gather(simd, source, stride, &mut x[before..before + count]) };
+        unsafe { tile::gather(simd, source, problem.history.x.strides[2], &mut x[before..before + count]) };
         if problem.silu {
-            tile::convolve(simd, weight, bias, x, count, y, &finish);
+            tile::convolve(simd, weight, bias, x, count, y, &Silu { precision: T::PRECISION });
         } else {
             tile::convolve(simd, weight, bias, x, count, y, &Keep);
         }
         x.copy_within(count..count + before, 0);
-        count
     }
 }

@@ -5,15 +5,20 @@
 //! tap of age k:        [ now, shifted in from before by k lanes ]
 //! ```
 //!
-//! Every element is loaded and widened once, every tap is a shift between two registers, and nothing waits for a
-//! store: loads of later vectors run ahead of the arithmetic of earlier ones, as in a copy.
+//! Every element is loaded and widened once, every tap is a shift between two registers, and each result goes
+//! straight to its place: loads and stores are spread evenly over the arithmetic, as in a copy. Lines are asked for
+//! `AHEAD` of their use, since the arithmetic fills the processor's window after a few of them, and its own
+//! prefetcher stops at every page.
 
 use super::tile::Finish;
-use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Precision, Simd};
+use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Precision, Simd};
 
 /// Widths up to this one. Bodies are compiled for width 4, which most models have, and for this one, which passes
 /// over the taps that a smaller width lacks.
 pub(super) const MAX_WIDTH: usize = 8;
+
+/// Bytes between a load and the line that is asked for: about what arrives in two latencies of the memory.
+const AHEAD: usize = 2048;
 
 /// Most lanes of any vector.
 const MAX_LANES: usize = 16;
@@ -61,19 +66,52 @@ fn known<const WIDTH: usize>(width: usize) -> usize {
     if WIDTH < MAX_WIDTH { WIDTH } else { width }
 }
 
-/// `out[i] = finish(bias + Σ_w weight[w] · x[i + w - (width-1)])`, where `history` holds the `width - 1` positions
-/// before x, and then those at its end.
+/// Neighbouring elements that results go to.
+pub(super) struct Output<T> {
+    pub pointer: *mut T,
+    pub count: usize,
+    /// Past the caches: the pointer is aligned to a vector then.
+    pub stream: bool,
+}
+
+impl<T: Number> Output<T> {
+    /// # Safety
+    /// `at + LANES ≤ count`; the elements are those of a tensor, and nobody else uses them meanwhile.
+    #[inline(always)]
+    unsafe fn store<S: Simd>(&self, simd: S, at: usize, v: S::Vector)
+    where
+        T: Lanes<S>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.stream {
+                T::stream(simd, self.pointer.add(at), v);
+            } else {
+                T::store(simd, self.pointer.add(at), v);
+            }
+        }
+    }
+}
+
+/// Positions before the first one whose result can be stored past the caches.
+pub(super) fn unaligned<T>(target: *const T, stream: bool) -> usize {
+    if stream { target.align_offset(LINE) } else { 0 }
+}
+
+/// `out[i] = finish(bias + Σ_w weight[w] · x[i + w - (width-1)]) + residual[i]`, where `history` holds the
+/// `width - 1` positions before x, and then those at its end.
 ///
 /// # Safety
-/// `x` points at `out.len()` elements of a tensor, [`whole_vectors`] of the width.
+/// `x` and `residual`, unless null, point at as many elements of tensors as `out`, [`whole_vectors`] of the width.
 #[inline(always)]
 pub(super) unsafe fn convolve<S, T, F, const WIDTH: usize>(
     simd: S,
     weight: &[S::Scalar],
     bias: S::Scalar,
     x: *const T,
+    residual: *const T,
     history: &mut [S::Scalar],
-    out: &mut [S::Scalar],
+    out: &Output<T>,
     finish: &F,
 ) where
     S: Simd,
@@ -89,17 +127,22 @@ pub(super) unsafe fn convolve<S, T, F, const WIDTH: usize>(
     }
     let bias = simd.splat(bias);
     let mut before = load_history(simd, history);
-    for (i, out) in out.chunks_exact_mut(S::LANES).enumerate() {
-        // SAFETY: the caller's promise; the chunk is a whole vector.
+    for at in (0..out.count).step_by(S::LANES) {
+        // SAFETY: the caller's promise.
         unsafe {
-            let now = T::load(simd, x.add(i * S::LANES));
+            simd.prefetch(x.add(at).cast::<u8>().wrapping_add(AHEAD));
+            let now = T::load(simd, x.add(at));
             let mut sum = bias;
             for age in (0..WIDTH).rev() {
                 if age < width {
                     sum = simd.mul_add(taps[age], simd.shift_in(before, now, age), sum);
                 }
             }
-            simd.store(out.as_mut_ptr(), finish.apply(simd, sum, i * S::LANES));
+            sum = finish.apply(simd, sum, at);
+            if !residual.is_null() {
+                sum = simd.add(sum, T::load(simd, residual.add(at)));
+            }
+            out.store(simd, at, sum);
             before = now;
         }
     }
@@ -116,8 +159,8 @@ pub(super) struct Gradient<'a, A, T> {
     pub x_history: &'a mut [A],
     /// The same of g.
     pub g_history: &'a mut [A],
-    /// dx, `width - 1` positions late.
-    pub dx: &'a mut [A],
+    /// `width - 1` positions late.
+    pub dx: Output<T>,
     /// Sums for the taps and the bias.
     pub sums: &'a mut [f64],
     pub silu: bool,
@@ -131,7 +174,7 @@ pub(super) struct Gradient<'a, A, T> {
 /// ```
 ///
 /// # Safety
-/// `x` and `dy` point at `dx.len()` elements of tensors, [`whole_vectors`] of the width.
+/// `x` and `dy` point at as many elements of tensors as dx, [`whole_vectors`] of the width.
 #[inline(always)]
 pub(super) unsafe fn gradient<S, T, const WIDTH: usize>(simd: S, work: Gradient<'_, S::Scalar, T>)
 where
@@ -150,15 +193,17 @@ where
     }
     let (bias, mut total) = (simd.splat(bias), zero);
     let (mut x_before, mut g_before) = (load_history(simd, x_history), load_history(simd, g_history));
-    for (i, dx) in dx.chunks_exact_mut(S::LANES).enumerate() {
-        // SAFETY: the caller's promise; the chunk is a whole vector.
+    for at in (0..dx.count).step_by(S::LANES) {
+        // SAFETY: the caller's promise.
         unsafe {
-            let x_now = T::load(simd, x.add(i * S::LANES));
-            let mut g_now = T::load(simd, dy.add(i * S::LANES));
+            simd.prefetch(x.add(at).cast::<u8>().wrapping_add(AHEAD));
+            simd.prefetch(dy.add(at).cast::<u8>().wrapping_add(AHEAD));
+            let x_now = T::load(simd, x.add(at));
+            let mut g_now = T::load(simd, dy.add(at));
             let mut taken = [zero; WIDTH];
-            for age in 0..WIDTH {
+            for (age, taken) in taken.iter_mut().enumerate() {
                 if age < width {
-                    taken[age] = simd.shift_in(x_before, x_now, age);
+                    *taken = simd.shift_in(x_before, x_now, age);
                 }
             }
             if silu {
@@ -178,7 +223,7 @@ where
                 }
             }
             total = simd.add(total, g_now);
-            simd.store(dx.as_mut_ptr(), sum);
+            dx.store(simd, at, sum);
             (x_before, g_before) = (x_now, g_now);
         }
     }

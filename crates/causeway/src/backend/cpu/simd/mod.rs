@@ -199,6 +199,34 @@ pub(crate) trait SimdF32: Simd<Scalar = f32> {
     /// `target` points at `LANES` writable elements.
     unsafe fn store_bf16(self, target: *mut bf16, v: Self::Vector);
 
+    /// Stores past the caches, where the processor can.
+    ///
+    /// # Safety
+    /// As for [`Simd::store`], and `target` is aligned to a vector.
+    #[inline(always)]
+    unsafe fn stream_f32(self, target: *mut f32, v: Self::Vector) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store(target, v) }
+    }
+    /// As [`SimdF32::stream_f32`].
+    ///
+    /// # Safety
+    /// As for [`SimdF32::store_f16`], and `target` is aligned to a vector of 16-bit elements.
+    #[inline(always)]
+    unsafe fn stream_f16(self, target: *mut f16, v: Self::Vector) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store_f16(target, v) }
+    }
+    /// As [`SimdF32::stream_f32`].
+    ///
+    /// # Safety
+    /// As for [`SimdF32::store_bf16`], and `target` is aligned to a vector of 16-bit elements.
+    #[inline(always)]
+    unsafe fn stream_bf16(self, target: *mut bf16, v: Self::Vector) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store_bf16(target, v) }
+    }
+
     /// The larger of `bound` and `x`; NaN where x is NaN.
     fn at_least(self, bound: f32, x: Self::Vector) -> Self::Vector;
     /// The smaller of `bound` and `x`; NaN where x is NaN.
@@ -224,10 +252,15 @@ pub(crate) trait Lanes<S: Simd>: Number {
     /// # Safety
     /// `target` points at `S::LANES` writable elements.
     unsafe fn store(simd: S, target: *mut Self, v: S::Vector);
+    /// Stores past the caches, where the processor can.
+    ///
+    /// # Safety
+    /// As for [`Lanes::store`], and `target` is aligned to `S::LANES` elements.
+    unsafe fn stream(simd: S, target: *mut Self, v: S::Vector);
 }
 
 macro_rules! lanes_in_f32 {
-    ($number:ty, $load:ident, $store:ident) => {
+    ($number:ty, $load:ident, $store:ident, $stream:ident) => {
         impl<S: SimdF32> Lanes<S> for $number {
             #[inline(always)]
             unsafe fn load(simd: S, source: *const Self) -> S::Vector {
@@ -240,12 +273,18 @@ macro_rules! lanes_in_f32 {
                 // SAFETY: the caller's promise.
                 unsafe { simd.$store(target, v) }
             }
+
+            #[inline(always)]
+            unsafe fn stream(simd: S, target: *mut Self, v: S::Vector) {
+                // SAFETY: the caller's promise.
+                unsafe { simd.$stream(target, v) }
+            }
         }
     };
 }
-lanes_in_f32!(f32, load, store);
-lanes_in_f32!(f16, load_f16, store_f16);
-lanes_in_f32!(bf16, load_bf16, store_bf16);
+lanes_in_f32!(f32, load, store, stream_f32);
+lanes_in_f32!(f16, load_f16, store_f16, stream_f16);
+lanes_in_f32!(bf16, load_bf16, store_bf16, stream_bf16);
 
 impl<const FUSED: bool> Lanes<Plain<f64, FUSED>> for f64 {
     #[inline(always)]
@@ -256,6 +295,12 @@ impl<const FUSED: bool> Lanes<Plain<f64, FUSED>> for f64 {
 
     #[inline(always)]
     unsafe fn store(simd: Plain<f64, FUSED>, target: *mut f64, v: [f64; plain::LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { simd.store(target, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(simd: Plain<f64, FUSED>, target: *mut f64, v: [f64; plain::LANES]) {
         // SAFETY: the caller's promise.
         unsafe { simd.store(target, v) }
     }

@@ -52,7 +52,7 @@ pub(super) unsafe fn run_avx512_f64<K: Kernel<Number = f64>>(kernel: &K, task: u
 }
 
 // In both implementations below, the token proves that the instructions are there; loads and stores also
-// rely on the caller's promise about the pointer. They may be unaligned.
+// rely on the caller's promise about the pointer. They may be unaligned except for `stream_*`.
 
 impl Simd for Avx2 {
     type Scalar = f32;
@@ -190,6 +190,24 @@ impl SimdF32 for Avx2 {
     unsafe fn store_bf16(self, target: *mut bf16, v: __m256) {
         // SAFETY: the token and the caller's promise.
         unsafe { _mm_storeu_si128(target.cast(), round_bf16_avx2(self, v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_f32(self, target: *mut f32, v: __m256) {
+        // SAFETY: the token and the caller's promise.
+        unsafe { _mm256_stream_ps(target, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_f16(self, target: *mut f16, v: __m256) {
+        // SAFETY: the token and the caller's promise.
+        unsafe { _mm_stream_si128(target.cast(), round_f16_avx2(self, v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bf16(self, target: *mut bf16, v: __m256) {
+        // SAFETY: the token and the caller's promise.
+        unsafe { _mm_stream_si128(target.cast(), round_bf16_avx2(self, v)) }
     }
 
     #[inline(always)]
@@ -389,6 +407,24 @@ impl SimdF32 for Avx512 {
     unsafe fn store_bf16(self, target: *mut bf16, v: __m512) {
         // SAFETY: the token and the caller's promise.
         unsafe { _mm256_storeu_si256(target.cast(), round_bf16_avx512(self, v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_f32(self, target: *mut f32, v: __m512) {
+        // SAFETY: the token and the caller's promise.
+        unsafe { _mm512_stream_ps(target, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_f16(self, target: *mut f16, v: __m512) {
+        // SAFETY: the token and the caller's promise.
+        unsafe { _mm256_stream_si256(target.cast(), round_f16_avx512(self, v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bf16(self, target: *mut bf16, v: __m512) {
+        // SAFETY: the token and the caller's promise.
+        unsafe { _mm256_stream_si256(target.cast(), round_bf16_avx512(self, v)) }
     }
 
     #[inline(always)]
