@@ -1,295 +1,106 @@
 //! Backward: `dx`, `dweight`, `dbias` and `dinitial_states`.
-//!
-//! ```text
-//! positions    from - (width-1)          from                     to       to + (width-1)
-//!                    |  history  |  tile | tile | ... | tile  |   halo   |
-//! g = dy · act'(pre)               computed here, and again past the end: dx needs it
-//! dx                 |- initial -|---------- this piece ------|
-//! ```
-//!
-//! dx lags g by `width - 1` positions. Sums for dweight and dbias are taken over the piece, not over its halo;
-//! they are kept per chunk of columns, and chunks are added in a fixed order.
 
-use super::forward::tile_partition;
-use super::partition::Partition;
-use super::sequences::{Piece, Sequences};
+use super::backward_along_channels::AlongChannels;
+use super::backward_along_sequence::AlongSequence;
+use super::sequences::Sequences;
 use super::states::{self, History};
 use super::sums::{Sums, SumsTarget};
 use super::tensors::{Parameter, ParameterMut, Source, Target};
-use super::tile::{self, Keep, SiluGradient, TILE};
-use super::{STREAM_BYTES, with_number};
+use super::{forward_along_sequence, is_streamed, rows, with_number};
 use crate::backend::cpu::Cpu;
-use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
+use crate::backend::cpu::simd::Number;
 use crate::causal_conv1d::{Activation, Backward, Sizes};
 
 /// Most sums of dweight's size that are kept side by side.
 const MAX_CHUNKS: i64 = 32;
 
-/// Runs a call that has been validated.
-pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
-    with_number!(call.x.dtype(), typed(cpu, call, sizes))
+/// A call as kernels see it.
+pub(super) struct Problem<T> {
+    pub sequences: Sequences,
+    pub history: History<T>,
+    pub weight: Parameter,
+    pub bias: Option<Parameter>,
+    pub dy: Source<T, 3>,
+    pub dfinal_states: Option<Source<T, 3>>,
+    pub dx: Target<T, 3>,
+    pub dinitial_states: Option<Target<T, 3>>,
+    /// For dweight and dbias.
+    pub sums: SumsTarget,
+    pub width: usize,
+    pub silu: bool,
+    /// Whether dx is stored past the caches.
+    pub stream: bool,
 }
 
-fn typed<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
-    if sizes.dim == 0 {
-        return;
+/// Runs a call that has been validated.
+pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+    if sizes.dim > 0 {
+        with_number!(call.x.dtype(), along_either | along_sequence(cpu, call, sizes))
     }
-    let sequences = Sequences::new(sizes, call.seq_idx.as_ref(), call.cu_seqlens.as_ref());
-    let history = History::<T>::new(&call.x, call.initial_states.as_ref(), sizes.width);
-    let dfinal_states = call.dfinal_states.as_ref().map(Source::new);
-    let dinitial_states = call.dinitial_states.as_mut().map(Target::new);
-    if let Some(target) = dinitial_states {
-        states::write_initial_gradients_of_empty_sequences(sizes, &sequences, dfinal_states, target);
+}
+
+fn along_either<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+    if rows::are_rows(sizes, &strides(call)) {
+        match sizes.width {
+            4 => along_channels::<T, 4>(cpu, call, sizes),
+            _ => along_channels::<T, { rows::MAX_WIDTH }>(cpu, call, sizes),
+        }
+    } else {
+        along_sequence::<T>(cpu, call, sizes);
     }
-    let (dy, dx) = (Source::new(&call.dy), Target::new(&mut call.dx));
-    let contiguous = history.x.strides[2] == 1 && dy.strides[2] == 1 && dx.strides[2] == 1;
-    let partition = tile_partition(sizes, contiguous, MAX_CHUNKS);
+}
+
+fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+    let partition = rows::partition(sizes, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
-    let kernel = AlongSequence::<T> {
-        partition,
-        sums: sums.target(),
-        stream: sizes.batch * sizes.dim * sizes.seqlen * size_of::<T>() as i64 >= STREAM_BYTES,
-        silu: call.activation == Activation::Silu,
-        width: sizes.width as usize,
-        sequences,
-        history,
-        weight: Parameter::new(&call.weight),
-        bias: call.bias.as_ref().map(Parameter::new),
-        dy,
-        dfinal_states,
-        dx,
-        dinitial_states,
-    };
+    let problem = Problem::new(call, sizes, sums.target());
+    let kernel = AlongChannels::<T, WIDTH> { partition, problem };
     kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+    write_sums(&sums, call);
+}
+
+fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+    let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
+    let partition = forward_along_sequence::partition(sizes, contiguous, MAX_CHUNKS);
+    let mut sums = Sums::new(sizes, partition.chunks);
+    let problem = Problem::new(call, sizes, sums.target());
+    let kernel = AlongSequence::<T> { partition, problem };
+    kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+    write_sums(&sums, call);
+}
+
+fn write_sums(sums: &Sums, call: &mut Backward<'_>) {
     let dbias = call.dbias.as_mut().map(ParameterMut::new);
     sums.write(ParameterMut::new(&mut call.dweight), dbias);
 }
 
-/// One channel at a time, vectors along the sequence; see [`super::forward`].
-struct AlongSequence<T: Number> {
-    partition: Partition,
-    sequences: Sequences,
-    history: History<T>,
-    weight: Parameter,
-    bias: Option<Parameter>,
-    dy: Source<T, 3>,
-    dfinal_states: Option<Source<T, 3>>,
-    dx: Target<T, 3>,
-    dinitial_states: Option<Target<T, 3>>,
-    sums: SumsTarget,
-    width: usize,
-    silu: bool,
-    stream: bool,
+/// Strides of the tensors with the shape of x.
+fn strides<'a>(call: &'a Backward<'_>) -> [&'a [i64]; 3] {
+    [call.x.strides(), call.dy.strides(), call.dx.strides()]
 }
 
-/// What a task works in.
-struct Buffers<A> {
-    /// Weights of one channel, and the same from the last to the first.
-    weight: Vec<A>,
-    reversed: Vec<A>,
-    bias: A,
-    /// `width - 1` positions of history, then a tile.
-    x: Vec<A>,
-    /// As x.
-    g: Vec<A>,
-    /// A tile.
-    dy: Vec<A>,
-    /// A tile.
-    dx: Vec<A>,
-}
-
-impl<T: Number> Kernel for AlongSequence<T> {
-    type Number = T;
-
-    #[inline(always)]
-    fn run<S>(&self, simd: S, task: usize)
-    where
-        S: Simd<Scalar = T::Accumulator>,
-        T: Lanes<S>,
-    {
-        let zero = T::Accumulator::ZERO;
-        let mut buffers = Buffers {
-            weight: vec![zero; self.width],
-            reversed: vec![zero; self.width],
-            bias: zero,
-            x: vec![zero; self.width - 1 + TILE],
-            g: vec![zero; self.width - 1 + TILE],
-            dy: vec![zero; TILE],
-            dx: vec![zero; TILE],
-        };
-        let terms = self.width + 1;
-        let mut sums = vec![0.0; self.partition.group() * terms];
-        let mut pieces = Vec::new();
-        let (channels, chunk) = self.partition.task(task);
-        for column in self.partition.columns(chunk) {
-            self.sequences.pieces(column.batch, column.from, column.to, &mut pieces);
-            for (channel, sums) in channels.clone().zip(sums.chunks_exact_mut(terms)) {
-                self.load_parameters(channel, &mut buffers);
-                for piece in &pieces {
-                    if piece.is_padding() {
-                        self.padding(piece, channel);
-                    } else {
-                        self.piece(simd, piece, channel, &mut buffers, sums);
-                    }
-                }
-            }
+impl<T: Number> Problem<T> {
+    /// Writes the gradients of the initial states of empty sequences, which no kernel visits.
+    fn new(call: &mut Backward<'_>, sizes: &Sizes, sums: SumsTarget) -> Self {
+        let sequences = Sequences::new(sizes, call.seq_idx.as_ref(), call.cu_seqlens.as_ref());
+        let dfinal_states = call.dfinal_states.as_ref().map(Source::new);
+        let dinitial_states = call.dinitial_states.as_mut().map(Target::new);
+        if let Some(target) = dinitial_states {
+            states::write_initial_gradients_of_empty_sequences(sizes, &sequences, dfinal_states, target);
         }
-        for (channel, sums) in channels.zip(sums.chunks_exact(terms)) {
-            // SAFETY: each task has its own pair of chunk and channel; the sums outlive the tasks.
-            unsafe { self.sums.put(chunk, channel, sums) };
+        Problem {
+            sequences,
+            history: History::new(&call.x, call.initial_states.as_ref(), sizes.width),
+            weight: Parameter::new(&call.weight),
+            bias: call.bias.as_ref().map(Parameter::new),
+            dy: Source::new(&call.dy),
+            dfinal_states,
+            dx: Target::new(&mut call.dx),
+            dinitial_states,
+            sums,
+            width: sizes.width as usize,
+            silu: call.activation == Activation::Silu,
+            stream: is_streamed::<T>(sizes),
         }
-        simd.fence();
-    }
-}
-
-impl<T: Number> AlongSequence<T> {
-    fn load_parameters(&self, channel: i64, buffers: &mut Buffers<T::Accumulator>) {
-        for (tap, weight) in buffers.weight.iter_mut().enumerate() {
-            // SAFETY: channel and tap lie in the weight.
-            *weight = unsafe { self.weight.read(channel, tap as i64) };
-        }
-        for (reversed, weight) in buffers.reversed.iter_mut().rev().zip(&buffers.weight) {
-            *reversed = *weight;
-        }
-        // SAFETY: the channel lies in the bias.
-        buffers.bias = self.bias.map_or(T::Accumulator::ZERO, |bias| unsafe { bias.read(channel, 0) });
-    }
-
-    /// Padding takes no gradient, and neither do initial states before it.
-    fn padding(&self, piece: &Piece, channel: i64) {
-        for position in piece.from..piece.to {
-            // SAFETY: the position lies in the row, and no other task writes to it.
-            unsafe { *self.dx.at([piece.batch, channel, position]) = T::ZERO };
-        }
-        if let Some(states) = self.dinitial_states.filter(|_| piece.from == piece.start) {
-            for column in 0..self.width as i64 - 1 {
-                // SAFETY: the states have a row per sequence, written with the sequence's first piece only.
-                unsafe { *states.at([piece.sequence, channel, column]) = T::ZERO };
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn piece<S>(
-        &self,
-        simd: S,
-        piece: &Piece,
-        channel: i64,
-        buffers: &mut Buffers<T::Accumulator>,
-        sums: &mut [f64],
-    ) where
-        S: Simd<Scalar = T::Accumulator>,
-        T: Lanes<S>,
-    {
-        let before = self.width - 1;
-        for (i, x) in buffers.x[..before].iter_mut().enumerate() {
-            let position = piece.from - before as i64 + i as i64;
-            *x = self.history.value(&self.sequences, piece, channel, position);
-        }
-        buffers.g[..before].fill(T::Accumulator::ZERO);
-        let mut from = piece.from;
-        while from < piece.to {
-            let count = (piece.to - from).min(TILE as i64) as usize;
-            let x = self.history.x.at([piece.batch, channel, from]);
-            let dy = self.dy.at([piece.batch, channel, from]);
-            // SAFETY: `from .. from + count` are positions of the row; dy has the shape of x.
-            unsafe {
-                tile::gather(simd, x, self.history.x.strides[2], &mut buffers.x[before..before + count]);
-                tile::gather(simd, dy, self.dy.strides[2], &mut buffers.dy[..count]);
-            }
-            self.gradient(simd, count, buffers);
-            tile::correlate(simd, &mut buffers.g[before..], &mut buffers.x, count, sums);
-            self.write_dx(simd, piece, channel, from - before as i64, count, buffers);
-            buffers.x.copy_within(count..count + before, 0);
-            buffers.g.copy_within(count..count + before, 0);
-            from += count as i64;
-        }
-        if before > 0 {
-            self.halo(simd, piece, channel, buffers);
-            self.write_dx(simd, piece, channel, piece.to - before as i64, before, buffers);
-        }
-    }
-
-    /// g of a tile, from its x and dy.
-    #[inline(always)]
-    fn gradient<S>(&self, simd: S, count: usize, buffers: &mut Buffers<T::Accumulator>)
-    where
-        S: Simd<Scalar = T::Accumulator>,
-    {
-        let Buffers { weight, bias, x, g, dy, .. } = buffers;
-        let g = &mut g[self.width - 1..];
-        if self.silu {
-            let finish = SiluGradient { dy, precise: size_of::<T>() > 2 };
-            tile::convolve(simd, weight, *bias, x, count, g, &finish);
-        } else {
-            g[..count].copy_from_slice(&dy[..count]);
-        }
-    }
-
-    /// g of the `width - 1` positions after a piece, zero where they take no part in it.
-    #[inline(always)]
-    fn halo<S>(&self, simd: S, piece: &Piece, channel: i64, buffers: &mut Buffers<T::Accumulator>)
-    where
-        S: Simd<Scalar = T::Accumulator>,
-    {
-        let before = self.width - 1;
-        let includes = |i: usize| piece.includes(&self.sequences, piece.to + i as i64);
-        if (0..before).any(includes) {
-            for i in 0..before {
-                let position = piece.to + i as i64;
-                buffers.x[before + i] = self.history.value(&self.sequences, piece, channel, position);
-                buffers.dy[i] = T::Accumulator::ZERO;
-                if includes(i) {
-                    // SAFETY: a position that takes part lies in the row.
-                    buffers.dy[i] = unsafe { *self.dy.at([piece.batch, channel, position]) }.widen();
-                }
-            }
-            self.gradient(simd, before, buffers);
-        }
-        for i in (0..before).filter(|&i| !includes(i)) {
-            buffers.g[before + i] = T::Accumulator::ZERO;
-        }
-    }
-
-    /// Writes the gradients of `count` positions from `from` on: those of the piece to dx, those before the
-    /// sequence to dinitial_states.
-    #[inline(always)]
-    fn write_dx<S>(
-        &self,
-        simd: S,
-        piece: &Piece,
-        channel: i64,
-        from: i64,
-        count: usize,
-        buffers: &mut Buffers<T::Accumulator>,
-    ) where
-        S: Simd<Scalar = T::Accumulator>,
-        T: Lanes<S>,
-    {
-        let before = self.width as i64 - 1;
-        let Buffers { reversed, g, dx, .. } = buffers;
-        tile::convolve(simd, reversed, T::Accumulator::ZERO, g, count, dx, &Keep);
-        let dx = &mut dx[..count];
-        if let Some(states) = &self.dfinal_states {
-            // The last `width - 1` positions of the sequence are its final states too.
-            for position in from.max(piece.end - before)..from + count as i64 {
-                let column = position - (piece.end - before);
-                // SAFETY: positions end before the piece does, so that the column is one of the states.
-                let gradient = unsafe { *states.at([piece.sequence, channel, column]) };
-                dx[(position - from) as usize] += gradient.widen();
-            }
-        }
-        let inside = (piece.from - from).clamp(0, count as i64) as usize;
-        if let Some(states) = self.dinitial_states.filter(|_| piece.from == piece.start) {
-            for (i, &value) in dx[..inside].iter().enumerate() {
-                let column = from + i as i64 - piece.start + before;
-                // SAFETY: positions before the piece are at most `width - 1` before the sequence; only the
-                // sequence's first piece writes here.
-                unsafe { *states.at([piece.sequence, channel, column]) = T::narrow(value) };
-            }
-        }
-        let target = self.dx.at([piece.batch, channel, from + inside as i64]);
-        // SAFETY: the positions lie in the piece, and no other task writes to them.
-        unsafe { tile::scatter(simd, &dx[inside..], target, self.dx.strides[2], self.stream) };
     }
 }

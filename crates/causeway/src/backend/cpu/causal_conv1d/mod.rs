@@ -1,11 +1,18 @@
 //! Causal conv1d on a CPU.
 //!
-//! [`tile`] convolves one channel with vectors along the sequence, from any strides. Kernels walk
+//! Two traversals: [`tile`] has its vectors along the sequence, one channel at a time, and takes any strides and
+//! widths; [`rows`] has them along the channels, for channel-last tensors and widths up to 8. Kernels walk
 //! [`partition`]'s tasks, and [`sequences`] tells which positions belong together.
 
 mod backward;
+mod backward_along_channels;
+mod backward_along_sequence;
 mod forward;
+mod forward_along_channels;
+mod forward_along_sequence;
 mod partition;
+mod registers;
+mod rows;
 mod sequences;
 mod states;
 mod sums;
@@ -20,13 +27,16 @@ pub(crate) use update::update;
 pub(crate) use varlen_states::varlen_states;
 
 /// Calls a function that is generic over the element type with the type of a dtype. Views hold floats only:
-/// `validate` has refused all else.
+/// `validate` has refused all else. A second function takes f64, which has no kernels along the channels.
 macro_rules! with_number {
     ($dtype:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        with_number!($dtype, $function | $function($($argument),*))
+    };
+    ($dtype:expr, $function:ident | $in_f64:ident($($argument:expr),* $(,)?)) => {
         match $dtype {
             $crate::tensor::DType::F16 => $function::<half::f16>($($argument),*),
             $crate::tensor::DType::BF16 => $function::<half::bf16>($($argument),*),
-            $crate::tensor::DType::F64 => $function::<f64>($($argument),*),
+            $crate::tensor::DType::F64 => $in_f64::<f64>($($argument),*),
             _ => $function::<f32>($($argument),*),
         }
     };
@@ -36,3 +46,8 @@ use with_number;
 /// Results of at least this many bytes are stored past the caches: they would push out all else, and no cache
 /// would hold them for the next reader anyway.
 const STREAM_BYTES: i64 = 32 << 20;
+
+/// Whether a result with the shape of x is stored past the caches.
+fn is_streamed<T>(sizes: &crate::causal_conv1d::Sizes) -> bool {
+    sizes.batch * sizes.dim * sizes.seqlen * size_of::<T>() as i64 >= STREAM_BYTES
+}

@@ -30,14 +30,19 @@ impl<T: Number> History<T> {
             return unsafe { *self.x.at([piece.batch, channel, position]) }.widen();
         }
         let column = position - piece.start + self.before;
+        self.initial_state(sequences, piece, channel, column).widen()
+    }
+
+    /// The column of its initial states that a piece sees; zero where there is none, or where they take no part.
+    pub fn initial_state(&self, sequences: &Sequences, piece: &Piece, channel: i64, column: i64) -> T {
         match &self.initial_states {
             Some(states)
                 if (0..self.before).contains(&column) && piece.includes_initial_states(sequences) =>
             {
                 // SAFETY: the states have a row per sequence and `width - 1` columns.
-                unsafe { *states.at([piece.sequence, channel, column]) }.widen()
+                unsafe { *states.at([piece.sequence, channel, column]) }
             }
-            _ => T::Accumulator::ZERO,
+            _ => T::ZERO,
         }
     }
 }

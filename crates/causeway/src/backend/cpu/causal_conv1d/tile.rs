@@ -10,7 +10,7 @@
 //! A tile is loaded once (any stride, any dtype), convolved with unaligned loads from the cache, and stored
 //! once. The next tile's history is the end of this one's x.
 
-use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Precision, Simd};
 
 /// Positions in a tile: a multiple of every number of lanes. Three buffers of this length stay in the
 /// first-level cache.
@@ -43,13 +43,13 @@ impl<S: Simd> Finish<S> for Keep {
 
 /// SiLU.
 pub(super) struct Silu {
-    pub precise: bool,
+    pub precision: Precision,
 }
 
 impl<S: Simd> Finish<S> for Silu {
     #[inline(always)]
     fn apply(&self, simd: S, sum: S::Vector, _: usize) -> S::Vector {
-        simd.silu(sum, self.precise)
+        simd.silu(sum, self.precision)
     }
 }
 
@@ -57,7 +57,7 @@ impl<S: Simd> Finish<S> for Silu {
 pub(super) struct SiluGradient<'a, A> {
     /// Whole vectors.
     pub dy: &'a [A],
-    pub precise: bool,
+    pub precision: Precision,
 }
 
 impl<S: Simd> Finish<S> for SiluGradient<'_, S::Scalar> {
@@ -66,7 +66,7 @@ impl<S: Simd> Finish<S> for SiluGradient<'_, S::Scalar> {
         let dy = &self.dy[position..position + S::LANES];
         // SAFETY: the slice is a whole vector.
         let dy = unsafe { simd.load(dy.as_ptr()) };
-        simd.mul(dy, simd.silu_slope(sum, self.precise))
+        simd.mul(dy, simd.silu_slope(sum, self.precision))
     }
 }
 
@@ -207,7 +207,7 @@ pub(super) unsafe fn gather_add<T: Number>(source: *const T, stride: isize, out:
     }
 }
 
-/// Rounds `values` into elements that are `stride` apart; past the caches if `stream`.
+/// Rounds at most `TILE` values into elements that are `stride` apart; past the caches if `stream`.
 ///
 /// # Safety
 /// They are elements of a tensor, and nobody else uses them meanwhile.
@@ -221,27 +221,66 @@ pub(super) unsafe fn scatter<S: Simd, T>(
 ) where
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
 {
+    if stride != 1 {
+        for (i, &value) in values.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { *target.wrapping_offset(stride.wrapping_mul(i as isize)) = T::narrow(value) };
+        }
+    } else if stream {
+        let mut row = [T::ZERO; TILE];
+        let row = &mut row[..values.len()];
+        // SAFETY: the row is as long as the values; the caller's promise.
+        unsafe {
+            narrow(simd, values, row.as_mut_ptr());
+            write_row(simd, row, target, true);
+        }
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { narrow(simd, values, target) };
+    }
+}
+
+/// Rounds values into neighbouring elements.
+///
+/// # Safety
+/// There are as many elements, and nobody else uses them meanwhile.
+#[inline(always)]
+unsafe fn narrow<S: Simd, T>(simd: S, values: &[S::Scalar], target: *mut T)
+where
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
     let mut done = 0;
-    // SAFETY: the caller's promise; vectors are loaded from inside the slice.
+    // SAFETY: the caller's promise; vectors lie inside the slice.
     unsafe {
-        if stride == 1 && stream {
-            let head = target.align_offset(S::LANES * size_of::<T>()).min(values.len());
-            while done < head {
-                *target.add(done) = T::narrow(values[done]);
-                done += 1;
-            }
-            while done + S::LANES <= values.len() {
-                T::stream(simd, target.add(done), simd.load(values.as_ptr().add(done)));
-                done += S::LANES;
-            }
-        } else if stride == 1 {
-            while done + S::LANES <= values.len() {
-                T::store(simd, target.add(done), simd.load(values.as_ptr().add(done)));
-                done += S::LANES;
-            }
+        while done + S::LANES <= values.len() {
+            T::store(simd, target.add(done), simd.load(values.as_ptr().add(done)));
+            done += S::LANES;
         }
         for (i, &value) in values.iter().enumerate().skip(done) {
-            *target.wrapping_offset(stride.wrapping_mul(i as isize)) = T::narrow(value);
+            *target.add(i) = T::narrow(value);
         }
+    }
+}
+
+/// Copies finished elements to their place; past the caches if `stream`.
+///
+/// # Safety
+/// `target` points at as many elements of a tensor, which nobody else uses meanwhile.
+#[inline(always)]
+pub(super) unsafe fn write_row<S: Simd, T: Number>(simd: S, row: &[T], target: *mut T, stream: bool) {
+    let per_line = LINE / size_of::<T>();
+    let mut done = 0;
+    // SAFETY: the caller's promise; lines lie inside the row, and begin where the target is aligned.
+    unsafe {
+        if stream {
+            let head = target.align_offset(LINE).min(row.len());
+            target.copy_from_nonoverlapping(row.as_ptr(), head);
+            done = head;
+            while done + per_line <= row.len() {
+                simd.stream_line(row.as_ptr().add(done).cast(), target.add(done).cast());
+                done += per_line;
+            }
+        }
+        target.add(done).copy_from_nonoverlapping(row.as_ptr().add(done), row.len() - done);
     }
 }

@@ -38,11 +38,22 @@ impl Accumulator for f64 {
     }
 }
 
+/// How exact SiLU and its derivative have to be: so that their error is at most a few units in the last place of
+/// an f32, or a small part of a 16-bit number's rounding. f64 is computed in f64.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Precision {
+    F32,
+    F16,
+    Bf16,
+}
+
 /// A floating-point element, and the type that it is accumulated in.
 pub(crate) trait Number: Element {
     type Accumulator: Accumulator;
     /// Positive zero.
     const ZERO: Self;
+    /// Of SiLU.
+    const PRECISION: Precision;
     fn widen(self) -> Self::Accumulator;
     /// To nearest, ties to even.
     fn narrow(value: Self::Accumulator) -> Self;
@@ -53,11 +64,12 @@ pub(crate) trait Number: Element {
 }
 
 macro_rules! number {
-    ($number:ty, $accumulator:ty, $avx512:ident, $avx2:ident, $neon:expr, $zero:expr, $widen:expr,
+    ($number:ty, $accumulator:ty, $avx512:ident, $avx2:ident, $neon:expr, $zero:expr, $precision:ident, $widen:expr,
      $narrow:expr, $from_f64:expr) => {
         impl Number for $number {
             type Accumulator = $accumulator;
             const ZERO: Self = $zero;
+            const PRECISION: Precision = Precision::$precision;
 
             #[inline(always)]
             fn widen(self) -> $accumulator {
@@ -90,15 +102,26 @@ macro_rules! number {
     };
 }
 macro_rules! number_in_f32 {
-    ($number:ty, $zero:expr, $widen:expr, $narrow:expr, $from_f64:expr) => {
-        number!($number, f32, run_avx512, run_avx2, neon::Neon::new(), $zero, $widen, $narrow, $from_f64);
+    ($number:ty, $zero:expr, $precision:ident, $widen:expr, $narrow:expr, $from_f64:expr) => {
+        number!(
+            $number,
+            f32,
+            run_avx512,
+            run_avx2,
+            neon::Neon::new(),
+            $zero,
+            $precision,
+            $widen,
+            $narrow,
+            $from_f64
+        );
     };
 }
-number_in_f32!(f32, 0.0, |x| x, |x| x, |x| x as f32);
-number_in_f32!(f16, f16::ZERO, f16::to_f32, f16::from_f32, f16::from_f64);
-number_in_f32!(bf16, bf16::ZERO, bf16::to_f32, bf16::from_f32, bf16::from_f64);
+number_in_f32!(f32, 0.0, F32, |x| x, |x| x, |x| x as f32);
+number_in_f32!(f16, f16::ZERO, F16, f16::to_f32, f16::from_f32, f16::from_f64);
+number_in_f32!(bf16, bf16::ZERO, Bf16, bf16::to_f32, bf16::from_f32, bf16::from_f64);
 // f64 uses the plain body, compiled for the instructions of the level.
-number!(f64, f64, run_avx512_f64, run_avx2_f64, Plain::<f64, true>::new(), 0.0, |x| x, |x| x, |x| x);
+number!(f64, f64, run_avx512_f64, run_avx2_f64, Plain::<f64, true>::new(), 0.0, F32, |x| x, |x| x, |x| x);
 
 /// A kernel's body, cut into tasks that write to disjoint places.
 pub(crate) trait Kernel: Sync {
@@ -111,6 +134,9 @@ pub(crate) trait Kernel: Sync {
         S: Simd<Scalar = <Self::Number as Number>::Accumulator>,
         Self::Number: Lanes<S>;
 }
+
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
 
 /// The vector instructions of a level, for one accumulator type. Holding a value proves that the processor
 /// has them.
@@ -131,19 +157,30 @@ pub(crate) trait Simd: Copy + Send + Sync {
     unsafe fn store(self, target: *mut Self::Scalar, v: Self::Vector);
 
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a · b + c`, with one rounding where the processor can.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
     /// All lanes together, always in the same order.
     fn sum(self, v: Self::Vector) -> Self::Scalar;
 
-    /// `x · sigmoid(x)`. `precise` asks for the last bits of an f32; without it, the error is a small part of
-    /// a 16-bit result's rounding.
-    fn silu(self, x: Self::Vector, precise: bool) -> Self::Vector;
-    /// The derivative of [`Simd::silu`].
-    fn silu_slope(self, x: Self::Vector, precise: bool) -> Self::Vector;
+    /// The vector that begins `lanes` before `v` in the line `[before, v]`; `lanes` is less than `LANES`, at most
+    /// 7, and known when the kernel is compiled.
+    fn shift_in(self, before: Self::Vector, v: Self::Vector, lanes: usize) -> Self::Vector;
 
-    /// Makes streamed stores visible to other threads in program order.
+    /// `x · sigmoid(x)`.
+    fn silu(self, x: Self::Vector, precision: Precision) -> Self::Vector;
+    /// The derivative of [`Simd::silu`].
+    fn silu_slope(self, x: Self::Vector, precision: Precision) -> Self::Vector;
+
+    /// Asks for the cache line at `address`, which need not be mapped.
+    fn prefetch(self, address: *const u8);
+    /// Copies a cache line past the caches.
+    ///
+    /// # Safety
+    /// `source` points at `LINE` readable bytes, `target` at as many writable ones, aligned to `LINE`.
+    unsafe fn stream_line(self, source: *const u8, target: *mut u8);
+    /// Makes streamed lines visible to other threads in program order.
     fn fence(self);
 }
 
@@ -162,15 +199,33 @@ pub(crate) trait SimdF32: Simd<Scalar = f32> {
     /// `target` points at `LANES` writable elements.
     unsafe fn store_bf16(self, target: *mut bf16, v: Self::Vector);
 
+    /// Stores past the caches, where the processor can.
+    ///
     /// # Safety
-    /// As for [`Simd::store`], and `target` is aligned to a whole vector.
-    unsafe fn stream_f32(self, target: *mut f32, v: Self::Vector);
+    /// As for [`Simd::store`], and `target` is aligned to a vector.
+    #[inline(always)]
+    unsafe fn stream_f32(self, target: *mut f32, v: Self::Vector) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store(target, v) }
+    }
+    /// As [`SimdF32::stream_f32`].
+    ///
     /// # Safety
-    /// As for [`SimdF32::store_f16`], and `target` is aligned to a whole vector of 16-bit elements.
-    unsafe fn stream_f16(self, target: *mut f16, v: Self::Vector);
+    /// As for [`SimdF32::store_f16`], and `target` is aligned to a vector of 16-bit elements.
+    #[inline(always)]
+    unsafe fn stream_f16(self, target: *mut f16, v: Self::Vector) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store_f16(target, v) }
+    }
+    /// As [`SimdF32::stream_f32`].
+    ///
     /// # Safety
-    /// As for [`SimdF32::store_bf16`], and `target` is aligned to a whole vector of 16-bit elements.
-    unsafe fn stream_bf16(self, target: *mut bf16, v: Self::Vector);
+    /// As for [`SimdF32::store_bf16`], and `target` is aligned to a vector of 16-bit elements.
+    #[inline(always)]
+    unsafe fn stream_bf16(self, target: *mut bf16, v: Self::Vector) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store_bf16(target, v) }
+    }
 
     /// The larger of `bound` and `x`; NaN where x is NaN.
     fn at_least(self, bound: f32, x: Self::Vector) -> Self::Vector;
@@ -182,6 +237,11 @@ pub(crate) trait SimdF32: Simd<Scalar = f32> {
     fn scale(self, x: Self::Vector, n: Self::Vector) -> Self::Vector;
     /// `1 / x` with a relative error of at most 2⁻²², for normal x.
     fn reciprocal(self, x: Self::Vector) -> Self::Vector;
+    /// `1 / x` with a relative error of at most 2⁻¹⁴, for normal x.
+    #[inline(always)]
+    fn estimate_reciprocal(self, x: Self::Vector) -> Self::Vector {
+        self.reciprocal(x)
+    }
 }
 
 /// Elements that the vectors `S` can load and store.
@@ -192,7 +252,8 @@ pub(crate) trait Lanes<S: Simd>: Number {
     /// # Safety
     /// `target` points at `S::LANES` writable elements.
     unsafe fn store(simd: S, target: *mut Self, v: S::Vector);
-    /// Stores past the caches.
+    /// Stores past the caches, where the processor can.
+    ///
     /// # Safety
     /// As for [`Lanes::store`], and `target` is aligned to `S::LANES` elements.
     unsafe fn stream(simd: S, target: *mut Self, v: S::Vector);
@@ -240,7 +301,7 @@ impl<const FUSED: bool> Lanes<Plain<f64, FUSED>> for f64 {
 
     #[inline(always)]
     unsafe fn stream(simd: Plain<f64, FUSED>, target: *mut f64, v: [f64; plain::LANES]) {
-        // SAFETY: the caller's promise. A plain store is a slower stream.
+        // SAFETY: the caller's promise.
         unsafe { simd.store(target, v) }
     }
 }

@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use half::{bf16, f16};
 
-use super::{Simd, SimdF32, silu};
+use super::{LINE, Precision, Simd, SimdF32, silu};
 
 /// Four f32.
 #[derive(Clone, Copy)]
@@ -47,6 +47,12 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: Advanced SIMD is part of the target.
+        unsafe { vsubq_f32(a, b) }
+    }
+
+    #[inline(always)]
     fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         // SAFETY: Advanced SIMD is part of the target.
         unsafe { vmulq_f32(a, b) }
@@ -65,13 +71,37 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn silu(self, x: float32x4_t, precise: bool) -> float32x4_t {
-        silu::silu(self, x, precise)
+    fn shift_in(self, before: float32x4_t, v: float32x4_t, lanes: usize) -> float32x4_t {
+        // SAFETY: Advanced SIMD is part of the target.
+        unsafe {
+            match lanes {
+                0 => v,
+                1 => vextq_f32::<3>(before, v),
+                2 => vextq_f32::<2>(before, v),
+                _ => vextq_f32::<1>(before, v),
+            }
+        }
     }
 
     #[inline(always)]
-    fn silu_slope(self, x: float32x4_t, precise: bool) -> float32x4_t {
-        silu::silu_slope(self, x, precise)
+    fn silu(self, x: float32x4_t, precision: Precision) -> float32x4_t {
+        silu::silu(self, x, precision)
+    }
+
+    #[inline(always)]
+    fn silu_slope(self, x: float32x4_t, precision: Precision) -> float32x4_t {
+        silu::silu_slope(self, x, precision)
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _address: *const u8) {
+        // The intrinsic is not stable; the processor's own prefetcher has to do.
+    }
+
+    #[inline(always)]
+    unsafe fn stream_line(self, source: *const u8, target: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { target.copy_from_nonoverlapping(source, LINE) }
     }
 
     #[inline(always)]
@@ -130,24 +160,6 @@ impl SimdF32 for Neon {
             let is_number = vceqq_f32(v, v);
             vst1_u16(target.cast(), vshrn_n_u32::<16>(vbslq_u32(is_number, rounded, quiet)));
         }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f32(self, target: *mut f32, v: float32x4_t) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f16(self, target: *mut f16, v: float32x4_t) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store_f16(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bf16(self, target: *mut bf16, v: float32x4_t) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store_bf16(target, v) }
     }
 
     #[inline(always)]

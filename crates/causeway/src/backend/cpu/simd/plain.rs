@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::{Simd, SimdF32, silu};
+use super::{LINE, Precision, Simd, SimdF32, silu};
 
 /// Scalars in a vector.
 pub(crate) const LANES: usize = 8;
@@ -54,6 +54,11 @@ macro_rules! plain_simd {
             }
 
             #[inline(always)]
+            fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                std::array::from_fn(|i| a[i] - b[i])
+            }
+
+            #[inline(always)]
             fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
                 std::array::from_fn(|i| a[i] * b[i])
             }
@@ -69,13 +74,27 @@ macro_rules! plain_simd {
             }
 
             #[inline(always)]
-            fn silu(self, x: Self::Vector, precise: bool) -> Self::Vector {
-                $silu(self, x, precise)
+            fn shift_in(self, before: Self::Vector, v: Self::Vector, lanes: usize) -> Self::Vector {
+                std::array::from_fn(|i| if i >= lanes { v[i - lanes] } else { before[LANES + i - lanes] })
             }
 
             #[inline(always)]
-            fn silu_slope(self, x: Self::Vector, precise: bool) -> Self::Vector {
-                $slope(self, x, precise)
+            fn silu(self, x: Self::Vector, precision: Precision) -> Self::Vector {
+                $silu(self, x, precision)
+            }
+
+            #[inline(always)]
+            fn silu_slope(self, x: Self::Vector, precision: Precision) -> Self::Vector {
+                $slope(self, x, precision)
+            }
+
+            #[inline(always)]
+            fn prefetch(self, _address: *const u8) {}
+
+            #[inline(always)]
+            unsafe fn stream_line(self, source: *const u8, target: *mut u8) {
+                // SAFETY: the caller's promise.
+                unsafe { target.copy_from_nonoverlapping(source, LINE) }
             }
 
             #[inline(always)]
@@ -110,24 +129,6 @@ impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     unsafe fn store_bf16(self, target: *mut bf16, v: [f32; LANES]) {
         // SAFETY: the caller's promise; an array is aligned as its element.
         unsafe { target.cast::<[bf16; LANES]>().write(v.map(bf16::from_f32)) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f32(self, target: *mut f32, v: [f32; LANES]) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_f16(self, target: *mut f16, v: [f32; LANES]) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store_f16(target, v) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bf16(self, target: *mut bf16, v: [f32; LANES]) {
-        // SAFETY: the caller's promise.
-        unsafe { self.store_bf16(target, v) }
     }
 
     #[inline(always)]

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Kernel, Lanes, Number, Plain, Simd, SimdF32, silu};
+use super::{Kernel, Lanes, Number, Plain, Precision, Simd, SimdF32, silu};
 
 /// AVX2, FMA and F16C: eight f32.
 #[derive(Clone, Copy)]
@@ -84,6 +84,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
     fn mul(self, a: __m256, b: __m256) -> __m256 {
         // SAFETY: the token.
         unsafe { _mm256_mul_ps(a, b) }
@@ -106,13 +112,49 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn silu(self, x: __m256, precise: bool) -> __m256 {
-        silu::silu(self, x, precise)
+    fn shift_in(self, before: __m256, v: __m256, lanes: usize) -> __m256 {
+        // SAFETY: the token.
+        unsafe {
+            let (low, high) = (_mm256_castps_si256(before), _mm256_castps_si256(v));
+            // The upper half of `before` and the lower half of `v`; what is shifted lies on either side of it.
+            let middle = _mm256_permute2x128_si256::<0x21>(low, high);
+            _mm256_castsi256_ps(match lanes {
+                0 => high,
+                1 => _mm256_alignr_epi8::<12>(high, middle),
+                2 => _mm256_alignr_epi8::<8>(high, middle),
+                3 => _mm256_alignr_epi8::<4>(high, middle),
+                4 => middle,
+                5 => _mm256_alignr_epi8::<12>(middle, low),
+                6 => _mm256_alignr_epi8::<8>(middle, low),
+                _ => _mm256_alignr_epi8::<4>(middle, low),
+            })
+        }
     }
 
     #[inline(always)]
-    fn silu_slope(self, x: __m256, precise: bool) -> __m256 {
-        silu::silu_slope(self, x, precise)
+    fn silu(self, x: __m256, precision: Precision) -> __m256 {
+        silu::silu(self, x, precision)
+    }
+
+    #[inline(always)]
+    fn silu_slope(self, x: __m256, precision: Precision) -> __m256 {
+        silu::silu_slope(self, x, precision)
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        // SAFETY: a prefetch has no effect but on the caches, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_line(self, source: *const u8, target: *mut u8) {
+        // SAFETY: the token and the caller's promise.
+        unsafe {
+            let (low, high) = (_mm256_loadu_si256(source.cast()), _mm256_loadu_si256(source.add(32).cast()));
+            _mm256_stream_si256(target.cast(), low);
+            _mm256_stream_si256(target.add(32).cast(), high);
+        }
     }
 
     #[inline(always)]
@@ -263,6 +305,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
         // SAFETY: the token.
         unsafe { _mm512_mul_ps(a, b) }
@@ -287,13 +335,43 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn silu(self, x: __m512, precise: bool) -> __m512 {
-        silu::silu(self, x, precise)
+    fn shift_in(self, before: __m512, v: __m512, lanes: usize) -> __m512 {
+        // SAFETY: the token.
+        unsafe {
+            let (low, high) = (_mm512_castps_si512(before), _mm512_castps_si512(v));
+            _mm512_castsi512_ps(match lanes {
+                0 => high,
+                1 => _mm512_alignr_epi32::<15>(high, low),
+                2 => _mm512_alignr_epi32::<14>(high, low),
+                3 => _mm512_alignr_epi32::<13>(high, low),
+                4 => _mm512_alignr_epi32::<12>(high, low),
+                5 => _mm512_alignr_epi32::<11>(high, low),
+                6 => _mm512_alignr_epi32::<10>(high, low),
+                _ => _mm512_alignr_epi32::<9>(high, low),
+            })
+        }
     }
 
     #[inline(always)]
-    fn silu_slope(self, x: __m512, precise: bool) -> __m512 {
-        silu::silu_slope(self, x, precise)
+    fn silu(self, x: __m512, precision: Precision) -> __m512 {
+        silu::silu(self, x, precision)
+    }
+
+    #[inline(always)]
+    fn silu_slope(self, x: __m512, precision: Precision) -> __m512 {
+        silu::silu_slope(self, x, precision)
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        // SAFETY: a prefetch has no effect but on the caches, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_line(self, source: *const u8, target: *mut u8) {
+        // SAFETY: the token and the caller's promise.
+        unsafe { _mm512_stream_si512(target.cast(), _mm512_loadu_si512(source.cast())) }
     }
 
     #[inline(always)]
@@ -371,6 +449,12 @@ impl SimdF32 for Avx512 {
     fn scale(self, x: __m512, n: __m512) -> __m512 {
         // SAFETY: the token.
         unsafe { _mm512_scalef_ps(x, n) }
+    }
+
+    #[inline(always)]
+    fn estimate_reciprocal(self, x: __m512) -> __m512 {
+        // SAFETY: the token.
+        unsafe { _mm512_rcp14_ps(x) }
     }
 
     #[inline(always)]

@@ -1,0 +1,323 @@
+//! Backward with vectors along the sequence; see [`super::tile`].
+//!
+//! ```text
+//! positions    from - (width-1)          from                     to       to + (width-1)
+//!                    |  history  |  tile | tile | ... | tile  |   halo   |
+//! g = dy · act'(pre)               computed here, and again past the end: dx needs it
+//! dx                 |- initial -|---------- this piece ------|
+//! ```
+//!
+//! dx lags g by `width - 1` positions. Sums for dweight and dbias are taken over the piece, not over its halo;
+//! they are kept per chunk of columns, and chunks are added in a fixed order.
+
+use super::backward::Problem;
+use super::partition::Partition;
+use super::registers::{self, Gradient, Output, gradient, with_taps};
+use super::sequences::Piece;
+use super::tile::{self, Keep, SiluGradient, TILE};
+use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
+
+/// One channel at a time, vectors along the sequence; see [`super::tile`].
+pub(super) struct AlongSequence<T: Number> {
+    pub partition: Partition,
+    pub problem: Problem<T>,
+}
+
+/// What a task works in.
+struct Buffers<A> {
+    /// Weights of one channel, and the same from the last to the first.
+    weight: Vec<A>,
+    reversed: Vec<A>,
+    bias: A,
+    /// `width - 1` positions of history, then a tile.
+    x: Vec<A>,
+    /// As x.
+    g: Vec<A>,
+    /// A tile.
+    dy: Vec<A>,
+    /// A tile.
+    dx: Vec<A>,
+}
+
+impl<T: Number> Kernel for AlongSequence<T> {
+    type Number = T;
+
+    #[inline(always)]
+    fn run<S>(&self, simd: S, task: usize)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let zero = T::Accumulator::ZERO;
+        let mut buffers = Buffers {
+            weight: vec![zero; self.problem.width],
+            reversed: vec![zero; self.problem.width],
+            bias: zero,
+            x: vec![zero; self.problem.width - 1 + TILE],
+            g: vec![zero; self.problem.width - 1 + TILE],
+            dy: vec![zero; TILE],
+            dx: vec![zero; TILE],
+        };
+        let terms = self.problem.width + 1;
+        let mut sums = vec![0.0; self.partition.group() * terms];
+        let mut pieces = Vec::new();
+        let (channels, chunk) = self.partition.task(task);
+        for column in self.partition.columns(chunk) {
+            self.problem.sequences.pieces(column.batch, column.from, column.to, &mut pieces);
+            for (channel, sums) in channels.clone().zip(sums.chunks_exact_mut(terms)) {
+                self.load_parameters(channel, &mut buffers);
+                for piece in &pieces {
+                    if piece.is_padding() {
+                        self.padding(piece, channel);
+                    } else {
+                        self.piece(simd, piece, channel, &mut buffers, sums);
+                    }
+                }
+            }
+        }
+        for (channel, sums) in channels.zip(sums.chunks_exact(terms)) {
+            // SAFETY: each task has its own pair of chunk and channel; the sums outlive the tasks.
+            unsafe { self.problem.sums.put(chunk, channel, sums) };
+        }
+        simd.fence();
+    }
+}
+
+impl<T: Number> AlongSequence<T> {
+    fn load_parameters(&self, channel: i64, buffers: &mut Buffers<T::Accumulator>) {
+        for (tap, weight) in buffers.weight.iter_mut().enumerate() {
+            // SAFETY: channel and tap lie in the weight.
+            *weight = unsafe { self.problem.weight.read(channel, tap as i64) };
+        }
+        for (reversed, weight) in buffers.reversed.iter_mut().rev().zip(&buffers.weight) {
+            *reversed = *weight;
+        }
+        // SAFETY: the channel lies in the bias.
+        buffers.bias =
+            self.problem.bias.map_or(T::Accumulator::ZERO, |bias| unsafe { bias.read(channel, 0) });
+    }
+
+    /// Padding takes no gradient, and neither do initial states before it.
+    fn padding(&self, piece: &Piece, channel: i64) {
+        for position in piece.from..piece.to {
+            // SAFETY: the position lies in the row, and no other task writes to it.
+            unsafe { *self.problem.dx.at([piece.batch, channel, position]) = T::ZERO };
+        }
+        if let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) {
+            for column in 0..self.problem.width as i64 - 1 {
+                // SAFETY: the states have a row per sequence, written with the sequence's first piece only.
+                unsafe { *states.at([piece.sequence, channel, column]) = T::ZERO };
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn piece<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        buffers: &mut Buffers<T::Accumulator>,
+        sums: &mut [f64],
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let before = problem.width - 1;
+        for (i, x) in buffers.x[..before].iter_mut().enumerate() {
+            let position = piece.from - before as i64 + i as i64;
+            *x = self.problem.history.value(&self.problem.sequences, piece, channel, position);
+        }
+        buffers.g[..before].fill(T::Accumulator::ZERO);
+        let mut from = piece.from;
+        let strides = [problem.history.x.strides[2], problem.dy.strides[2], problem.dx.strides[2]];
+        let neighbours = strides == [1; 3];
+        while from < piece.to {
+            let mut count = (piece.to - from) as usize;
+            if neighbours {
+                // Gradients before the piece do not go to dx: tiles take the first positions, up to a line of dx.
+                let first = from.max(piece.from + before as i64);
+                let target = problem.dx.at([piece.batch, channel, first - before as i64]);
+                let lead = (first - from) as usize + registers::unaligned(target, problem.stream);
+                let whole = registers::whole_vectors(simd, problem.width, count);
+                if lead > 0 {
+                    count = count.min(lead);
+                } else if whole > 0 {
+                    self.vectors(simd, piece, channel, from, whole, buffers, sums);
+                    from += whole as i64;
+                    continue;
+                }
+            }
+            count = count.min(TILE);
+            self.tile(simd, piece, channel, from, count, buffers, sums);
+            self.write_dx(simd, piece, channel, from - before as i64, count, buffers);
+            from += count as i64;
+        }
+        if before > 0 {
+            self.halo(simd, piece, channel, buffers);
+            self.convolve_dx(simd, before, buffers);
+            self.write_dx(simd, piece, channel, piece.to - before as i64, before, buffers);
+        }
+    }
+
+    /// Whole vectors of neighbours, from memory to the sums and, `width - 1` positions late, to dx.
+    #[inline(always)]
+    fn vectors<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        count: usize,
+        buffers: &mut Buffers<T::Accumulator>,
+        sums: &mut [f64],
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let before = problem.width - 1;
+        let pointer = problem.dx.at([piece.batch, channel, from - before as i64]);
+        let work = Gradient {
+            weight: &buffers.weight,
+            bias: buffers.bias,
+            x: problem.history.x.at([piece.batch, channel, from]),
+            dy: problem.dy.at([piece.batch, channel, from]),
+            x_history: &mut buffers.x[..before],
+            g_history: &mut buffers.g[..before],
+            dx: Output { pointer, count, stream: problem.stream },
+            sums,
+            silu: problem.silu,
+            precision: T::PRECISION,
+        };
+        // SAFETY: these are positions of the row, whole vectors of them; dy and dx have the shape of x, and no other
+        // task writes to these positions of dx.
+        unsafe { with_taps!(problem.width, gradient::<S, T>(simd, work)) };
+    }
+
+    /// A tile of any stride, into the sums and, `width - 1` positions late, into `buffers.dx`.
+    #[inline(always)]
+    fn tile<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        count: usize,
+        buffers: &mut Buffers<T::Accumulator>,
+        sums: &mut [f64],
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let before = problem.width - 1;
+        let x = problem.history.x.at([piece.batch, channel, from]);
+        let dy = problem.dy.at([piece.batch, channel, from]);
+        // SAFETY: `from .. from + count` are positions of the row; dy has the shape of x.
+        unsafe {
+            tile::gather(simd, x, problem.history.x.strides[2], &mut buffers.x[before..before + count]);
+            tile::gather(simd, dy, problem.dy.strides[2], &mut buffers.dy[..count]);
+        }
+        self.gradient(simd, count, buffers);
+        tile::correlate(simd, &mut buffers.g[before..], &mut buffers.x, count, sums);
+        self.convolve_dx(simd, count, buffers);
+        buffers.x.copy_within(count..count + before, 0);
+        buffers.g.copy_within(count..count + before, 0);
+    }
+
+    /// dx of a tile, from its g.
+    #[inline(always)]
+    fn convolve_dx<S>(&self, simd: S, count: usize, buffers: &mut Buffers<T::Accumulator>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+    {
+        let Buffers { reversed, g, dx, .. } = buffers;
+        tile::convolve(simd, reversed, T::Accumulator::ZERO, g, count, dx, &Keep);
+    }
+
+    /// g of a tile, from its x and dy.
+    #[inline(always)]
+    fn gradient<S>(&self, simd: S, count: usize, buffers: &mut Buffers<T::Accumulator>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+    {
+        let Buffers { weight, bias, x, g, dy, .. } = buffers;
+        let g = &mut g[self.problem.width - 1..];
+        if self.problem.silu {
+            let finish = SiluGradient { dy, precision: T::PRECISION };
+            tile::convolve(simd, weight, *bias, x, count, g, &finish);
+        } else {
+            g[..count].copy_from_slice(&dy[..count]);
+        }
+    }
+
+    /// g of the `width - 1` positions after a piece, zero where they take no part in it.
+    #[inline(always)]
+    fn halo<S>(&self, simd: S, piece: &Piece, channel: i64, buffers: &mut Buffers<T::Accumulator>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+    {
+        let before = self.problem.width - 1;
+        let includes = |i: usize| piece.includes(&self.problem.sequences, piece.to + i as i64);
+        if (0..before).any(includes) {
+            for i in 0..before {
+                let position = piece.to + i as i64;
+                buffers.x[before + i] =
+                    self.problem.history.value(&self.problem.sequences, piece, channel, position);
+                buffers.dy[i] = T::Accumulator::ZERO;
+                if includes(i) {
+                    // SAFETY: a position that takes part lies in the row.
+                    buffers.dy[i] = unsafe { *self.problem.dy.at([piece.batch, channel, position]) }.widen();
+                }
+            }
+            self.gradient(simd, before, buffers);
+        }
+        for i in (0..before).filter(|&i| !includes(i)) {
+            buffers.g[before + i] = T::Accumulator::ZERO;
+        }
+    }
+
+    /// Writes the gradients of `count` positions from `from` on, which are in `buffers.dx`: those of the piece to dx, those before the
+    /// sequence to dinitial_states.
+    #[inline(always)]
+    fn write_dx<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        count: usize,
+        buffers: &mut Buffers<T::Accumulator>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let before = self.problem.width as i64 - 1;
+        let dx = &mut buffers.dx[..count];
+        if let Some(states) = &self.problem.dfinal_states {
+            // The last `width - 1` positions of the sequence are its final states too.
+            for position in from.max(piece.end - before)..from + count as i64 {
+                let column = position - (piece.end - before);
+                // SAFETY: positions end before the piece does, so that the column is one of the states.
+                let gradient = unsafe { *states.at([piece.sequence, channel, column]) };
+                dx[(position - from) as usize] += gradient.widen();
+            }
+        }
+        let inside = (piece.from - from).clamp(0, count as i64) as usize;
+        if let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) {
+            for (i, &value) in dx[..inside].iter().enumerate() {
+                let column = from + i as i64 - piece.start + before;
+                // SAFETY: positions before the piece are at most `width - 1` before the sequence; only the
+                // sequence's first piece writes here.
+                unsafe { *states.at([piece.sequence, channel, column]) = T::narrow(value) };
+            }
+        }
+        let target = self.problem.dx.at([piece.batch, channel, from + inside as i64]);
+        // SAFETY: the positions lie in the piece, and no other task writes to them.
+        unsafe {
+            tile::scatter(simd, &dx[inside..], target, self.problem.dx.strides[2], self.problem.stream)
+        };
+    }
+}

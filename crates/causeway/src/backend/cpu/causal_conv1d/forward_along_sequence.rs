@@ -1,0 +1,192 @@
+//! Forward with vectors along the sequence; see [`super::tile`].
+
+use super::forward::Problem;
+use super::partition::Partition;
+use super::registers::{self, Output, convolve, with_taps};
+use super::sequences::Piece;
+use super::tile::{self, Keep, Silu, TILE};
+use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
+use crate::causal_conv1d::Sizes;
+
+/// How kernels that work along the sequence cut a call. Where positions are not neighbours in memory, a
+/// group of channels shares the cache lines of a segment.
+pub(super) fn partition(sizes: &Sizes, contiguous: bool, max_chunks: i64) -> Partition {
+    let segment = if contiguous { 8 * TILE } else { 2 * TILE };
+    Partition::new(sizes, 16, segment as i64, max_chunks)
+}
+
+/// One channel at a time, vectors along the sequence: at full speed where positions are neighbours in memory,
+/// correct for every stride and width.
+pub(super) struct AlongSequence<T: Number> {
+    pub partition: Partition,
+    pub problem: Problem<T>,
+}
+
+/// What a task works in.
+struct Buffers<A> {
+    /// Weights of one channel.
+    weight: Vec<A>,
+    /// `width - 1` positions of history, then a tile.
+    x: Vec<A>,
+    /// A tile.
+    y: Vec<A>,
+}
+
+impl<T: Number> Kernel for AlongSequence<T> {
+    type Number = T;
+
+    #[inline(always)]
+    fn run<S>(&self, simd: S, task: usize)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let (problem, zero) = (&self.problem, T::Accumulator::ZERO);
+        let mut buffers = Buffers {
+            weight: vec![zero; problem.width],
+            x: vec![zero; problem.width - 1 + TILE],
+            y: vec![zero; TILE],
+        };
+        let mut pieces = Vec::new();
+        let (channels, chunk) = self.partition.task(task);
+        for column in self.partition.columns(chunk) {
+            problem.sequences.pieces(column.batch, column.from, column.to, &mut pieces);
+            for channel in channels.clone() {
+                for (tap, weight) in buffers.weight.iter_mut().enumerate() {
+                    // SAFETY: channel and tap lie in the weight.
+                    *weight = unsafe { problem.weight.read(channel, tap as i64) };
+                }
+                // SAFETY: the channel lies in the bias.
+                let bias = problem.bias.map_or(zero, |bias| unsafe { bias.read(channel, 0) });
+                for piece in &pieces {
+                    self.piece(simd, piece, channel, bias, &mut buffers);
+                }
+            }
+        }
+        simd.fence();
+    }
+}
+
+impl<T: Number> AlongSequence<T> {
+    #[inline(always)]
+    fn piece<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        bias: T::Accumulator,
+        buffers: &mut Buffers<T::Accumulator>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let before = problem.width - 1;
+        for (i, value) in buffers.x[..before].iter_mut().enumerate() {
+            let position = piece.from - before as i64 + i as i64;
+            *value = problem.history.value(&problem.sequences, piece, channel, position);
+        }
+        let residual_stride = problem.residual.as_ref().map_or(1, |residual| residual.strides[2]);
+        let strides = [problem.history.x.strides[2], problem.y.strides[2], residual_stride];
+        let neighbours = strides == [1; 3] && !piece.is_padding();
+        let mut from = piece.from;
+        while from < piece.to {
+            let target = problem.y.at([piece.batch, channel, from]);
+            let mut count = (piece.to - from) as usize;
+            let unaligned = registers::unaligned(target, problem.stream);
+            if neighbours && unaligned > 0 {
+                count = count.min(unaligned);
+            } else if neighbours {
+                let whole = registers::whole_vectors(simd, problem.width, count);
+                if whole > 0 {
+                    self.vectors(simd, piece, channel, from, whole, bias, buffers);
+                    from += whole as i64;
+                    continue;
+                }
+            }
+            count = count.min(TILE);
+            if piece.is_padding() {
+                buffers.y[..count].fill(T::Accumulator::ZERO);
+            } else {
+                self.tile(simd, piece, channel, from, count, bias, buffers);
+            }
+            let y = &mut buffers.y[..count];
+            if let Some(residual) = &problem.residual {
+                let source = residual.at([piece.batch, channel, from]);
+                // SAFETY: `from .. from + count` are positions of the row; the residual has the shape of x.
+                unsafe { tile::gather_add(source, residual.strides[2], y) };
+            }
+            // SAFETY: as above, and no other task writes to these positions of this channel.
+            unsafe { tile::scatter(simd, y, target, problem.y.strides[2], problem.stream) };
+            from += count as i64;
+        }
+    }
+
+    /// Whole vectors of neighbours, from memory to memory.
+    #[inline(always)]
+    fn vectors<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        count: usize,
+        bias: T::Accumulator,
+        buffers: &mut Buffers<T::Accumulator>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let index = [piece.batch, channel, from];
+        let x = problem.history.x.at(index);
+        let residual = problem.residual.as_ref().map_or(std::ptr::null(), |residual| residual.at(index));
+        let y = Output { pointer: problem.y.at(index), count, stream: problem.stream };
+        let Buffers { weight, x: history, .. } = buffers;
+        let history = &mut history[..problem.width - 1];
+        // SAFETY: these are positions of the row, whole vectors of them; no other task writes to them.
+        unsafe {
+            if problem.silu {
+                let finish = Silu { precision: T::PRECISION };
+                with_taps!(
+                    problem.width,
+                    convolve::<S, T, Silu>(simd, weight, bias, x, residual, history, &y, &finish)
+                );
+            } else {
+                with_taps!(
+                    problem.width,
+                    convolve::<S, T, Keep>(simd, weight, bias, x, residual, history, &y, &Keep)
+                );
+            }
+        }
+    }
+
+    /// A tile of any stride, into `buffers.y`.
+    #[inline(always)]
+    fn tile<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        count: usize,
+        bias: T::Accumulator,
+        buffers: &mut Buffers<T::Accumulator>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let before = problem.width - 1;
+        let source = problem.history.x.at([piece.batch, channel, from]);
+        let Buffers { weight, x, y } = buffers;
+        // SAFETY: `from .. from + count` are positions of the row.
+        unsafe { tile::gather(simd, source, problem.history.x.strides[2], &mut x[before..before + count]) };
+        if problem.silu {
+            tile::convolve(simd, weight, bias, x, count, y, &Silu { precision: T::PRECISION });
+        } else {
+            tile::convolve(simd, weight, bias, x, count, y, &Keep);
+        }
+        x.copy_within(count..count + before, 0);
+    }
+}
