@@ -13,7 +13,8 @@
 //
 // Tiles are computed as if they belonged to one sequence. The few positions for which that is wrong are computed again
 // afterwards, one per lane: those after the start of a packed sequence, and those near a change of index, for which
-// a wave first asks whether its positions carry more than one.
+// a wave first asks whether its positions carry more than one. Each group then computes several rows, so that what has
+// been found out about the positions serves them all.
 //
 //   struct Tile {
 //       static constexpr int access = 16;        bytes of an access: 16, or less when rows are misaligned in ways
@@ -21,6 +22,7 @@
 //       static constexpr int lanes = 32;         threads of a group, at most a wave
 //       static constexpr int groups = 4;         groups of a block
 //       static constexpr int tiles = 2;          packets per thread
+//       static constexpr int rows = 4;           rows per group, where sequences have to be told apart
 //       static constexpr bool shifted = false;   rows start anywhere, but x, y and residual on a common residue
 //       static constexpr bool whole = true;      not shifted, and seqlen is a number of whole packets
 //       static constexpr int weight_bytes = 8;   see load_parameters
@@ -161,22 +163,31 @@ template <int Most> CAUSEWAY_DEVICE bool one_index(const i32* indices, i32 from,
     return wave_all(differs == 0);
 }
 
-// Single positions of one row, for those that the tiles got wrong.
-template <class Problem> struct Positions {
+// One row: its parameters, and single positions of it for those that the tiles got wrong.
+template <class Problem> struct ChannelRow {
     using X = typename Problem::X;
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
 
     const ForwardArguments& a;
     i64 batch;
     i32 channel;
-    const float (&taps)[WIDTH];
-    float bias;
+    float taps[1][WIDTH], bias[1];
+
+    template <int Bytes> CAUSEWAY_DEVICE void load() {
+        load_parameters<Problem, 1, Bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel, taps, bias);
+    }
+
+    // How far the row starts behind a multiple of 16 bytes, in elements.
+    template <class Tile> CAUSEWAY_DEVICE i32 shift() const {
+        if constexpr (!Tile::shifted) return 0;
+        return (i32)((u64)at<X>(a.x, offset(a.x_strides)) / sizeof(X) % ELEMENTS<X, 16>);
+    }
 
     CAUSEWAY_DEVICE Boundaries<Problem::cu_seqlens, i32> boundaries() const {
         return {a.cu_seqlens, 1, (i32)a.sequences, (i32)a.seqlen};
     }
     CAUSEWAY_DEVICE const i32* indices() const { return at<i32>(a.seq_idx, batch * a.seq_idx_strides.first); }
-    CAUSEWAY_DEVICE i32 index(i32 t) const { return (i32)load<4>(indices() + t).word[0]; }
+    CAUSEWAY_DEVICE i32 index(i32 t) const { return (i32)causeway::load<4>(indices() + t).word[0]; }
     CAUSEWAY_DEVICE i64 offset(Strides3 strides) const {
         return batch * strides.batch + (i64)channel * (i32)strides.dim;
     }
@@ -187,7 +198,7 @@ template <class Problem> struct Positions {
         i32 own = 0;
         if constexpr (Problem::seq_idx) own = index(t);
         const X* x = at<X>(a.x, offset(a.x_strides)) + t;
-        float sum = bias;
+        float sum = bias[0];
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) {
             const i32 back = HALO - w;
@@ -203,7 +214,7 @@ template <class Problem> struct Positions {
                                   (w + age) * a.initial_strides.seqlen;
                 if (same) value = load_element(at<X>(a.initial_states, state));
             }
-            sum = multiply_add(taps[w], value, sum);
+            sum = multiply_add(taps[0][w], value, sum);
         }
         sum = own < 0 ? 0.0f : activate<Problem>(sum);
         if constexpr (Problem::residual) sum += load_element(at<X>(a.residual, offset(a.residual_strides)) + t);
@@ -231,15 +242,13 @@ template <class Problem> struct Positions {
         }
     }
 
-    // Computes again the positions of begin … end-1 that are padding or read another index than their own.
-    CAUSEWAY_DEVICE void redo_indices(i32 begin, i32 end, u32 lane, u32 lanes) const {
+    // Computes again the positions base + lane + lanes·k, for the bits k of `wrong`, as far as they lie in
+    // begin … end-1.
+    CAUSEWAY_DEVICE void redo(u32 wrong, i32 base, i32 begin, i32 end, u32 lane, u32 lanes) const {
 #pragma unroll 1
-        for (i32 t = begin + (i32)lane; t < end; t += (i32)lanes) {
-            const i32 own = index(t);
-            bool wrong = own < 0;
-#pragma unroll
-            for (int back = 1; back <= HALO; ++back) wrong |= index(maximum(t - back, 0)) != own;
-            if (!wrong) continue;
+        for (; wrong != 0; wrong &= wrong - 1) {
+            const i32 t = base + (i32)(lane + lanes * lowest_bit(wrong));
+            if (t < begin || t >= end) continue;
             Span<i32> span{(i32)batch, 0, (i32)a.seqlen};
             if constexpr (Problem::cu_seqlens != 0) span = boundaries().find(t);
             compute(t, span);
@@ -247,53 +256,38 @@ template <class Problem> struct Positions {
     }
 };
 
-template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(const ForwardArguments& a) {
+// Bit k: position base + lane + lanes·k (before `end`) is padding, or one of its taps reads another index.
+template <int Halo, int Most>
+CAUSEWAY_DEVICE u32 wrong_indices(const i32* indices, i32 base, i32 end, u32 lane, u32 lanes) {
+    static_assert(Most <= 32, "one bit per position");
+    u32 wrong = 0;
+#pragma unroll 1
+    for (u32 k = 0; k < (u32)Most; ++k) {
+        const i32 t = base + (i32)(lane + lanes * k);
+        if (t >= end) break;
+        const u32 own = load<4>(indices + t).word[0];
+        u32 differs = own & 0x80000000u;
+#pragma unroll
+        for (int back = 1; back <= Halo; ++back) differs |= load<4>(indices + maximum(t - back, 0)).word[0] ^ own;
+        wrong |= (u32)(differs != 0) << k;
+    }
+    return wrong;
+}
+
+// A chunk of one row, as if all of it belonged to one sequence; `first` is the first position of this thread.
+template <class Problem, class Tile>
+CAUSEWAY_DEVICE void compute_chunk(const ForwardArguments& a, ChannelRow<Problem>& row, i32 first) {
     using X = typename Problem::X;
     using TileRows = Rows<X, Tile>;
-    constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
-    constexpr int COUNT = ELEMENTS<X, 16>, NEIGHBOURS = (HALO + COUNT - 1) / COUNT;
-    constexpr int LANES = Tile::lanes, TILES = Tile::tiles, TILE = LANES * COUNT;
-    constexpr bool CHECKED = Problem::seq_idx || Problem::cu_seqlens != 0;
-    static_assert(LANES <= (int)WAVE_SIZE && WAVE_SIZE % LANES == 0, "groups divide a wave");
-
-    const i64 batch = layered_block(a.batches_per_layer);
-    if (batch >= a.batch) return;
-    u32 block = block_index<0>();
-    if constexpr (Problem::final_states) {
-        if (block < a.state_blocks) return write_final_states<Problem, LANES * Tile::groups>(a, batch);
-        block -= a.state_blocks;
-    }
-    // Chunks follow each other in memory. Where sequences have to be told apart, the groups of a block work on the same
-    // chunk of different rows: a wave then asks for one stretch of positions.
-    const u32 group = thread_index() / LANES, lane = thread_index() % LANES;
-    u32 row_number, chunk;
-    if constexpr (CHECKED) {
-        const u32 rows = a.tile_divisor.quotient(block);
-        chunk = block - rows * a.tile_divisor.value;
-        row_number = rows * Tile::groups + group;
-    } else {
-        const u32 unit = block * Tile::groups + group;
-        row_number = a.tile_divisor.quotient(unit);
-        chunk = unit - row_number * a.tile_divisor.value;
-    }
-    const bool active = row_number < (u32)a.dim;
-    if (!CHECKED && !active) return;
-    // Surplus groups of a wave that asks stay, with an empty row.
-    const i32 channel = active ? (i32)row_number : 0;
-    const i32 length = (i32)a.seqlen, seqlen = active ? length : 0;
-    const X* x = at<X>(a.x, batch * a.x_strides.batch) + (i64)channel * (i32)a.x_strides.dim;
-    X* y = at<X>(a.y, batch * a.y_strides.batch) + (i64)channel * (i32)a.y_strides.dim;
-    const i32 shift = Tile::shifted ? (i32)(((u64)x / sizeof(X)) % COUNT) : 0;
-    const i32 chunk_start = (i32)(chunk * (TILES * TILE)), first = chunk_start + (i32)lane * COUNT - shift;
-
-    const X* states = nullptr;
-    if constexpr (Problem::initial_states && Problem::cu_seqlens == 0) {
-        states = at<X>(a.initial_states, batch * a.initial_strides.batch + channel * a.initial_strides.dim);
-    }
+    constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, TILES = Tile::tiles;
+    constexpr int COUNT = ELEMENTS<X, 16>, NEIGHBOURS = (HALO + COUNT - 1) / COUNT, TILE = Tile::lanes * COUNT;
+    const i32 seqlen = (i32)a.seqlen;
+    const X* x = at<X>(a.x, row.offset(a.x_strides));
     const auto read = [&](i32 t) {
         Packet<16> packet = TileRows::read(x, t, seqlen, a.x_begin, a.x_end);
         if constexpr (Problem::initial_states && Problem::cu_seqlens == 0) {
-            TileRows::template add_states<HALO>(packet, t, states, a.initial_strides.seqlen);
+            const i64 states = row.batch * a.initial_strides.batch + row.channel * a.initial_strides.dim;
+            TileRows::template add_states<HALO>(packet, t, at<X>(a.initial_states, states), a.initial_strides.seqlen);
         }
         return packet;
     };
@@ -305,30 +299,16 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(
     }
     Packet<16> residual[TILES];
     if constexpr (Problem::residual) {
-        const X* row = at<X>(a.residual, batch * a.residual_strides.batch) + (i64)channel * (i32)a.residual_strides.dim;
+        const X* from = at<X>(a.residual, row.offset(a.residual_strides));
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
-            residual[i] = TileRows::read(row, first + i * TILE, seqlen, a.residual_begin, a.residual_end);
+            residual[i] = TileRows::read(from, first + i * TILE, seqlen, a.residual_begin, a.residual_end);
         }
     }
-    float taps[1][WIDTH], bias[1];
-    load_parameters<Problem, 1, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel, taps,
-                                                    bias);
-    constexpr int SLACK = Tile::shifted ? COUNT - 1 : 0;  // shifts differ between the rows of a wave
-    const i32 from = minimum(maximum(chunk_start - SLACK - HALO, 0), length - 1);
-    Span<i32> span{(i32)batch, 0, length};
-    if constexpr (Problem::cu_seqlens != 0) {
-        span = Boundaries<Problem::cu_seqlens, i32>{a.cu_seqlens, 1, (i32)a.sequences, length}.find_by_wave(from);
-    }
-    bool one = true;
-    if constexpr (Problem::seq_idx) {
-        const i32 to = maximum(minimum(chunk_start + TILES * TILE, length), from + 1);
-        one = one_index<TILES * TILE + HALO + SLACK>(at<i32>(a.seq_idx, batch * a.seq_idx_strides.first), from, to);
-    }
-
+    row.template load<Tile::weight_bytes>();
+    X* y = at<X>(a.y, row.offset(a.y_strides));
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
-        const i32 t = first + i * TILE;
         // The packet's positions behind the ones before it, as f32.
         float values[HALO + COUNT];
 #pragma unroll
@@ -341,13 +321,12 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(
                 if (place >= 0) values[place] = part[k];
             }
         }
-
         float sums[COUNT];
 #pragma unroll
         for (int k = 0; k < COUNT; ++k) {
-            sums[k] = bias[0];
+            sums[k] = row.bias[0];
 #pragma unroll
-            for (int w = 0; w < WIDTH; ++w) sums[k] = multiply_add(taps[0][w], values[k + w], sums[k]);
+            for (int w = 0; w < WIDTH; ++w) sums[k] = multiply_add(row.taps[0][w], values[k + w], sums[k]);
             sums[k] = activate<Problem>(sums[k]);
         }
         if constexpr (Problem::residual) {
@@ -356,16 +335,79 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(
 #pragma unroll
             for (int k = 0; k < COUNT; ++k) sums[k] += add[k];
         }
-        TileRows::write(y, t, seqlen, pack<X, 16>(sums));
+        TileRows::write(y, first + i * TILE, seqlen, pack<X, 16>(sums));
     }
+}
 
-    if constexpr (CHECKED) {
+// Chunks follow each other in memory; each group computes one.
+template <class Problem, class Tile> CAUSEWAY_DEVICE void plain_chunk(const ForwardArguments& a, i64 batch, u32 block) {
+    using X = typename Problem::X;
+    constexpr int COUNT = ELEMENTS<X, 16>;
+    const u32 lane = thread_index() % Tile::lanes, unit = block * Tile::groups + thread_index() / Tile::lanes;
+    const u32 channel = a.tile_divisor.quotient(unit), chunk = unit - channel * a.tile_divisor.value;
+    if (channel >= (u32)a.dim) return;
+    ChannelRow<Problem> row{a, batch, (i32)channel};
+    const i32 start = (i32)chunk * (Tile::tiles * Tile::lanes * COUNT) - row.template shift<Tile>();
+    compute_chunk<Problem, Tile>(a, row, start + (i32)lane * COUNT);
+}
+
+// The groups of a block work on the same chunk of different rows, each on Tile::rows of them: what a wave finds out
+// about the sequences in its stretch of positions serves them all.
+template <class Problem, class Tile>
+CAUSEWAY_DEVICE void checked_chunks(const ForwardArguments& a, i64 batch, u32 block) {
+    using X = typename Problem::X;
+    constexpr int HALO = Problem::width - 1, COUNT = ELEMENTS<X, 16>, LANES = Tile::lanes;
+    constexpr int CHUNK = Tile::tiles * LANES * COUNT;
+    constexpr int SLACK = Tile::shifted ? COUNT - 1 : 0;  // shifts differ between rows
+    const u32 group = thread_index() / LANES, lane = thread_index() % LANES;
+    const u32 rows = a.tile_divisor.quotient(block), chunk = block - rows * a.tile_divisor.value;
+    const i32 seqlen = (i32)a.seqlen, chunk_start = (i32)chunk * CHUNK;
+    const i32 from = minimum(maximum(chunk_start - SLACK - HALO, 0), seqlen - 1);
+    const i32 to = maximum(minimum(chunk_start + CHUNK, seqlen), from + 1);
+
+    Span<i32> span{(i32)batch, 0, seqlen};
+    bool starts = false;
+    if constexpr (Problem::cu_seqlens != 0) {
+        span = Boundaries<Problem::cu_seqlens, i32>{a.cu_seqlens, 1, (i32)a.sequences, seqlen}.find_by_wave(from);
+        starts = span.end < to || (Problem::initial_states && from == 0);
+    }
+    u32 wrong = 0;
+    const i32 base = maximum(chunk_start - SLACK, 0);
+    if constexpr (Problem::seq_idx) {
+        const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
+        if (!one_index<CHUNK + HALO + SLACK>(indices, from, to)) {
+            wrong = wrong_indices<HALO, COUNT * Tile::tiles + (SLACK + LANES - 1) / LANES>(indices, base, to, lane, LANES);
+        }
+    }
+#pragma unroll 1
+    for (u32 r = 0; r < (u32)Tile::rows; ++r) {
+        const u32 channel = (rows * Tile::rows + r) * Tile::groups + group;
+        const bool active = channel < (u32)a.dim;
+        ChannelRow<Problem> row{a, batch, active ? (i32)channel : 0};
+        const i32 start = chunk_start - row.template shift<Tile>();
+        if (active) compute_chunk<Problem, Tile>(a, row, start + (i32)lane * COUNT);
         // Other lanes of the wave have written the packets that the positions below lie in.
         wave_barrier();
-        const Positions<Problem> positions{a, batch, channel, taps[0], bias[0]};
-        const i32 begin = maximum(chunk_start - shift, 0), end = minimum(chunk_start - shift + TILES * TILE, seqlen);
-        if (!one) positions.redo_indices(begin, end, lane, LANES);
-        if constexpr (Problem::cu_seqlens != 0) positions.redo_starts(begin, end, span.sequence, lane, LANES);
+        if (!active) continue;
+        const i32 begin = maximum(start, 0), end = minimum(start + CHUNK, seqlen);
+        row.redo(wrong, base, begin, end, lane, LANES);
+        if (starts) row.redo_starts(begin, end, span.sequence, lane, LANES);
+    }
+}
+
+template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(const ForwardArguments& a) {
+    static_assert(Tile::lanes <= (int)WAVE_SIZE && WAVE_SIZE % Tile::lanes == 0, "groups divide a wave");
+    const i64 batch = layered_block(a.batches_per_layer);
+    if (batch >= a.batch) return;
+    u32 block = block_index<0>();
+    if constexpr (Problem::final_states) {
+        if (block < a.state_blocks) return write_final_states<Problem, Tile::lanes * Tile::groups>(a, batch);
+        block -= a.state_blocks;
+    }
+    if constexpr (Problem::seq_idx || Problem::cu_seqlens != 0) {
+        checked_chunks<Problem, Tile>(a, batch, block);
+    } else {
+        plain_chunk<Problem, Tile>(a, batch, block);
     }
 }
 

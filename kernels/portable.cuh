@@ -214,6 +214,15 @@ CAUSEWAY_DEVICE u32 as_bits(float value) {
 #endif
 }
 
+// Position of the lowest bit that is set; there is one.
+CAUSEWAY_DEVICE u32 lowest_bit(u32 bits) {
+#if defined(CAUSEWAY_NVIDIA)
+    return (u32)__ffs((int)bits) - 1;
+#else
+    return (u32)__builtin_ctz(bits);
+#endif
+}
+
 CAUSEWAY_DEVICE float shuffle(float value, u32 source CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_HOST)
     return as_float(shuffle(as_bits(value), source, site));

@@ -155,9 +155,15 @@ impl Planner<'_> {
             blocks: channel_blocks * row_blocks,
             tile_divisor: u32::try_from(channel_blocks).ok()?,
         };
-        // More streams and what keeps sequences apart take registers; a tight cap would spill.
-        let crowded = self.op.residual.is_some() || (self.is_checked() && self.element() == 4);
-        let resident = if crowded { tile.resident.min(5) } else { tile.resident };
+        // A third stream, and what tells sequences apart, take registers; a tight cap would spill on some devices.
+        let op = self.op;
+        let resident = if op.residual.is_some() || (op.seq_idx.is_some() && self.sizes.packed) {
+            tile.resident.min(8)
+        } else if self.is_checked() && op.initial_states.is_some() {
+            tile.resident.min(10)
+        } else {
+            tile.resident
+        };
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
             .int("lanes", lanes)
@@ -194,13 +200,19 @@ impl Planner<'_> {
         let (lanes, tiles) = first_shape(packets, tile.tiles, self.facts.wave_size);
         let groups = tile.threads / lanes;
         let chunks = packets.div_ceil(u64::from(lanes * tiles));
+        // Rows of a group that share what it finds out about sequences; few where there is little work.
+        let rows = match (self.op.seq_idx.is_some(), self.sizes.packed) {
+            (true, _) if tiles > 1 => 4,
+            (false, true) if tiles > 1 => 2,
+            _ => 1,
+        };
         let blocks = if self.is_checked() {
-            (dim as u64).div_ceil(u64::from(groups)) * chunks
+            (dim as u64).div_ceil(u64::from(groups * rows)) * chunks
         } else {
             (dim as u64 * chunks).div_ceil(u64::from(groups))
         };
         // The kernel divides numbers of groups as 31-bit numbers.
-        if blocks.checked_mul(u64::from(groups))? > i32::MAX as u64 {
+        if blocks.checked_mul(u64::from(groups * rows))? > i32::MAX as u64 {
             return None;
         }
         let geometry = Geometry { threads: tile.threads, blocks, tile_divisor: u32::try_from(chunks).ok()? };
@@ -209,6 +221,7 @@ impl Planner<'_> {
             .int("lanes", lanes)
             .int("groups", groups)
             .int("tiles", tiles)
+            .int("rows", rows)
             .flag("shifted", shifted)
             .flag("whole", whole)
             .int("weight_bytes", weight_access(&self.op.weight, 1));

@@ -62,7 +62,7 @@ fn channel_last_takes_the_widest_packet_that_divides_a_row() {
     assert_eq!(plan.header, "causal_conv1d_forward_channel_last.cuh");
     assert_eq!(constant(&plan, "bytes"), "8");
     assert_eq!(constant(&plan, "weight_bytes"), "16");
-    assert_eq!(plan.block[0], 128);
+    assert_eq!(plan.block[0], 64);
     let rows: u32 = constant(&plan, "rows").parse().unwrap();
     let segments: u32 = constant(&plan, "segments").parse().unwrap();
     let lanes: u32 = constant(&plan, "lanes").parse().unwrap();
@@ -139,9 +139,9 @@ fn states_have_blocks_of_their_own() {
     op.final_states = Some(written(0x40_0000, DType::BF16, &[10, 256, 3], &[768, 3, 1]));
     let with = planned(&op).unwrap();
     assert_eq!(constant(&with, "cu_seqlens"), "8");
-    assert_eq!(with.grid[0] - without.grid[0], 10 * 3, "256 channels take 128 threads, one block to spare");
+    assert_eq!(with.grid[0] - without.grid[0], 10 * 5, "256 channels take 64 threads, one block to spare");
     let arguments: Arguments = *bytemuck::from_bytes(&with.arguments);
-    assert_eq!((arguments.state_blocks, arguments.state_divisor.value), (30, 3));
+    assert_eq!((arguments.state_blocks, arguments.state_divisor.value), (50, 5));
 }
 
 #[test]

@@ -39,14 +39,20 @@ const ANY: u64 = u64::MAX;
 
 const LAST: &[Rule<LastTile>] = &[
     // A few packets per multiprocessor: latency rules, so threads do little each.
-    Rule { width: 8, element: 2, packets: 512, tile: last(8, 32, 128, 2, 1) },
-    Rule { width: 8, element: 4, packets: 512, tile: last(8, 32, 128, 2, 1) },
-    Rule { width: 6, element: 2, packets: 32_768, tile: last(8, 32, 128, 8, 6) },
-    Rule { width: 6, element: 2, packets: ANY, tile: last(8, 32, 128, 12, 6) },
-    Rule { width: 6, element: 4, packets: ANY, tile: last(16, 32, 128, 8, 6) },
+    Rule { width: 8, element: 2, packets: 512, tile: last(8, 1, 1) },
+    Rule { width: 8, element: 4, packets: 512, tile: last(8, 2, 1) },
+    Rule { width: 4, element: 2, packets: 1024, tile: last(8, 2, 1) },
+    Rule { width: 4, element: 2, packets: 2048, tile: last(8, 4, 12) },
+    Rule { width: 5, element: 2, packets: 32_768, tile: last(8, 8, 12) },
+    Rule { width: 4, element: 2, packets: ANY, tile: last(8, 12, 12) },
+    Rule { width: 5, element: 2, packets: ANY, tile: last(8, 8, 12) },
+    Rule { width: 4, element: 4, packets: 2048, tile: last(8, 4, 12) },
+    Rule { width: 4, element: 4, packets: 16_384, tile: last(8, 8, 12) },
+    Rule { width: 4, element: 4, packets: ANY, tile: last(16, 8, 12) },
     // Wide windows take registers, and pay for their longer halo with more rows.
-    Rule { width: 8, element: 2, packets: ANY, tile: last(8, 32, 128, 16, 4) },
-    Rule { width: 8, element: 4, packets: ANY, tile: last(16, 32, 128, 16, 4) },
+    Rule { width: 7, element: 2, packets: ANY, tile: last(8, 12, 8) },
+    Rule { width: 8, element: 2, packets: ANY, tile: last(4, 16, 12) },
+    Rule { width: 8, element: 4, packets: ANY, tile: last(8, 16, 12) },
 ];
 
 const FIRST: &[Rule<FirstTile>] = &[
@@ -56,8 +62,8 @@ const FIRST: &[Rule<FirstTile>] = &[
     Rule { width: 8, element: 4, packets: ANY, tile: FirstTile { threads: 64, tiles: 2 } },
 ];
 
-const fn last(bytes: u32, lanes: u32, threads: u32, rows: u32, resident: u32) -> LastTile {
-    LastTile { bytes, lanes, threads, rows, resident }
+const fn last(bytes: u32, rows: u32, resident: u32) -> LastTile {
+    LastTile { bytes, lanes: 32, threads: 64, rows, resident }
 }
 
 /// The widest convolution that the unrolled kernels serve.

@@ -1,7 +1,7 @@
 //! Matrix products on the tile registers of Intel AMX, for bf16.
 //!
 //! One instruction multiplies a tile of 16 × 32 bf16 with one of 32 × 16 and adds the product to 16 × 16 sums in
-//! f32: as much as 256 vector instructions. Each sum takes two neighbouring terms at a time, in increasing order,
+//! f32: as much as 512 vector ones. Each sum takes two neighbouring terms at a time, in increasing order,
 //! whatever the cut into tiles and the number of threads.
 //!
 //! # Small numbers
