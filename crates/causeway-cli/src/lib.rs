@@ -11,7 +11,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use commands::{bench, doctor, run, verify};
+use commands::{bench, compile, doctor, plan, run, verify};
 use failure::Failure;
 
 /// Version and commit of this build, as saved runs name them.
@@ -45,6 +45,8 @@ enum Command {
     Run(run::Args),
     Bench(bench::Args),
     Doctor(doctor::Args),
+    Plan(plan::Args),
+    Compile(compile::Args),
 }
 
 /// Runs one command line, program name first, and returns its exit status. Prints to stdout and stderr.
@@ -72,6 +74,8 @@ impl Command {
             Command::Run(args) => run::execute(args),
             Command::Bench(args) => bench::execute(args),
             Command::Doctor(args) => doctor::execute(args),
+            Command::Plan(args) => plan::execute(args),
+            Command::Compile(args) => compile::execute(args),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! One module per subcommand.
 
 pub(crate) mod bench;
+pub(crate) mod compile;
 pub(crate) mod doctor;
+pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod verify;

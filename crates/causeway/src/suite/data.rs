@@ -247,7 +247,7 @@ impl VarlenStates {
 }
 
 impl CuSeqlens {
-    fn tensor(&self) -> Result<HostTensor> {
+    pub(super) fn tensor(&self) -> Result<HostTensor> {
         let boundaries = self.boundaries();
         let mut tensor = dense(self.dtype, &[boundaries.len() as i64])?;
         tensor.assign(|i| boundaries[i] as f64);

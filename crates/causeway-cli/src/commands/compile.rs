@@ -1,0 +1,93 @@
+//! `causeway compile`: fills the kernel cache ahead of time, with no GPU present.
+
+use std::collections::HashMap;
+
+use causeway::backend::gpu::builder::Builder;
+use causeway::backend::gpu::cache::Origin;
+use causeway::backend::gpu::compiler::Target;
+use causeway::backend::gpu::plan::{DeviceFacts, Plan};
+use causeway::suite::plans;
+use rayon::prelude::*;
+use serde_json::json;
+
+use super::plan::gpu_cases;
+use crate::failure::Failure;
+use crate::terminal;
+
+const EXAMPLES: &str = "\
+Examples:
+  causeway compile --arch sm_90a
+  causeway compile --arch gfx90a --arch gfx942 --suite full
+  CAUSEWAY_CACHE_DIR=/srv/kernels causeway compile --arch sm_80 --case bf16
+
+Compiles what the cases of a suite launch on the reference device of each architecture. Kernels that the cache \
+has already are left as they are. Another shape may need another kernel: that one is compiled when it is first used.";
+
+/// Compile the kernels of a suite into the cache, with no GPU present
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Architecture: sm_90a, gfx942 …; may be repeated
+    #[arg(long = "arch", value_name = "ARCH", required = true)]
+    archs: Vec<String>,
+
+    /// Suite: a name, or the path of a .toml file
+    #[arg(long, value_name = "NAME|PATH", default_value = "shapes")]
+    suite: String,
+
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    case: Option<String>,
+
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Compiles for every architecture.
+pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
+    // All names first: a typing error should not cost the time of the others.
+    let targets = args.archs.iter().map(|arch| Target::parse(arch)).collect::<Result<Vec<_>, _>>()?;
+    let cases = gpu_cases(&args.suite, args.case.as_deref())?;
+    let mut results = Vec::new();
+    for target in &targets {
+        let facts = DeviceFacts::of_target(target);
+        let mut kernels: HashMap<String, Plan> = HashMap::new();
+        for case in &cases {
+            for (_, plan) in plans(case, &facts)? {
+                kernels.entry(format!("{}\n{}", plan.header, plan.instantiation)).or_insert(plan);
+            }
+        }
+        let progress = terminal::progress(kernels.len() as u64);
+        progress.set_message(target.architecture().to_string());
+        let codes: Vec<_> = kernels
+            .into_par_iter()
+            .map(|(_, plan)| {
+                let code = Builder::global().compile_only(&plan, target);
+                progress.inc(1);
+                code
+            })
+            .collect::<Result<_, _>>()?;
+        progress.finish_and_clear();
+        let compiled = codes.iter().filter(|code| code.origin == Origin::Compiled).count();
+        let bytes: usize = codes.iter().map(|code| code.image.len()).sum();
+        let compiler = codes.first().map_or("", |code| code.compiler.as_str());
+        let stored = codes.iter().all(|code| code.key.is_some());
+        if args.json {
+            results.push(json!({
+                "arch": target.architecture(), "kernels": codes.len(), "compiled": compiled, "bytes": bytes,
+                "compiler": compiler, "cached": stored,
+            }));
+        } else {
+            let place = if stored { "" } else { "; the cache is off, so nothing was kept" };
+            terminal::print(&format!(
+                "{}: {} kernels, {compiled} compiled by {compiler}, {} already in the cache; {} KiB of code{place}",
+                target.architecture(),
+                codes.len(),
+                codes.len() - compiled,
+                bytes / 1024,
+            ))?;
+        }
+    }
+    if args.json { terminal::print_json(&results) } else { Ok(()) }
+}

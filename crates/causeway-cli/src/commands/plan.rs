@@ -1,0 +1,74 @@
+//! `causeway plan`: the launches of a suite's cases, chosen without a GPU.
+
+use causeway::DType;
+use causeway::backend::gpu::compiler::Target;
+use causeway::backend::gpu::plan::DeviceFacts;
+use causeway::suite::{Case, Suite, plans};
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::terminal;
+
+const EXAMPLES: &str = "\
+Examples:
+  causeway plan --suite shapes --case large-8x2048x1024-channel-first-bf16
+  causeway plan --arch gfx942 --suite conv1d-last --case tiny --json
+
+A plan is a function of the call and of the device's facts: which kernel, with which template arguments, in \
+which grid. Facts of an architecture are those of its reference device.";
+
+/// Which kernels a suite's cases launch on an architecture, and how
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Architecture: sm_90a, gfx942 …
+    #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
+    arch: String,
+
+    /// Suite: a name, or the path of a .toml file
+    #[arg(long, value_name = "NAME|PATH", default_value = "shapes")]
+    suite: String,
+
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    case: Option<String>,
+
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the plans.
+pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
+    let facts = DeviceFacts::of_target(&Target::parse(&args.arch)?);
+    let mut list = Vec::new();
+    for case in gpu_cases(&args.suite, args.case.as_deref())? {
+        for (call, plan) in plans(&case, &facts)? {
+            if args.json {
+                list.push(json!({
+                    "case": case.name, "call": call, "kernel": plan.entry, "header": plan.header,
+                    "instantiation": plan.instantiation, "grid": plan.grid, "block": plan.block,
+                    "shared_bytes": plan.shared_bytes, "workspace_bytes": plan.workspace_bytes,
+                    "counters": plan.counters, "read_bytes": plan.read_bytes,
+                    "written_bytes": plan.written_bytes,
+                }));
+            } else {
+                terminal::print(&format!("{} {call}", case.name))?;
+                plan.to_string().lines().try_for_each(|line| terminal::print(&format!("  {line}")))?;
+            }
+        }
+    }
+    if args.json { terminal::print_json(&json!({ "arch": args.arch, "plans": list })) } else { Ok(()) }
+}
+
+/// The cases of a suite that GPUs are asked for.
+pub(super) fn gpu_cases(suite: &str, text: Option<&str>) -> Result<Vec<Case>, Failure> {
+    let mut cases = Suite::open(suite).map_err(|error| Failure::input(error.to_string()))?.cases;
+    cases.retain(|case| {
+        case.problem.dtype() != DType::F64 && text.is_none_or(|text| case.name.contains(text))
+    });
+    if cases.is_empty() {
+        return Err(Failure::input(format!("no case of suite {suite} is left for a GPU")));
+    }
+    Ok(cases)
+}
