@@ -276,7 +276,8 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                                     pre = simd.mul_add(newest[age], x[age], pre);
                                 }
                             }
-                            g[0] = simd.mul(g[0], simd.silu_slope(pre, T::PRECISION));
+                            let [slope] = simd.silu_slope([pre], T::PRECISION);
+                            g[0] = simd.mul(g[0], slope);
                         }
                     }
                     let mut gradient = zero;

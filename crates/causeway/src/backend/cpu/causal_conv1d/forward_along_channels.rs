@@ -7,6 +7,9 @@ use super::sequences::Piece;
 use super::tile::write_row;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 
+/// Rows whose SiLU is computed together: a divisor of `BLOCK`.
+const INTERLEAVED: usize = 4;
+
 /// A group of channels of some segments per task.
 pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
     pub partition: Partition,
@@ -153,29 +156,34 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                         window[age] = T::load(simd, x[before - 1 - age].add(offset));
                     }
                 }
-                for row in 0..count {
-                    let mut sum = zero;
-                    if !padding {
-                        for age in (1..WIDTH).rev() {
-                            window[age] = window[age - 1];
-                        }
-                        let newest = x[row + before].wrapping_add(offset);
-                        simd.prefetch(newest.wrapping_offset(ahead).cast());
-                        window[0] = T::load(simd, newest);
-                        sum = bias;
-                        for age in (0..WIDTH).rev() {
-                            if age < width {
-                                sum = simd.mul_add(taps[age], window[age], sum);
+                for first in (0..count).step_by(INTERLEAVED) {
+                    // Those past the block are zero, and are not stored.
+                    let mut sums = [zero; INTERLEAVED];
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        if !padding && first + i < count {
+                            for age in (1..WIDTH).rev() {
+                                window[age] = window[age - 1];
+                            }
+                            let newest = x[first + i + before].wrapping_add(offset);
+                            simd.prefetch(newest.wrapping_offset(ahead).cast());
+                            window[0] = T::load(simd, newest);
+                            *sum = bias;
+                            for age in (0..WIDTH).rev() {
+                                if age < width {
+                                    *sum = simd.mul_add(taps[age], window[age], *sum);
+                                }
                             }
                         }
-                        if self.problem.silu {
-                            sum = simd.silu(sum, T::PRECISION);
+                    }
+                    if self.problem.silu && !padding {
+                        sums = simd.silu(sums, T::PRECISION);
+                    }
+                    for (row, mut sum) in (first..count).zip(sums) {
+                        if !residual[row].is_null() {
+                            sum = simd.add(sum, T::load(simd, residual[row].add(offset)));
                         }
+                        T::store(simd, y[row].as_mut_ptr().add(channel), sum);
                     }
-                    if !residual[row].is_null() {
-                        sum = simd.add(sum, T::load(simd, residual[row].add(offset)));
-                    }
-                    T::store(simd, y[row].as_mut_ptr().add(channel), sum);
                 }
             }
         }

@@ -17,6 +17,9 @@ use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Precision, Sim
 /// over the taps that a smaller width lacks.
 pub(super) const MAX_WIDTH: usize = 8;
 
+/// Vectors whose SiLU is computed together.
+const INTERLEAVED: usize = 4;
+
 /// Bytes between a load and the line that is asked for: about what arrives in two latencies of the memory.
 const AHEAD: usize = 2048;
 
@@ -127,26 +130,87 @@ pub(super) unsafe fn convolve<S, T, F, const WIDTH: usize>(
     }
     let bias = simd.splat(bias);
     let mut before = load_history(simd, history);
-    for at in (0..out.count).step_by(S::LANES) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            simd.prefetch(x.add(at).cast::<u8>().wrapping_add(AHEAD));
-            let now = T::load(simd, x.add(at));
-            let mut sum = bias;
-            for age in (0..WIDTH).rev() {
-                if age < width {
-                    sum = simd.mul_add(taps[age], simd.shift_in(before, now, age), sum);
-                }
-            }
-            sum = finish.apply(simd, sum, at);
-            if !residual.is_null() {
-                sum = simd.add(sum, T::load(simd, residual.add(at)));
-            }
-            out.store(simd, at, sum);
-            before = now;
+    let mut at = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while at + INTERLEAVED * S::LANES <= out.count {
+            convolve_vectors::<S, T, F, WIDTH, INTERLEAVED>(
+                simd,
+                &taps,
+                width,
+                bias,
+                x,
+                residual,
+                &mut before,
+                at,
+                out,
+                finish,
+            );
+            at += INTERLEAVED * S::LANES;
+        }
+        while at < out.count {
+            convolve_vectors::<S, T, F, WIDTH, 1>(
+                simd,
+                &taps,
+                width,
+                bias,
+                x,
+                residual,
+                &mut before,
+                at,
+                out,
+                finish,
+            );
+            at += S::LANES;
         }
     }
     store_history(simd, before, history);
+}
+
+/// `N` vectors of [`convolve`].
+///
+/// # Safety
+/// As for [`convolve`], and `at + N · LANES ≤ out.count`.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn convolve_vectors<S, T, F, const WIDTH: usize, const N: usize>(
+    simd: S,
+    taps: &[S::Vector; WIDTH],
+    width: usize,
+    bias: S::Vector,
+    x: *const T,
+    residual: *const T,
+    before: &mut S::Vector,
+    at: usize,
+    out: &Output<T>,
+    finish: &F,
+) where
+    S: Simd,
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+    F: Finish<S>,
+{
+    let mut sums = [bias; N];
+    // SAFETY: the caller's promise.
+    unsafe {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let source = x.add(at + i * S::LANES);
+            simd.prefetch(source.cast::<u8>().wrapping_add(AHEAD));
+            let now = T::load(simd, source);
+            for age in (0..WIDTH).rev() {
+                if age < width {
+                    *sum = simd.mul_add(taps[age], simd.shift_in(*before, now, age), *sum);
+                }
+            }
+            *before = now;
+        }
+        for (i, mut result) in finish.apply(simd, sums, at).into_iter().enumerate() {
+            let at = at + i * S::LANES;
+            if !residual.is_null() {
+                result = simd.add(result, T::load(simd, residual.add(at)));
+            }
+            out.store(simd, at, result);
+        }
+    }
 }
 
 /// What [`gradient`] works on.
@@ -184,55 +248,113 @@ where
     let Gradient { weight, bias, x, dy, x_history, g_history, dx, sums, silu, precision } = work;
     let width = known::<WIDTH>(weight.len());
     let zero = simd.splat(S::Scalar::ZERO);
-    let (mut newest, mut oldest, mut totals) = ([zero; WIDTH], [zero; WIDTH], [zero; WIDTH]);
+    let (mut newest, mut oldest) = ([zero; WIDTH], [zero; WIDTH]);
     for age in 0..WIDTH {
         if age < width {
             newest[age] = simd.splat(weight[width - 1 - age]);
             oldest[age] = simd.splat(weight[age]);
         }
     }
-    let (bias, mut total) = (simd.splat(bias), zero);
-    let (mut x_before, mut g_before) = (load_history(simd, x_history), load_history(simd, g_history));
-    for at in (0..dx.count).step_by(S::LANES) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            simd.prefetch(x.add(at).cast::<u8>().wrapping_add(AHEAD));
-            simd.prefetch(dy.add(at).cast::<u8>().wrapping_add(AHEAD));
-            let x_now = T::load(simd, x.add(at));
-            let mut g_now = T::load(simd, dy.add(at));
-            let mut taken = [zero; WIDTH];
-            for (age, taken) in taken.iter_mut().enumerate() {
-                if age < width {
-                    *taken = simd.shift_in(x_before, x_now, age);
-                }
-            }
-            if silu {
-                let mut pre = bias;
-                for age in (0..WIDTH).rev() {
-                    if age < width {
-                        pre = simd.mul_add(newest[age], taken[age], pre);
-                    }
-                }
-                g_now = simd.mul(g_now, simd.silu_slope(pre, precision));
-            }
-            let mut sum = zero;
-            for age in (0..WIDTH).rev() {
-                if age < width {
-                    totals[age] = simd.mul_add(g_now, taken[age], totals[age]);
-                    sum = simd.mul_add(oldest[age], simd.shift_in(g_before, g_now, age), sum);
-                }
-            }
-            total = simd.add(total, g_now);
-            dx.store(simd, at, sum);
-            (x_before, g_before) = (x_now, g_now);
+    let source = Gradients { newest, oldest, width, bias: simd.splat(bias), x, dy, dx, silu, precision };
+    let mut state = State {
+        x: load_history(simd, x_history),
+        g: load_history(simd, g_history),
+        totals: [zero; WIDTH],
+        total: zero,
+    };
+    let mut at = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        while at + INTERLEAVED * S::LANES <= source.dx.count {
+            source.vectors::<INTERLEAVED>(simd, &mut state, at);
+            at += INTERLEAVED * S::LANES;
+        }
+        while at < source.dx.count {
+            source.vectors::<1>(simd, &mut state, at);
+            at += S::LANES;
         }
     }
     for age in 0..WIDTH {
         if age < width {
-            sums[width - 1 - age] += simd.sum(totals[age]).to_f64();
+            sums[width - 1 - age] += simd.sum(state.totals[age]).to_f64();
         }
     }
-    sums[width] += simd.sum(total).to_f64();
-    store_history(simd, x_before, x_history);
-    store_history(simd, g_before, g_history);
+    sums[width] += simd.sum(state.total).to_f64();
+    store_history(simd, state.x, x_history);
+    store_history(simd, state.g, g_history);
+}
+
+/// What [`gradient`] reads, in registers where it fits.
+struct Gradients<S: Simd, T, const WIDTH: usize> {
+    /// Taps by age: 0 is the newest position.
+    newest: [S::Vector; WIDTH],
+    /// Taps in the other order.
+    oldest: [S::Vector; WIDTH],
+    width: usize,
+    bias: S::Vector,
+    x: *const T,
+    dy: *const T,
+    dx: Output<T>,
+    silu: bool,
+    precision: Precision,
+}
+
+/// What [`gradient`] carries from vector to vector.
+struct State<S: Simd, const WIDTH: usize> {
+    x: S::Vector,
+    g: S::Vector,
+    totals: [S::Vector; WIDTH],
+    total: S::Vector,
+}
+
+impl<S, T, const WIDTH: usize> Gradients<S, T, WIDTH>
+where
+    S: Simd,
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
+    /// `N` vectors.
+    ///
+    /// # Safety
+    /// As for [`gradient`], and `at + N · LANES ≤ dx.count`.
+    #[inline(always)]
+    unsafe fn vectors<const N: usize>(&self, simd: S, state: &mut State<S, WIDTH>, at: usize) {
+        let zero = simd.splat(S::Scalar::ZERO);
+        let mut taken = [[zero; WIDTH]; N];
+        let (mut pre, mut g) = ([self.bias; N], [zero; N]);
+        // SAFETY: the caller's promise.
+        unsafe {
+            for i in 0..N {
+                let (x, dy) = (self.x.add(at + i * S::LANES), self.dy.add(at + i * S::LANES));
+                simd.prefetch(x.cast::<u8>().wrapping_add(AHEAD));
+                simd.prefetch(dy.cast::<u8>().wrapping_add(AHEAD));
+                let now = T::load(simd, x);
+                for age in (0..WIDTH).rev() {
+                    if age < self.width {
+                        taken[i][age] = simd.shift_in(state.x, now, age);
+                        pre[i] = simd.mul_add(self.newest[age], taken[i][age], pre[i]);
+                    }
+                }
+                g[i] = T::load(simd, dy);
+                state.x = now;
+            }
+            if self.silu {
+                let slopes = simd.silu_slope(pre, self.precision);
+                for (g, slope) in g.iter_mut().zip(slopes) {
+                    *g = simd.mul(*g, slope);
+                }
+            }
+            for i in 0..N {
+                let mut sum = zero;
+                for age in (0..WIDTH).rev() {
+                    if age < self.width {
+                        state.totals[age] = simd.mul_add(g[i], taken[i][age], state.totals[age]);
+                        sum = simd.mul_add(self.oldest[age], simd.shift_in(state.g, g[i], age), sum);
+                    }
+                }
+                state.total = simd.add(state.total, g[i]);
+                self.dx.store(simd, at + i * S::LANES, sum);
+                state.g = g[i];
+            }
+        }
+    }
 }

@@ -27,8 +27,8 @@ fn whole_vectors<S: Simd>(_: S, count: usize) -> usize {
 
 /// What happens to a sum before it is stored.
 pub(super) trait Finish<S: Simd> {
-    /// `position` is that of the first lane in the tile.
-    fn apply(&self, simd: S, sum: S::Vector, position: usize) -> S::Vector;
+    /// Neighbouring vectors, of which `position` is the first lane in the tile.
+    fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], position: usize) -> [S::Vector; N];
 }
 
 /// Nothing.
@@ -36,8 +36,8 @@ pub(super) struct Keep;
 
 impl<S: Simd> Finish<S> for Keep {
     #[inline(always)]
-    fn apply(&self, _: S, sum: S::Vector, _: usize) -> S::Vector {
-        sum
+    fn apply<const N: usize>(&self, _: S, sums: [S::Vector; N], _: usize) -> [S::Vector; N] {
+        sums
     }
 }
 
@@ -48,8 +48,8 @@ pub(super) struct Silu {
 
 impl<S: Simd> Finish<S> for Silu {
     #[inline(always)]
-    fn apply(&self, simd: S, sum: S::Vector, _: usize) -> S::Vector {
-        simd.silu(sum, self.precision)
+    fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], _: usize) -> [S::Vector; N] {
+        simd.silu(sums, self.precision)
     }
 }
 
@@ -62,11 +62,14 @@ pub(super) struct SiluGradient<'a, A> {
 
 impl<S: Simd> Finish<S> for SiluGradient<'_, S::Scalar> {
     #[inline(always)]
-    fn apply(&self, simd: S, sum: S::Vector, position: usize) -> S::Vector {
-        let dy = &self.dy[position..position + S::LANES];
-        // SAFETY: the slice is a whole vector.
-        let dy = unsafe { simd.load(dy.as_ptr()) };
-        simd.mul(dy, simd.silu_slope(sum, self.precision))
+    fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], position: usize) -> [S::Vector; N] {
+        let mut slopes = simd.silu_slope(sums, self.precision);
+        let dy = &self.dy[position..position + N * S::LANES];
+        for (slope, dy) in slopes.iter_mut().zip(dy.chunks_exact(S::LANES)) {
+            // SAFETY: the chunk is a whole vector.
+            *slope = simd.mul(unsafe { simd.load(dy.as_ptr()) }, *slope);
+        }
+        slopes
     }
 }
 
@@ -96,9 +99,8 @@ pub(super) fn convolve<S: Simd>(
                     *sum = simd.mul_add(weight, simd.load(x.add(at + tap + i * S::LANES)), *sum);
                 }
             }
-            for (i, sum) in sums.into_iter().enumerate() {
-                let position = at + i * S::LANES;
-                simd.store(out.add(position), finish.apply(simd, sum, position));
+            for (i, result) in finish.apply(simd, sums, at).into_iter().enumerate() {
+                simd.store(out.add(at + i * S::LANES), result);
             }
             at += UNROLL * S::LANES;
         }
@@ -107,7 +109,8 @@ pub(super) fn convolve<S: Simd>(
             for (tap, &weight) in weight.iter().enumerate() {
                 sum = simd.mul_add(simd.splat(weight), simd.load(x.add(at + tap)), sum);
             }
-            simd.store(out.add(at), finish.apply(simd, sum, at));
+            let [result] = finish.apply(simd, [sum], at);
+            simd.store(out.add(at), result);
             at += S::LANES;
         }
     }

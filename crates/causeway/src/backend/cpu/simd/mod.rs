@@ -168,10 +168,10 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// 7, and known when the kernel is compiled.
     fn shift_in(self, before: Self::Vector, v: Self::Vector, lanes: usize) -> Self::Vector;
 
-    /// `x · sigmoid(x)`.
-    fn silu(self, x: Self::Vector, precision: Precision) -> Self::Vector;
+    /// `x · sigmoid(x)` of several vectors, whose arithmetic is interleaved.
+    fn silu<const N: usize>(self, x: [Self::Vector; N], precision: Precision) -> [Self::Vector; N];
     /// The derivative of [`Simd::silu`].
-    fn silu_slope(self, x: Self::Vector, precision: Precision) -> Self::Vector;
+    fn silu_slope<const N: usize>(self, x: [Self::Vector; N], precision: Precision) -> [Self::Vector; N];
 
     /// Asks for the cache line at `address`, which need not be mapped.
     fn prefetch(self, address: *const u8);

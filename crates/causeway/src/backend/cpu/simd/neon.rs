@@ -84,12 +84,12 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn silu(self, x: float32x4_t, precision: Precision) -> float32x4_t {
+    fn silu<const N: usize>(self, x: [float32x4_t; N], precision: Precision) -> [float32x4_t; N] {
         silu::silu(self, x, precision)
     }
 
     #[inline(always)]
-    fn silu_slope(self, x: float32x4_t, precision: Precision) -> float32x4_t {
+    fn silu_slope<const N: usize>(self, x: [float32x4_t; N], precision: Precision) -> [float32x4_t; N] {
         silu::silu_slope(self, x, precision)
     }
 

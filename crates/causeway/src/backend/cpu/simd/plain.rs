@@ -79,12 +79,16 @@ macro_rules! plain_simd {
             }
 
             #[inline(always)]
-            fn silu(self, x: Self::Vector, precision: Precision) -> Self::Vector {
+            fn silu<const N: usize>(self, x: [Self::Vector; N], precision: Precision) -> [Self::Vector; N] {
                 $silu(self, x, precision)
             }
 
             #[inline(always)]
-            fn silu_slope(self, x: Self::Vector, precision: Precision) -> Self::Vector {
+            fn silu_slope<const N: usize>(
+                self,
+                x: [Self::Vector; N],
+                precision: Precision,
+            ) -> [Self::Vector; N] {
                 $slope(self, x, precision)
             }
 
@@ -103,8 +107,11 @@ macro_rules! plain_simd {
     };
 }
 plain_simd!(f32, silu::silu, silu::silu_slope);
-plain_simd!(f64, |_, x: [f64; LANES], _| x.map(silu::silu_f64), |_, x: [f64; LANES], _| x
-    .map(silu::silu_slope_f64));
+plain_simd!(
+    f64,
+    |_, x: [[f64; LANES]; N], _| x.map(|v| v.map(silu::silu_f64)),
+    |_, x: [[f64; LANES]; N], _| x.map(|v| v.map(silu::silu_slope_f64))
+);
 
 impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     #[inline(always)]

@@ -132,12 +132,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn silu(self, x: __m256, precision: Precision) -> __m256 {
+    fn silu<const N: usize>(self, x: [__m256; N], precision: Precision) -> [__m256; N] {
         silu::silu(self, x, precision)
     }
 
     #[inline(always)]
-    fn silu_slope(self, x: __m256, precision: Precision) -> __m256 {
+    fn silu_slope<const N: usize>(self, x: [__m256; N], precision: Precision) -> [__m256; N] {
         silu::silu_slope(self, x, precision)
     }
 
@@ -353,12 +353,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn silu(self, x: __m512, precision: Precision) -> __m512 {
+    fn silu<const N: usize>(self, x: [__m512; N], precision: Precision) -> [__m512; N] {
         silu::silu(self, x, precision)
     }
 
     #[inline(always)]
-    fn silu_slope(self, x: __m512, precision: Precision) -> __m512 {
+    fn silu_slope<const N: usize>(self, x: [__m512; N], precision: Precision) -> [__m512; N] {
         silu::silu_slope(self, x, precision)
     }
 
