@@ -325,7 +325,8 @@ private:
             for (int j = 0; j < W; ++j) {
                 taps[j] = history[(p + W - j) % W][c];
                 if constexpr (Problem::seq_idx) {
-                    if (indices[H + p - j] != index) taps[j] = 0.0f;
+                    // What stands at padding is selected away: 0 · NaN would be NaN.
+                    if (index < 0 || indices[H + p - j] != index) taps[j] = 0.0f;
                 }
             }
             float pre = bias[c];

@@ -131,7 +131,9 @@ protected:
             if (j > places.reach[v]) return 0.0f;
         }
         if constexpr (Careful && Problem::seq_idx) {
-            if (places.indices[H + v - j] != places.indices[H + v]) return 0.0f;
+            // What stands at padding is selected away: 0 · NaN would be NaN.
+            const i32 own = places.indices[H + v];
+            if (own < 0 || places.indices[H + v - j] != own) return 0.0f;
         }
         return values[H + v - j];
     }
