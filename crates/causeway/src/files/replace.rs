@@ -26,7 +26,10 @@ where
         // Less the umask, like any other new file; tempfile's own default is 0600.
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
-    let staged = builder.tempfile_in(directory_of(&path)).map_err(system_error)?;
+    let directory = directory_of(&path);
+    // A directory that is not there is named by the system, not by the temporary file in it.
+    fs::metadata(&directory)?;
+    let staged = builder.tempfile_in(directory).map_err(without_path)?;
     fill(staged.as_file(), write)?;
     staged.as_file().sync_all()?;
     staged.persist(&path).map_err(|error| error.error)?;
@@ -54,11 +57,9 @@ where
     writer.flush()
 }
 
-/// What the system said, without the name of the temporary file that tempfile adds: nobody has asked for it.
-fn system_error(error: io::Error) -> io::Error {
-    let inner = error.get_ref().and_then(std::error::Error::source);
-    let code = inner.and_then(|inner| inner.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error);
-    code.map_or(error, io::Error::from_raw_os_error)
+/// The kind of an error alone: tempfile adds the name of its file, and nobody has asked for it.
+fn without_path(error: io::Error) -> io::Error {
+    error.kind().into()
 }
 
 fn directory_of(path: &Path) -> PathBuf {
