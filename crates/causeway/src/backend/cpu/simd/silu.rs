@@ -121,8 +121,7 @@ pub(super) fn silu<S: SimdF32, const N: usize>(
     let quotient = each!(simd, |x, reciprocal| simd.mul(x, reciprocal));
     // One step of correction: the remainder x - quotient · divisor is exact. An infinite x keeps it infinite only
     // beside a finite quotient.
-    let minus_quotient =
-        each!(simd, |quotient| simd.mul(simd.at_most(f32::MAX, quotient), simd.splat(-1.0)));
+    let minus_quotient = each!(simd, |quotient| simd.mul(simd.at_most(f32::MAX, quotient), simd.splat(-1.0)));
     let remainder = each!(simd, |minus_quotient, divisor, x| simd.mul_add(minus_quotient, divisor, x));
     let quotient =
         each!(simd, |remainder, reciprocal, quotient| simd.mul_add(remainder, reciprocal, quotient));
