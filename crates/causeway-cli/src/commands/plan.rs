@@ -11,7 +11,7 @@ use crate::terminal;
 
 const EXAMPLES: &str = "\
 Examples:
-  causeway plan --suite shapes --case large-8x2048x1024-channel-first-bf16
+  causeway plan --suite shapes --case large-8x2048x1024-bf16-silu
   causeway plan --arch gfx942 --suite conv1d-last --case tiny --json
 
 A plan is a function of the call and of the device's facts: which kernel, with which template arguments, in \
