@@ -2,7 +2,9 @@
 
 use super::validate::{self, Check};
 use super::{Algorithm, GradA, GradB, Sizes};
-use crate::backend;
+use crate::backend::cpu;
+use crate::backend::gpu::gemm::{self, Problem};
+use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::checks;
 use crate::device::Device;
 use crate::error::Result;
@@ -67,12 +69,33 @@ impl GradAB<'_> {
     /// # Errors
     /// Those of [`GradAB::validate`], and the device's. After an argument error nothing has been written.
     pub fn run(&mut self, device: &Device) -> Result<()> {
-        self.validate()?;
+        let sizes = self.validate()?;
         device.expect("grad_C", self.grad_c.location())?;
-        match device {
-            Device::Cpu(cpu) => backend::cpu::gemm::grad_ab(*cpu, self),
-            other => return Err(other.lacks("GEMM")),
+        if let Device::Cpu(cpu) = device {
+            cpu::gemm::grad_ab(*cpu, self);
+            return Ok(());
+        }
+        let (of_a, of_b) = self.problems(&sizes);
+        for problem in [of_a, of_b] {
+            // SAFETY: the planner gets the validated views, which are where the device is.
+            unsafe { device.execute(|facts| gemm::plan(&problem, facts)) }?;
         }
         Ok(())
+    }
+
+    /// The launches that the call is on a GPU with these facts: those of [`GradA`] and [`GradB`], `None` for an
+    /// empty result.
+    ///
+    /// # Errors
+    /// As for validation.
+    pub fn plans(&mut self, facts: &DeviceFacts) -> Result<[Option<Plan>; 2]> {
+        let sizes = self.validate()?;
+        let (of_a, of_b) = self.problems(&sizes);
+        Ok([gemm::plan(&of_a, facts)?, gemm::plan(&of_b, facts)?])
+    }
+
+    fn problems(&mut self, sizes: &Sizes) -> (Problem, Problem) {
+        let (of_a, of_b) = self.split();
+        (Problem::grad_a(&of_a, sizes), Problem::grad_b(&of_b, sizes))
     }
 }

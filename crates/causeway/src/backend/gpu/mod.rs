@@ -11,6 +11,7 @@ pub mod device;
 mod driver;
 mod executor;
 pub mod floor;
+pub mod gemm;
 pub mod library;
 pub mod memory;
 pub mod plan;

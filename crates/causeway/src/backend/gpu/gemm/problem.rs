@@ -1,0 +1,127 @@
+//! A matrix product as planners see it.
+
+use crate::gemm::{Algorithm, Forward, GradA, GradB, Sizes};
+use crate::tensor::{DType, Meta};
+
+/// A matrix in memory. Its sizes are the [`Problem`]'s.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matrix {
+    /// Address of the first element.
+    pub address: u64,
+    /// Elements from one row to the next; 0 where there is at most one row.
+    pub row_stride: i64,
+    /// Elements from one column to the next; 0 where there is at most one column.
+    pub column_stride: i64,
+}
+
+impl Matrix {
+    fn new(address: u64, meta: &Meta) -> Self {
+        let stride = |axis: usize| if meta.shape[axis] > 1 { meta.strides[axis] } else { 0 };
+        Matrix { address, row_stride: stride(0), column_stride: stride(1) }
+    }
+
+    /// The same memory with rows and columns swapped.
+    pub fn transposed(self) -> Self {
+        Matrix { address: self.address, row_stride: self.column_stride, column_stride: self.row_stride }
+    }
+}
+
+/// `result[i,j] = Σ_r left[i,r] · right[r,j]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Problem {
+    /// How the sums are formed.
+    pub algorithm: Algorithm,
+    /// F16 or BF16, of all three matrices.
+    pub dtype: DType,
+    /// Rows of left and result.
+    pub rows: i64,
+    /// Columns of right and result.
+    pub columns: i64,
+    /// Columns of left, rows of right: the terms of each sum. May be 0; sums are then zero.
+    pub reduction: i64,
+    /// `(rows, reduction)`.
+    pub left: Matrix,
+    /// `(reduction, columns)`.
+    pub right: Matrix,
+    /// `(rows, columns)`.
+    pub result: Matrix,
+}
+
+impl Problem {
+    /// `C = A · B`, of a validated call.
+    pub fn forward(op: &Forward<'_>, sizes: &Sizes) -> Self {
+        Problem {
+            algorithm: op.algorithm,
+            dtype: op.a.dtype(),
+            rows: sizes.m,
+            columns: sizes.n,
+            reduction: sizes.k,
+            left: Matrix::new(op.a.pointer().addr() as u64, op.a.meta()),
+            right: Matrix::new(op.b.pointer().addr() as u64, op.b.meta()),
+            result: Matrix::new(op.c.pointer().addr() as u64, op.c.meta()),
+        }
+    }
+
+    /// `grad_A = grad_C · Bᵀ`, of a validated call.
+    pub fn grad_a(op: &GradA<'_>, sizes: &Sizes) -> Self {
+        Problem {
+            algorithm: op.algorithm,
+            dtype: op.grad_c.dtype(),
+            rows: sizes.m,
+            columns: sizes.k,
+            reduction: sizes.n,
+            left: Matrix::new(op.grad_c.pointer().addr() as u64, op.grad_c.meta()),
+            right: Matrix::new(op.b.pointer().addr() as u64, op.b.meta()).transposed(),
+            result: Matrix::new(op.grad_a.pointer().addr() as u64, op.grad_a.meta()),
+        }
+    }
+
+    /// `grad_B = Aᵀ · grad_C`, of a validated call.
+    pub fn grad_b(op: &GradB<'_>, sizes: &Sizes) -> Self {
+        Problem {
+            algorithm: op.algorithm,
+            dtype: op.grad_c.dtype(),
+            rows: sizes.k,
+            columns: sizes.n,
+            reduction: sizes.m,
+            left: Matrix::new(op.a.pointer().addr() as u64, op.a.meta()).transposed(),
+            right: Matrix::new(op.grad_c.pointer().addr() as u64, op.grad_c.meta()),
+            result: Matrix::new(op.grad_b.pointer().addr() as u64, op.grad_b.meta()),
+        }
+    }
+
+    /// `resultᵀ = rightᵀ · leftᵀ`: the same numbers at the same addresses. The factors of a term change places,
+    /// which changes no bit of a sum.
+    pub fn transposed(&self) -> Self {
+        Problem {
+            rows: self.columns,
+            columns: self.rows,
+            left: self.right.transposed(),
+            right: self.left.transposed(),
+            result: self.result.transposed(),
+            ..*self
+        }
+    }
+
+    /// The problem or its transpose: whichever has neighbouring columns of the result side by side in memory, or
+    /// the closer together.
+    pub fn with_row_major_result(&self) -> Self {
+        let reach = |stride: i64| if stride == 0 { u64::MAX } else { stride.unsigned_abs() };
+        if reach(self.result.row_stride) < reach(self.result.column_stride) {
+            self.transposed()
+        } else {
+            *self
+        }
+    }
+
+    /// Bytes of both operands, each element once.
+    pub fn read_bytes(&self) -> u64 {
+        let elements = (self.rows as u64 + self.columns as u64) * self.reduction as u64;
+        elements * self.dtype.size() as u64
+    }
+
+    /// Bytes of the result.
+    pub fn written_bytes(&self) -> u64 {
+        self.rows as u64 * self.columns as u64 * self.dtype.size() as u64
+    }
+}
