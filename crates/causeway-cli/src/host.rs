@@ -32,8 +32,8 @@ impl Host {
             features: features().into_iter().map(str::to_string).collect(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             last_level_cache: last_level_cache(),
-            memory: memory("MemTotal:"),
-            available_memory: memory("MemAvailable:"),
+            memory: causeway::memory::total(),
+            available_memory: causeway::memory::available(),
         }
     }
 }
@@ -82,14 +82,6 @@ fn processor() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_string())
-}
-
-/// A line of /proc/meminfo, which counts in KiB.
-fn memory(key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let value = text.lines().find_map(|line| line.strip_prefix(key))?;
-    let kibibytes: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kibibytes * 1024)
 }
 
 /// The largest cache that Linux lists for the first core.

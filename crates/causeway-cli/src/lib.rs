@@ -4,6 +4,7 @@ mod commands;
 mod device;
 mod failure;
 mod host;
+mod kernels;
 mod table;
 mod terminal;
 

@@ -1,5 +1,6 @@
 //! A tensor that owns GPU memory: the twin of a [`HostTensor`].
 
+use crate::arrangement::Arrangement;
 use crate::backend::gpu::{DeviceBuffer, Stream};
 use crate::error::Result;
 use crate::host_tensor::HostTensor;
@@ -31,6 +32,56 @@ impl DeviceTensor {
             shape: Dims::new(tensor.shape())?,
             strides: Dims::new(tensor.strides())?,
         })
+    }
+
+    /// A tensor of which every byte is `byte`, those between and around the elements included.
+    ///
+    /// # Errors
+    /// As for [`DeviceTensor::upload`].
+    pub fn filled(stream: &Stream, arrangement: &Arrangement, byte: u8) -> Result<Self> {
+        let mut tensor = Self::arranged(stream, arrangement)?;
+        tensor.buffer.fill(byte)?;
+        Ok(tensor)
+    }
+
+    /// A tensor whose storage is filled with copies of a pattern, however large it is.
+    ///
+    /// # Errors
+    /// As for [`DeviceTensor::upload`].
+    pub fn tiled(stream: &Stream, arrangement: &Arrangement, pattern: &[u8]) -> Result<Self> {
+        let mut tensor = Self::arranged(stream, arrangement)?;
+        tensor.buffer.tile(pattern)?;
+        Ok(tensor)
+    }
+
+    fn arranged(stream: &Stream, arrangement: &Arrangement) -> Result<Self> {
+        let Arrangement { dtype, offset, shape, strides, .. } = *arrangement;
+        // As on the host, storage is whole lines of 64 bytes.
+        let buffer = DeviceBuffer::new(stream, arrangement.bytes().next_multiple_of(64))?;
+        Ok(DeviceTensor { buffer, dtype, offset, shape, strides })
+    }
+
+    /// A copy on the same device, in the order of the stream.
+    ///
+    /// # Errors
+    /// As for [`DeviceTensor::upload`].
+    pub fn duplicate(&self) -> Result<Self> {
+        let mut buffer = DeviceBuffer::new(self.buffer.stream(), self.buffer.len())?;
+        buffer.copy_from(&self.buffer)?;
+        Ok(DeviceTensor { buffer, ..*self })
+    }
+
+    /// Copies the storage of another tensor of the same size, in the order of the stream.
+    ///
+    /// # Errors
+    /// [`Error::CopyLength`](crate::Error::CopyLength), or what the driver says.
+    pub fn copy_from(&mut self, other: &DeviceTensor) -> Result<()> {
+        self.buffer.copy_from(&other.buffer)
+    }
+
+    /// The storage.
+    pub fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
     }
 
     /// Waits for the stream and copies the tensor back, with the same layout.

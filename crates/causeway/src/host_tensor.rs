@@ -5,10 +5,51 @@ use half::{bf16, f16};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};
 
-/// Storage aligned for any vector width.
+/// Bytes that elements are aligned to, and storage is a multiple of: enough for any vector width.
+const ALIGNMENT: usize = 64;
+
+/// What storage is allocated in: the largest alignment for which allocators give zeroed memory without writing it.
 #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+#[repr(C, align(16))]
+struct Chunk([u8; 16]);
+
+/// Zeroed memory that begins at a multiple of [`ALIGNMENT`]. Pages that nobody touches cost nothing.
+struct Storage {
+    chunks: Box<[Chunk]>,
+    /// Bytes of `chunks` before the aligned part.
+    skipped: usize,
+    /// Bytes of the aligned part.
+    length: usize,
+}
+
+impl Storage {
+    /// `None` if there is no such memory.
+    fn zeroed(bytes: usize) -> Option<Self> {
+        let length = bytes.checked_next_multiple_of(ALIGNMENT)?;
+        let chunks = length.checked_add(ALIGNMENT)? / size_of::<Chunk>();
+        let chunks = bytemuck::allocation::try_zeroed_slice_box::<Chunk>(chunks).ok()?;
+        let skipped = chunks.as_ptr().cast::<u8>().align_offset(ALIGNMENT);
+        Some(Storage { chunks, skipped, length })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.chunks)[self.skipped..self.skipped + self.length]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.chunks)[self.skipped..self.skipped + self.length]
+    }
+}
+
+impl Clone for Storage {
+    /// # Panics
+    /// If there is no memory for the copy, as for any clone.
+    fn clone(&self) -> Self {
+        let mut copy = Storage::zeroed(self.length).expect("memory for a copy");
+        copy.bytes_mut().copy_from_slice(self.bytes());
+        copy
+    }
+}
 
 /// A tensor in host memory: dense storage seen through a shape and strides.
 ///
@@ -16,7 +57,7 @@ struct Line([u8; 64]);
 /// made by allocating `(batch, seqlen, dim)` and calling [`HostTensor::permuted`] with `[0, 2, 1]`.
 #[derive(Clone)]
 pub struct HostTensor {
-    storage: Vec<Line>,
+    storage: Storage,
     dtype: DType,
     offset: i64,
     shape: Dims,
@@ -39,9 +80,8 @@ impl HostTensor {
             .and_then(|count| count.checked_mul(dtype.size() as i64))
             .and_then(|bytes| usize::try_from(bytes).ok())
             .ok_or(too_large.clone())?;
-        let lines = bytes.div_ceil(size_of::<Line>());
         // Refuses instead of aborting when the memory is not there; the pages themselves come zeroed.
-        let storage = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| too_large)?.into_vec();
+        let storage = Storage::zeroed(bytes).ok_or(too_large)?;
         Ok(HostTensor { storage, dtype, offset: 0, shape, strides: shape.contiguous_strides() })
     }
 
@@ -93,7 +133,7 @@ impl HostTensor {
     /// Sets every byte of the storage, gaps between strided elements included. `0xff` makes every float a NaN:
     /// outputs are poisoned so before they are checked.
     pub fn fill_bytes(&mut self, byte: u8) {
-        bytemuck::cast_slice_mut::<Line, u8>(&mut self.storage).fill(byte);
+        self.bytes_mut().fill(byte);
     }
 
     /// Sets every byte of the elements, and of nothing between them.
@@ -116,6 +156,21 @@ impl HostTensor {
             DType::I32 => self.assign_as::<i32>(value, |v| v as i32),
             DType::I64 => self.assign_as::<i64>(value, |v| v as i64),
         }
+    }
+
+    /// Replaces one element by a function of it, rounded to the dtype (to nearest, ties to even).
+    ///
+    /// # Panics
+    /// If the coordinate lies outside of the shape.
+    pub fn adjust(&mut self, coordinate: &[i64], change: impl Fn(f64) -> f64) {
+        let view =
+            coordinate.iter().enumerate().fold(self.view(), |view, (axis, &at)| view.narrow(axis, at, 1));
+        let value = change(view.to_f64()[0]);
+        let one = Self::from_fn(self.dtype, &[1], |_| value).expect("one element fits");
+        let at: i64 =
+            self.offset + coordinate.iter().zip(self.strides.iter()).map(|(i, step)| i * step).sum::<i64>();
+        let size = self.dtype.size();
+        self.bytes_mut()[at as usize * size..][..size].copy_from_slice(&one.bytes()[..size]);
     }
 
     fn assign_as<T: Element>(&mut self, mut value: impl FnMut(usize) -> f64, round: impl Fn(f64) -> T) {
@@ -155,12 +210,12 @@ impl HostTensor {
 
     /// All of the storage, as bytes; a dense tensor's elements come first, padding to 64 bytes last.
     pub fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.storage)
+        self.storage.bytes()
     }
 
     /// All of the storage, as bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(&mut self.storage)
+        self.storage.bytes_mut()
     }
 
     /// True when the elements fill the front of the storage in row-major order.
@@ -176,7 +231,7 @@ impl HostTensor {
     pub fn view(&self) -> TensorRef<'_> {
         let first = self.bytes().as_ptr().wrapping_offset(self.offset as isize * self.dtype.size() as isize);
         // SAFETY: `zeros` and `restrided` keep every element inside the storage, which lives and stays
-        // unwritten as long as the borrow of `self`; `Line` is aligned for every dtype.
+        // unwritten as long as the borrow of `self`; storage is aligned for every dtype.
         let view =
             unsafe { TensorRef::from_raw(first, self.dtype, &self.shape, &self.strides, Location::Host) };
         view.expect("the shape was checked when the tensor was made")
@@ -212,7 +267,7 @@ impl HostTensor {
     }
 
     fn storage_mut<T: Element>(&mut self) -> &mut [T] {
-        bytemuck::cast_slice_mut(&mut self.storage)
+        bytemuck::cast_slice_mut(self.storage.bytes_mut())
     }
 }
 
@@ -326,6 +381,33 @@ mod tests {
         let tensor = HostTensor::zeros(DType::F64, &[8]).unwrap();
         let error = tensor.restrided(0, &[3, 3], &[3, 1]).unwrap_err();
         assert!(matches!(error, Error::OutOfBounds { lowest: 0, highest: 8, available: 8, .. }), "{error}");
+    }
+
+    #[test]
+    fn storage_is_aligned_and_so_are_its_copies() {
+        for bytes in [0, 1, 63, 64, 65, 1 << 20] {
+            let tensor = HostTensor::from_fn(DType::F16, &[bytes / 2], |i| i as f64).unwrap();
+            let copy = tensor.clone();
+            for tensor in [&tensor, &copy] {
+                assert!(tensor.bytes().as_ptr().addr().is_multiple_of(ALIGNMENT));
+                assert!(tensor.bytes().len().is_multiple_of(ALIGNMENT));
+            }
+            assert_eq!(tensor.to_f64(), copy.to_f64());
+        }
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+    fn zeros_that_nobody_touches_take_no_memory() {
+        let resident = || -> u64 {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+        };
+        let before = resident();
+        let tensor = HostTensor::zeros(DType::F32, &[1 << 30]).unwrap();
+        assert_eq!(tensor.bytes()[tensor.bytes().len() - 1], 0);
+        // Tests beside this one take some, too: far less than the 4 GiB of this tensor.
+        assert!(resident() < before + (2 << 30), "{} bytes more", resident() - before);
     }
 
     #[test]

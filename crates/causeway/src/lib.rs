@@ -1,5 +1,6 @@
 //! Causal depthwise conv1d and half-precision GEMM gradients, on NVIDIA, AMD and CPU.
 
+mod arrangement;
 pub mod backend;
 pub mod causal_conv1d;
 mod checks;
@@ -9,11 +10,13 @@ pub mod error;
 pub mod files;
 pub mod gemm;
 mod host_tensor;
+pub mod memory;
 pub mod oracle;
 pub mod placement;
 pub mod suite;
 pub mod tensor;
 
+pub use arrangement::Arrangement;
 pub use device::Device;
 pub use device_tensor::DeviceTensor;
 pub use error::{Error, Result};

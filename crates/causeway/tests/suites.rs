@@ -1,7 +1,13 @@
 //! The suites on the CPU, and the engine on a device that is wrong.
 
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
 use causeway::Device;
-use causeway::suite::{CaseReport, Suite, run_case};
+use causeway::backend::gpu::Executor;
+use causeway::backend::gpu::plan::{DeviceFacts, Plan};
+use causeway::suite::{CaseReport, Suite, run_case, run_case_repeatedly};
 
 fn describe(report: &CaseReport) -> String {
     let worst = report.worst_output().map(|output| {
@@ -122,6 +128,97 @@ fn a_fault_that_hits_nothing_is_an_error() {
         assert!(!report.passed);
         let error = report.error.unwrap();
         assert!(error.contains("fault"), "{error}");
+    }
+}
+
+/// A device whose kernels write nothing but the first byte of varlen_states' result: the same one each time, or one
+/// more than the last time.
+#[derive(Debug)]
+struct OneByte {
+    facts: DeviceFacts,
+    next: AtomicU8,
+    step: u8,
+}
+
+impl Executor for OneByte {
+    fn name(&self) -> String {
+        "one byte".to_string()
+    }
+
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    unsafe fn execute(&self, plan: &Plan) -> causeway::Result<()> {
+        // The third address of its argument block.
+        let address = u64::from_ne_bytes(plan.arguments[16..24].try_into().unwrap());
+        let value = self.next.fetch_add(self.step, Ordering::Relaxed);
+        // SAFETY: by the caller's promise it is host memory that this call may write.
+        unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address as usize).write(value) };
+        Ok(())
+    }
+}
+
+#[test]
+fn repeats_that_differ_are_found() {
+    let text = "name = \"r\"\nabout = \"repeats\"\n[[conv1d-varlen-states]]\nname = \"one\"\ndim = 5\nstate_len = 3\n\
+                layout = \"channel-last\"\ndtype = \"f32\"\ncu_seqlens = { lengths = [4, 2], dtype = \"i32\" }\n";
+    let suite = Suite::parse("r", text).unwrap();
+    for (step, differed) in [(0, false), (1, true)] {
+        let device = OneByte { facts: DeviceFacts::h200(), next: AtomicU8::new(0), step };
+        let device = Device::Simulated(Arc::new(device));
+        let report = run_case_repeatedly(&suite.cases[0], &device, NonZero::new(3).unwrap());
+        assert_eq!((report.repeats, report.error.as_deref()), (3, None));
+        assert_eq!(report.outputs[0].differed, differed, "{report:?}");
+        // Outputs are poisoned before each repeat: what the last one did not write is missed.
+        assert_eq!(report.outputs[0].comparison.unwritten, 2 * 5 * 3 - 1);
+    }
+}
+
+#[test]
+fn calls_are_repeated_on_a_cpu_too() {
+    let suite = Suite::open("small").unwrap();
+    let wanted = ["plain-2x19x150-channel-first-f32", "update-3x21x4-s7", "varlen-states"];
+    let cases = suite.cases.iter().filter(|case| wanted.iter().any(|name| case.name.starts_with(name)));
+    let reports: Vec<_> =
+        cases.map(|case| run_case_repeatedly(case, &Device::cpu(), NonZero::new(4).unwrap())).collect();
+    assert!(reports.len() >= 6);
+    for report in &reports {
+        assert!(report.passed && report.repeats == 4, "{}", describe(report));
+    }
+}
+
+/// A row of which a sample is checked, with a line of its own.
+fn sampled(layout: &str, line: &str) -> CaseReport {
+    let text = format!(
+        "name = \"sampled\"\nabout = \"a sample\"\n[[conv1d]]\nname = \"one\"\nshape = [3, 11, 40]\nwidth = 4\n\
+         layout = \"{layout}\"\ndtype = \"f16\"\nactivation = \"silu\"\nbias = true\nsample = true\n{line}\n"
+    );
+    run_case(&Suite::parse("sampled", &text).unwrap().cases[0], &Device::cpu())
+}
+
+#[test]
+fn a_sample_of_channels_is_compared_and_says_so() {
+    for layout in ["channel-first", "channel-last"] {
+        let report = sampled(layout, "output_layout = \"channel-last\"");
+        assert!(report.passed && report.sampled, "{}", describe(&report));
+        let elements: Vec<_> =
+            report.outputs.iter().map(|o| (o.name.as_str(), o.comparison.elements)).collect();
+        assert_eq!(elements, [("y", 360), ("dx", 360), ("dweight", 12), ("dbias", 3)]);
+        assert!(report.options.contains(&"checked: channels 0, 5, 10".to_string()), "{:?}", report.options);
+    }
+}
+
+#[test]
+fn a_wrong_value_in_a_sampled_channel_is_named_by_its_place_in_the_tensor() {
+    for (output, coordinate) in
+        [("y", "[2, 10, 39]"), ("dx", "[0, 5, 7]"), ("dweight", "[10, 3]"), ("dbias", "[5]")]
+    {
+        let fault = format!("fault = {{ output = \"{output}\", coordinate = {coordinate}, add = 0.25 }}");
+        let report = sampled("channel-last", &fault);
+        let worst = report.worst_output().unwrap();
+        assert!(!report.passed && worst.name == output);
+        assert_eq!(format!("{:?}", worst.comparison.worst.as_ref().unwrap().coordinate), coordinate);
     }
 }
 

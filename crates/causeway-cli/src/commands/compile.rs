@@ -1,18 +1,12 @@
 //! `causeway compile`: fills the kernel cache ahead of time, with no GPU present.
 
-use std::collections::HashMap;
-
-use causeway::backend::gpu::builder::Builder;
 use causeway::backend::gpu::cache::Origin;
 use causeway::backend::gpu::compiler::Target;
-use causeway::backend::gpu::plan::{DeviceFacts, Plan};
-use causeway::suite::plans;
-use rayon::prelude::*;
 use serde_json::json;
 
 use super::plan::gpu_cases;
 use crate::failure::Failure;
-use crate::terminal;
+use crate::{kernels, terminal};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,24 +45,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let cases = gpu_cases(&args.suite, args.case.as_deref())?;
     let mut results = Vec::new();
     for target in &targets {
-        let facts = DeviceFacts::of_target(target);
-        let mut kernels: HashMap<String, Plan> = HashMap::new();
-        for case in &cases {
-            for (_, plan) in plans(case, &facts)? {
-                kernels.entry(format!("{}\n{}", plan.header, plan.instantiation)).or_insert(plan);
-            }
-        }
-        let progress = terminal::progress(kernels.len() as u64);
-        progress.set_message(target.architecture().to_string());
-        let codes: Vec<_> = kernels
-            .into_par_iter()
-            .map(|(_, plan)| {
-                let code = Builder::global().compile_only(&plan, target);
-                progress.inc(1);
-                code
-            })
-            .collect::<Result<_, _>>()?;
-        progress.finish_and_clear();
+        let codes = kernels::compile(target, &cases)?;
         let compiled = codes.iter().filter(|code| code.origin == Origin::Compiled).count();
         let bytes: usize = codes.iter().map(|code| code.image.len()).sum();
         let compiler = codes.first().map_or("", |code| code.compiler.as_str());

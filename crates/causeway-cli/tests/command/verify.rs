@@ -63,6 +63,44 @@ fn reports_say_what_was_shown_and_what_was_not() {
 }
 
 #[test]
+fn repeats_are_counted_in_the_output_and_in_the_report() {
+    let files = Files::new();
+    let suite = suite(&files, "");
+    let printed = success(&["verify", "--suite", &suite, "--device", "cpu", "--repeat", "5"]);
+    assert!(printed.contains("2 of 2 cases pass, the same bits in each of 5 runs, in "), "{printed}");
+    let run: serde_json::Value = serde_json::from_str(&success(&[
+        "verify", "--suite", &suite, "--device", "cpu", "--repeat", "5", "--json",
+    ]))
+    .unwrap();
+    assert_eq!((&run["repeats"], &run["cases"][1]["repeats"]), (&5.into(), &5.into()));
+    let evidence = run["evidence"].to_string();
+    assert!(
+        evidence.contains("Every call was made 5 times") && evidence.contains("0 outputs differed"),
+        "{evidence}"
+    );
+    assert!(refusal(&["verify", "--repeat", "0"]).contains("--repeat"));
+}
+
+#[test]
+fn what_the_machine_has_no_memory_for_is_skipped_by_name() {
+    let files = Files::new();
+    let path = files.path("mine.toml");
+    let row = "[[conv1d]]\nwidth = 4\nlayout = \"channel-last\"\nactivation = \"none\"\ndtype = \"f32\"\nsample = true\n";
+    let text = format!(
+        "name = \"mine\"\nabout = \"x\"\n{row}name = \"vast\"\nshape = [1000000, 1000, 1000]\n{row}name = \"slight\"\n\
+         shape = [2, 3, 50]\n"
+    );
+    fs::write(&path, text).unwrap();
+    let suite = path.to_str().unwrap();
+    let printed = success(&["verify", "--suite", suite, "--device", "cpu"]);
+    assert!(printed.contains("did not run: vast-1000000x1000x1000-f32: the host has "), "{printed}");
+    assert!(printed.contains("1 of 1 cases pass"), "{printed}");
+    // Nothing at all is no success.
+    let nothing = refusal(&["verify", "--suite", suite, "--device", "cpu", "--case", "vast"]);
+    assert!(nothing.contains("no case is left for cpu") && nothing.contains("GiB are needed"), "{nothing}");
+}
+
+#[test]
 fn json_is_the_report() {
     let files = Files::new();
     let printed = success(&["verify", "--suite", &suite(&files, ""), "--json"]);

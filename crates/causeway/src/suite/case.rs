@@ -2,8 +2,11 @@
 
 use super::gemm::Gemm;
 use super::layout::Layout;
+use crate::arrangement::Arrangement;
 use crate::causal_conv1d::Activation;
 use crate::device::Device;
+use crate::error::Result;
+use crate::memory;
 use crate::tensor::DType;
 
 /// One row of a suite.
@@ -17,6 +20,9 @@ pub struct Case {
     pub ceilings: Ceilings,
     /// A wrong value put into a result on purpose, to show that the check sees it.
     pub fault: Option<Fault>,
+    /// True for a convolution too large to be compared whole: the oracle computes a few of its channels, both ends
+    /// included, and every element is checked for having been written.
+    pub sample: bool,
 }
 
 /// What a case computes.
@@ -203,7 +209,7 @@ impl std::fmt::Display for Values {
 
 impl std::str::FromStr for Values {
     type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
         Values::ALL.into_iter().find(|values| values.name() == text).ok_or_else(|| {
             let names: Vec<_> = Values::ALL.iter().map(|values| values.name()).collect();
             format!("values is {text:?}: expected one of {}", names.join(", "))
@@ -248,10 +254,55 @@ pub struct Fault {
 }
 
 impl Case {
-    /// Why the contract does not ask this device for the case; `None` if it does.
-    pub fn not_asked_of(&self, device: &Device) -> Option<&'static str> {
-        let is_cpu = matches!(device, Device::Cpu(_));
-        (self.problem.dtype() == DType::F64 && !is_cpu).then_some("f64 is computed on a CPU only")
+    /// Why the case does not run on this device; `None` if it does.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn not_asked_of(&self, device: &Device) -> Result<Option<String>> {
+        if self.problem.dtype() == DType::F64 && !matches!(device, Device::Cpu(_)) {
+            return Ok(Some("f64 is computed on a CPU only".to_string()));
+        }
+        let Problem::Conv1d(conv1d) = &self.problem else { return Ok(None) };
+        if !self.sample {
+            return Ok(None);
+        }
+        let (tensors, result) = conv1d.memory()?;
+        let (on_device, on_host) = match device {
+            Device::Simulated(_) => {
+                return Ok(Some("a simulator would take days for so large a tensor".to_string()));
+            }
+            Device::Gpu(stream) => (Some((tensors, stream.device().memory()?.0)), result),
+            Device::Cpu(_) => (None, tensors),
+        };
+        let on_device = on_device.map(|(needed, free)| (needed, Some(free), device.to_string()));
+        let on_host = (on_host, memory::available(), "the host".to_string());
+        let short = on_device.into_iter().chain([on_host]).find_map(|(needed, free, place)| {
+            let free = free.filter(|&free| free < needed)?;
+            Some(format!(
+                "{place} has {:.1} GiB of memory free, and {:.1} GiB are needed",
+                gibibytes(free),
+                gibibytes(needed)
+            ))
+        });
+        Ok(short)
+    }
+}
+
+fn gibibytes(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
+}
+
+impl Conv1d {
+    /// Bytes of all tensors that are there at one time, and of the largest result.
+    fn memory(&self) -> Result<(u64, u64)> {
+        let mut total = 0u64;
+        let mut count = |_: &'static str, arrangement: Arrangement| {
+            total = total.saturating_add(arrangement.bytes());
+            Ok(arrangement.bytes())
+        };
+        self.inputs(&mut count)?;
+        let largest = self.backward_results(&mut count)?.dx;
+        Ok((total, largest))
     }
 }
 

@@ -9,13 +9,16 @@ use super::case::{Case, Ceilings};
 use super::rows::{self, Conv1dRow, GemmRow, UpdateRow, VarlenStatesRow};
 
 /// The suites that are part of the library: name and text.
-const EMBEDDED: [(&str, &str); 6] = [
+const EMBEDDED: [(&str, &str); 9] = [
     ("conv1d-first", include_str!("../../../../suites/conv1d-first.toml")),
     ("conv1d-last", include_str!("../../../../suites/conv1d-last.toml")),
     ("gemm", include_str!("../../../../suites/gemm.toml")),
     ("full", include_str!("../../../../suites/full.toml")),
     ("cpu-large", include_str!("../../../../suites/cpu-large.toml")),
     ("shapes", include_str!("../../../../suites/shapes.toml")),
+    ("small", include_str!("../../../../suites/small.toml")),
+    ("repeat", include_str!("../../../../suites/repeat.toml")),
+    ("huge", include_str!("../../../../suites/huge.toml")),
 ];
 
 /// A list of cases.
@@ -201,6 +204,20 @@ mod tests {
     }
 
     #[test]
+    fn the_huge_suite_goes_past_31_and_16_bits() {
+        let cases = Suite::open("huge").unwrap().cases;
+        let shapes: Vec<_> = cases
+            .iter()
+            .map(|case| match &case.problem {
+                Problem::Conv1d(conv1d) if case.sample => conv1d.x_shape(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert!(shapes.iter().all(|shape| shape.iter().product::<i64>() > 1 << 31));
+        assert!(shapes.iter().any(|shape| shape[0] > 65_535) && shapes.iter().any(|shape| shape[1] > 65_535));
+    }
+
+    #[test]
     fn lists_multiply_and_stand_in_the_name() {
         let text = "[[conv1d]]\nname = \"a\"\nshape = [[1, 2, 3], [4, 5, 6]]\nwidth = [2, 3]\n\
                     layout = \"channel-last\"\ndtype = \"f16\"\nweight_dtype = \"f32\"\nactivation = [\"none\", \"silu\"]\n";
@@ -216,7 +233,8 @@ mod tests {
         let table = [
             (
                 Suite::open("nothing"),
-                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, shapes, or the path",
+                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, shapes, small, repeat, huge, or \
+                 the path",
             ),
             (Suite::open("/no/such/file.toml"), "suite /no/such/file.toml: "),
             (suite("cases = 3"), "unknown field `cases`"),
@@ -230,6 +248,14 @@ mod tests {
             (
                 suite(&row("shape = [1, 2, 3]\ncu_seqlens = { lengths = [1, 1], dtype = \"i32\" }")),
                 "shape has batch 1 and seqlen 3: cu_seqlens needs 1 and 2",
+            ),
+            (
+                suite(&row("shape = [1, 2, 3]\nsample = true\nresidual = true")),
+                "sample is true: such a row can have no states",
+            ),
+            (
+                suite(&row("shape = [1, 2, 3]\nsample = true").replace("first", "first-padded")),
+                "sample is true: the layouts",
             ),
             (suite(&row("shape = [1, 2, 3]\nseq_idx = [[0, 1]]")), "seq_idx needs runs of positive length"),
             (

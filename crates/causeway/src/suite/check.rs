@@ -2,6 +2,8 @@
 
 use super::case::{Case, Fault};
 use super::report::OutputReport;
+use super::sample::{count_poison, gather};
+use crate::error::Result;
 use crate::host_tensor::HostTensor;
 use crate::oracle::gemm::Chain;
 use crate::oracle::{Comparison, Expected, POISON};
@@ -11,6 +13,37 @@ use crate::tensor::{DType, TensorRef};
 pub(super) fn output(case: &Case, name: &str, truth: &Expected, found: HostTensor) -> OutputReport {
     let ceiling = case.ceilings.of(name);
     compared(case, name, (truth.dtype, &truth.shape), ceiling, found, |found| truth.compare(found, ceiling))
+}
+
+/// As [`output`], of some channels only; the rest is checked for having been written. `axis` is that of the channels.
+///
+/// # Errors
+/// If the sample does not fit into memory.
+pub(super) fn sample(
+    case: &Case,
+    name: &str,
+    truth: &Expected,
+    mut found: HostTensor,
+    (axis, channels): (usize, &[i64]),
+) -> Result<OutputReport> {
+    apply_fault(case, name, &mut found);
+    let ceiling = case.ceilings.of(name);
+    let mut comparison = truth.compare(&gather(&found.view(), axis, channels)?.view(), ceiling);
+    if let Some(worst) = &mut comparison.worst {
+        worst.coordinate[axis] = channels[worst.coordinate[axis] as usize];
+    }
+    let (unwritten, stray_bytes) = count_poison(&found);
+    comparison.failures += unwritten - comparison.unwritten;
+    comparison.unwritten = unwritten;
+    Ok(OutputReport {
+        name: name.to_string(),
+        dtype: truth.dtype.to_string(),
+        shape: found.shape().to_vec(),
+        comparison,
+        ceiling,
+        differed: false,
+        stray_bytes,
+    })
 }
 
 /// As [`output`], for a result of which every bit is known.
@@ -26,9 +59,7 @@ fn compared(
     mut found: HostTensor,
     compare: impl FnOnce(&TensorRef<'_>) -> Comparison,
 ) -> OutputReport {
-    if let Some(fault) = case.fault.as_ref().filter(|fault| fault.output == name) {
-        apply(fault, &mut found);
-    }
+    apply_fault(case, name, &mut found);
     let comparison = compare(&found.view());
     // With the elements poisoned again, whatever else is not poison has been written by the kernel.
     found.fill_elements(POISON);
@@ -39,6 +70,7 @@ fn compared(
         shape: shape.to_vec(),
         comparison,
         ceiling,
+        differed: false,
         stray_bytes,
     }
 }
@@ -60,11 +92,10 @@ fn is_inside(coordinate: &[i64], shape: &[i64]) -> bool {
     coordinate.len() == shape.len() && coordinate.iter().zip(shape).all(|(at, size)| (0..*size).contains(at))
 }
 
-fn apply(fault: &Fault, tensor: &mut HostTensor) {
+fn apply_fault(case: &Case, name: &str, tensor: &mut HostTensor) {
+    let Some(fault) = case.fault.as_ref().filter(|fault| fault.output == name) else { return };
     if !is_inside(&fault.coordinate, tensor.shape()) {
         return;
     }
-    let index = fault.coordinate.iter().zip(tensor.shape()).fold(0, |index, (at, size)| index * size + at);
-    let values = tensor.to_f64();
-    tensor.assign(|i| if i == index as usize { values[i] + fault.add } else { values[i] });
+    tensor.adjust(&fault.coordinate, |value| value + fault.add);
 }

@@ -1,12 +1,16 @@
 //! Runs a case on a device and checks every output.
 
+use std::num::NonZero;
 use std::time::Instant;
 
 use super::case::{Case, Conv1d, Problem, Update, VarlenStates};
 use super::check;
 use super::gemm::Gemm;
-use super::report::{CaseReport, Timing};
-use crate::causal_conv1d;
+use super::repeats::Reference;
+use super::report::{CaseReport, OutputReport, Timing};
+use super::sample::{Tiles, gather, sample_channels};
+use super::tensors::{Conv1dTensors, Results};
+use crate::arrangement::Arrangement;
 use crate::device::Device;
 use crate::error::Result;
 use crate::gemm::{self, Algorithm};
@@ -15,7 +19,6 @@ use crate::oracle::causal_conv1d as oracle;
 use crate::oracle::gemm::Product;
 use crate::oracle::{Expected, POISON};
 use crate::placement::{Input, Output};
-use crate::tensor::TensorRef;
 
 /// Runs every call of a case on a device and compares every output with the oracle.
 ///
@@ -23,6 +26,12 @@ use crate::tensor::TensorRef;
 /// elements is checked to be untouched. An operation that refuses its arguments makes the case fail, with the
 /// reason in [`CaseReport::error`].
 pub fn run_case(case: &Case, device: &Device) -> CaseReport {
+    run_case_repeatedly(case, device, NonZero::<u32>::MIN)
+}
+
+/// As [`run_case`], with every call made `repeats` times: outputs are poisoned before each, and each has to give the bits
+/// of the first, around the elements too. The results of the last one are compared with the oracle.
+pub fn run_case_repeatedly(case: &Case, device: &Device, repeats: NonZero<u32>) -> CaseReport {
     let problem = &case.problem;
     let shape = problem.shape().into_iter().map(|(name, size)| (name.to_string(), size));
     let mut options = problem.options();
@@ -32,6 +41,7 @@ pub fn run_case(case: &Case, device: &Device) -> CaseReport {
     let mut run = Run {
         case,
         device,
+        different: Vec::new(),
         report: CaseReport {
             name: case.name.clone(),
             backend: device.to_string(),
@@ -41,12 +51,15 @@ pub fn run_case(case: &Case, device: &Device) -> CaseReport {
             layout: problem.layout().to_string(),
             options,
             outputs: Vec::new(),
+            sampled: case.sample,
+            repeats: repeats.get(),
             timings: Vec::new(),
             error: None,
             passed: false,
         },
     };
     let done = match problem {
+        Problem::Conv1d(conv1d) if case.sample => run.sampled_conv1d(conv1d),
         Problem::Conv1d(conv1d) => run.conv1d(conv1d),
         Problem::Update(update) => run.update(update),
         Problem::VarlenStates(varlen_states) => run.varlen_states(varlen_states),
@@ -59,200 +72,220 @@ pub fn run_case(case: &Case, device: &Device) -> CaseReport {
     report
 }
 
-/// An output with every byte, gaps and guards included, set so that it cannot pass for a result.
-fn poisoned(device: &Device, mut tensor: HostTensor) -> Result<Output> {
-    tensor.fill_bytes(POISON);
-    Output::place(device, tensor)
-}
-
 struct Run<'a> {
     case: &'a Case,
     device: &'a Device,
+    /// Results that were not the same each time.
+    different: Vec<&'static str>,
     report: CaseReport,
 }
 
 impl Run<'_> {
     fn conv1d(&mut self, conv1d: &Conv1d) -> Result<()> {
         let tensors = conv1d.tensors(&self.case.name)?;
-        let device = self.device;
-        let x = Input::place(device, &tensors.x)?;
-        let weight = Input::place(device, &tensors.weight)?;
-        let bias = Input::place_optional(device, &tensors.bias)?;
-        let residual = Input::place_optional(device, &tensors.residual)?;
-        let initial_states = Input::place_optional(device, &tensors.initial_states)?;
-        let seq_idx = Input::place_optional(device, &tensors.seq_idx)?;
-        let cu_seqlens = Input::place_optional(device, &tensors.cu_seqlens)?;
-        let dy = Input::place(device, &tensors.dy)?;
-        let dfinal_states = Input::place_optional(device, &tensors.dfinal_states)?;
-        let like_x = || poisoned(device, conv1d.output_layout.zeros(conv1d.dtype, conv1d.x_shape())?);
-        let states = |wanted: bool| {
-            let make = || conv1d.output_layout.zeros(conv1d.dtype, conv1d.states_shape());
-            wanted.then(|| poisoned(device, make()?)).transpose()
-        };
-        let parameter = |shape: &[i64]| poisoned(device, super::layout::dense(conv1d.dweight_dtype, shape)?);
-        let truth_inputs = tensors.oracle_inputs(conv1d);
+        let placed = tensors.try_map(|tensor| Input::place(self.device, tensor))?;
+        let (inputs, truth_inputs) = (placed.views(Input::view), tensors.oracle_inputs(conv1d));
 
-        let mut y = like_x()?;
-        let mut final_states = states(conv1d.final_states)?;
-        let mut forward = causal_conv1d::Forward {
-            x: x.view(),
-            weight: weight.view(),
-            bias: view(&bias),
-            initial_states: view(&initial_states),
-            seq_idx: view(&seq_idx),
-            cu_seqlens: view(&cu_seqlens),
-            residual: view(&residual),
-            activation: conv1d.activation,
-            y: y.view(),
-            final_states: final_states.as_mut().map(Output::view),
-        };
-        self.time("conv1d-forward", || forward.run(device))?;
+        let results = conv1d.forward_results(|_, arrangement| self.poisoned(&arrangement))?;
+        let results = self.call("conv1d-forward", results, |results, device| {
+            conv1d.forward(&inputs, results, Output::view).run(device)
+        })?;
         let truth = oracle::forward(&truth_inputs);
-        self.check("y", &truth.y, y)?;
-        self.check_optional("final_states", &truth.final_states, final_states)?;
+        self.check("y", &truth.y, results.y)?;
+        self.check_optional("final_states", &truth.final_states, results.final_states)?;
         drop(truth);
 
-        let mut dx = like_x()?;
-        let mut dweight = parameter(&[conv1d.dim, conv1d.width])?;
-        let mut dbias = conv1d.bias.then(|| parameter(&[conv1d.dim])).transpose()?;
-        let mut dinitial_states = states(conv1d.initial_states)?;
-        let mut backward = causal_conv1d::Backward {
-            x: x.view(),
-            weight: weight.view(),
-            bias: view(&bias),
-            dy: dy.view(),
-            initial_states: view(&initial_states),
-            seq_idx: view(&seq_idx),
-            cu_seqlens: view(&cu_seqlens),
-            dfinal_states: view(&dfinal_states),
-            activation: conv1d.activation,
-            dx: dx.view(),
-            dweight: dweight.view(),
-            dbias: dbias.as_mut().map(Output::view),
-            dinitial_states: dinitial_states.as_mut().map(Output::view),
-        };
-        self.time("conv1d-backward", || backward.run(device))?;
-        let dfinal_states = tensors.dfinal_states.as_ref().map(HostTensor::view);
-        let truth =
-            oracle::backward(&truth_inputs, &tensors.dy.view(), dfinal_states.as_ref(), conv1d.dweight_dtype);
-        self.check("dx", &truth.dx, dx)?;
-        self.check("dweight", &truth.dweight, dweight)?;
-        self.check_optional("dbias", &truth.dbias, dbias)?;
-        self.check_optional("dinitial_states", &truth.dinitial_states, dinitial_states)
+        let results = conv1d.backward_results(|_, arrangement| self.poisoned(&arrangement))?;
+        let results = self.call("conv1d-backward", results, |results, device| {
+            conv1d.backward(&inputs, results, Output::view).run(device)
+        })?;
+        let truth = tensors.backward_truth(conv1d);
+        self.check("dx", &truth.dx, results.dx)?;
+        self.check("dweight", &truth.dweight, results.dweight)?;
+        self.check_optional("dbias", &truth.dbias, results.dbias)?;
+        self.check_optional("dinitial_states", &truth.dinitial_states, results.dinitial_states)
+    }
+
+    /// As [`Run::conv1d`], for tensors that the host may have no room for: it never holds an input, and one result
+    /// at a time.
+    fn sampled_conv1d(&mut self, conv1d: &Conv1d) -> Result<()> {
+        let (case, device) = (&self.case.name, self.device);
+        let channels = sample_channels(conv1d.dim);
+        let list: Vec<_> = channels.iter().map(i64::to_string).collect();
+        self.report.options.push(format!("checked: channels {}", list.join(", ")));
+        let pairs: Conv1dTensors<(Input<'_>, HostTensor)> = conv1d.inputs(|name, arrangement| {
+            let scale = conv1d.magnitude(name);
+            if matches!(name, "x" | "dy") {
+                let tiles = Tiles::new(arrangement.dtype, case, name, scale)?;
+                let part = tiles.gather(&arrangement, &channels)?;
+                return Ok((Input::tiled(device, &arrangement, tiles.bytes())?, part));
+            }
+            let tensor = super::data::uniform(&arrangement, case, name, scale)?;
+            let part = gather(&tensor.view(), 0, &channels)?;
+            Ok((Input::place_owned(device, tensor)?, part))
+        })?;
+        let inputs = pairs.views(|(placed, _)| placed.view());
+        let parts = pairs.try_map(|(_, part)| Ok(part.clone()))?;
+        let part = conv1d.of_channels(&channels);
+
+        let results = conv1d.forward_results(|_, arrangement| self.poisoned(&arrangement))?;
+        let results = self.call("conv1d-forward", results, |results, device| {
+            conv1d.forward(&inputs, results, Output::view).run(device)
+        })?;
+        let truth = oracle::forward(&parts.oracle_inputs(&part));
+        self.check_sample("y", &truth.y, results.y, (1, &channels))?;
+        drop(truth);
+
+        let results = conv1d.backward_results(|_, arrangement| self.poisoned(&arrangement))?;
+        let results = self.call("conv1d-backward", results, |results, device| {
+            conv1d.backward(&inputs, results, Output::view).run(device)
+        })?;
+        let truth = parts.backward_truth(&part);
+        self.check_sample("dx", &truth.dx, results.dx, (1, &channels))?;
+        self.check_sample("dweight", &truth.dweight, results.dweight, (0, &channels))?;
+        match results.dbias {
+            Some(dbias) => self.check_sample("dbias", &truth.dbias, dbias, (0, &channels)),
+            None => Ok(()),
+        }
     }
 
     fn update(&mut self, update: &Update) -> Result<()> {
         let tensors = update.tensors(&self.case.name)?;
-        let device = self.device;
         let truth = oracle::update(&tensors.oracle_inputs(update));
-        let x = Input::place(device, &tensors.x)?;
-        let weight = Input::place(device, &tensors.weight)?;
-        let bias = Input::place_optional(device, &tensors.bias)?;
-        let cache_seqlens = Input::place_optional(device, &tensors.cache_seqlens)?;
-        let conv_state_indices = Input::place_optional(device, &tensors.conv_state_indices)?;
-        let mut conv_state = Output::place(device, tensors.conv_state.clone())?;
-        let mut y = poisoned(device, update.like_x()?)?;
-        let mut call = causal_conv1d::Update {
-            x: x.view(),
-            conv_state: conv_state.view(),
-            weight: weight.view(),
-            bias: view(&bias),
-            cache_seqlens: view(&cache_seqlens),
-            conv_state_indices: view(&conv_state_indices),
-            activation: update.activation,
-            y: y.view(),
-        };
-        self.time("conv1d-update", || call.run(device))?;
-        self.check("y", &truth.y, y)?;
-        self.check("conv_state", &truth.conv_state, conv_state)
+        let placed = tensors.try_map(|tensor| Input::place(self.device, tensor))?;
+        let inputs = placed.views(Input::view);
+        let results = update.results(|name, arrangement| match name {
+            "conv_state" => Output::place(self.device, tensors.conv_state.clone()),
+            _ => self.poisoned(&arrangement),
+        })?;
+        let results = self.call("conv1d-update", results, |results, device| {
+            update.call(&inputs, results, Output::view).run(device)
+        })?;
+        self.check("y", &truth.y, results.y)?;
+        self.check("conv_state", &truth.conv_state, results.conv_state)
     }
 
     fn varlen_states(&mut self, problem: &VarlenStates) -> Result<()> {
         let tensors = problem.tensors(&self.case.name)?;
-        let device = self.device;
-        let x = Input::place(device, &tensors.x)?;
-        let cu_seqlens = Input::place(device, &tensors.cu_seqlens)?;
-        let shape = [problem.cu_seqlens.lengths.len() as i64, problem.dim, problem.state_len];
-        let mut states = poisoned(device, problem.layout.zeros(problem.dtype, shape)?)?;
-        let mut call =
-            causal_conv1d::VarlenStates { x: x.view(), cu_seqlens: cu_seqlens.view(), states: states.view() };
-        self.time("conv1d-varlen-states", || call.run(device))?;
+        let placed = tensors.try_map(|tensor| Input::place(self.device, tensor))?;
+        let inputs = placed.views(Input::view);
+        let results = problem.results(|_, arrangement| self.poisoned(&arrangement))?;
+        let results = self.call("conv1d-varlen-states", results, |results, device| {
+            problem.call(&inputs, results, Output::view).run(device)
+        })?;
         let truth = oracle::varlen_states(&tensors.x.view(), &tensors.cu_seqlens.view(), problem.state_len);
-        self.check("states", &truth, states)
+        self.check("states", &truth, results.states)
     }
 
     fn gemm(&mut self, problem: &Gemm) -> Result<()> {
         let tensors = problem.tensors(&self.case.name)?;
-        let (device, algorithm, layout) = (self.device, problem.algorithm, problem.output_layout);
-        let a = Input::place(device, &tensors.a)?;
-        let b = Input::place(device, &tensors.b)?;
-        let grad_c = Input::place(device, &tensors.grad_c)?;
-        let output = |rows, columns| poisoned(device, layout.zeros(problem.dtype, [rows, columns])?);
-        let mut c = output(problem.m, problem.n)?;
-        let mut grad_a = output(problem.m, problem.k)?;
-        let mut grad_b = output(problem.k, problem.n)?;
+        let algorithm = problem.algorithm;
+        let [a, b, grad_c] =
+            [&tensors.a, &tensors.b, &tensors.grad_c].map(|tensor| Input::place(self.device, tensor));
+        let (a, b, grad_c) = (a?, b?, grad_c?);
+        let (a, b, grad_c) = (a.view(), b.view(), grad_c.view());
+        let output = |run: &Self, rows, columns| {
+            run.poisoned(&problem.output_layout.arrange(problem.dtype, [rows, columns])?)
+        };
+        let c = [("C", output(self, problem.m, problem.n)?)];
+        let grad_a = ("grad_A", output(self, problem.m, problem.k)?);
+        let grad_b = ("grad_B", output(self, problem.k, problem.n)?);
 
-        let (a_view, b_view, grad_c_view) = (a.view(), b.view(), grad_c.view());
-        let mut forward = gemm::Forward { a: a_view, b: b_view, algorithm, c: c.view() };
-        self.time("gemm-forward", || forward.run(device))?;
-        if problem.together {
-            let mut both = gemm::GradAB {
-                grad_c: grad_c_view,
-                a: a_view,
-                b: b_view,
-                algorithm,
-                grad_a: grad_a.view(),
-                grad_b: grad_b.view(),
-            };
-            self.time("gemm-grad-ab", || both.run(device))?;
+        let [c] = self.call("gemm-forward", c, |[(_, c)], device| {
+            gemm::Forward { a, b, algorithm, c: c.view() }.run(device)
+        })?;
+        let [grad_a, grad_b] = if problem.together {
+            self.call("gemm-grad-ab", [grad_a, grad_b], |[(_, grad_a), (_, grad_b)], device| {
+                let (grad_a, grad_b) = (grad_a.view(), grad_b.view());
+                gemm::GradAB { grad_c, a, b, algorithm, grad_a, grad_b }.run(device)
+            })?
         } else {
-            let mut of_a = gemm::GradA { grad_c: grad_c_view, b: b_view, algorithm, grad_a: grad_a.view() };
-            self.time("gemm-grad-a", || of_a.run(device))?;
-            let mut of_b = gemm::GradB { grad_c: grad_c_view, a: a_view, algorithm, grad_b: grad_b.view() };
-            self.time("gemm-grad-b", || of_b.run(device))?;
-        }
+            let [grad_a] = self.call("gemm-grad-a", [grad_a], |[(_, grad_a)], device| {
+                gemm::GradA { grad_c, b, algorithm, grad_a: grad_a.view() }.run(device)
+            })?;
+            let [grad_b] = self.call("gemm-grad-b", [grad_b], |[(_, grad_b)], device| {
+                gemm::GradB { grad_c, a, algorithm, grad_b: grad_b.view() }.run(device)
+            })?;
+            [grad_a, grad_b]
+        };
 
         let (a, b, grad_c) = (tensors.a.view(), tensors.b.view(), tensors.grad_c.view());
-        self.check_product("C", &Product::forward(a, b), algorithm, c)?;
-        self.check_product("grad_A", &Product::grad_a(grad_c, b), algorithm, grad_a)?;
-        self.check_product("grad_B", &Product::grad_b(grad_c, a), algorithm, grad_b)
+        self.check_product(c, &Product::forward(a, b), algorithm)?;
+        self.check_product(grad_a, &Product::grad_a(grad_c, b), algorithm)?;
+        self.check_product(grad_b, &Product::grad_b(grad_c, a), algorithm)
+    }
+
+    /// An output with every byte, gaps and guards included, set so that it cannot pass for a result.
+    fn poisoned(&self, arrangement: &Arrangement) -> Result<Output> {
+        Output::filled(self.device, arrangement, POISON)
+    }
+
+    /// Makes a call as often as was asked for.
+    fn call<R: Results<Output>>(
+        &mut self,
+        operation: &str,
+        mut results: R,
+        mut run: impl FnMut(&mut R, &Device) -> Result<()>,
+    ) -> Result<R> {
+        let repeats = self.report.repeats;
+        let mut reference =
+            (repeats > 1).then(|| Reference::before(self.device, &mut results)).transpose()?;
+        let start = Instant::now();
+        run(&mut results, self.device)?;
+        self.device.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.report.timings.push(Timing { operation: operation.to_string(), seconds });
+        if let Some(mut reference) = reference.take() {
+            reference.keep(&mut results)?;
+            for _ in 1..repeats {
+                reference.reset(&mut results)?;
+                run(&mut results, self.device)?;
+                reference.compare(&mut results)?;
+            }
+            let names = results.tensors().into_iter().map(|(name, _)| name);
+            let differed = names.zip(reference.differed()?);
+            self.different.extend(differed.filter_map(|(name, differed)| differed.then_some(name)));
+        }
+        Ok(results)
+    }
+
+    fn note(&mut self, mut output: OutputReport) {
+        output.differed = self.different.contains(&output.name.as_str());
+        self.report.outputs.push(output);
     }
 
     fn check_product(
         &mut self,
-        name: &str,
+        (name, found): (&'static str, Output),
         product: &Product<'_>,
         algorithm: Algorithm,
-        found: Output,
     ) -> Result<()> {
         match algorithm {
             Algorithm::Fast => self.check(name, &product.expected(), found),
             Algorithm::Exact => {
-                self.report.outputs.push(check::bits(self.case, name, &product.chain(), found.fetch()?));
+                self.note(check::bits(self.case, name, &product.chain(), found.fetch()?));
                 Ok(())
             }
         }
     }
 
-    fn time(&mut self, operation: &str, call: impl FnOnce() -> Result<()>) -> Result<()> {
-        let start = Instant::now();
-        call()?;
-        self.device.synchronize()?;
-        let seconds = start.elapsed().as_secs_f64();
-        self.report.timings.push(Timing { operation: operation.to_string(), seconds });
+    fn check(&mut self, name: &str, truth: &Expected, found: Output) -> Result<()> {
+        self.note(check::output(self.case, name, truth, found.fetch()?));
         Ok(())
     }
 
-    fn check(&mut self, name: &str, truth: &Expected, found: Output) -> Result<()> {
-        self.report.outputs.push(check::output(self.case, name, truth, found.fetch()?));
+    fn check_sample(
+        &mut self,
+        name: &str,
+        truth: &Expected,
+        found: Output,
+        channels: (usize, &[i64]),
+    ) -> Result<()> {
+        self.note(check::sample(self.case, name, truth, found.fetch()?, channels)?);
         Ok(())
     }
 
     fn check_optional(&mut self, name: &str, truth: &Expected, found: Option<Output>) -> Result<()> {
         found.map_or(Ok(()), |found| self.check(name, truth, found))
     }
-}
-
-fn view<'a>(input: &'a Option<Input<'_>>) -> Option<TensorRef<'a>> {
-    input.as_ref().map(Input::view)
 }

@@ -3,11 +3,12 @@
 use super::case::Values;
 use super::layout::GUARD_BYTES;
 use super::random::Random;
+use crate::arrangement::Arrangement;
 use crate::error::Result;
 use crate::gemm::Algorithm;
 use crate::host_tensor::HostTensor;
 use crate::oracle::ulp::Format;
-use crate::tensor::DType;
+use crate::tensor::{DType, Dims};
 
 /// C, grad_A and grad_B of one pair of operands.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,23 +74,36 @@ impl MatrixLayout {
         }
     }
 
-    /// A matrix of zeros in this layout, with spare storage on both sides.
+    /// Where a matrix in this layout lies, with spare storage on both sides.
     ///
     /// # Errors
-    /// If it is larger than memory.
-    pub fn zeros(self, dtype: DType, [rows, columns]: [i64; 2]) -> Result<HostTensor> {
+    /// As for [`Dims::new`].
+    pub fn arrange(self, dtype: DType, [rows, columns]: [i64; 2]) -> Result<Arrangement> {
         let (first, strides) = match self {
             MatrixLayout::RowMajor => (0, [columns, 1]),
             MatrixLayout::ColumnMajor => (0, [1, rows]),
             MatrixLayout::RowMajorPadded => (1, [columns + 3, 1]),
             MatrixLayout::ColumnMajorPadded => (1, [1, rows + 3]),
-            MatrixLayout::EveryThird => (0, [3 * columns, 3]),
-            MatrixLayout::Reversed => ((rows * columns - 1).max(0), [-columns, -1]),
+            MatrixLayout::EveryThird => (0, [columns.saturating_mul(3), 3]),
+            MatrixLayout::Reversed => ((rows.saturating_mul(columns) - 1).max(0), [-columns, -1]),
         };
         let guard = GUARD_BYTES / dtype.size() as i64;
-        let reach = (rows * strides[0].abs()).max(columns * strides[1].abs());
-        let storage = HostTensor::zeros(dtype, &[guard + first.max(1) + reach + guard])?;
-        storage.restrided(guard + first, &[rows, columns], &strides)
+        let reach = rows.saturating_mul(strides[0].abs()).max(columns.saturating_mul(strides[1].abs()));
+        Ok(Arrangement {
+            dtype,
+            storage: reach.saturating_add(first.max(1)).saturating_add(2 * guard),
+            offset: guard + first,
+            shape: Dims::new(&[rows, columns])?,
+            strides: Dims::new(&strides)?,
+        })
+    }
+
+    /// A matrix of zeros in this layout.
+    ///
+    /// # Errors
+    /// If it is larger than memory.
+    pub fn zeros(self, dtype: DType, shape: [i64; 2]) -> Result<HostTensor> {
+        self.arrange(dtype, shape)?.zeros()
     }
 }
 

@@ -1,8 +1,9 @@
 //! Where the elements of a case's tensors lie in memory.
 
+use crate::arrangement::Arrangement;
 use crate::error::Result;
 use crate::host_tensor::HostTensor;
-use crate::tensor::DType;
+use crate::tensor::{DType, Dims};
 
 /// Bytes of untouched memory that the suites keep before and after every view: one cache line and more.
 pub(super) const GUARD_BYTES: i64 = 128;
@@ -60,11 +61,11 @@ impl Layout {
         }
     }
 
-    /// A tensor of zeros in this layout, with 128 bytes or more of spare storage on both sides.
+    /// Where a tensor in this layout lies, with 128 bytes or more of spare storage on both sides.
     ///
     /// # Errors
-    /// If the tensor is larger than memory.
-    pub fn zeros(self, dtype: DType, shape: [i64; 3]) -> Result<HostTensor> {
+    /// As for [`Dims::new`].
+    pub fn arrange(self, dtype: DType, shape: [i64; 3]) -> Result<Arrangement> {
         // Axes from the outermost to the innermost in memory, and what the innermost two are padded by.
         let (order, padding, misaligned, step) = match self {
             Layout::ChannelFirst | Layout::Reversed => ([0, 1, 2], 0, 0, 1),
@@ -79,9 +80,9 @@ impl Layout {
         let mut stride = step;
         for (depth, &axis) in order.iter().rev().enumerate() {
             strides[axis] = stride;
-            stride *= shape[axis].max(1);
+            stride = i64::saturating_mul(stride, shape[axis].max(1));
             if depth == 0 {
-                stride += padding;
+                stride = stride.saturating_add(padding);
             }
         }
         let backwards: &[usize] = match self {
@@ -91,38 +92,41 @@ impl Layout {
         };
         let mut first = misaligned;
         for &axis in backwards {
-            first += strides[axis] * (shape[axis] - 1).max(0);
+            first = i64::saturating_add(first, strides[axis].saturating_mul((shape[axis] - 1).max(0)));
             strides[axis] = -strides[axis];
         }
         let guard = GUARD_BYTES / dtype.size() as i64;
-        HostTensor::zeros(dtype, &[guard + misaligned + stride + guard])?.restrided(
-            guard + first,
-            &shape,
-            &strides,
-        )
+        Ok(Arrangement {
+            dtype,
+            storage: stride.saturating_add(misaligned + 2 * guard),
+            offset: first.saturating_add(guard),
+            shape: Dims::new(&shape)?,
+            strides: Dims::new(&strides)?,
+        })
     }
-}
 
-impl Layout {
-    /// A tensor of zeros with logical shape `(batch, dim)` or `(total, dim)`: this layout with one position, or one
-    /// row, of `(batch, dim, seqlen)`.
+    /// A tensor of zeros in this layout.
     ///
     /// # Errors
     /// If the tensor is larger than memory.
-    pub fn zeros_2d(self, dtype: DType, shape: [i64; 2]) -> Result<HostTensor> {
-        let whole = self.zeros(dtype, [shape[0], shape[1], 1])?;
-        let strides = [whole.strides()[0], whole.strides()[1]];
-        let offset = whole.offset();
-        whole.restrided(offset, &shape, &strides)
+    pub fn zeros(self, dtype: DType, shape: [i64; 3]) -> Result<HostTensor> {
+        self.arrange(dtype, shape)?.zeros()
+    }
+
+    /// Where a tensor with logical shape `(batch, dim)` or `(total, dim)` lies: this layout with one position, or one
+    /// row, of `(batch, dim, seqlen)`.
+    ///
+    /// # Errors
+    /// As for [`Dims::new`].
+    pub fn arrange_2d(self, dtype: DType, shape: [i64; 2]) -> Result<Arrangement> {
+        let whole = self.arrange(dtype, [shape[0], shape[1], 1])?;
+        Ok(Arrangement { shape: Dims::new(&shape)?, strides: Dims::new(&whole.strides[..2])?, ..whole })
     }
 }
 
-/// A dense tensor of zeros of any rank, with the same guards.
-pub(super) fn dense(dtype: DType, shape: &[i64]) -> Result<HostTensor> {
-    let guard = GUARD_BYTES / dtype.size() as i64;
-    let strides = crate::tensor::Dims::new(shape)?.contiguous_strides();
-    let elements = shape.iter().product::<i64>();
-    HostTensor::zeros(dtype, &[guard + elements + guard])?.restrided(guard, shape, &strides)
+/// Where a dense tensor of any rank lies, with the same guards.
+pub(super) fn dense(dtype: DType, shape: &[i64]) -> Result<Arrangement> {
+    Arrangement::dense(dtype, shape, GUARD_BYTES / dtype.size() as i64)
 }
 
 impl std::fmt::Display for Layout {

@@ -17,14 +17,21 @@ mod gemm;
 mod layout;
 mod plans;
 mod random;
+mod repeats;
 mod report;
 mod rows;
+mod sample;
+mod tensors;
 
 pub use case::{Case, Ceilings, Conv1d, CuSeqlens, Fault, Problem, SeqIdx, Update, Values, VarlenStates};
 pub use catalog::{Suite, SuiteError};
-pub use data::{Conv1dTensors, UpdateTensors, VarlenStatesTensors};
-pub use engine::run_case;
+pub use engine::{run_case, run_case_repeatedly};
 pub use gemm::{Gemm, GemmTensors, MatrixLayout};
 pub use layout::Layout;
-pub use plans::plans;
+pub use plans::{distinct_plans, plans};
 pub use report::{CaseReport, OutputReport, Timing};
+pub use sample::{gather, sample_channels};
+pub use tensors::{
+    BackwardResults, Conv1dTensors, ForwardResults, Results, UpdateResults, UpdateTensors,
+    VarlenStatesResults, VarlenStatesTensors,
+};

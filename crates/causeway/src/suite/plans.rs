@@ -1,125 +1,106 @@
 //! The launches that a case is on a GPU, on a machine that need not have one.
 
-use super::case::{Case, Conv1d, Problem, Update, VarlenStates};
-use super::layout::dense;
-use crate::backend::gpu::plan::{DeviceFacts, Plan};
-use crate::causal_conv1d;
+use std::collections::HashMap;
+
+use super::case::{Case, Problem};
+use crate::arrangement::Arrangement;
+use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::error::Result;
-use crate::host_tensor::HostTensor;
-use crate::tensor::DType;
+use crate::tensor::{DType, Location, TensorMut, TensorRef};
 
 /// The plans of every call of a case on a device with these facts, with the names of the calls.
 ///
-/// Planners read no elements, so tensors are not filled. Calls that need no launch are left out, and so are cases of
-/// operations that have no GPU kernels.
+/// Planners read no elements, so no memory is taken, however large the tensors are. Calls that need no launch are
+/// left out, and so are cases of operations that have no GPU kernels.
 ///
 /// # Errors
 /// If the operation refuses the case.
 pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan)>> {
+    let mut space = AddressSpace::of(facts.vendor);
     let plans = match &case.problem {
-        Problem::Conv1d(conv1d) => conv1d.plans(facts)?,
-        Problem::Update(update) => vec![("conv1d-update", update.plan(facts)?)],
-        Problem::VarlenStates(states) => vec![("conv1d-varlen-states", states.plan(facts)?)],
+        Problem::Conv1d(conv1d) => {
+            let inputs = conv1d.inputs(|_, arrangement| space.input(&arrangement))?;
+            let mut forward = conv1d.forward_results(|_, arrangement| space.output(&arrangement))?;
+            let mut backward = conv1d.backward_results(|_, arrangement| space.output(&arrangement))?;
+            vec![
+                ("conv1d-forward", conv1d.forward(&inputs, &mut forward, TensorMut::reborrow).plan(facts)?),
+                (
+                    "conv1d-backward",
+                    conv1d.backward(&inputs, &mut backward, TensorMut::reborrow).plan(facts)?,
+                ),
+            ]
+        }
+        Problem::Update(update) => {
+            let inputs = update.inputs(|_, arrangement| space.input(&arrangement))?;
+            let mut results = update.results(|_, arrangement| space.output(&arrangement))?;
+            vec![("conv1d-update", update.call(&inputs, &mut results, TensorMut::reborrow).plan(facts)?)]
+        }
+        Problem::VarlenStates(states) => {
+            let inputs = states.inputs(|_, arrangement| space.input(&arrangement))?;
+            let mut results = states.results(|_, arrangement| space.output(&arrangement))?;
+            vec![(
+                "conv1d-varlen-states",
+                states.call(&inputs, &mut results, TensorMut::reborrow).plan(facts)?,
+            )]
+        }
         Problem::Gemm(_) => Vec::new(),
     };
     Ok(plans.into_iter().filter_map(|(call, plan)| Some((call, plan?))).collect())
 }
 
-fn view(tensor: &Option<HostTensor>) -> Option<crate::TensorRef<'_>> {
-    tensor.as_ref().map(HostTensor::view)
-}
-
-fn optional(wanted: bool, make: impl FnOnce() -> Result<HostTensor>) -> Result<Option<HostTensor>> {
-    wanted.then(make).transpose()
-}
-
-impl Conv1d {
-    fn plans(&self, facts: &DeviceFacts) -> Result<Vec<(&'static str, Option<Plan>)>> {
-        let input = |shape| self.layout.zeros(self.dtype, shape);
-        let output = |shape| self.output_layout.zeros(self.dtype, shape);
-        let parameter = |dtype, shape: &[i64]| dense(dtype, shape);
-        let (x_shape, states_shape) = (self.x_shape(), self.states_shape());
-
-        let x = input(x_shape)?;
-        let dy = input(x_shape)?;
-        let weight = parameter(self.weight_dtype, &[self.dim, self.width])?;
-        let bias = optional(self.bias, || parameter(self.weight_dtype, &[self.dim]))?;
-        let residual = optional(self.residual, || input(x_shape))?;
-        let initial_states = optional(self.initial_states, || input(states_shape))?;
-        let dfinal_states = optional(self.final_states, || input(states_shape))?;
-        let seq_idx = optional(self.seq_idx.is_some(), || dense(DType::I32, &[self.batch, self.seqlen]))?;
-        let cu_seqlens = self.cu_seqlens.as_ref().map(|lengths| lengths.tensor()).transpose()?;
-
-        let mut y = output(x_shape)?;
-        let mut final_states = optional(self.final_states, || output(states_shape))?;
-        let forward = causal_conv1d::Forward {
-            x: x.view(),
-            weight: weight.view(),
-            bias: view(&bias),
-            initial_states: view(&initial_states),
-            seq_idx: view(&seq_idx),
-            cu_seqlens: view(&cu_seqlens),
-            residual: view(&residual),
-            activation: self.activation,
-            y: y.view_mut(),
-            final_states: final_states.as_mut().map(HostTensor::view_mut),
-        };
-        let forward = forward.plan(facts)?;
-
-        let mut dx = output(x_shape)?;
-        let mut dweight = parameter(self.dweight_dtype, &[self.dim, self.width])?;
-        let mut dbias = optional(self.bias, || parameter(self.dweight_dtype, &[self.dim]))?;
-        let mut dinitial_states = optional(self.initial_states, || output(states_shape))?;
-        let backward = causal_conv1d::Backward {
-            x: x.view(),
-            weight: weight.view(),
-            bias: view(&bias),
-            dy: dy.view(),
-            initial_states: view(&initial_states),
-            seq_idx: view(&seq_idx),
-            cu_seqlens: view(&cu_seqlens),
-            dfinal_states: view(&dfinal_states),
-            activation: self.activation,
-            dx: dx.view_mut(),
-            dweight: dweight.view_mut(),
-            dbias: dbias.as_mut().map(HostTensor::view_mut),
-            dinitial_states: dinitial_states.as_mut().map(HostTensor::view_mut),
-        };
-        Ok(vec![("conv1d-forward", forward), ("conv1d-backward", backward.plan(facts)?)])
+/// The plans of many cases, each kernel once: what has to be compiled before they run. Cases that an operation
+/// refuses have none; running them says why.
+pub fn distinct_plans<'a>(cases: impl IntoIterator<Item = &'a Case>, facts: &DeviceFacts) -> Vec<Plan> {
+    let mut kernels = HashMap::new();
+    let gpu = |case: &&Case| case.problem.dtype() != DType::F64;
+    for (_, plan) in cases.into_iter().filter(gpu).flat_map(|case| plans(case, facts).unwrap_or_default()) {
+        kernels.entry((plan.header, plan.instantiation.clone())).or_insert(plan);
     }
+    let mut plans: Vec<Plan> = kernels.into_values().collect();
+    plans.sort_by(|a, b| (a.header, &a.instantiation).cmp(&(b.header, &b.instantiation)));
+    plans
 }
 
-impl Update {
-    fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
-        // Index values are checked on the host, so these tensors are the case's own.
-        let tensors = self.tensors("plan")?;
-        let mut conv_state = tensors.conv_state.clone();
-        let mut y = self.like_x()?;
-        let update = causal_conv1d::Update {
-            x: tensors.x.view(),
-            conv_state: conv_state.view_mut(),
-            weight: tensors.weight.view(),
-            bias: view(&tensors.bias),
-            cache_seqlens: view(&tensors.cache_seqlens),
-            conv_state_indices: view(&tensors.conv_state_indices),
-            activation: self.activation,
-            y: y.view_mut(),
+/// Device addresses for tensors that need not exist, no two of them overlapping.
+struct AddressSpace {
+    next: u64,
+    location: Location,
+}
+
+impl AddressSpace {
+    /// What allocations of a device begin at multiples of.
+    const ALIGNMENT: u64 = 256;
+
+    fn of(vendor: Vendor) -> Self {
+        let location = match vendor {
+            Vendor::Nvidia => Location::Cuda(0),
+            Vendor::Amd => Location::Hip(0),
         };
-        update.plan(facts)
+        AddressSpace { next: 1 << 40, location }
     }
-}
 
-impl VarlenStates {
-    fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
-        let tensors = self.tensors("plan")?;
-        let shape = [self.cu_seqlens.lengths.len() as i64, self.dim, self.state_len];
-        let mut states = self.layout.zeros(self.dtype, shape)?;
-        let call = causal_conv1d::VarlenStates {
-            x: tensors.x.view(),
-            cu_seqlens: tensors.cu_seqlens.view(),
-            states: states.view_mut(),
-        };
-        call.plan(facts)
+    /// The address of a tensor's first element.
+    fn reserve(&mut self, arrangement: &Arrangement) -> usize {
+        let begin = self.next;
+        self.next = begin.saturating_add(arrangement.bytes()).saturating_add(Self::ALIGNMENT)
+            & !(Self::ALIGNMENT - 1);
+        let offset = arrangement.offset.wrapping_mul(arrangement.dtype.size() as i64);
+        begin.wrapping_add_signed(offset) as usize
+    }
+
+    fn input(&mut self, arrangement: &Arrangement) -> Result<TensorRef<'static>> {
+        let first = std::ptr::without_provenance(self.reserve(arrangement));
+        let Arrangement { dtype, shape, strides, .. } = arrangement;
+        // SAFETY: the view is handed to planners only, which never follow its address: its location says that the
+        // host could not.
+        unsafe { TensorRef::from_raw(first, *dtype, shape, strides, self.location) }
+    }
+
+    fn output(&mut self, arrangement: &Arrangement) -> Result<TensorMut<'static>> {
+        let first = std::ptr::without_provenance_mut(self.reserve(arrangement));
+        let Arrangement { dtype, shape, strides, .. } = arrangement;
+        // SAFETY: as above.
+        unsafe { TensorMut::from_raw(first, *dtype, shape, strides, self.location) }
     }
 }
 
@@ -143,5 +124,19 @@ mod tests {
             }
             assert!(launches > suite.cases.len(), "only {launches} launches");
         }
+    }
+
+    #[test]
+    fn each_kernel_is_named_once() {
+        let suite = Suite::open("full").unwrap();
+        let facts = DeviceFacts::h200();
+        let distinct = distinct_plans(&suite.cases, &facts);
+        let all = suite.cases.iter().filter(|case| case.problem.dtype() != DType::F64);
+        let mut kernels: Vec<_> = all.flat_map(|case| plans(case, &facts).unwrap()).collect();
+        assert!(distinct.len() < kernels.len());
+        kernels.retain(|(_, plan)| {
+            !distinct.iter().any(|d| d.header == plan.header && d.instantiation == plan.instantiation)
+        });
+        assert!(kernels.is_empty(), "{kernels:?}");
     }
 }

@@ -23,7 +23,11 @@ pub struct CaseReport {
     pub options: Vec<String>,
     /// Every output of every call, in the order of the calls.
     pub outputs: Vec<OutputReport>,
-    /// Time of every call.
+    /// True when a sample of the channels was compared with the oracle, and not all of them.
+    pub sampled: bool,
+    /// How often each call ran, each time with the same inputs and poisoned outputs.
+    pub repeats: u32,
+    /// Time of the first run of every call.
     pub timings: Vec<Timing>,
     /// Why the operation was refused; `None` when it ran.
     pub error: Option<String>,
@@ -55,14 +59,16 @@ pub struct OutputReport {
     pub comparison: Comparison,
     /// Largest absolute error that the contract allows; the bound of every element is at most this.
     pub ceiling: Option<f64>,
+    /// True when one of the repeats gave other bits than the first run.
+    pub differed: bool,
     /// Bytes around and between the elements that the kernel changed although they are not its own.
     pub stray_bytes: u64,
 }
 
 impl OutputReport {
-    /// True when every element is within its bound and nothing else was written.
+    /// True when every element is within its bound, nothing else was written, and all repeats agree.
     pub fn passed(&self) -> bool {
-        self.comparison.passed() && self.stray_bytes == 0
+        self.comparison.passed() && self.stray_bytes == 0 && !self.differed
     }
 }
 

@@ -43,6 +43,7 @@ pub(super) fn cases<R: Row>(
             Ok(Case {
                 name: name(row.name(), &problem, &listed),
                 ceilings: if is_plain(&problem) { ceilings(problem.dtype()) } else { Ceilings::default() },
+                sample: row.sample(),
                 problem,
                 fault: row.fault(),
             })
@@ -138,6 +139,10 @@ pub(super) trait Row: DeserializeOwned {
     fn problem(&self) -> Result<Problem, String>;
     /// A wrong value to put in.
     fn fault(&self) -> Option<Fault>;
+    /// Whether a sample of the channels is checked instead of all.
+    fn sample(&self) -> bool {
+        false
+    }
 }
 
 /// A value that TOML spells as text, such as a dtype.
@@ -190,6 +195,8 @@ pub(super) struct Conv1dRow {
     seq_idx: Option<Vec<(i64, i32)>>,
     cu_seqlens: Option<CuSeqlensRow>,
     values: Option<Named<Values>>,
+    #[serde(default)]
+    sample: bool,
     fault: Option<Fault>,
 }
 
@@ -215,6 +222,19 @@ impl Row for Conv1dRow {
             let positive = !runs.is_empty() && runs.iter().all(|&(length, _)| length > 0);
             require(positive, "seq_idx needs runs of positive length")?;
         }
+        let output_layout = self.output_layout.map_or(layout, |layout| layout.0);
+        if self.sample {
+            let plain = !self.residual && !self.initial_states && !self.final_states && self.values.is_none();
+            let dense = [Layout::ChannelFirst, Layout::ChannelLast];
+            require(
+                plain && self.seq_idx.is_none() && cu_seqlens.is_none(),
+                "sample is true: such a row can have no states, sequences, residual or values",
+            )?;
+            require(
+                dense.contains(&layout) && dense.contains(&output_layout),
+                "sample is true: the layouts of such a row are channel-first or channel-last",
+            )?;
+        }
         Ok(Problem::Conv1d(Conv1d {
             batch,
             dim,
@@ -224,7 +244,7 @@ impl Row for Conv1dRow {
             weight_dtype,
             dweight_dtype: self.dweight_dtype.map_or(weight_dtype, |dtype| dtype.0),
             layout,
-            output_layout: self.output_layout.map_or(layout, |layout| layout.0),
+            output_layout,
             activation: self.activation.0,
             bias: self.bias,
             residual: self.residual,
@@ -238,6 +258,10 @@ impl Row for Conv1dRow {
 
     fn fault(&self) -> Option<Fault> {
         self.fault.clone()
+    }
+
+    fn sample(&self) -> bool {
+        self.sample
     }
 }
 

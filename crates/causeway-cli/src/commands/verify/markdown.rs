@@ -24,6 +24,7 @@ pub(super) fn render(run: &RunReport) -> String {
         ("processor", host.processor.clone().unwrap_or_else(|| "unknown".to_string())),
         ("system", format!("{} {}", host.architecture, host.system)),
         ("vector features", host.features.join(" ")),
+        ("runs of every call", run.repeats.to_string()),
         ("time", format!("{} s after 1970-01-01, {:.1} s long", run.unix_time, run.seconds)),
     ] {
         line(format!("- {name}: {value}"));

@@ -3,15 +3,16 @@
 mod markdown;
 mod report;
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
-use causeway::suite::{Case, CaseReport, OutputReport, Suite, run_case};
+use causeway::suite::{Case, CaseReport, OutputReport, Suite, run_case_repeatedly};
 use causeway::{Device, files};
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::table::{Cell, Column, FAIL, PASS, Table};
-use crate::terminal;
+use crate::{kernels, terminal};
 use report::RunReport;
 
 /// Outputs with a column of their own; the others share one.
@@ -23,6 +24,7 @@ Examples:
   causeway verify --suite full --device cpu --report out/
   causeway verify --suite conv1d-first --case large --json
   causeway verify --suite my-cases.toml
+  causeway verify --suite repeat --repeat 10000 --device cuda
 
 Each row is one case: its calls, checked element by element against a float64 oracle.
   y, dx …  largest absolute error of that output; other: of all outputs without a column (states, C, grad_A …)
@@ -42,6 +44,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
 
+    /// Make every call this often; each time has to give the bits of the first
+    #[arg(long, value_name = "N", default_value = "1")]
+    repeat: NonZero<u32>,
+
     /// Write run.json and report.md to this directory
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
@@ -58,12 +64,21 @@ pub(crate) struct Args {
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let cases = args.cases()?;
     args.device.with(|device| {
-        let mut run = RunReport::begin(device, &args.suites, args.case.as_deref());
-        let (skipped, cases): (Vec<_>, Vec<_>) =
-            cases.into_iter().partition(|case| case.not_asked_of(device).is_some());
-        run.skip(skipped, device);
+        let mut run = RunReport::begin(device, &args.suites, args.case.as_deref(), args.repeat);
+        let mut asked = Vec::new();
+        for case in cases {
+            match case.not_asked_of(device)? {
+                Some(reason) => run.skip(case, reason),
+                None => asked.push(case),
+            }
+        }
+        let cases = asked;
         if cases.is_empty() {
-            return Err(Failure::input(format!("{device} is not asked for any of these cases")));
+            let reason = run.skipped.keys().next().map_or(String::new(), |reason| format!(": {reason}"));
+            return Err(Failure::input(format!("no case is left for {device}{reason}")));
+        }
+        if let Device::Gpu(stream) = device {
+            run.preparation = Some(kernels::prepare(stream.device(), &cases));
         }
         run.cases = args.verify(&cases, device, &run)?;
         run.conclude(device);
@@ -105,7 +120,7 @@ impl Args {
         let mut reports = Vec::with_capacity(cases.len());
         for case in cases {
             progress.set_message(case.name.clone());
-            let report = run_case(case, device);
+            let report = run_case_repeatedly(case, device, self.repeat);
             if let Some(table) = &table {
                 progress.suspend(|| print_case(table, &report))?;
             }
@@ -119,7 +134,12 @@ impl Args {
 
 fn begin_table(run: &RunReport, cases: &[Case]) -> Result<Table, Failure> {
     let (count, suites) = (cases.len(), run.suites.join(", "));
-    terminal::print(&format!("verify {suites} on {}: {count} cases\n", run.device))?;
+    terminal::print(&format!("verify {suites} on {}: {count} cases", run.device))?;
+    if let Some(kernels) = &run.preparation {
+        let (all, compiled, seconds) = (kernels.kernels, kernels.compiled, kernels.seconds);
+        terminal::print(&format!("{all} kernels, {compiled} of them compiled, in {seconds:.1} s"))?;
+    }
+    terminal::print("")?;
     let longest = cases.iter().map(|case| case.name.len()).max().unwrap_or(0);
     let mut columns = vec![Column::left("case", 0).fitting(longest)];
     columns.extend(MAIN_OUTPUTS.map(|name| Column::right(name, 7)));
@@ -172,10 +192,15 @@ fn print_summary(run: &RunReport, directory: Option<&Path>) -> Result<(), Failur
     let (count, seconds) = (run.cases.len(), run.seconds);
     terminal::print("")?;
     for (reason, names) in &run.skipped {
-        terminal::print(&format!("{} cases did not run: {reason}", names.len()))?;
+        let names = report::shortened(names);
+        terminal::print(&format!("did not run: {names}: {reason}"))?;
     }
     if failed == 0 {
-        terminal::print(&format!("{PASS}{count} of {count} cases pass{PASS:#} in {seconds:.1} s"))?;
+        let repeats = match run.repeats {
+            1 => String::new(),
+            n => format!(", the same bits in each of {n} runs,"),
+        };
+        terminal::print(&format!("{PASS}{count} of {count} cases pass{PASS:#}{repeats} in {seconds:.1} s"))?;
     } else {
         terminal::print(&format!("{FAIL}{failed} of {count} cases FAIL{FAIL:#} in {seconds:.1} s"))?;
         if let Some(worst) = &run.worst_failure {

@@ -1,6 +1,7 @@
 //! What a verification showed and did not show.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZero;
 use std::time::{Instant, SystemTime};
 
 use causeway::Device;
@@ -10,6 +11,7 @@ use serde::Serialize;
 
 use crate::VERSION;
 use crate::host::Host;
+use crate::kernels::Preparation;
 
 /// One run of `verify`.
 #[derive(Debug, Serialize)]
@@ -21,6 +23,10 @@ pub(super) struct RunReport {
     /// The device, as it names itself.
     pub device: String,
     pub threads: usize,
+    /// How often every call was made.
+    pub repeats: u32,
+    /// The kernels of a GPU, made before the first case.
+    pub preparation: Option<Preparation>,
     pub host: Host,
     /// Seconds since 1970.
     pub unix_time: u64,
@@ -34,20 +40,27 @@ pub(super) struct RunReport {
     /// What it does not show, in words.
     pub non_claims: Vec<String>,
     pub cases: Vec<CaseReport>,
-    /// Names of cases that the device is not asked for, by the reason.
-    pub skipped: BTreeMap<&'static str, Vec<String>>,
+    /// Names of cases that did not run, by the reason.
+    pub skipped: BTreeMap<String, Vec<String>>,
     #[serde(skip)]
     start: Instant,
 }
 
 impl RunReport {
-    pub fn begin(device: &Device, suites: &[String], case_filter: Option<&str>) -> Self {
+    pub fn begin(
+        device: &Device,
+        suites: &[String],
+        case_filter: Option<&str>,
+        repeats: NonZero<u32>,
+    ) -> Self {
         RunReport {
             causeway: VERSION,
             suites: suites.to_vec(),
             case_filter: case_filter.map(str::to_string),
             device: device.to_string(),
             threads: rayon::current_num_threads(),
+            repeats: repeats.get(),
+            preparation: None,
             host: Host::detect(),
             unix_time: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs()),
             seconds: 0.0,
@@ -61,12 +74,9 @@ impl RunReport {
         }
     }
 
-    /// Notes cases that the device is not asked for.
-    pub fn skip(&mut self, cases: Vec<Case>, device: &Device) {
-        for case in cases {
-            let reason = case.not_asked_of(device).unwrap_or("not asked of this device");
-            self.skipped.entry(reason).or_default().push(case.name);
-        }
+    /// Notes a case that does not run.
+    pub fn skip(&mut self, case: Case, reason: String) {
+        self.skipped.entry(reason).or_default().push(case.name);
     }
 
     /// Draws the conclusions from the cases.
@@ -106,6 +116,21 @@ impl RunReport {
                  compared after it: {stray} bytes had changed that should not have."
             ),
         ];
+        if self.repeats > 1 {
+            let differed = self.outputs().filter(|(_, output)| output.differed).count();
+            evidence.push(format!(
+                "Every call was made {} times, its outputs filled with NaN before each, and every byte of every output \
+                 compared with the first run's: {differed} outputs differed.",
+                self.repeats,
+            ));
+        }
+        let sampled = self.cases.iter().filter(|case| case.sampled).count();
+        if sampled > 0 {
+            evidence.push(format!(
+                "Of {sampled} large cases a sample of channels, both ends included, was compared with the oracle, and \
+                 every element was checked for having been written."
+            ));
+        }
         let closest =
             self.outputs().max_by(|a, b| a.1.comparison.fraction.total_cmp(&b.1.comparison.fraction));
         if let Some((case, output)) = closest {
@@ -147,7 +172,13 @@ impl RunReport {
                 .push(format!("The CPU code for other vector levels ({}) did not run.", names.join(", ")));
         }
         for (reason, names) in &self.skipped {
-            non_claims.push(format!("{} cases did not run: {reason}.", names.len()));
+            non_claims.push(format!("{} did not run: {reason}.", shortened(names)));
+        }
+        if self.repeats == 1 {
+            non_claims.push(
+                "Every call was made once: that it gives the same bits each time is not shown (`--repeat` does)."
+                    .to_string(),
+            );
         }
         if let Some(text) = &self.case_filter {
             non_claims.push(format!("Cases without {text:?} in their name did not run."));
@@ -156,6 +187,16 @@ impl RunReport {
             non_claims.push("Correctness is not shown: see the failed cases.".to_string());
         }
         non_claims
+    }
+}
+
+/// Names in a line: a few by name, many by their number.
+pub(super) fn shortened(names: &[String]) -> String {
+    const MOST: usize = 8;
+    match names {
+        [] => "no case".to_string(),
+        _ if names.len() <= MOST => names.join(", "),
+        [first, ..] => format!("{first} and {} more cases", names.len() - 1),
     }
 }
 
@@ -169,6 +210,9 @@ pub(super) fn complaints(case: &CaseReport) -> Vec<String> {
                 "{}{worst}; {failures} of {elements} elements are outside their bound",
                 output.name
             ));
+        }
+        if output.differed {
+            lines.push(format!("{}: not the same bits in each of {} runs", output.name, case.repeats));
         }
         if output.stray_bytes > 0 {
             lines.push(format!(

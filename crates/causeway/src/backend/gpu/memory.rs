@@ -126,6 +126,34 @@ impl DeviceBuffer {
         unsafe { current.copy_on_device(self.address, other.address, self.bytes, self.stream.handle().0) }
     }
 
+    /// Fills the buffer with whole copies of a pattern, and a part of one at its end, in the order of the stream.
+    /// Waits until the pattern has been read.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn tile(&mut self, pattern: &[u8]) -> Result<()> {
+        let bytes = usize::try_from(self.bytes).unwrap_or(usize::MAX);
+        let first = &pattern[..pattern.len().min(bytes)];
+        if first.is_empty() {
+            return Ok(());
+        }
+        let current = self.device().enter()?;
+        let stream = self.stream.handle().0;
+        // SAFETY: `first` is not longer than the buffer, and borrowed until the wait is over.
+        unsafe {
+            current.copy_to_device(self.address, first, stream)?;
+            current.synchronize(stream)?;
+        }
+        let mut filled = first.len() as u64;
+        while filled < self.bytes {
+            let next = filled.min(self.bytes - filled);
+            // SAFETY: reads what has been filled and writes what comes after it, inside the buffer.
+            unsafe { current.copy_on_device(self.address + filled, self.address, next, stream) }?;
+            filled += next;
+        }
+        Ok(())
+    }
+
     fn expect_length(&self, host: usize) -> Result<()> {
         if host as u64 == self.bytes {
             return Ok(());

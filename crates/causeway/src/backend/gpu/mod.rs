@@ -6,6 +6,7 @@
 pub mod builder;
 pub mod cache;
 pub mod causal_conv1d;
+pub mod compare;
 pub mod compiler;
 pub mod device;
 mod driver;
