@@ -6,12 +6,13 @@ use super::case::{Case, Problem};
 use crate::arrangement::Arrangement;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::error::Result;
+use crate::gemm::{Forward, GradAB};
 use crate::tensor::{DType, Location, TensorMut, TensorRef};
 
 /// The plans of every call of a case on a device with these facts, with the names of the calls.
 ///
 /// Planners read no elements, so no memory is taken, however large the tensors are. Calls that need no launch are
-/// left out, and so are cases of operations that have no GPU kernels.
+/// left out.
 ///
 /// # Errors
 /// If the operation refuses the case.
@@ -43,7 +44,19 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
                 states.call(&inputs, &mut results, TensorMut::reborrow).plan(facts)?,
             )]
         }
-        Problem::Gemm(_) => Vec::new(),
+        Problem::Gemm(gemm) => {
+            let mut input = |rows, columns| space.input(&gemm.layout.arrange(gemm.dtype, [rows, columns])?);
+            let (a, b) = (input(gemm.m, gemm.k)?, input(gemm.k, gemm.n)?);
+            let grad_c = input(gemm.m, gemm.n)?;
+            let mut output =
+                |rows, columns| space.output(&gemm.output_layout.arrange(gemm.dtype, [rows, columns])?);
+            let (c, grad_a) = (output(gemm.m, gemm.n)?, output(gemm.m, gemm.k)?);
+            let grad_b = output(gemm.k, gemm.n)?;
+            let algorithm = gemm.algorithm;
+            let forward = Forward { a, b, algorithm, c }.plan(facts)?;
+            let [of_a, of_b] = GradAB { grad_c, a, b, algorithm, grad_a, grad_b }.plans(facts)?;
+            vec![("gemm-forward", forward), ("gemm-grad-a", of_a), ("gemm-grad-b", of_b)]
+        }
     };
     Ok(plans.into_iter().filter_map(|(call, plan)| Some((call, plan?))).collect())
 }

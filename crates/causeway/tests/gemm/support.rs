@@ -120,3 +120,44 @@ impl Operands {
         output
     }
 }
+
+/// Operands of numbers on which devices could differ.
+pub fn special_operands(dtype: DType) -> [Operands; 3] {
+    // Zeros, subnormals, the smallest normal, ones, the largest, infinities, NaNs of several bits, and a number
+    // whose square is too small for the type.
+    let specials: [u16; 16] = match dtype {
+        DType::F16 => [
+            0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400, 0x3c00, 0xbc00, 0x7bff, 0xfbff, 0x7c00, 0xfc00,
+            0x7e00, 0xfe01, 0x7c01, 0x0bff,
+        ],
+        _ => [
+            0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x3f80, 0xbf80, 0x7f7f, 0xff7f, 0x7f80, 0xff80,
+            0x7fc0, 0xffc1, 0x7f81, 0x1fff,
+        ],
+    };
+    let mut next = specials.into_iter().cycle();
+    let column = of_bits(dtype, &[16, 1], || next.next().unwrap());
+    // Every pair meets alone in C; the gradients mix them in sums.
+    let pairs = Operands {
+        b: column.clone().permuted(&[1, 0]),
+        a: column,
+        grad_c: tensor(dtype, &[16, 16], 4),
+        column_major: false,
+    };
+    let mut numbers = Numbers(5);
+    let mut any = |shape: &[i64]| of_bits(dtype, shape, || numbers.bits() as u16);
+    let anything =
+        Operands { a: any(&[40, 3]), b: any(&[3, 60]), grad_c: any(&[40, 60]), column_major: true };
+    // Exponents that put products and sums on both sides of the smallest normal f32, and of the output's.
+    let centre: u16 = if dtype == DType::F16 { 4 << 10 } else { 60 << 7 };
+    let mut numbers = Numbers(6);
+    let mut small = |shape: &[i64]| {
+        of_bits(dtype, shape, || {
+            let bits = numbers.bits();
+            (bits & 0x8000) as u16 | (centre + (bits & 0x07ff) as u16)
+        })
+    };
+    let subnormal =
+        Operands { a: small(&[33, 40]), b: small(&[40, 70]), grad_c: small(&[33, 70]), column_major: false };
+    [pairs, anything, subnormal]
+}

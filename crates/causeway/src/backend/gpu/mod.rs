@@ -13,6 +13,7 @@ mod driver;
 mod executor;
 pub mod floor;
 pub mod gemm;
+mod launch;
 pub mod library;
 pub mod memory;
 pub mod plan;

@@ -15,13 +15,11 @@ pub mod varlen_states;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::plan::{DeviceFacts, Plan, Vendor};
+use super::launch::{Constants, PACKET, most_blocks, plain_plan, power_of_two_in};
+use super::plan::DeviceFacts;
 use crate::causal_conv1d::Activation;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Meta, TensorMut, TensorRef};
-
-/// Widest access of one thread, in bytes.
-const PACKET: u32 = 16;
 
 /// Distances along (batch or row, dim, seqlen or position), in elements: `Strides3` of causal_conv1d.cuh.
 #[repr(C)]
@@ -125,11 +123,6 @@ impl<'a> View<'a> {
     }
 }
 
-/// The largest power of two, at most [`PACKET`], that divides the number.
-fn power_of_two_in(number: u64) -> u32 {
-    1 << (number | u64::from(PACKET)).trailing_zeros()
-}
-
 /// The address of an optional argument, 0 if absent.
 fn address(tensor: Option<&TensorRef<'_>>) -> u64 {
     tensor.map_or(0, |t| View::of(t).address)
@@ -157,15 +150,6 @@ fn weight_access(weight: &TensorRef<'_>, channels: u32) -> u32 {
     power_of_two_in(view.address | (view.step_bytes(0).wrapping_mul(i64::from(channels)) | run) as u64)
 }
 
-/// The element type in device code.
-fn type_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 => "causeway::f16",
-        DType::BF16 => "causeway::bf16",
-        _ => "float",
-    }
-}
-
 /// GPUs compute in f32.
 fn refuse_f64(x: DType, facts: &DeviceFacts) -> Result<()> {
     if x != DType::F64 {
@@ -178,37 +162,9 @@ fn refuse_f64(x: DType, facts: &DeviceFacts) -> Result<()> {
     })
 }
 
-/// A C++ struct of constants: what a kernel is compiled for.
-struct Constants {
-    text: String,
-}
-
 impl Constants {
-    fn new(name: &str) -> Self {
-        Constants { text: format!("struct {name} {{\n") }
-    }
-
-    fn dtype(mut self, name: &str, dtype: DType) -> Self {
-        self.text += &format!("    using {name} = {};\n", type_name(dtype));
-        self
-    }
-
-    fn int(mut self, name: &str, value: impl std::fmt::Display) -> Self {
-        self.text += &format!("    static constexpr int {name} = {value};\n");
-        self
-    }
-
-    fn flag(mut self, name: &str, value: bool) -> Self {
-        self.text += &format!("    static constexpr bool {name} = {value};\n");
-        self
-    }
-
     fn silu(self, activation: Activation) -> Self {
         self.flag("silu", activation == Activation::Silu)
-    }
-
-    fn finish(self) -> String {
-        self.text + "};\n"
     }
 }
 
@@ -232,43 +188,9 @@ fn instantiation(
     )
 }
 
-/// A plan with no scratch memory and no shared memory.
-fn plain_plan(
-    header: &'static str,
-    entry: &'static str,
-    instantiation: String,
-    arguments: &impl Pod,
-) -> Plan {
-    Plan {
-        header,
-        instantiation,
-        entry,
-        grid: [1, 1, 1],
-        block: [1, 1, 1],
-        shared_bytes: 0,
-        workspace_bytes: 0,
-        counters: 0,
-        arguments: bytemuck::bytes_of(arguments).to_vec(),
-        workspace_at: None,
-        counters_at: None,
-        read_bytes: 0,
-        written_bytes: 0,
-    }
-}
-
 /// Blocks of `size` that cover `count`; neither is negative.
 fn blocks_of(count: i64, size: i64) -> i64 {
     (count as u64).div_ceil(size as u64) as i64
-}
-
-/// The most blocks of `threads` threads along the first axis of a grid.
-///
-/// CUDA allows 2^31 - 1 blocks; HIP counts threads, in 32 bits. Kernels divide block numbers as 31-bit numbers.
-fn most_blocks(facts: &DeviceFacts, threads: u32) -> u64 {
-    match facts.vendor {
-        Vendor::Nvidia => i32::MAX as u64,
-        Vendor::Amd => u64::from(u32::MAX / threads).min(i32::MAX as u64),
-    }
 }
 
 /// A count along the batch as the second and third axis of a grid: (per layer, layers). `None` if it does not fit.
@@ -310,13 +232,5 @@ mod tests {
         assert_eq!(layers(65_535), Some((32_768, 2)));
         assert_eq!(layers(100_000), Some((32_768, 4)));
         assert_eq!(layers(i64::from(u32::MAX)), None);
-    }
-
-    #[test]
-    fn the_widest_access_follows_addresses_and_strides() {
-        assert_eq!(power_of_two_in(0), 16);
-        assert_eq!(power_of_two_in(64), 16);
-        assert_eq!(power_of_two_in(6), 2);
-        assert_eq!(power_of_two_in(24), 8);
     }
 }

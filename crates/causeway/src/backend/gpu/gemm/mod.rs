@@ -4,18 +4,20 @@
 //! strides swapped. A planner chooses a kernel of `kernels/`, its template arguments and the grid from the problem
 //! and the device's facts.
 
+mod arguments;
+mod exact;
 mod problem;
 
 pub use problem::{Matrix, Problem};
 
 use super::plan::{DeviceFacts, Plan};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gemm::Algorithm;
 
 /// Plans a product whose arguments have been validated; `None` if the result is empty.
 ///
 /// # Errors
-/// [`Error::Unsupported`] where no kernel takes the problem.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a result larger than any memory.
 pub fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan>> {
     if problem.rows == 0 || problem.columns == 0 {
         return Ok(None);
@@ -25,14 +27,10 @@ pub fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan>> {
 
 /// The kernel for a problem whose result is not empty and lies in rows if it can.
 fn choose(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
-    let planned = match problem.algorithm {
-        Algorithm::Exact => None,
-        // The device's matrix units by preference: the first planner that takes the problem.
-        Algorithm::Fast => None,
-    };
-    planned.ok_or_else(|| Error::Unsupported {
-        what: format!("GEMM by the {} algorithm", problem.algorithm),
-        device: facts.architecture.clone(),
-        instead: "run it on the cpu device, with tensors on the host",
-    })
+    match problem.algorithm {
+        Algorithm::Exact => exact::plan(problem, facts),
+        // The device's matrix units by preference: the first planner that takes the problem. Chains are a good order
+        // for vector units too.
+        Algorithm::Fast => exact::plan(problem, facts),
+    }
 }

@@ -1,0 +1,73 @@
+//! The kernels of matrix products, run thread by thread in both wave sizes and in three orders of threads and blocks.
+
+// The operands of the library's own tests; its devices are processors.
+#[allow(dead_code)]
+#[path = "../../causeway/tests/gemm/support.rs"]
+mod support;
+
+use std::sync::Arc;
+
+use causeway::gemm::Algorithm;
+use causeway::suite::{Suite, run_case};
+use causeway::{DType, Device};
+use causeway_sim::{Order, Simulator};
+
+use support::{DTYPES, Operands, special_operands};
+
+const ORDERS: [Order; 3] = [Order::Ascending, Order::Descending, Order::Shuffled(3)];
+
+/// Every wave size and order.
+fn devices() -> Vec<Device> {
+    let simulators = [32, 64].map(|wave_size| Simulator::new(wave_size).unwrap());
+    let ordered = |simulator: &Simulator| {
+        let simulator = simulator.clone();
+        ORDERS.map(move |order| Device::Simulated(Arc::new(simulator.clone().with_order(order))))
+    };
+    simulators.iter().flat_map(ordered).collect()
+}
+
+#[test]
+fn exact_gives_the_oracles_bits_for_special_values() {
+    for device in devices() {
+        for dtype in DTYPES {
+            for operands in special_operands(dtype) {
+                operands.check(&device, Algorithm::Exact);
+            }
+        }
+    }
+}
+
+/// Tiles of every size, whole and cut, in both orders of the result: several of 128 × 128, of 64 × 64, of 32 × 32, one
+/// output, and no terms at all.
+#[test]
+fn exact_gives_the_oracles_bits_for_any_size() {
+    let sizes = [(257, 255, 33), (130, 129, 66), (33, 31, 127), (1, 1, 1), (5, 7, 0), (3, 200, 1)];
+    for (i, device) in devices().into_iter().enumerate() {
+        for (j, size) in sizes.into_iter().enumerate() {
+            let mut operands = Operands::new(DTYPES[(i + j) % 2], size, 11 + j as u64);
+            operands.column_major = (i + j) % 3 == 0;
+            operands.check(&device, Algorithm::Exact);
+        }
+    }
+}
+
+/// The suite's rows that change the kernel: layouts of operands and results, values, empty and thin matrices.
+#[test]
+fn rows_of_the_suite_pass() {
+    const LARGEST: i64 = 1 << 20;
+    let suite = Suite::open("gemm").unwrap();
+    let devices: Vec<Device> = devices().into_iter().step_by(4).collect();
+    assert_eq!(devices.len(), 2, "one of each wave size");
+    let mut ran = 0;
+    for (i, case) in suite.cases.iter().enumerate() {
+        let terms: i64 = case.problem.shape().iter().map(|(_, size)| (*size).max(1)).product();
+        if terms > LARGEST || case.name.starts_with("square") && case.problem.dtype() != DType::F16 {
+            continue;
+        }
+        let device = &devices[i % 2];
+        let report = run_case(case, device);
+        assert!(report.passed, "{} on {device}: {:?}\n{:#?}", case.name, report.error, report.worst_output());
+        ran += 1;
+    }
+    assert!(ran > 60, "the suite's rows have other names now: only {ran} cases ran");
+}

@@ -1,0 +1,55 @@
+//! Planner of kernels/gemm_exact.cuh: one chain of fused multiply-adds per output, on any device.
+
+use super::arguments::{Access, Arguments, Grid, constants, result_bytes};
+use super::problem::Problem;
+use crate::backend::gpu::launch::{Constants, plain_plan};
+use crate::backend::gpu::plan::{DeviceFacts, Plan};
+use crate::error::Result;
+
+const HEADER: &str = "gemm_exact.cuh";
+const ENTRY: &str = "gemm_exact";
+const THREADS: u32 = 256;
+
+/// Blocks that should fit on a multiprocessor: caps registers at 128 per thread.
+const RESIDENT: u32 = 2;
+
+/// Outputs of a tile along each axis. The largest does the most with what it reads; a smaller one is for results that
+/// would else leave multiprocessors idle.
+const SIZES: [u32; 3] = [128, 64, 32];
+
+/// Plans any problem whose result is not empty.
+///
+/// # Errors
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a result larger than any memory.
+pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
+    let fills = |size: &u32| tiles(problem, *size) >= u64::from(facts.multiprocessors);
+    let size = SIZES.into_iter().find(fills).unwrap_or(SIZES[2]);
+    let grid = Grid::new(problem, [size, size], THREADS, facts)?;
+    let (left, right) = (Access::left(problem), Access::right(problem));
+    // A thread's neighbouring results: 4, or 2 of the smallest tile.
+    let results = result_bytes(problem, (size / 8).min(8));
+    let text = format!(
+        "{}{}CAUSEWAY_KERNEL({THREADS}, {RESIDENT}) {ENTRY}(const causeway::gemm::Arguments arguments) {{\n    \
+         causeway::gemm::exact<Problem, Tile>(arguments);\n}}\n",
+        constants(problem, left, right).int("result_bytes", results).finish(),
+        Constants::new("Tile").int("size", size).finish()
+    );
+    let arguments = Arguments::new(problem, &grid, problem.reduction, 1);
+    let mut plan = plain_plan(HEADER, ENTRY, text, &arguments);
+    plan.grid = [grid.width, grid.height, 1];
+    plan.block = [THREADS, 1, 1];
+    plan.shared_bytes = shared_bytes();
+    plan.read_bytes = problem.read_bytes();
+    plan.written_bytes = problem.written_bytes();
+    Ok(plan)
+}
+
+fn tiles(problem: &Problem, size: u32) -> u64 {
+    let count = |outputs: i64| (outputs as u64).div_ceil(u64::from(size));
+    count(problem.rows).saturating_mul(count(problem.columns))
+}
+
+/// Two buffers of each operand, of a chunk of 8 elements per thread as f32.
+const fn shared_bytes() -> u32 {
+    2 * 2 * THREADS * 8 * 4
+}

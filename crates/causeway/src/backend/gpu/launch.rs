@@ -1,0 +1,100 @@
+//! What planners of every family write: structs of constants for a kernel's template arguments, and plans to fill in.
+
+use bytemuck::Pod;
+
+use super::plan::{DeviceFacts, Plan, Vendor};
+use crate::tensor::DType;
+
+/// Widest access of one thread, in bytes.
+pub(super) const PACKET: u32 = 16;
+
+/// The largest power of two, at most [`PACKET`], that divides the number.
+pub(super) fn power_of_two_in(number: u64) -> u32 {
+    1 << (number | u64::from(PACKET)).trailing_zeros()
+}
+
+/// The element type in device code.
+fn type_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "causeway::f16",
+        DType::BF16 => "causeway::bf16",
+        _ => "float",
+    }
+}
+
+/// A C++ struct of constants: what a kernel is compiled for.
+pub(super) struct Constants {
+    pub(super) text: String,
+}
+
+impl Constants {
+    pub(super) fn new(name: &str) -> Self {
+        Constants { text: format!("struct {name} {{\n") }
+    }
+
+    pub(super) fn dtype(mut self, name: &str, dtype: DType) -> Self {
+        self.text += &format!("    using {name} = {};\n", type_name(dtype));
+        self
+    }
+
+    pub(super) fn int(mut self, name: &str, value: impl std::fmt::Display) -> Self {
+        self.text += &format!("    static constexpr int {name} = {value};\n");
+        self
+    }
+
+    pub(super) fn flag(mut self, name: &str, value: bool) -> Self {
+        self.text += &format!("    static constexpr bool {name} = {value};\n");
+        self
+    }
+
+    pub(super) fn finish(self) -> String {
+        self.text + "};\n"
+    }
+}
+
+/// A plan with no scratch memory and no shared memory.
+pub(super) fn plain_plan(
+    header: &'static str,
+    entry: &'static str,
+    instantiation: String,
+    arguments: &impl Pod,
+) -> Plan {
+    Plan {
+        header,
+        instantiation,
+        entry,
+        grid: [1, 1, 1],
+        block: [1, 1, 1],
+        shared_bytes: 0,
+        workspace_bytes: 0,
+        counters: 0,
+        arguments: bytemuck::bytes_of(arguments).to_vec(),
+        workspace_at: None,
+        counters_at: None,
+        read_bytes: 0,
+        written_bytes: 0,
+    }
+}
+
+/// The most blocks of `threads` threads along the first axis of a grid.
+///
+/// CUDA allows 2^31 - 1 blocks; HIP counts threads, in 32 bits. Kernels divide block numbers as 31-bit numbers.
+pub(super) fn most_blocks(facts: &DeviceFacts, threads: u32) -> u64 {
+    match facts.vendor {
+        Vendor::Nvidia => i32::MAX as u64,
+        Vendor::Amd => u64::from(u32::MAX / threads).min(i32::MAX as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_widest_access_follows_addresses_and_strides() {
+        assert_eq!(power_of_two_in(0), 16);
+        assert_eq!(power_of_two_in(64), 16);
+        assert_eq!(power_of_two_in(6), 2);
+        assert_eq!(power_of_two_in(24), 8);
+    }
+}
