@@ -35,13 +35,15 @@ constexpr int EXACT_THREADS = 256;
 
 // The operand's tile in shared memory: rows of terms, columns of outer positions. `at` is a byte offset.
 //
-// Columns are exchanged in blocks so that the 32 stores of a wave meet 32 banks: lanes that hold different chunks of a
-// line along the reduction would else write to the same one.
-template <int Size> struct ExactTile {
+// Lanes that hold different chunks of a line along the reduction would write to the same bank. Columns are exchanged in
+// blocks there, so that the 32 stores of a wave meet 32 banks.
+template <int Size, bool AlongReduction> struct ExactTile {
     static constexpr int DEPTH = EXACT_THREADS * CHUNK / Size;
     static constexpr u32 BYTES = Size * DEPTH * 4;
 
-    static constexpr CAUSEWAY_DEVICE int exchange(int term) { return term / CHUNK * (32 / (DEPTH / CHUNK)); }
+    static constexpr CAUSEWAY_DEVICE int exchange(int term) {
+        return AlongReduction ? term / CHUNK * (32 / (DEPTH / CHUNK)) : 0;
+    }
 
     static CAUSEWAY_DEVICE u32 at(u32 base, int term, int outer) {
         return base + (u32)(term * Size + (outer ^ exchange(term))) * 4;
@@ -50,30 +52,26 @@ template <int Size> struct ExactTile {
 
 // One thread's chunk of each of an operand's tiles. `Padding` has the bits of two terms past the end.
 template <typename T, int Size, bool AlongReduction, int Bytes, u32 Padding> class ExactChunk {
-    using Tile = ExactTile<Size>;
+    using Tile = ExactTile<Size, AlongReduction>;
     static constexpr int PER_LINE = (AlongReduction ? Tile::DEPTH : Size) / CHUNK;
 
 public:
-    CAUSEWAY_DEVICE ExactChunk(const Operand& operand, i64 first_outer, i64 outer_size, i64 reduction)
-        : line_((int)thread_index() / PER_LINE), position_((int)thread_index() % PER_LINE * CHUNK) {
-        const int term = AlongReduction ? position_ : line_, outer = AlongReduction ? line_ : position_;
-        stride_ = AlongReduction ? operand.reduction_stride : operand.outer_stride;
-        address_ = element_address(operand.data,
-                                   (first_outer + outer) * operand.outer_stride + term * operand.reduction_stride);
-        advance_ = operand.reduction_stride * (Tile::DEPTH * 2);
-        const i64 outer_left = outer_size - first_outer - outer;
-        terms_left_ = reduction - term;
-        outer_count_ = AlongReduction ? (outer_left > 0 ? CHUNK : 0) : chunk_count(outer_left);
+    CAUSEWAY_DEVICE ExactChunk(const Operand& operand, i64 first_outer, i64 outer_size) {
+        const i64 outer = first_outer + (AlongReduction ? line() : position());
+        const i64 term = AlongReduction ? position() : line();
+        address_ = element_address(operand.data, outer * operand.outer_stride + term * operand.reduction_stride);
+        outer_count_ = AlongReduction ? (outer < outer_size ? CHUNK : 0) : chunk_count(outer_size - outer);
     }
 
-    // Reads the chunk of the next tile.
-    CAUSEWAY_DEVICE void fetch() {
-        const int terms = AlongReduction ? chunk_count(terms_left_) : terms_left_ > 0 ? CHUNK : 0;
+    // Reads the chunk of the next tile, of which `terms` terms exist (no need to count more than a tile has).
+    CAUSEWAY_DEVICE void fetch(const Operand& operand, int terms) {
+        const int exist = terms - (AlongReduction ? position() : line());
+        const int along = AlongReduction ? chunk_count(exist) : exist > 0 ? CHUNK : 0;
         // One of the two is either a whole chunk or nothing.
-        const int count = terms < outer_count_ ? terms : outer_count_;
-        chunk_ = load_chunk<Bytes>(address_, stride_, count, Padding);
-        address_ += advance_;
-        terms_left_ -= Tile::DEPTH;
+        const int count = along < outer_count_ ? along : outer_count_;
+        const i64 stride = AlongReduction ? operand.reduction_stride : operand.outer_stride;
+        chunk_ = load_chunk<Bytes>(address_, stride, count, Padding);
+        address_ += operand.reduction_stride * (Tile::DEPTH * 2);
     }
 
     // Puts what was fetched into a tile.
@@ -83,23 +81,23 @@ public:
         if constexpr (AlongReduction) {
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                store_shared<4>(Tile::at(base, position_ + i, line_), Packet<4>{{as_bits(values[i])}});
+                store_shared<4>(Tile::at(base, position() + i, line()), Packet<4>{{as_bits(values[i])}});
             }
         } else {
 #pragma unroll
             for (int i = 0; i < CHUNK; i += 4) {
                 const Packet<16> four = {
                     {as_bits(values[i]), as_bits(values[i + 1]), as_bits(values[i + 2]), as_bits(values[i + 3])}};
-                store_shared<16>(Tile::at(base, line_, position_ + i), four);
+                store_shared<16>(Tile::at(base, line(), position() + i), four);
             }
         }
     }
 
 private:
-    const int line_, position_;
+    static CAUSEWAY_DEVICE int line() { return (int)thread_index() / PER_LINE; }
+    static CAUSEWAY_DEVICE int position() { return (int)thread_index() % PER_LINE * CHUNK; }
+
     const char* address_;
-    i64 stride_, advance_;
-    i64 terms_left_;
     int outer_count_;
     Packet<16> chunk_;
 };
@@ -117,18 +115,20 @@ private:
 //   struct Tile { static constexpr int size = 128; };        outputs along each axis: 128, 64 or 32
 template <class Problem, class Tile> CAUSEWAY_DEVICE void exact(const Arguments& a) {
     using T = typename Problem::T;
-    constexpr int SIZE = Tile::size, DEPTH = ExactTile<SIZE>::DEPTH;
+    constexpr int SIZE = Tile::size;
+    using LeftTile = ExactTile<SIZE, Problem::left_along_reduction>;
+    using RightTile = ExactTile<SIZE, Problem::right_along_reduction>;
+    constexpr int DEPTH = LeftTile::DEPTH;
     // Each thread has EACH × EACH outputs: GROUPS × GROUPS squares of RUN × RUN.
     constexpr int EACH = SIZE / 16, RUN = EACH < 4 ? EACH : 4, GROUPS = EACH / RUN, APART = SIZE / GROUPS;
-    constexpr u32 BYTES = ExactTile<SIZE>::BYTES, RIGHT = 2 * BYTES;
+    constexpr u32 BYTES = LeftTile::BYTES, RIGHT = 2 * BYTES;
     constexpr u32 NEGATIVE_ZEROS = 0x80008000u;
 
     TileOrigin origin;
     if (!tile_origin<SIZE, SIZE>(a, tile_index(a), origin)) return;
-    ExactChunk<T, SIZE, Problem::left_along_reduction, Problem::left_bytes, 0> left(a.left, origin.row, a.rows,
-                                                                                    a.reduction);
+    ExactChunk<T, SIZE, Problem::left_along_reduction, Problem::left_bytes, 0> left(a.left, origin.row, a.rows);
     ExactChunk<T, SIZE, Problem::right_along_reduction, Problem::right_bytes, NEGATIVE_ZEROS> right(
-        a.right, origin.column, a.columns, a.reduction);
+        a.right, origin.column, a.columns);
 
     // A wave's 32 threads (or each half of 64) lie 8 across and 4 down: 12 different accesses for 32 threads.
     const int thread = (int)thread_index();
@@ -142,22 +142,24 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void exact(const Arguments&
         for (int j = 0; j < EACH; ++j) sums[i][j] = 0.0f;
     }
 
-    left.fetch();
-    right.fetch();
+    const int terms = a.reduction < DEPTH ? (int)a.reduction : DEPTH;
+    left.fetch(a.left, terms);
+    right.fetch(a.right, terms);
     left.store(0);
     right.store(RIGHT);
     block_barrier();
     u32 buffer = 0;
-    for (i64 done = 0; done < a.reduction; done += DEPTH) {
-        const bool more = done + DEPTH < a.reduction;
-        if (more) {
-            left.fetch();
-            right.fetch();
+    for (i64 ahead = a.reduction - DEPTH; ahead > -DEPTH; ahead -= DEPTH) {
+        if (ahead > 0) {
+            const int terms = ahead < DEPTH ? (int)ahead : DEPTH;
+            left.fetch(a.left, terms);
+            right.fetch(a.right, terms);
         }
-#pragma unroll
+        // Unrolled, its addresses would take the registers that the sums leave.
+#pragma unroll 1
         for (int first = 0; first < DEPTH; first += CHUNK) {
-            const u32 rows_at = ExactTile<SIZE>::at(buffer, first, down);
-            const u32 columns_at = ExactTile<SIZE>::at(RIGHT + buffer, first, across);
+            const u32 rows_at = LeftTile::at(buffer, first, down);
+            const u32 columns_at = RightTile::at(RIGHT + buffer, first, across);
 #pragma unroll
             for (int term = 0; term < CHUNK; ++term) {
                 float factors[EACH], others[EACH];
@@ -179,7 +181,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void exact(const Arguments&
                 }
             }
         }
-        if (more) {
+        if (ahead > 0) {
             buffer ^= BYTES;
             left.store(buffer);
             right.store(RIGHT + buffer);

@@ -10,9 +10,6 @@ const HEADER: &str = "gemm_exact.cuh";
 const ENTRY: &str = "gemm_exact";
 const THREADS: u32 = 256;
 
-/// Blocks that should fit on a multiprocessor: caps registers at 128 per thread.
-const RESIDENT: u32 = 2;
-
 /// Outputs of a tile along each axis. The largest does the most with what it reads; a smaller one is for results that
 /// would else leave multiprocessors idle.
 const SIZES: [u32; 3] = [128, 64, 32];
@@ -28,8 +25,10 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
     let (left, right) = (Access::left(problem), Access::right(problem));
     // A thread's neighbouring results: 4, or 2 of the smallest tile.
     let results = result_bytes(problem, (size / 8).min(8));
+    // Two blocks on a multiprocessor cap a thread's registers at 128. Accesses of 4 and 8 bytes take a few more.
+    let resident = if [left.bytes, right.bytes].iter().all(|bytes| matches!(bytes, 2 | 16)) { 2 } else { 1 };
     let text = format!(
-        "{}{}CAUSEWAY_KERNEL({THREADS}, {RESIDENT}) {ENTRY}(const causeway::gemm::Arguments arguments) {{\n    \
+        "{}{}CAUSEWAY_KERNEL({THREADS}, {resident}) {ENTRY}(const causeway::gemm::Arguments arguments) {{\n    \
          causeway::gemm::exact<Problem, Tile>(arguments);\n}}\n",
         constants(problem, left, right).int("result_bytes", results).finish(),
         Constants::new("Tile").int("size", size).finish()
