@@ -1,0 +1,280 @@
+"""Causal depthwise conv1d and half-precision GEMM gradients, for PyTorch tensors and NumPy arrays.
+
+Tensors are taken as they are: any strides, no copies. PyTorch's may be on an NVIDIA or AMD GPU, where work goes to the
+current stream, or on the CPU; they are differentiable and can be compiled. NumPy needs no PyTorch.
+
+    >>> import numpy, causeway
+    >>> x = numpy.ones((1, 2, 4), numpy.float32)              # (batch, dim, seqlen)
+    >>> weight = numpy.ones((2, 3), numpy.float32)            # (dim, width)
+    >>> causeway.causal_conv1d_fn(x, weight)[0, 0]
+    array([1., 2., 3., 3.], dtype=float32)
+
+``python -m causeway doctor`` tells what is here, and ``python -m causeway verify`` checks it against a float64 oracle.
+"""
+
+import importlib
+import sys
+
+from causeway._native import __version__
+
+__all__ = [
+    "causal_conv1d_fn",
+    "causal_conv1d_ref",
+    "causal_conv1d_update",
+    "causal_conv1d_update_ref",
+    "causal_conv1d_varlen_states",
+    "gemm",
+    "gemm_grad_a",
+    "gemm_grad_ab",
+    "gemm_grad_b",
+    "__version__",
+]
+
+# The implementation for each library, once a tensor has come from it: neither is imported before.
+_torch = None
+_numpy = None
+
+
+def _library(x):
+    """The implementation for what x is, where it is not PyTorch's and loaded already."""
+    global _torch, _numpy
+    if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
+        if _torch is None:
+            _torch = importlib.import_module("causeway._torch")
+        return _torch
+    if "numpy" in sys.modules:
+        if _numpy is None:
+            _numpy = importlib.import_module("causeway._numpy")
+        return _numpy
+    raise TypeError(f"x is a {type(x).__name__}: expected a torch.Tensor or a numpy.ndarray")
+
+
+def causal_conv1d_fn(
+    x,
+    weight,
+    bias=None,
+    seq_idx=None,
+    initial_states=None,
+    return_final_states=False,
+    final_states_out=None,
+    activation=None,
+    *,
+    cu_seqlens=None,
+    residual=None,
+):
+    """Causal depthwise convolution along a sequence, ``y = act(bias + weight * x) + residual``.
+
+    ``y[b,c,t] = act(bias[c] + sum_w weight[c,w] x[b,c, t-(width-1)+w]) + residual[b,c,t]``, where x before its first
+    position is ``initial_states``, or 0.
+
+    Parameters
+    ----------
+    x : (batch, dim, seqlen); float32, float16, bfloat16, and float64 on a CPU
+        Any strides. Channel-last memory, ``(batch, seqlen, dim)`` transposed, is as fast as channel-first.
+    weight : (dim, width), width 1 to 256; float32, float16 or bfloat16, whatever x is (float64 if x is)
+    bias : (dim,), of weight's dtype, optional
+    seq_idx : (batch, seqlen) int32, optional
+        A tap counts only where its position carries the output position's index. A negative index is padding: the
+        convolution gives 0 there, and the position gives and takes no gradient.
+    initial_states : (batch, dim, width-1), of x's dtype, optional
+        The positions before the first one; with cu_seqlens ``(n, dim, width-1)``, one row per sequence.
+    return_final_states : bool
+        Return ``(y, final_states)``, where final_states, of initial_states' shape, are the last width-1 columns of
+        ``[initial_states, x]``.
+    final_states_out : optional
+        Tensor that final_states are written to.
+    activation : None, "silu" or "swish"
+    cu_seqlens : (n+1,) int32 or int64, optional
+        x is n sequences packed into ``(1, dim, total)``; sequence i lies at ``cu_seqlens[i]:cu_seqlens[i+1]``.
+    residual : (batch, dim, seqlen), of x's dtype, optional
+
+    Returns
+    -------
+    y, of x's shape, dtype and layout; or ``(y, final_states)``.
+
+    Raises
+    ------
+    ValueError for a shape or an index, TypeError for a dtype, RuntimeError for tensors on different devices or an output
+    that shares memory with an input, NotImplementedError for another activation. Nothing is written then. Index values
+    on a GPU are not read back: kernels stay within bounds whatever they hold.
+
+    Notes
+    -----
+    Differentiable in x, weight, bias, initial_states and residual, through y and final_states. Results are the same
+    bits from run to run, gradients included. Under autocast, x, initial_states and residual are cast as by
+    ``torch.nn.functional.conv1d``; weights are not, since sums are float32 anyway.
+
+    Examples
+    --------
+    >>> x = torch.randn(2, 64, 128, requires_grad=True)
+    >>> weight, bias = torch.randn(64, 4), torch.randn(64)
+    >>> y = causeway.causal_conv1d_fn(x, weight, bias, activation="silu")
+    >>> y.sum().backward()
+    """
+    library = _torch if _torch is not None and isinstance(x, _torch.Tensor) else _library(x)
+    return library.causal_conv1d_fn(
+        x,
+        weight,
+        bias,
+        seq_idx,
+        initial_states,
+        return_final_states,
+        final_states_out,
+        activation,
+        cu_seqlens,
+        residual,
+    )
+
+
+def causal_conv1d_update(
+    x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None
+):
+    """One or more new positions of every sequence, with the state changed in place. Not differentiable.
+
+    Parameters
+    ----------
+    x : (batch, dim) or (batch, dim, seqlen); float32, float16, bfloat16, and float64 on a CPU
+    conv_state : (batch, dim, state_len), of x's dtype, state_len >= width-1
+        The last positions before x. Shifted left by seqlen with x appended, or written as a ring buffer.
+    weight : (dim, width), as in `causal_conv1d_fn`
+    bias : (dim,), of weight's dtype, optional
+    activation : None, "silu" or "swish"
+    cache_seqlens : (batch,) int32, optional
+        Positions seen so far. conv_state is a ring buffer then: x is written at ``(cache_seqlens + i) % state_len``.
+    conv_state_indices : (batch,) int32, optional
+        The row of conv_state ``(rows, dim, state_len)`` of each batch entry. A negative index gives 0 and leaves the
+        state alone.
+
+    Returns
+    -------
+    The convolution at the new positions, of x's shape and dtype.
+
+    Raises
+    ------
+    As `causal_conv1d_fn`.
+
+    Examples
+    --------
+    >>> conv_state = torch.zeros(2, 64, 3)
+    >>> y = causeway.causal_conv1d_update(torch.randn(2, 64), conv_state, torch.randn(64, 4), activation="silu")
+    """
+    library = _torch if _torch is not None and isinstance(x, _torch.Tensor) else _library(x)
+    return library.causal_conv1d_update(
+        x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices
+    )
+
+
+def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
+    """The last state_len positions of every packed sequence, with zeros in front of short ones. Not differentiable.
+
+    Parameters
+    ----------
+    x : (total, dim)
+    cu_seqlens : (n+1,) int32 or int64
+    state_len : int
+
+    Returns
+    -------
+    states : (n, dim, state_len), of x's dtype; its memory is (n, state_len, dim)
+
+    Examples
+    --------
+    >>> ends = torch.tensor([0, 3, 10], dtype=torch.int32)
+    >>> causeway.causal_conv1d_varlen_states(torch.randn(10, 64), ends, 4).shape
+    torch.Size([2, 64, 4])
+    """
+    library = _torch if _torch is not None and isinstance(x, _torch.Tensor) else _library(x)
+    return library.causal_conv1d_varlen_states(x, cu_seqlens, state_len)
+
+
+def causal_conv1d_ref(
+    x,
+    weight,
+    bias=None,
+    initial_states=None,
+    return_final_states=False,
+    final_states_out=None,
+    activation=None,
+):
+    """`causal_conv1d_fn` in plain operations of PyTorch or NumPy: slow, and easy to read. Computes in weight's dtype.
+
+    Examples
+    --------
+    >>> y = causeway.causal_conv1d_ref(torch.randn(2, 64, 128), torch.randn(64, 4))
+    """
+    return importlib.import_module("causeway._reference").causal_conv1d_ref(
+        x, weight, bias, initial_states, return_final_states, final_states_out, activation
+    )
+
+
+def causal_conv1d_update_ref(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None):
+    """`causal_conv1d_update` in plain operations of PyTorch or NumPy: slow, and easy to read.
+
+    Examples
+    --------
+    >>> y = causeway.causal_conv1d_update_ref(torch.randn(2, 64), torch.zeros(2, 64, 3), torch.randn(64, 4))
+    """
+    return importlib.import_module("causeway._reference").causal_conv1d_update_ref(
+        x, conv_state, weight, bias, activation, cache_seqlens
+    )
+
+
+def gemm(a, b, *, algorithm="fast"):
+    """The product ``a @ b`` of half-precision matrices, summed in float32. Differentiable.
+
+    Parameters
+    ----------
+    a : (M, K), float16 or bfloat16, any strides
+    b : (K, N), of a's dtype
+    algorithm : "fast" or "exact"
+        "exact" is one chain of fused multiply-adds per element, in increasing k: the same bits on every device.
+
+    Returns
+    -------
+    c : (M, N), of a's dtype
+
+    Raises
+    ------
+    As `causal_conv1d_fn`.
+
+    Examples
+    --------
+    >>> c = causeway.gemm(torch.randn(8, 16).half(), torch.randn(16, 4).half())
+    """
+    return _library(a).gemm(a, b, algorithm)
+
+
+def gemm_grad_a(grad_c, b, *, algorithm="fast"):
+    """The gradient of `gemm`'s a, ``grad_c @ b.T``: (M, N), (K, N) -> (M, K).
+
+    Examples
+    --------
+    >>> grad_a = causeway.gemm_grad_a(torch.randn(8, 4).half(), torch.randn(16, 4).half())
+    """
+    return _library(grad_c).gemm_grad_a(grad_c, b, algorithm)
+
+
+def gemm_grad_b(grad_c, a, *, algorithm="fast"):
+    """The gradient of `gemm`'s b, ``a.T @ grad_c``: (M, N), (M, K) -> (K, N).
+
+    Examples
+    --------
+    >>> grad_b = causeway.gemm_grad_b(torch.randn(8, 4).half(), torch.randn(8, 16).half())
+    """
+    return _library(grad_c).gemm_grad_b(grad_c, a, algorithm)
+
+
+def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
+    """Both gradients of `gemm` in one call: (M, N), (M, K), (K, N) -> ((M, K), (K, N)).
+
+    Examples
+    --------
+    >>> c, a, b = (torch.randn(*shape).half() for shape in [(8, 4), (8, 16), (16, 4)])
+    >>> grad_a, grad_b = causeway.gemm_grad_ab(c, a, b)
+    """
+    return _library(grad_c).gemm_grad_ab(grad_c, a, b, algorithm)
+
+
+# Compilers of models trace these functions; what they need is there then.
+if "torch" in sys.modules and hasattr(sys.modules["torch"], "Tensor"):
+    _torch = importlib.import_module("causeway._torch")

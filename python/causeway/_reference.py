@@ -1,0 +1,98 @@
+"""The convolution in plain operations, for PyTorch and NumPy: what `causal_conv1d_fn` computes, easy to read."""
+
+from causeway._activation import is_silu
+
+
+def _is_torch(x):
+    return type(x).__module__.split(".")[0] == "torch" or hasattr(x, "new_zeros")
+
+
+def _concatenate(parts):
+    if _is_torch(parts[0]):
+        import torch
+
+        return torch.cat(parts, dim=-1)
+    import numpy
+
+    return numpy.concatenate(parts, axis=-1)
+
+
+def _zeros(x, *shape):
+    if _is_torch(x):
+        return x.new_zeros(shape)
+    import numpy
+
+    return numpy.zeros(shape, x.dtype)
+
+
+def _cast(x, dtype):
+    return x.to(dtype) if _is_torch(x) else x.astype(dtype)
+
+
+def _silu(x):
+    if _is_torch(x):
+        return x * x.sigmoid()
+    import numpy
+
+    return x / (1 + numpy.exp(-x))
+
+
+def _convolve(history, weight, bias, silu, dtype):
+    """Of `history (..., dim, width - 1 + seqlen)`: the sum over the taps, in the order of time."""
+    width = weight.shape[1]
+    seqlen = history.shape[-1] - (width - 1)
+    history = _cast(history, weight.dtype)
+    total = sum(weight[:, tap, None] * history[..., tap : tap + seqlen] for tap in range(width))
+    if bias is not None:
+        total = total + bias[:, None]
+    return _cast(_silu(total) if silu else total, dtype)
+
+
+def causal_conv1d_ref(
+    x, weight, bias, initial_states, return_final_states, final_states_out, activation
+):
+    """See `causeway.causal_conv1d_ref`."""
+    silu = is_silu(activation)
+    batch, dim, seqlen = x.shape
+    if initial_states is None:
+        initial_states = _zeros(x, batch, dim, weight.shape[1] - 1)
+    history = _concatenate([initial_states, x])
+    y = _convolve(history, weight, bias, silu, x.dtype)
+    final_states = history[..., seqlen:]
+    if final_states_out is not None:
+        final_states_out[...] = final_states
+        final_states = final_states_out
+    return (y, final_states) if return_final_states else y
+
+
+def causal_conv1d_update_ref(x, conv_state, weight, bias, activation, cache_seqlens):
+    """See `causeway.causal_conv1d_update_ref`."""
+    silu = is_silu(activation)
+    if x.ndim == 2:
+        out = causal_conv1d_update_ref(x[..., None], conv_state, weight, bias, activation, cache_seqlens)
+        return out[..., 0]
+    seqlen, before, state_len = x.shape[-1], weight.shape[1] - 1, conv_state.shape[-1]
+    if cache_seqlens is None:
+        joined = _concatenate([conv_state, x])
+        history = joined[..., joined.shape[-1] - seqlen - before :]
+        conv_state[...] = joined[..., seqlen:]
+        return _convolve(history, weight, bias, silu, x.dtype)
+    rows = []
+    for row, seen in enumerate(cache_seqlens.tolist()):
+        past = [(seen - before + i) % state_len for i in range(before)]
+        rows.append(_concatenate([conv_state[row][:, past], x[row]])[None])
+        # Where x is longer than the ring, its last positions stay.
+        for i in range(seqlen):
+            conv_state[row, :, (seen + i) % state_len] = x[row, :, i]
+    return _concatenate_rows(rows, weight, bias, silu, x.dtype)
+
+
+def _concatenate_rows(rows, weight, bias, silu, dtype):
+    outputs = [_convolve(row, weight, bias, silu, dtype) for row in rows]
+    if _is_torch(outputs[0]):
+        import torch
+
+        return torch.cat(outputs)
+    import numpy
+
+    return numpy.concatenate(outputs)

@@ -1,0 +1,22 @@
+"""The operations on PyTorch tensors.
+
+Two ways lead to the same kernels. Eager calls of plain tensors go to them straight, with a `torch.autograd.Function`
+around them when a gradient is needed: that costs a few microseconds. Everything that wants to see an operation before it
+runs (torch.compile, fake tensors, torch.func, dispatch modes, tensor subclasses) gets the operators of `operators.py`.
+"""
+
+from torch import Tensor
+
+from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
+from causeway._torch.gemm import gemm, gemm_grad_a, gemm_grad_ab, gemm_grad_b
+
+__all__ = [
+    "Tensor",
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "causal_conv1d_varlen_states",
+    "gemm",
+    "gemm_grad_a",
+    "gemm_grad_ab",
+    "gemm_grad_b",
+]

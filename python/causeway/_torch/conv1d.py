@@ -1,0 +1,137 @@
+"""The convolution on PyTorch tensors; see `causeway.causal_conv1d_fn` for the arguments."""
+
+import torch
+
+from causeway._activation import is_silu
+from causeway._torch import kernels, operators, transforms
+from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_direct, is_transformed
+
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+
+
+class _Convolution(torch.autograd.Function):
+    """The kernels, for eager calls that need a gradient."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, final_states):
+        """y, or (y, final_states) if there is room for them."""
+        ctx.save_for_backward(x, weight, bias, initial_states, seq_idx, cu_seqlens)
+        ctx.silu, ctx.wants_states, ctx.has_residual = silu, final_states is not None, residual is not None
+        ctx.set_materialize_grads(False)
+        y = kernels.forward(
+            x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, final_states
+        )
+        return y if final_states is None else (y, final_states)
+
+    @staticmethod
+    def backward(ctx, dy, dfinal_states=None):
+        """Gradients of all inputs; through the operator if they are to be differentiated again."""
+        if _is_grad_enabled() or dy is None:
+            return operators.convolution_gradients(ctx, dy, dfinal_states)
+        x, weight, bias, initial_states, seq_idx, cu_seqlens = ctx.saved_tensors
+        gradients = kernels.backward(
+            x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, ctx.silu
+        )
+        return *gradients, None, None, dy if ctx.has_residual else None, None, None
+
+
+def causal_conv1d_fn(
+    x,
+    weight,
+    bias,
+    seq_idx,
+    initial_states,
+    return_final_states,
+    final_states_out,
+    activation,
+    cu_seqlens,
+    residual,
+):
+    """See `causeway.causal_conv1d_fn`."""
+    silu = is_silu(activation)
+    dtype = autocast_dtype(x)
+    if dtype is not None:
+        x, initial_states, residual = cast(x, dtype), cast(initial_states, dtype), cast(residual, dtype)
+    wants_states = return_final_states or final_states_out is not None
+
+    if _is_compiling() or not is_direct(
+        x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, final_states_out
+    ):
+        expect_tensors(
+            weight=weight,
+            bias=bias,
+            initial_states=initial_states,
+            seq_idx=seq_idx,
+            cu_seqlens=cu_seqlens,
+            residual=residual,
+            final_states_out=final_states_out,
+        )
+        forward = transforms.Convolution.apply if is_transformed() else operators.forward
+        y, final_states = forward(
+            x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states
+        )
+        if final_states_out is not None:
+            with torch.no_grad():
+                final_states_out.copy_(final_states)
+        return (y, final_states) if return_final_states else y
+
+    needs_gradient = _is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+        or (initial_states is not None and initial_states.requires_grad)
+        or (residual is not None and residual.requires_grad)
+    )
+    if not needs_gradient:
+        final_states = final_states_out
+        if wants_states and final_states is None:
+            final_states = kernels.empty_final_states(x, weight, cu_seqlens)
+        y = kernels.forward(
+            x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, final_states
+        )
+        _bump(final_states_out)
+        return (y, final_states) if return_final_states else y
+
+    # A tensor that the caller keeps must not keep the graph: gradients flow through the result alone.
+    final_states = kernels.empty_final_states(x, weight, cu_seqlens) if wants_states else None
+    result = _Convolution.apply(
+        x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, final_states
+    )
+    if final_states is None:
+        return result
+    if final_states_out is not None:
+        with torch.no_grad():
+            final_states_out.copy_(result[1])
+    return result if return_final_states else result[0]
+
+
+def _bump(written):
+    """Tells autograd that a tensor of the caller's has changed."""
+    if written is not None and not written.is_inference():
+        torch.autograd.graph.increment_version(written)
+
+
+def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices):
+    """See `causeway.causal_conv1d_update`."""
+    silu = is_silu(activation)
+    if _is_compiling() or not is_direct(x, conv_state, weight, bias, cache_seqlens, conv_state_indices):
+        expect_tensors(
+            conv_state=conv_state,
+            weight=weight,
+            bias=bias,
+            cache_seqlens=cache_seqlens,
+            conv_state_indices=conv_state_indices,
+        )
+        return operators.update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
+    if conv_state is not None and conv_state.requires_grad and _is_grad_enabled():
+        raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
+    return kernels.update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
+
+
+def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
+    """See `causeway.causal_conv1d_varlen_states`."""
+    if _is_compiling() or not is_direct(x, cu_seqlens):
+        expect_tensors(cu_seqlens=cu_seqlens)
+        return operators.varlen_states(x, cu_seqlens, state_len)
+    return kernels.varlen_states(x, cu_seqlens, state_len)

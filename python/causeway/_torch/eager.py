@@ -1,0 +1,65 @@
+"""Whether a call may go straight to its kernel, and what autocast makes of its tensors."""
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+_is_tracing = torch._C._is_tracing
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
+
+
+def is_direct(x, *others):
+    """True if only autograd, at most, wants to know about an operation on these tensors."""
+    if not (type(x) in _PLAIN and (x.is_cuda or x.is_cpu)):
+        return False
+    for tensor in others:
+        if type(tensor) not in _PLAIN:
+            return False
+    return (
+        not _dispatch_modes()
+        and _functorch_level() is None
+        and not _is_tracing()
+        and forward_ad._current_level < 0
+    )
+
+
+def is_transformed():
+    """True inside of grad, vmap and the other transforms of `torch.func`, or with forward-mode gradients."""
+    if torch.compiler.is_compiling():
+        return False
+    return _functorch_level() is not None or forward_ad._current_level >= 0
+
+
+def autocast_dtype(x):
+    """The dtype that autocast wants for tensors on x's device; None outside of autocast."""
+    if torch.compiler.is_compiling() or _is_any_autocast_enabled():
+        device_type = x.device.type
+        if torch.is_autocast_enabled(device_type):
+            return torch.get_autocast_dtype(device_type)
+    return None
+
+
+def cast(tensor, dtype):
+    """As autocast casts an argument of a convolution: float64 and integers stay."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(dtype)
+
+
+def expect_tensors(**arguments):
+    """Every argument is a tensor of PyTorch's, or None where it may be."""
+    for name, value in arguments.items():
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are")
+
+
+def require_axes(argument, tensor, expected):
+    """The sizes of a tensor that results are made from."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{argument} is a {type(tensor).__name__}: expected a torch.Tensor")
+    if tensor.dim() != len(expected.split(",")):
+        raise ValueError(f"{argument} has shape {tuple(tensor.shape)}: expected {expected}")
+    return tensor.shape

@@ -1,0 +1,30 @@
+//! The extension module of the Python package: views of NumPy's and PyTorch's tensors, and calls of the library.
+//!
+//! Functions here take every tensor as it is, outputs included, and check nothing that the library checks. The
+//! package's Python code allocates outputs and knows about autograd.
+
+mod call;
+mod command;
+mod conv1d;
+mod error;
+mod gemm;
+mod overlap;
+mod tensor;
+mod threads;
+
+/// `causeway._native`.
+#[pyo3::pymodule(gil_used = true)]
+mod _native {
+    #[pymodule_export]
+    use super::command::main;
+    #[pymodule_export]
+    use super::conv1d::{
+        causal_conv1d_backward, causal_conv1d_forward, causal_conv1d_update, causal_conv1d_varlen_states,
+    };
+    #[pymodule_export]
+    use super::gemm::{gemm_forward, gemm_grad_a, gemm_grad_ab, gemm_grad_b};
+
+    #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

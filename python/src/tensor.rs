@@ -1,0 +1,347 @@
+//! Views of the tensors that Python hands over: NumPy's arrays and PyTorch's tensors, by pointer.
+//!
+//! Neither library is imported here; a tensor of PyTorch's can only be there if PyTorch is. Attributes are read
+//! through Python, so that one binary serves every version of both.
+
+use causeway::backend::gpu::plan::Vendor;
+use causeway::tensor::MAX_RANK;
+use causeway::{DType, Location, TensorMut, TensorRef};
+use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyTuple, PyType};
+
+use crate::error::exception;
+use crate::overlap::{self, Layout};
+
+/// What was read from a Python tensor. The caller keeps the object, and so its memory, alive.
+#[derive(Debug, Clone, Copy)]
+pub struct Tensor {
+    pointer: *mut u8,
+    dtype: DType,
+    rank: usize,
+    shape: [i64; MAX_RANK],
+    strides: [i64; MAX_RANK],
+    pub location: Location,
+    is_torch: bool,
+    read_only: bool,
+}
+
+// SAFETY: addresses and sizes; the memory is plain numbers, and the caller's to share.
+unsafe impl Send for Tensor {}
+// SAFETY: as above.
+unsafe impl Sync for Tensor {}
+
+/// What is needed of PyTorch, once it has been imported by whoever made the tensors.
+pub struct Torch {
+    tensor: Py<PyType>,
+    dtypes: Vec<(Py<PyAny>, DType)>,
+    vendor: Vendor,
+    current_stream: Option<Py<PyAny>>,
+    thread_count: Py<PyAny>,
+    /// Keyword arguments for `Tensor.new_empty`.
+    bytes: Py<pyo3::types::PyDict>,
+}
+
+static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+impl Torch {
+    /// PyTorch, if this process has imported it.
+    pub fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
+        if let Some(torch) = TORCH.get(py) {
+            return Ok(Some(torch));
+        }
+        let modules = py.import("sys")?.getattr("modules")?;
+        let Ok(module) = modules.get_item("torch") else { return Ok(None) };
+        // While it is being imported, it may not have a Tensor yet.
+        if !module.hasattr("Tensor")? || !module.hasattr("get_num_threads")? {
+            return Ok(None);
+        }
+        TORCH.get_or_try_init(py, || Self::new(&module)).map(Some)
+    }
+
+    fn new(module: &Bound<'_, PyAny>) -> PyResult<Torch> {
+        let py = module.py();
+        let names = [
+            ("float32", DType::F32),
+            ("float16", DType::F16),
+            ("bfloat16", DType::BF16),
+            ("float64", DType::F64),
+            ("int32", DType::I32),
+            ("int64", DType::I64),
+        ];
+        let dtypes = names.into_iter().map(|(name, dtype)| Ok((module.getattr(name)?.unbind(), dtype)));
+        let is_hip = !module.getattr("version")?.getattr("hip")?.is_none();
+        let bytes = pyo3::types::PyDict::new(py);
+        bytes.set_item("dtype", module.getattr("uint8")?)?;
+        Ok(Torch {
+            tensor: module.getattr("Tensor")?.cast_into::<PyType>()?.unbind(),
+            dtypes: dtypes.collect::<PyResult<_>>()?,
+            vendor: if is_hip { Vendor::Amd } else { Vendor::Nvidia },
+            // A build for processors has none.
+            current_stream: module
+                .getattr("_C")?
+                .getattr("_cuda_getCurrentRawStream")
+                .ok()
+                .map(Bound::unbind),
+            thread_count: module.getattr("get_num_threads")?.unbind(),
+            bytes: bytes.unbind(),
+        })
+    }
+
+    /// Whose GPUs this build of PyTorch is for.
+    pub fn vendor(&self) -> Vendor {
+        self.vendor
+    }
+
+    /// The address of the stream that PyTorch puts work of this thread on.
+    pub fn current_stream(&self, py: Python<'_>, ordinal: u32) -> PyResult<usize> {
+        match &self.current_stream {
+            Some(function) => function.bind(py).call1((ordinal,))?.extract(),
+            None => Err(PyNotImplementedError::new_err("this build of PyTorch has no GPU support")),
+        }
+    }
+
+    /// `torch.get_num_threads()`.
+    pub fn thread_count(&self, py: Python<'_>) -> PyResult<usize> {
+        self.thread_count.bind(py).call0()?.extract()
+    }
+
+    /// Uninitialised memory from PyTorch's allocator, on the device and the current stream of `like`.
+    pub fn allocate<'py>(&self, like: &Bound<'py, PyAny>, bytes: u64) -> PyResult<Bound<'py, PyAny>> {
+        let py = like.py();
+        like.call_method(intern!(py, "new_empty"), (bytes,), Some(self.bytes.bind(py)))
+    }
+}
+
+/// The device address of a tensor that [`Torch::allocate`] made.
+pub fn data_ptr(tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
+    tensor.call_method0(intern!(tensor.py(), "data_ptr"))?.extract()
+}
+
+impl Tensor {
+    /// Reads a NumPy array or a PyTorch tensor; `argument` is what errors call it.
+    ///
+    /// # Errors
+    /// `TypeError` for another object or dtype, `ValueError` for an array that is not aligned or not in the
+    /// machine's byte order, `NotImplementedError` for a device without kernels.
+    pub fn read(argument: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        if let Some(torch) = Torch::imported(py)?
+            && object.is_instance(torch.tensor.bind(py))?
+        {
+            return Self::of_torch(argument, object, torch);
+        }
+        if let Some(ndarray) = ndarray(py)?
+            && object.is_instance(ndarray)?
+        {
+            return Self::of_numpy(argument, object);
+        }
+        let kind = object.get_type().name()?;
+        Err(PyTypeError::new_err(format!(
+            "{argument} is a {kind}: expected a torch.Tensor or a numpy.ndarray"
+        )))
+    }
+
+    /// As [`Tensor::read`], for an argument that may be `None`.
+    pub fn read_optional(argument: &str, object: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Self>> {
+        object.map(|object| Self::read(argument, object)).transpose()
+    }
+
+    fn of_torch(argument: &str, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Self> {
+        let py = object.py();
+        let location = if object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
+            let ordinal = object.call_method0(intern!(py, "get_device"))?.extract()?;
+            match torch.vendor {
+                Vendor::Nvidia => Location::Cuda(ordinal),
+                Vendor::Amd => Location::Hip(ordinal),
+            }
+        } else if object.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+            Location::Host
+        } else {
+            let device = object.getattr(intern!(py, "device"))?;
+            return Err(PyNotImplementedError::new_err(format!(
+                "{argument} is on {device}: kernels run on cuda (NVIDIA or AMD) and cpu tensors"
+            )));
+        };
+        let found = object.getattr(intern!(py, "dtype"))?;
+        let Some((_, dtype)) = torch.dtypes.iter().find(|(known, _)| known.is(&found)) else {
+            let expected = "expected torch.float32, float16, bfloat16, float64, int32 or int64";
+            return Err(PyTypeError::new_err(format!("{argument} has dtype {found}: {expected}")));
+        };
+        let (rank, shape) = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
+        let (_, strides) = sizes(argument, &object.call_method0(intern!(py, "stride"))?)?;
+        if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+            return Err(PyValueError::new_err(format!(
+                "{argument} holds its values negated, as a view of a conjugate: pass {argument}.resolve_neg()"
+            )));
+        }
+        let pointer: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        Ok(Tensor {
+            pointer: pointer as *mut u8,
+            dtype: *dtype,
+            rank,
+            shape,
+            strides,
+            location,
+            is_torch: true,
+            read_only: false,
+        })
+    }
+
+    fn of_numpy(argument: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        let interface = object.getattr(intern!(py, "__array_interface__"))?;
+        let (pointer, read_only): (usize, bool) = interface.get_item(intern!(py, "data"))?.extract()?;
+        let found = object.getattr(intern!(py, "dtype"))?;
+        let name: String = found.getattr(intern!(py, "name"))?.extract()?;
+        let dtype = match name.as_str() {
+            "float32" => DType::F32,
+            "float16" => DType::F16,
+            // Of the package ml_dtypes, which NumPy does not know about.
+            "bfloat16" => DType::BF16,
+            "float64" => DType::F64,
+            "int32" => DType::I32,
+            "int64" => DType::I64,
+            _ => {
+                let expected = "expected float32, float16, float64, int32, int64, or bfloat16 of ml_dtypes";
+                return Err(PyTypeError::new_err(format!("{argument} has dtype {name}: {expected}")));
+            }
+        };
+        if !found.getattr(intern!(py, "isnative"))?.is_truthy()? {
+            return Err(PyValueError::new_err(format!(
+                "{argument} is not in this machine's byte order: pass {argument}.astype(numpy.{name})"
+            )));
+        }
+        let (rank, shape) = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
+        let (_, mut strides) = sizes(argument, &object.getattr(intern!(py, "strides"))?)?;
+        let size = dtype.size() as i64;
+        let aligned = (pointer as u64).is_multiple_of(size as u64);
+        // NumPy gives axes that are never stepped along any stride.
+        let stepped = |axis: usize| shape[axis] > 1;
+        if !aligned || (0..rank).any(|axis| stepped(axis) && strides[axis] % size != 0) {
+            return Err(PyValueError::new_err(format!(
+                "{argument} has elements that are not aligned to their size: pass {argument}.copy()"
+            )));
+        }
+        strides.iter_mut().for_each(|stride| *stride /= size);
+        let location = Location::Host;
+        Ok(Tensor {
+            pointer: pointer as *mut u8,
+            dtype,
+            rank,
+            shape,
+            strides,
+            location,
+            is_torch: false,
+            read_only,
+        })
+    }
+
+    /// True for a tensor of PyTorch's.
+    pub fn is_torch(&self) -> bool {
+        self.is_torch
+    }
+
+    /// Number of elements.
+    pub fn element_count(&self) -> i64 {
+        self.shape[..self.rank].iter().fold(1, |product, &size| product.saturating_mul(size))
+    }
+
+    /// A view to read.
+    ///
+    /// # Safety
+    /// For `'a`, the Python object is kept alive, and nobody writes to its memory.
+    pub unsafe fn view<'a>(&self) -> PyResult<TensorRef<'a>> {
+        let (shape, strides) = (&self.shape[..self.rank], &self.strides[..self.rank]);
+        // SAFETY: the object vouches for its shape, strides and place; alignment was checked or is PyTorch's
+        // promise; the rest is the caller's promise.
+        unsafe { TensorRef::from_raw(self.pointer, self.dtype, shape, strides, self.location) }
+            .map_err(|error| exception(error, &[]))
+    }
+
+    /// A view to write.
+    ///
+    /// # Errors
+    /// `ValueError` if NumPy says that the array is read-only.
+    ///
+    /// # Safety
+    /// As for [`Tensor::view`], and nobody reads the memory either.
+    pub unsafe fn view_mut<'a>(&self, argument: &str) -> PyResult<TensorMut<'a>> {
+        if self.read_only {
+            return Err(PyValueError::new_err(format!("{argument} is read-only: it is written to")));
+        }
+        let (shape, strides) = (&self.shape[..self.rank], &self.strides[..self.rank]);
+        // SAFETY: as in `view`.
+        unsafe { TensorMut::from_raw(self.pointer, self.dtype, shape, strides, self.location) }
+            .map_err(|error| exception(error, &[]))
+    }
+
+    /// Lowest and highest address of an element's first byte; None without elements.
+    fn extent(&self) -> Option<(i128, i128)> {
+        if self.shape[..self.rank].contains(&0) {
+            return None;
+        }
+        let first = self.pointer as usize as i128;
+        let (mut lowest, mut highest) = (first, first);
+        for axis in 0..self.rank {
+            let reach = i128::from(self.strides[axis]) * i128::from(self.shape[axis] - 1);
+            let bytes = reach * self.dtype.size() as i128;
+            if bytes < 0 {
+                lowest += bytes;
+            } else {
+                highest += bytes;
+            }
+        }
+        Some((lowest, highest))
+    }
+
+    /// True if an element of one tensor shares a byte with an element of the other.
+    pub fn shares_memory(&self, other: &Tensor) -> bool {
+        let (Some((low, high)), Some((other_low, other_high))) = (self.extent(), other.extent()) else {
+            return false;
+        };
+        let apart =
+            low >= other_high + other.dtype.size() as i128 || other_low >= high + self.dtype.size() as i128;
+        self.location == other.location && !apart && overlap::meet(&self.layout(), &other.layout())
+    }
+
+    fn layout(&self) -> Layout {
+        let size = self.dtype.size() as i128;
+        let mut layout = Layout { address: self.pointer as usize as i128, size, axes: [(0, 1); MAX_RANK] };
+        for axis in 0..self.rank {
+            layout.axes[axis] = (i128::from(self.strides[axis]) * size, i128::from(self.shape[axis]));
+        }
+        layout
+    }
+}
+
+/// The values of a tuple of integers.
+fn sizes(argument: &str, tuple: &Bound<'_, PyAny>) -> PyResult<(usize, [i64; MAX_RANK])> {
+    let tuple = tuple.cast::<PyTuple>()?;
+    let rank = tuple.len();
+    if rank > MAX_RANK {
+        return Err(PyValueError::new_err(format!(
+            "{argument} has {rank} axes: no argument has more than 3"
+        )));
+    }
+    let mut values = [0; MAX_RANK];
+    for (value, item) in values.iter_mut().zip(tuple.iter_borrowed()) {
+        *value = item.extract()?;
+    }
+    Ok((rank, values))
+}
+
+/// NumPy's array type, if this process has imported NumPy.
+fn ndarray(py: Python<'_>) -> PyResult<Option<&Bound<'_, PyType>>> {
+    if let Some(ndarray) = NDARRAY.get(py) {
+        return Ok(Some(ndarray.bind(py)));
+    }
+    let modules = py.import("sys")?.getattr("modules")?;
+    let Ok(module) = modules.get_item("numpy") else { return Ok(None) };
+    let Ok(ndarray) = module.getattr("ndarray") else { return Ok(None) };
+    let ndarray = NDARRAY.get_or_try_init(py, || Ok::<_, PyErr>(ndarray.cast_into::<PyType>()?.unbind()))?;
+    Ok(Some(ndarray.bind(py)))
+}
