@@ -12,7 +12,6 @@ current stream, or on the CPU; they are differentiable and can be compiled. NumP
 ``python -m causeway doctor`` tells what is here, and ``python -m causeway verify`` checks it against a float64 oracle.
 """
 
-import importlib
 import sys
 
 from causeway._native import __version__
@@ -30,22 +29,27 @@ __all__ = [
     "__version__",
 ]
 
-# The implementation for each library, once a tensor has come from it: neither is imported before.
-_torch = None
-_numpy = None
+# The calls for each library's tensors, once one has come: neither library is imported before.
+_for_torch = None
+_for_numpy = None
 
 
-def _library(x):
-    """The implementation for what x is, where it is not PyTorch's and loaded already."""
-    global _torch, _numpy
-    if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
-        if _torch is None:
-            _torch = importlib.import_module("causeway._torch")
-        return _torch
-    if "numpy" in sys.modules:
-        if _numpy is None:
-            _numpy = importlib.import_module("causeway._numpy")
-        return _numpy
+def _calls(x):
+    """The calls for tensors of x's library."""
+    global _for_torch, _for_numpy
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        if _for_torch is None:
+            from causeway import _torch
+
+            _for_torch = _torch
+        return _for_torch
+    if sys.modules.get("numpy") is not None:
+        if _for_numpy is None:
+            from causeway import _numpy
+
+            _for_numpy = _numpy
+        return _for_numpy
     raise TypeError(f"x is a {type(x).__name__}: expected a torch.Tensor or a numpy.ndarray")
 
 
@@ -111,8 +115,8 @@ def causal_conv1d_fn(
     >>> y = causeway.causal_conv1d_fn(x, weight, bias, activation="silu")
     >>> y.sum().backward()
     """
-    library = _torch if _torch is not None and isinstance(x, _torch.Tensor) else _library(x)
-    return library.causal_conv1d_fn(
+    calls = _for_torch if _for_torch is not None and isinstance(x, _for_torch.Tensor) else _calls(x)
+    return calls.causal_conv1d_fn(
         x,
         weight,
         bias,
@@ -158,8 +162,8 @@ def causal_conv1d_update(
     >>> conv_state = torch.zeros(2, 64, 3)
     >>> y = causeway.causal_conv1d_update(torch.randn(2, 64), conv_state, torch.randn(64, 4), activation="silu")
     """
-    library = _torch if _torch is not None and isinstance(x, _torch.Tensor) else _library(x)
-    return library.causal_conv1d_update(
+    calls = _for_torch if _for_torch is not None and isinstance(x, _for_torch.Tensor) else _calls(x)
+    return calls.causal_conv1d_update(
         x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices
     )
 
@@ -183,8 +187,8 @@ def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     >>> causeway.causal_conv1d_varlen_states(torch.randn(10, 64), ends, 4).shape
     torch.Size([2, 64, 4])
     """
-    library = _torch if _torch is not None and isinstance(x, _torch.Tensor) else _library(x)
-    return library.causal_conv1d_varlen_states(x, cu_seqlens, state_len)
+    calls = _for_torch if _for_torch is not None and isinstance(x, _for_torch.Tensor) else _calls(x)
+    return calls.causal_conv1d_varlen_states(x, cu_seqlens, state_len)
 
 
 def causal_conv1d_ref(
@@ -202,7 +206,9 @@ def causal_conv1d_ref(
     --------
     >>> y = causeway.causal_conv1d_ref(torch.randn(2, 64, 128), torch.randn(64, 4))
     """
-    return importlib.import_module("causeway._reference").causal_conv1d_ref(
+    from causeway import _reference
+
+    return _reference.causal_conv1d_ref(
         x, weight, bias, initial_states, return_final_states, final_states_out, activation
     )
 
@@ -214,7 +220,9 @@ def causal_conv1d_update_ref(x, conv_state, weight, bias=None, activation=None, 
     --------
     >>> y = causeway.causal_conv1d_update_ref(torch.randn(2, 64), torch.zeros(2, 64, 3), torch.randn(64, 4))
     """
-    return importlib.import_module("causeway._reference").causal_conv1d_update_ref(
+    from causeway import _reference
+
+    return _reference.causal_conv1d_update_ref(
         x, conv_state, weight, bias, activation, cache_seqlens
     )
 
@@ -241,7 +249,7 @@ def gemm(a, b, *, algorithm="fast"):
     --------
     >>> c = causeway.gemm(torch.randn(8, 16).half(), torch.randn(16, 4).half())
     """
-    return _library(a).gemm(a, b, algorithm)
+    return _calls(a).gemm(a, b, algorithm)
 
 
 def gemm_grad_a(grad_c, b, *, algorithm="fast"):
@@ -251,7 +259,7 @@ def gemm_grad_a(grad_c, b, *, algorithm="fast"):
     --------
     >>> grad_a = causeway.gemm_grad_a(torch.randn(8, 4).half(), torch.randn(16, 4).half())
     """
-    return _library(grad_c).gemm_grad_a(grad_c, b, algorithm)
+    return _calls(grad_c).gemm_grad_a(grad_c, b, algorithm)
 
 
 def gemm_grad_b(grad_c, a, *, algorithm="fast"):
@@ -261,7 +269,7 @@ def gemm_grad_b(grad_c, a, *, algorithm="fast"):
     --------
     >>> grad_b = causeway.gemm_grad_b(torch.randn(8, 4).half(), torch.randn(8, 16).half())
     """
-    return _library(grad_c).gemm_grad_b(grad_c, a, algorithm)
+    return _calls(grad_c).gemm_grad_b(grad_c, a, algorithm)
 
 
 def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
@@ -272,9 +280,9 @@ def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
     >>> c, a, b = (torch.randn(*shape).half() for shape in [(8, 4), (8, 16), (16, 4)])
     >>> grad_a, grad_b = causeway.gemm_grad_ab(c, a, b)
     """
-    return _library(grad_c).gemm_grad_ab(grad_c, a, b, algorithm)
+    return _calls(grad_c).gemm_grad_ab(grad_c, a, b, algorithm)
 
 
 # Compilers of models trace these functions; what they need is there then.
-if "torch" in sys.modules and hasattr(sys.modules["torch"], "Tensor"):
-    _torch = importlib.import_module("causeway._torch")
+if hasattr(sys.modules.get("torch"), "Tensor"):
+    from causeway import _torch as _for_torch

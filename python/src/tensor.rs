@@ -6,7 +6,7 @@
 use causeway::backend::gpu::plan::Vendor;
 use causeway::tensor::MAX_RANK;
 use causeway::{DType, Location, TensorMut, TensorRef};
-use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -172,13 +172,17 @@ impl Tensor {
             return Err(PyTypeError::new_err(format!("{argument} has dtype {found}: {expected}")));
         };
         let (rank, shape) = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
-        let (_, strides) = sizes(argument, &object.call_method0(intern!(py, "stride"))?)?;
+        let unreadable =
+            |error: PyErr| PyRuntimeError::new_err(format!("{argument} cannot be read: {}", error.value(py)));
+        // A tensor without strides, or without memory, says so.
+        let strides = object.call_method0(intern!(py, "stride")).map_err(unreadable)?;
+        let (_, strides) = sizes(argument, &strides)?;
         if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
             return Err(PyValueError::new_err(format!(
                 "{argument} holds its values negated, as a view of a conjugate: pass {argument}.resolve_neg()"
             )));
         }
-        let pointer: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let pointer: usize = object.call_method0(intern!(py, "data_ptr")).map_err(unreadable)?.extract()?;
         Ok(Tensor {
             pointer: pointer as *mut u8,
             dtype: *dtype,

@@ -14,26 +14,44 @@ class _Convolution(torch.autograd.Function):
     """The kernels, for eager calls that need a gradient."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, final_states):
-        """y, or (y, final_states) if there is room for them."""
+    def forward(
+        ctx,
+        x,
+        weight,
+        bias,
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        residual,
+        silu,
+        wants_states,
+        final_states_out,
+    ):
+        """y, or (y, final_states). The caller's tensor gets the values, and never keeps the graph."""
         ctx.save_for_backward(x, weight, bias, initial_states, seq_idx, cu_seqlens)
-        ctx.silu, ctx.wants_states, ctx.has_residual = silu, final_states is not None, residual is not None
+        ctx.silu, ctx.wants_states, ctx.has_residual = silu, wants_states, residual is not None
         ctx.set_materialize_grads(False)
+        final_states = final_states_out
+        if wants_states and final_states is None:
+            final_states = kernels.empty_final_states(x, weight, cu_seqlens)
         y = kernels.forward(
             x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, final_states
         )
-        return y if final_states is None else (y, final_states)
+        _bump(final_states_out)
+        if not wants_states:
+            return y
+        return y, final_states if final_states_out is None else final_states.clone()
 
     @staticmethod
     def backward(ctx, dy, dfinal_states=None):
         """Gradients of all inputs; through the operator if they are to be differentiated again."""
         if _is_grad_enabled() or dy is None:
-            return operators.convolution_gradients(ctx, dy, dfinal_states)
+            return *operators.convolution_gradients(ctx, dy, dfinal_states), None
         x, weight, bias, initial_states, seq_idx, cu_seqlens = ctx.saved_tensors
         gradients = kernels.backward(
             x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, ctx.silu
         )
-        return *gradients, None, None, dy if ctx.has_residual else None, None, None
+        return *gradients, None, None, dy if ctx.has_residual else None, None, None, None
 
 
 def causal_conv1d_fn(
@@ -53,8 +71,6 @@ def causal_conv1d_fn(
     dtype = autocast_dtype(x)
     if dtype is not None:
         x, initial_states, residual = cast(x, dtype), cast(initial_states, dtype), cast(residual, dtype)
-    wants_states = return_final_states or final_states_out is not None
-
     if _is_compiling() or not is_direct(
         x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, final_states_out
     ):
@@ -67,13 +83,13 @@ def causal_conv1d_fn(
             residual=residual,
             final_states_out=final_states_out,
         )
+        wants_states = return_final_states or final_states_out is not None
         forward = transforms.Convolution.apply if is_transformed() else operators.forward
         y, final_states = forward(
             x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states
         )
         if final_states_out is not None:
-            with torch.no_grad():
-                final_states_out.copy_(final_states)
+            _write_final_states(final_states_out, final_states)
         return (y, final_states) if return_final_states else y
 
     needs_gradient = _is_grad_enabled() and (
@@ -85,7 +101,7 @@ def causal_conv1d_fn(
     )
     if not needs_gradient:
         final_states = final_states_out
-        if wants_states and final_states is None:
+        if return_final_states and final_states is None:
             final_states = kernels.empty_final_states(x, weight, cu_seqlens)
         y = kernels.forward(
             x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, final_states
@@ -93,17 +109,27 @@ def causal_conv1d_fn(
         _bump(final_states_out)
         return (y, final_states) if return_final_states else y
 
-    # A tensor that the caller keeps must not keep the graph: gradients flow through the result alone.
-    final_states = kernels.empty_final_states(x, weight, cu_seqlens) if wants_states else None
-    result = _Convolution.apply(
-        x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, final_states
+    return _Convolution.apply(
+        x,
+        weight,
+        bias,
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        residual,
+        silu,
+        return_final_states,
+        final_states_out,
     )
-    if final_states is None:
-        return result
-    if final_states_out is not None:
-        with torch.no_grad():
-            final_states_out.copy_(result[1])
-    return result if return_final_states else result[0]
+
+
+def _write_final_states(final_states_out, final_states):
+    """Copies values, without the graph, into the tensor of a caller whose call was an operator."""
+    if final_states_out.shape != final_states.shape:
+        found, expected = tuple(final_states_out.shape), tuple(final_states.shape)
+        raise ValueError(f"final_states_out has shape {found}: expected {expected}")
+    with torch.no_grad():
+        final_states_out.copy_(final_states)
 
 
 def _bump(written):

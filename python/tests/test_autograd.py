@@ -1,0 +1,178 @@
+"""Autograd: gradcheck, which gradients are made, hooks into torch.func, and what cannot be differentiated."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import causeway  # noqa: E402
+
+
+def draw(*shape, grad=True, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=dtype).requires_grad_(grad)
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("kind", ["plain", "states", "seq_idx", "cu_seqlens"])
+def test_gradcheck(activation, kind):
+    x, weight, bias = draw(2 if kind != "cu_seqlens" else 1, 3, 7), draw(3, 4), draw(3)
+    residual, states = draw(*x.shape, seed=1), None
+    seq_idx = cu_seqlens = None
+    if kind == "states":
+        states = draw(2, 3, 3)
+    if kind == "seq_idx":
+        seq_idx = torch.tensor([[0, 0, 1, 1, 1, -1, 2], [0] * 7], dtype=torch.int32)
+    if kind == "cu_seqlens":
+        cu_seqlens, states = torch.tensor([0, 2, 2, 7]), draw(3, 3, 3)
+
+    def function(x, weight, bias, states, residual):
+        return causeway.causal_conv1d_fn(
+            x, weight, bias, seq_idx, states, True, None, activation, cu_seqlens=cu_seqlens, residual=residual
+        )
+
+    assert torch.autograd.gradcheck(function, (x, weight, bias, states, residual))
+
+
+@pytest.mark.parametrize("wanted", ["x", "weight", "bias", "initial_states", "residual"])
+def test_only_the_gradient_that_is_wanted(wanted):
+    t = {
+        "x": draw(2, 3, 7, grad=False),
+        "weight": draw(3, 4, grad=False),
+        "bias": draw(3, grad=False),
+        "initial_states": draw(2, 3, 3, grad=False),
+        "residual": draw(2, 3, 7, grad=False, seed=5),
+    }
+    t[wanted].requires_grad_()
+    causeway.causal_conv1d_fn(**t, activation="silu").sum().backward()
+    assert all((t[name].grad is not None) == (name == wanted) for name in t)
+
+
+def test_no_graph_without_need():
+    x, weight = draw(2, 3, 7), draw(3, 4)
+    with torch.no_grad():
+        assert causeway.causal_conv1d_fn(x, weight).grad_fn is None
+    with torch.inference_mode():
+        assert causeway.causal_conv1d_fn(x, weight).is_inference()
+    assert causeway.causal_conv1d_fn(x.detach(), weight.detach()).grad_fn is None
+
+
+def test_a_gradient_of_final_states_alone():
+    x, weight = draw(2, 3, 7), draw(3, 4)
+    _, final_states = causeway.causal_conv1d_fn(x, weight, return_final_states=True)
+    (dx,) = torch.autograd.grad(final_states.sum(), x)
+    expected = torch.zeros_like(x)
+    expected[..., -3:] = 1
+    assert torch.equal(dx, expected)
+
+
+def test_final_states_out_is_written_and_keeps_no_graph():
+    x, weight = draw(2, 3, 7), draw(3, 4)
+    out = torch.full((2, 3, 3), 7.0, dtype=torch.float64)
+    version = out._version
+    y, final_states = causeway.causal_conv1d_fn(x, weight, return_final_states=True, final_states_out=out)
+    assert torch.equal(out, x[..., -3:]) and not out.requires_grad and final_states.requires_grad
+    with torch.no_grad():
+        out.zero_()
+        _, same = causeway.causal_conv1d_fn(x, weight, return_final_states=True, final_states_out=out)
+    assert same is out and torch.equal(out, x[..., -3:]) and out._version > version + 2
+
+
+def test_a_changed_input_is_noticed_by_backward():
+    conv_state, weight = torch.zeros(2, 3, 3), torch.ones(3, 4)
+    factor = torch.ones(2, 3, 3, requires_grad=True)
+    product = factor * conv_state
+    causeway.causal_conv1d_update(torch.ones(2, 3), conv_state, weight)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_second_derivatives_are_refused_in_words():
+    x, weight = draw(2, 3, 7), draw(3, 4)
+    (dx,) = torch.autograd.grad(
+        causeway.causal_conv1d_fn(x, weight, activation="silu").sum(), x, create_graph=True
+    )
+    with pytest.raises(NotImplementedError, match="cannot be differentiated twice"):
+        dx.sum().backward()
+
+
+def test_forward_mode_is_refused_in_words():
+    x, weight = draw(2, 3, 7, grad=False), draw(3, 4, grad=False)
+    with pytest.raises(NotImplementedError, match="no forward-mode gradient"):
+        torch.func.jvp(lambda x: causeway.causal_conv1d_fn(x, weight), (x,), (x,))
+
+
+TRANSFORMS = {
+    "grad": lambda f: torch.func.grad(lambda x, w: f(x, w).sin().sum(), argnums=(0, 1)),
+    "jacrev": lambda f: torch.func.jacrev(f, argnums=(0, 1)),
+    "per-sample gradients": lambda f: torch.func.vmap(
+        torch.func.grad(lambda x, w: f(x[None], w).sin().sum(), argnums=1), in_dims=(0, None)
+    ),
+    "vmap over weight": lambda f: lambda x, w: torch.func.vmap(f, in_dims=(None, 1), out_dims=1)(
+        x, torch.stack([w, 2 * w, -w], 1)
+    ),
+    "vmap over the last axis": lambda f: lambda x, w: torch.func.vmap(f, in_dims=(3, None))(
+        torch.stack([x, 2 * x], 3), w
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_torch_func(name):
+    x, weight, bias = draw(2, 3, 7, grad=False), draw(3, 4, grad=False), draw(3, grad=False)
+    states = draw(2, 3, 3, grad=False)
+
+    def kernel(x, weight):
+        before = states[: x.shape[0]]
+        return causeway.causal_conv1d_fn(x, weight, bias, None, before, activation="silu")
+
+    def plain(x, weight):
+        return causeway.causal_conv1d_ref(x, weight, bias, states[: x.shape[0]], activation="silu")
+
+    found, expected = TRANSFORMS[name](kernel)(x, weight), TRANSFORMS[name](plain)(x, weight)
+    torch.testing.assert_close(found, expected)
+
+
+def test_vmap_over_indices_is_refused_in_words():
+    x, weight = draw(2, 1, 3, 7, grad=False), draw(3, 4, grad=False)
+    seq_idx = torch.zeros(2, 1, 7, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="vmap over seq_idx"):
+        torch.func.vmap(lambda x, i: causeway.causal_conv1d_fn(x, weight, seq_idx=i))(x, seq_idx)
+
+
+def test_a_dispatch_mode_sees_the_operator():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        causeway.causal_conv1d_fn(draw(2, 3, 7), draw(3, 4)).sum().backward()
+    assert any("causal_conv1d_forward" in name for name in seen)
+    assert any("causal_conv1d_backward" in name for name in seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_as_a_convolution(dtype):
+    x, weight, bias = draw(2, 8, 16, dtype=torch.float32), draw(8, 4, dtype=torch.float32), draw(8).float()
+    with torch.autocast("cpu", dtype=dtype):
+        y = causeway.causal_conv1d_fn(x, weight, bias, activation="silu")
+        assert y.dtype == torch.nn.functional.conv1d(x, weight[:, None], groups=8).dtype == dtype
+        assert causeway.causal_conv1d_fn(x.double(), weight.double()).dtype == torch.float64
+    y.float().sum().backward()
+    assert x.grad.dtype == weight.grad.dtype == torch.float32
+    expected = causeway.causal_conv1d_fn(x.to(dtype), weight, bias, activation="silu")
+    assert torch.equal(y, expected)
+
+
+def test_saved_tensor_hooks_and_checkpointing():
+    from torch.utils.checkpoint import checkpoint
+
+    x, weight = draw(2, 3, 7), draw(3, 4)
+    function = lambda x, w: causeway.causal_conv1d_fn(x, w, activation="silu")  # noqa: E731
+    expected = torch.autograd.grad(function(x, weight).sum(), (x, weight))
+    found = torch.autograd.grad(checkpoint(function, x, weight, use_reentrant=False).sum(), (x, weight))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))

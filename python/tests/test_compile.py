@@ -1,0 +1,134 @@
+"""torch.compile, export, and the operators that they see."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import causeway  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    """No guards and caches of another test."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def block(x, weight, bias, gate):
+    """Something to fuse before and after the convolution."""
+    return causeway.causal_conv1d_fn(x * gate, weight, bias, activation="silu") * gate + 1
+
+
+def tensors(batch, seqlen, device, dtype=torch.float32):
+    torch.manual_seed(batch * seqlen)
+    x = torch.randn(batch, seqlen, 6, device=device, dtype=dtype).transpose(1, 2).requires_grad_()
+    weight, bias = torch.randn(6, 4, device=device), torch.randn(6, device=device)
+    gate = torch.randn(batch, 6, 1, device=device, dtype=dtype)
+    return x, weight.requires_grad_(), bias.requires_grad_(), gate
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_fullgraph_with_dynamic_shapes_and_gradients(device, backend):
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend=backend)
+    for batch, seqlen in [(2, 8), (3, 17), (5, 64)]:
+        args = tensors(batch, seqlen, device)
+        found, expected = compiled(*args), block(*args)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert found.stride() == expected.stride()
+        got = torch.autograd.grad(found.sin().sum(), args[:3])
+        want = torch.autograd.grad(expected.sin().sum(), args[:3])
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_states_autocast_and_out_tensors_compile(device):
+    def step(x, weight, bias, states, out):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            y, final = causeway.causal_conv1d_fn(
+                x, weight, bias, None, states, True, out, "silu", residual=x
+            )
+        return y * 2, final
+
+    x, weight, bias, _ = tensors(2, 8, device)
+    states = torch.randn(2, 6, 3, device=device)
+    found_out, expected_out = (torch.zeros(2, 6, 3, device=device, dtype=torch.bfloat16) for _ in range(2))
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    found = compiled(x, weight, bias, states, found_out)
+    expected = step(x, weight, bias, states, expected_out)
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(found_out, expected_out) and found_out.any()
+
+
+def test_update_compiles_and_changes_the_state(device):
+    def decode(x, conv_state, weight):
+        return causeway.causal_conv1d_update(x + 1, conv_state, weight, activation="silu") * 2
+
+    x, weight = torch.randn(2, 6, device=device), torch.randn(6, 4, device=device)
+    states = [torch.randn(2, 6, 3, device=device)] * 2
+    states = [state.clone() for state in states]
+    compiled = torch.compile(decode, fullgraph=True, backend="aot_eager")
+    for _ in range(3):
+        assert torch.equal(compiled(x, states[0], weight), decode(x, states[1], weight))
+    assert torch.equal(*states)
+
+
+def test_varlen_states_and_gemm_compile(device):
+    if device == "cuda":
+        pytest.skip("GEMM runs on the CPU")
+
+    def both(x, ends, a, b):
+        return causeway.causal_conv1d_varlen_states(x, ends, 3), causeway.gemm(a, b)
+
+    x, ends = torch.randn(9, 4), torch.tensor([0, 2, 9])
+    a, b = torch.randn(8, 5).half().requires_grad_(), torch.randn(5, 3).half().requires_grad_()
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    found, expected = compiled(x, ends, a, b), both(x, ends, a, b)
+    torch.testing.assert_close(found, expected)
+    got = torch.autograd.grad(found[1].sum(), (a, b))
+    torch.testing.assert_close(got, torch.autograd.grad(expected[1].sum(), (a, b)))
+
+
+def test_the_first_call_may_be_compiled(tmp_path):
+    """With PyTorch imported after causeway, and no call before."""
+    import subprocess
+    import sys
+
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import causeway, torch\n"
+        "f = torch.compile(lambda x, w: causeway.causal_conv1d_fn(x, w), fullgraph=True, backend='aot_eager')\n"
+        "print(f(torch.ones(1, 2, 4), torch.ones(2, 3))[0, 0].tolist())\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert done.stdout == "[1.0, 2.0, 3.0, 3.0]\n", done.stderr
+
+
+def test_export_keeps_the_operator():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(6, 4))
+
+        def forward(self, x):
+            return causeway.causal_conv1d_fn(x, self.weight, activation="silu")
+
+    model, x = Model(), torch.randn(2, 6, 8)
+    exported = torch.export.export(model, (x,))
+    assert any("causal_conv1d_forward" in str(node.target) for node in exported.graph.nodes)
+    torch.testing.assert_close(exported.module()(x), model(x))
+
+
+def test_operators_pass_pytorch_checks():
+    x, weight, bias = (t.double() for t in (torch.randn(2, 6, 8), torch.randn(6, 4), torch.randn(6)))
+    check, ops = torch.library.opcheck, torch.ops.causeway
+    leaf = lambda t: t.clone().requires_grad_()  # noqa: E731
+    none = (None, None, None, None)
+    check(ops.causal_conv1d_forward.default, (leaf(x), leaf(weight), leaf(bias), *none, True, True))
+    check(ops.causal_conv1d_update.default, (x, torch.zeros(2, 6, 4).double(), weight, bias, True, None, None))
+    check(ops.causal_conv1d_varlen_states.default, (x[0].T, torch.tensor([0, 3, 8]), 4))
+    check(ops.gemm.default, (leaf(torch.randn(4, 5).half()), leaf(torch.randn(5, 3).half()), "exact"))
+
+
+def test_fake_and_meta_tensors():
+    y = causeway.causal_conv1d_fn(torch.empty(2, 6, 8, device="meta"), torch.empty(6, 4, device="meta"))
+    assert y.is_meta and y.shape == (2, 6, 8)
