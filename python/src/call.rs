@@ -3,7 +3,7 @@
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
 use causeway::backend::gpu::{GpuDevice, StreamHandle, Workspace};
 use causeway::causal_conv1d::{Backward, Forward, Update, VarlenStates};
-use causeway::{Device, Error, Location, Result};
+use causeway::{Device, Error, Location, Result, gemm};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 
@@ -15,27 +15,36 @@ use crate::threads;
 /// threshold is higher; what it runs on one thread needs no pool.
 const SMALL: i64 = 1 << 14;
 
-/// An operation that can be planned for a GPU.
+/// An operation of the library.
 pub trait Call: Send {
     /// Computes on a device.
     fn run(&mut self, device: &Device) -> Result<()>;
-    /// The launch that it is on a GPU.
-    fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>>;
+    /// The launches that it is on a GPU, in order.
+    fn plans(&mut self, facts: &DeviceFacts) -> Result<[Option<Plan>; 2]>;
 }
 
 macro_rules! calls {
-    ($($operation:ident)*) => {$(
-        impl Call for $operation<'_> {
+    ($($operation:ty)*) => {$(
+        impl Call for $operation {
             fn run(&mut self, device: &Device) -> Result<()> {
-                $operation::run(self, device)
+                <$operation>::run(self, device)
             }
-            fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
-                $operation::plan(self, facts)
+            fn plans(&mut self, facts: &DeviceFacts) -> Result<[Option<Plan>; 2]> {
+                Ok([self.plan(facts)?, None])
             }
         }
     )*};
 }
-calls!(Forward Backward Update VarlenStates);
+calls!(Forward<'_> Backward<'_> Update<'_> VarlenStates<'_> gemm::Forward<'_> gemm::GradA<'_> gemm::GradB<'_>);
+
+impl Call for gemm::GradAB<'_> {
+    fn run(&mut self, device: &Device) -> Result<()> {
+        gemm::GradAB::run(self, device)
+    }
+    fn plans(&mut self, facts: &DeviceFacts) -> Result<[Option<Plan>; 2]> {
+        gemm::GradAB::plans(self, facts)
+    }
+}
 
 /// Every tensor of a call, by name, for the checks and decisions that concern all of them.
 pub struct Tensors<'a> {
@@ -78,67 +87,74 @@ impl Tensors<'_> {
     }
 }
 
-/// Runs a call on the device that `x` is on: for a GPU, on PyTorch's current stream, without waiting.
+/// Runs a call on the device that `first` is on: for a GPU, on PyTorch's current stream, without waiting.
 ///
-/// `x` is the object that was read as `tensor`, and the one that workspaces are allocated like.
-pub fn run(x: &Bound<'_, PyAny>, tensor: &Tensor, call: &mut impl Call, renamed: Renamed) -> PyResult<()> {
-    let py = x.py();
-    let done = match tensor.location {
-        Location::Host => {
-            return on_host(py, tensor, tensor.element_count(), renamed, move |device| call.run(device));
-        }
-        Location::Cuda(ordinal) | Location::Hip(ordinal) => {
-            let torch = torch(py)?;
-            let stream = StreamHandle::from_address(torch.current_stream(py, ordinal)?);
-            GpuDevice::open(torch.vendor(), ordinal).map(|device| (torch, device, stream))
-        }
-    };
-    let (torch, device, stream) = done.map_err(|error| exception(error, renamed))?;
-    let Some(plan) = call.plan(device.facts()).map_err(|error| exception(error, renamed))? else {
-        return Ok(());
-    };
-    // Freed when this function returns: PyTorch hands it out again only behind what the stream holds now.
-    let memory = (plan.workspace_bytes > 0).then(|| torch.allocate(x, plan.workspace_bytes)).transpose()?;
-    let workspace = match &memory {
-        Some(memory) => Some(Workspace { address: data_ptr(memory)?, bytes: plan.workspace_bytes }),
-        None => None,
-    };
-    // SAFETY: the plan was made from views of memory on this device. PyTorch keeps that memory, and the workspace,
-    // until its current stream has come this far, and never destroys its streams.
-    py.detach(|| unsafe { device.launch(&plan, stream, workspace) })
-        .map_err(|error| exception(error, renamed))
-}
-
-/// Runs `work`, so large, on this machine's processor, with as many threads as the tensor's library uses.
-pub fn on_host(
-    py: Python<'_>,
+/// `first` is the object that was read as `tensor`, and the one that workspaces are allocated like; `size` counts
+/// the elements or products of the call.
+pub fn run(
+    first: &Bound<'_, PyAny>,
     tensor: &Tensor,
     size: i64,
+    call: &mut impl Call,
     renamed: Renamed,
-    work: impl FnOnce(&Device) -> Result<()> + Send,
 ) -> PyResult<()> {
-    let device = Device::cpu();
-    let done = if size < SMALL {
-        work(&device)
-    } else {
-        let threads = if tensor.is_torch() { torch(py)?.thread_count(py)? } else { 0 };
-        let pool = threads::pool(threads)?;
-        py.detach(|| pool.install(|| work(&device)))
-    };
-    done.map_err(|error| exception(error, renamed))
+    match tensor.location {
+        Location::Host => on_host(first.py(), tensor, size, call),
+        Location::Cuda(ordinal) | Location::Hip(ordinal) => on_gpu(first, ordinal, call),
+    }
+    .map_err(|failure| match failure {
+        Failure::Library(error) => exception(error, renamed),
+        Failure::Python(error) => error,
+    })
 }
 
-/// The error for an operation without kernels for GPUs, if that is where the tensor is.
-pub fn expect_host(py: Python<'_>, tensor: &Tensor, what: &str) -> PyResult<()> {
-    let (Location::Cuda(ordinal) | Location::Hip(ordinal)) = tensor.location else { return Ok(()) };
-    let vendor = torch(py)?.vendor();
-    let device = GpuDevice::open(vendor, ordinal).map_err(|error| exception(error, &[]))?;
-    let error = Error::Unsupported {
-        what: what.to_string(),
-        device: device.to_string(),
-        instead: "run it on the cpu device, with tensors on the host",
-    };
-    Err(exception(error, &[]))
+/// What ends a call early.
+enum Failure {
+    Library(Error),
+    Python(PyErr),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Library(error)
+    }
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Failure::Python(error)
+    }
+}
+
+/// With as many threads as the tensor's library uses.
+fn on_host(py: Python<'_>, tensor: &Tensor, size: i64, call: &mut impl Call) -> Result<(), Failure> {
+    let device = Device::cpu();
+    if size < SMALL {
+        return Ok(call.run(&device)?);
+    }
+    let threads = if tensor.is_torch() { torch(py)?.thread_count(py)? } else { 0 };
+    let pool = threads::pool(threads)?;
+    Ok(py.detach(|| pool.install(|| call.run(&device)))?)
+}
+
+fn on_gpu(first: &Bound<'_, PyAny>, ordinal: u32, call: &mut impl Call) -> Result<(), Failure> {
+    let py = first.py();
+    let torch = torch(py)?;
+    let stream = StreamHandle::from_address(torch.current_stream(py, ordinal)?);
+    let device = GpuDevice::open(torch.vendor(), ordinal)?;
+    for plan in call.plans(device.facts())?.iter().flatten() {
+        // Freed at the end of the turn: PyTorch hands it out again only behind what the stream holds now.
+        let memory =
+            (plan.workspace_bytes > 0).then(|| torch.allocate(first, plan.workspace_bytes)).transpose()?;
+        let workspace = match &memory {
+            Some(memory) => Some(Workspace { address: data_ptr(memory)?, bytes: plan.workspace_bytes }),
+            None => None,
+        };
+        // SAFETY: the plan was made from views of memory on this device. PyTorch keeps that memory, and the
+        // workspace, until its current stream has come this far, and never destroys its streams.
+        py.detach(|| unsafe { device.launch(plan, stream, workspace) })?;
+    }
+    Ok(())
 }
 
 /// PyTorch, which a tensor has come from.

@@ -91,7 +91,7 @@ pub fn causal_conv1d_forward(
             final_states: view_mut("final_states_out", &final_states)?,
         }
     };
-    run(x, &tensor, &mut call, FORWARD)
+    run(x, &tensor, tensor.element_count(), &mut call, FORWARD)
 }
 
 /// Writes the gradients `dx`, `dweight` (of weight's dtype or float32), and `dbias` (of dweight's dtype) and
@@ -165,7 +165,7 @@ pub fn causal_conv1d_backward(
             dinitial_states: view_mut("dinitial_states", &dinitial_states)?,
         }
     };
-    run(x, &tensor, &mut call, &[])
+    run(x, &tensor, tensor.element_count(), &mut call, &[])
 }
 
 /// Writes `out`, of x's shape and dtype, and changes `conv_state` in place.
@@ -212,7 +212,7 @@ pub fn causal_conv1d_update(
             y: out.view_mut("out")?,
         }
     };
-    run(x, &tensor, &mut call, UPDATE)
+    run(x, &tensor, tensor.element_count(), &mut call, UPDATE)
 }
 
 /// Writes `states (n, dim, state_len)` from the packed `x (total, dim)`.
@@ -230,5 +230,5 @@ pub fn causal_conv1d_varlen_states(x: Object, cu_seqlens: Object, states: Object
     let mut call = unsafe {
         VarlenStates { x: tensor.view()?, cu_seqlens: cu_seqlens.view()?, states: states.view_mut("states")? }
     };
-    run(x, &tensor, &mut call, &[])
+    run(x, &tensor, tensor.element_count(), &mut call, &[])
 }

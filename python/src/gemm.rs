@@ -1,10 +1,9 @@
 //! The matrix products. Shapes and dtypes are those of the library's argument structs.
 
 use causeway::gemm::{Algorithm, Forward, GradA, GradAB, GradB};
-use causeway::{Device, Result};
 use pyo3::prelude::*;
 
-use crate::call::{Tensors, expect_host, on_host};
+use crate::call::{Tensors, run};
 use crate::error::{Renamed, exception};
 use crate::tensor::Tensor;
 
@@ -18,18 +17,9 @@ fn algorithm(name: &str) -> PyResult<Algorithm> {
     name.parse().map_err(|error| exception(error, RENAMED))
 }
 
-/// Multiplications of a product of the first operand with a matrix that has `columns` columns.
+/// At least the multiplications of a product of two matrices.
 fn products(first: &Tensor, other: &Tensor) -> i64 {
     first.element_count().saturating_mul(other.element_count())
-}
-
-fn run(
-    py: Python<'_>,
-    tensors: &Tensors<'_>,
-    work: impl FnOnce(&Device) -> Result<()> + Send,
-) -> PyResult<()> {
-    let [(_, Some(first)), (_, Some(second)), ..] = tensors.inputs else { return Ok(()) };
-    on_host(py, first, products(first, second), RENAMED, work)
 }
 
 /// Writes `c (M, N) = a (M, K) · b (K, N)`.
@@ -37,14 +27,12 @@ fn run(
 #[pyo3(signature = (a, b, algorithm_name, c))]
 pub fn gemm_forward(a: Object, b: Object, algorithm_name: &str, c: Object) -> PyResult<()> {
     let algorithm = algorithm(algorithm_name)?;
-    let py = a.py();
+    let first = a;
     let (a, b, c) = (Tensor::read("a", a)?, Tensor::read("b", b)?, Tensor::read("c", c)?);
-    let tensors = Tensors { inputs: &[("a", Some(a)), ("b", Some(b))], outputs: &[("c", Some(c))] };
-    tensors.check()?;
-    expect_host(py, &a, "GEMM")?;
+    Tensors { inputs: &[("a", Some(a)), ("b", Some(b))], outputs: &[("c", Some(c))] }.check()?;
     // SAFETY: the caller holds the objects during the call, and no output shares memory with another tensor.
     let mut call = unsafe { Forward { a: a.view()?, b: b.view()?, algorithm, c: c.view_mut("c")? } };
-    run(py, &tensors, move |device| call.run(device))
+    run(first, &a, products(&a, &b), &mut call, RENAMED)
 }
 
 /// Writes `grad_a (M, K) = grad_c (M, N) · bᵀ`.
@@ -52,18 +40,16 @@ pub fn gemm_forward(a: Object, b: Object, algorithm_name: &str, c: Object) -> Py
 #[pyo3(signature = (grad_c, b, algorithm_name, grad_a))]
 pub fn gemm_grad_a(grad_c: Object, b: Object, algorithm_name: &str, grad_a: Object) -> PyResult<()> {
     let algorithm = algorithm(algorithm_name)?;
-    let py = grad_c.py();
+    let first = grad_c;
     let grad_c = Tensor::read("grad_c", grad_c)?;
     let (b, grad_a) = (Tensor::read("b", b)?, Tensor::read("grad_a", grad_a)?);
-    let tensors =
-        Tensors { inputs: &[("grad_c", Some(grad_c)), ("b", Some(b))], outputs: &[("grad_a", Some(grad_a))] };
-    tensors.check()?;
-    expect_host(py, &grad_c, "GEMM")?;
+    Tensors { inputs: &[("grad_c", Some(grad_c)), ("b", Some(b))], outputs: &[("grad_a", Some(grad_a))] }
+        .check()?;
     // SAFETY: as in `gemm_forward`.
     let mut call = unsafe {
         GradA { grad_c: grad_c.view()?, b: b.view()?, algorithm, grad_a: grad_a.view_mut("grad_a")? }
     };
-    run(py, &tensors, move |device| call.run(device))
+    run(first, &grad_c, products(&grad_c, &b), &mut call, RENAMED)
 }
 
 /// Writes `grad_b (K, N) = aᵀ · grad_c (M, N)`.
@@ -71,18 +57,16 @@ pub fn gemm_grad_a(grad_c: Object, b: Object, algorithm_name: &str, grad_a: Obje
 #[pyo3(signature = (grad_c, a, algorithm_name, grad_b))]
 pub fn gemm_grad_b(grad_c: Object, a: Object, algorithm_name: &str, grad_b: Object) -> PyResult<()> {
     let algorithm = algorithm(algorithm_name)?;
-    let py = grad_c.py();
+    let first = grad_c;
     let grad_c = Tensor::read("grad_c", grad_c)?;
     let (a, grad_b) = (Tensor::read("a", a)?, Tensor::read("grad_b", grad_b)?);
-    let tensors =
-        Tensors { inputs: &[("grad_c", Some(grad_c)), ("a", Some(a))], outputs: &[("grad_b", Some(grad_b))] };
-    tensors.check()?;
-    expect_host(py, &grad_c, "GEMM")?;
+    Tensors { inputs: &[("grad_c", Some(grad_c)), ("a", Some(a))], outputs: &[("grad_b", Some(grad_b))] }
+        .check()?;
     // SAFETY: as in `gemm_forward`.
     let mut call = unsafe {
         GradB { grad_c: grad_c.view()?, a: a.view()?, algorithm, grad_b: grad_b.view_mut("grad_b")? }
     };
-    run(py, &tensors, move |device| call.run(device))
+    run(first, &grad_c, products(&grad_c, &a), &mut call, RENAMED)
 }
 
 /// Writes both gradients.
@@ -97,16 +81,15 @@ pub fn gemm_grad_ab(
     grad_b: Object,
 ) -> PyResult<()> {
     let algorithm = algorithm(algorithm_name)?;
-    let py = grad_c.py();
+    let first = grad_c;
     let grad_c = Tensor::read("grad_c", grad_c)?;
     let (a, b) = (Tensor::read("a", a)?, Tensor::read("b", b)?);
     let (grad_a, grad_b) = (Tensor::read("grad_a", grad_a)?, Tensor::read("grad_b", grad_b)?);
-    let tensors = Tensors {
+    Tensors {
         inputs: &[("grad_c", Some(grad_c)), ("a", Some(a)), ("b", Some(b))],
         outputs: &[("grad_a", Some(grad_a)), ("grad_b", Some(grad_b))],
-    };
-    tensors.check()?;
-    expect_host(py, &grad_c, "GEMM")?;
+    }
+    .check()?;
     // SAFETY: as in `gemm_forward`.
     let mut call = unsafe {
         GradAB {
@@ -118,5 +101,5 @@ pub fn gemm_grad_ab(
             grad_b: grad_b.view_mut("grad_b")?,
         }
     };
-    run(py, &tensors, move |device| call.run(device))
+    run(first, &grad_c, products(&grad_c, &a), &mut call, RENAMED)
 }
