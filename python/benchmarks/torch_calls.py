@@ -1,0 +1,164 @@
+"""What a call from PyTorch costs: host time of one call, and the time of a training step, beside plain PyTorch.
+
+    python torch_calls.py [--device cuda] [--json FILE]
+
+Host time is what Python waits for before it goes on: many calls of tensors so small that the device is never behind, by
+the clock of the host, the median of several rounds. Step times are the device's own (events on a GPU), the median.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+
+import causeway
+import torch
+import torch.nn.functional as F
+
+
+def synchronize(device):
+    """Waits for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def host_microseconds(call, device, calls=500, rounds=15):
+    """Median host time of one call."""
+    for _ in range(50):
+        call()
+    times = []
+    for _ in range(rounds):
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(times)
+
+
+def plain(x, weight, bias):
+    """The convolution in PyTorch's own operations."""
+    y = F.conv1d(x, weight[:, None], bias, padding=weight.shape[1] - 1, groups=weight.shape[0])
+    return F.silu(y[..., : x.shape[-1]])
+
+
+def host_costs(device):
+    """Microseconds per call, by name."""
+    x, weight, bias = torch.randn(1, 64, 64), torch.randn(64, 4), torch.randn(64)
+    x, weight, bias = (t.to(device) for t in (x, weight, bias))
+    state, dy = torch.zeros(1, 64, 3, device=device), torch.ones_like(x)
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    fn = lambda *args: causeway.causal_conv1d_fn(*args, activation="silu")  # noqa: E731
+    packed = weight[:, None].contiguous()
+    conv1d = lambda x, w, b: F.conv1d(x, w, b, padding=3, groups=64)  # noqa: E731
+    packed_leaves = [leaves[0], packed.clone().requires_grad_(), leaves[2]]
+    gradients = lambda f, args: torch.autograd.grad(f(*args), args, dy)  # noqa: E731
+    cut = lambda *args: conv1d(*args)[..., :64]  # noqa: E731
+    rows = {
+        "forward, no gradient": (
+            lambda: fn(x, weight, bias),
+            lambda: conv1d(x, packed, bias),
+        ),
+        "forward, for a gradient": (lambda: fn(*leaves), lambda: conv1d(*packed_leaves)),
+        "forward and backward": (
+            lambda: gradients(fn, leaves),
+            lambda: gradients(cut, packed_leaves),
+        ),
+        "update": (
+            lambda: causeway.causal_conv1d_update(x[..., 0], state, weight, bias, "silu"),
+            None,
+        ),
+    }
+    return {
+        name: [None if call is None else host_microseconds(call, device) for call in calls]
+        for name, calls in rows.items()
+    }
+
+
+class Block(torch.nn.Module):
+    """The parts of a Mamba-2 block around its convolution: projection, convolution, gate, norm, projection."""
+
+    def __init__(self, dim, convolve):
+        super().__init__()
+        self.inner = torch.nn.Linear(dim, 4 * dim, bias=False)
+        self.weight = torch.nn.Parameter(torch.randn(2 * dim, 4) / 2)
+        self.bias = torch.nn.Parameter(torch.zeros(2 * dim))
+        self.norm = torch.nn.RMSNorm(2 * dim)
+        self.outer = torch.nn.Linear(2 * dim, dim, bias=False)
+        self.convolve = convolve
+
+    def forward(self, x):
+        """(batch, seqlen, dim) to the same."""
+        gate, inner = self.inner(x).chunk(2, dim=-1)
+        inner = self.convolve(inner.transpose(1, 2), self.weight, self.bias).transpose(1, 2)
+        return x + self.outer(self.norm(inner * F.silu(gate)))
+
+
+def step_milliseconds(block, x, device, steps):
+    """Median time of forward and backward."""
+    times = []
+    for at in range(steps + 3):
+        if device == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+        else:
+            clock = time.perf_counter()
+        block(x).sum().backward()
+        if device == "cuda":
+            end.record()
+            end.synchronize()
+            elapsed = start.elapsed_time(end)
+        else:
+            elapsed = (time.perf_counter() - clock) * 1e3
+        block.zero_grad()
+        if at >= 3:
+            times.append(elapsed)
+    return statistics.median(times)
+
+
+def step_times(device, batch, dim, seqlen, steps):
+    """Milliseconds per step, by name."""
+    dtype = torch.bfloat16
+    x = torch.randn(batch, seqlen, dim, device=device, dtype=dtype)
+    fn = lambda *args: causeway.causal_conv1d_fn(*args, activation="silu")  # noqa: E731
+    times = {}
+    for name, convolve, compiles in [
+        ("plain PyTorch", plain, False),
+        ("Causeway", fn, False),
+        ("plain PyTorch, compiled", plain, True),
+        ("Causeway, compiled", fn, True),
+    ]:
+        torch.manual_seed(0)
+        block = Block(dim, convolve).to(device, dtype)
+        times[name] = step_milliseconds(torch.compile(block) if compiles else block, x, device, steps)
+    return times
+
+
+def main():
+    """Prints both tables, and saves them if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", help="file to save the figures to")
+    arguments = parser.parse_args()
+    device = arguments.device
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    print(f"causeway {causeway.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {name}\n")
+    hosts = host_costs(device)
+    print(f"{'host time of a call':<28} {'causeway':>12} {'F.conv1d':>12}")
+    for row, (ours, theirs) in hosts.items():
+        other = "-" if theirs is None else f"{theirs:.1f} us"
+        print(f"{row:<28} {ours:>9.1f} us {other:>12}")
+    shape = dict(batch=4, dim=2048, seqlen=4096) if device == "cuda" else dict(batch=1, dim=256, seqlen=512)
+    steps = step_times(device, **shape, steps=20 if device == "cuda" else 5)
+    size = " x ".join(f"{key} {value}" for key, value in shape.items())
+    print(f"\n{f'step of a block, bf16, {size}':<60}")
+    for row, milliseconds in steps.items():
+        print(f"{row:<28} {milliseconds:>9.3f} ms")
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"device": name, "torch": torch.__version__, "host_us": hosts, "step_ms": steps}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
