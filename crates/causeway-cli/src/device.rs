@@ -17,12 +17,8 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Opens the device and calls `body` with it, inside a pool of the threads that were asked for.
-    pub fn with<T, F>(&self, body: F) -> Result<T, Failure>
-    where
-        T: Send,
-        F: FnOnce(&Device) -> Result<T, Failure> + Send,
-    {
+    /// Opens the device, and makes a pool of the threads that were asked for.
+    pub fn open(&self) -> Result<(Device, rayon::ThreadPool), Failure> {
         let device = Device::open(&self.device)?;
         if self.threads == Some(0) {
             return Err(Failure::input("--threads is 0: expected 1 or more"));
@@ -31,6 +27,16 @@ impl DeviceArgs {
             .num_threads(self.threads.unwrap_or(0))
             .build()
             .map_err(|error| Failure::input(format!("the threads cannot be started: {error}")))?;
+        Ok((device, pool))
+    }
+
+    /// Opens the device and calls `body` with it, inside a pool of the threads that were asked for.
+    pub fn with<T, F>(&self, body: F) -> Result<T, Failure>
+    where
+        T: Send,
+        F: FnOnce(&Device) -> Result<T, Failure> + Send,
+    {
+        let (device, pool) = self.open()?;
         pool.install(|| body(&device))
     }
 }

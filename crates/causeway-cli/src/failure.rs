@@ -16,6 +16,8 @@ pub(crate) enum Failure {
     Usage(clap::Error),
     /// Bad input: one sentence, and what to do about it where that helps.
     Input { message: String, help: Option<String> },
+    /// As [`Failure::Input`], with an exit status that the command's contract sets.
+    Status { status: u8, message: String },
     /// A check failed, and the output has said so.
     Negative,
     /// Nobody reads the output any more.
@@ -25,6 +27,21 @@ pub(crate) enum Failure {
 impl Failure {
     pub fn input(message: impl Into<String>) -> Self {
         Failure::Input { message: message.into(), help: None }
+    }
+
+    pub fn status(status: u8, message: impl Into<String>) -> Self {
+        Failure::Status { status, message: message.into() }
+    }
+
+    /// The same failure with another exit status.
+    pub fn with_status(self, status: u8) -> Self {
+        match self {
+            Failure::Input { message, help } => {
+                let help = help.map(|line| format!("; {line}")).unwrap_or_default();
+                Failure::Status { status, message: message + &help }
+            }
+            other => other,
+        }
     }
 
     pub fn with_help(self, line: impl Into<String>) -> Self {
@@ -50,6 +67,10 @@ impl Failure {
                     eprintln!("{HELP}help{HELP:#}: {line}");
                 }
                 2
+            }
+            Failure::Status { status, message } => {
+                eprintln!("{ERROR}error{ERROR:#}: {message}");
+                status
             }
             Failure::Negative => 1,
             Failure::PipeClosed => 141,

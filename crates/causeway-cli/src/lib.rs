@@ -12,7 +12,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use commands::{bench, compile, doctor, plan, run, verify};
+use commands::{bench, compile, doctor, gemm_oneshot, plan, run, serve, verify};
 use failure::Failure;
 
 /// Version and commit of this build, as saved runs name them.
@@ -48,6 +48,8 @@ enum Command {
     Doctor(doctor::Args),
     Plan(plan::Args),
     Compile(compile::Args),
+    Serve(serve::Args),
+    GemmOneshot(gemm_oneshot::Args),
 }
 
 /// Runs one command line, program name first, and returns its exit status. Prints to stdout and stderr.
@@ -77,6 +79,8 @@ impl Command {
             Command::Doctor(args) => doctor::execute(args),
             Command::Plan(args) => plan::execute(args),
             Command::Compile(args) => compile::execute(args),
+            Command::Serve(args) => serve::execute(args),
+            Command::GemmOneshot(args) => gemm_oneshot::execute(args),
         }
     }
 }

@@ -136,6 +136,21 @@ pub enum Error {
         dtype: DType,
     },
 
+    /// A result larger than the caller allows.
+    #[error(
+        "a result of shape {shape} and dtype {dtype} has {bytes} bytes: at most {limit} are allowed here"
+    )]
+    ResultTooLarge {
+        /// The shape that the arguments ask for.
+        shape: Dims,
+        /// The dtype of the result.
+        dtype: DType,
+        /// Bytes that it would have.
+        bytes: i128,
+        /// The most that is allowed.
+        limit: u64,
+    },
+
     // ---- values ---------------------------------------------------------------------------------
     /// An index selects nothing.
     #[error("{argument}[{position}] is {value}: expected {minimum} to {maximum}, {because}")]
@@ -434,4 +449,54 @@ pub enum Error {
         /// The block, the thread, and what happened at which line.
         message: String,
     },
+}
+
+impl Error {
+    /// A stable name of the cause, for programs in any language.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Rank { .. } => "rank",
+            Error::Size { .. } => "size",
+            Error::Width { .. } => "width",
+            Error::StateTooShort { .. } => "state-too-short",
+            Error::DTypeMismatch { .. } => "dtype-mismatch",
+            Error::WrongLocation { .. } => "wrong-location",
+            Error::OverlappingOutput { .. } => "overlapping-output",
+            Error::OutOfBounds { .. } => "out-of-bounds",
+            Error::NegativeSize { .. } => "negative-size",
+            Error::AxisCount { .. } => "axis-count",
+            Error::TooLarge { .. } => "too-large",
+            Error::ResultTooLarge { .. } => "result-too-large",
+            Error::IndexOutOfRange { .. } => "index-out-of-range",
+            Error::DuplicateIndex { .. } => "duplicate-index",
+            Error::CuSeqlensStart { .. } => "cu-seqlens-start",
+            Error::CuSeqlensDecrease { .. } => "cu-seqlens-decrease",
+            Error::CuSeqlensEnd { .. } => "cu-seqlens-end",
+            Error::CuSeqlensEmpty => "cu-seqlens-empty",
+            Error::Missing { .. } => "missing",
+            Error::Unexpected { .. } => "unexpected",
+            Error::UnknownActivation { .. } => "unknown-activation",
+            Error::UnknownAlgorithm { .. } => "unknown-algorithm",
+            Error::UnknownDevice { .. } => "unknown-device",
+            Error::Unsupported { .. } => "unsupported",
+            Error::LibraryMissing { .. } => "library-missing",
+            Error::SymbolMissing { .. } => "symbol-missing",
+            Error::NoDevice { .. } => "no-device",
+            Error::DeviceOrdinal { .. } => "device-ordinal",
+            Error::DeviceUnsupported { .. } => "device-unsupported",
+            Error::OutOfDeviceMemory { .. } => "out-of-device-memory",
+            Error::InvalidImage { .. } => "invalid-image",
+            Error::DeviceLost { .. } => "device-lost",
+            Error::Driver { .. } => "driver",
+            Error::Compile { .. } => "compile",
+            Error::CompilerTooOld { .. } => "compiler-too-old",
+            Error::UnknownArchitecture { .. } => "unknown-architecture",
+            Error::WorkspaceTooSmall { .. } => "workspace-too-small",
+            Error::InvalidPlan { .. } => "invalid-plan",
+            Error::CopyLength { .. } => "copy-length",
+            Error::CacheEntry { .. } => "cache-entry",
+            Error::SimulatorCompiler { .. } => "simulator-compiler",
+            Error::SimulatedFault { .. } => "simulated-fault",
+        }
+    }
 }

@@ -11,8 +11,10 @@ pub mod files;
 pub mod gemm;
 mod host_tensor;
 pub mod memory;
+pub mod named;
 pub mod oracle;
 pub mod placement;
+pub mod server;
 pub mod suite;
 pub mod tensor;
 

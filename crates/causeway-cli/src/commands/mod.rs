@@ -3,6 +3,8 @@
 pub(crate) mod bench;
 pub(crate) mod compile;
 pub(crate) mod doctor;
+pub(crate) mod gemm_oneshot;
 pub(crate) mod plan;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod verify;

@@ -43,7 +43,7 @@ fn tensors_that_do_not_belong_have_their_sentence() {
         ),
         (
             vec![("x", x.clone()), ("weight", weight.clone()), ("seq_idx", ones(DType::I64, &[2, 8]))],
-            "convert it before saving",
+            "convert it first",
         ),
         (
             vec![("x", x.clone()), ("weight", weight.clone()), ("cu_seqlens", ones(DType::I32, &[2]))],
@@ -87,7 +87,7 @@ fn unknown_names_are_answered_with_the_known_ones() {
 fn a_transposed_x_is_answered_with_the_flag() {
     let (x, weight) = (ones(DType::F32, &[2, 8, 4]), ones(DType::F32, &[4, 3]));
     let stderr = forward_error(&[("x", &x), ("weight", &weight)], &[]);
-    assert!(stderr.contains("--layout channel-last"), "{stderr}");
+    assert!(stderr.contains("layout is channel-last"), "{stderr}");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! What a file claims is checked before anything is allocated for it: no header, however wrong, leads to a
 //! panic, to memory of the claimed size, or to a read outside the file. Elements are read straight into
 //! their aligned home, one tensor at a time and only when asked for. Outputs are written beside their
-//! destination and renamed, so that a failure leaves what was there.
+//! destination and renamed, so that a failure leaves what was there. Safetensors images also travel through pipes:
+//! [`TensorStream`] and [`TensorImage`].
 //!
 //! npz details: both byte orders and both element orders are read; bfloat16 is what `ml_dtypes` writes
 //! (`<V2`); arrays of Python objects are refused.
@@ -14,14 +15,16 @@ mod npy;
 mod npz;
 mod replace;
 mod safetensors;
+mod stream;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, Write};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 pub use error::{FileCause, FileError};
+pub use stream::{TensorImage, TensorStream};
 
 use crate::host_tensor::HostTensor;
 use entry::{HOST_IS_BIG_ENDIAN, swap_bytes};
@@ -94,7 +97,10 @@ impl<R: Read + Seek> TensorFile<R> {
     pub fn from_reader(mut reader: R, format: Format, name: &str) -> Result<Self, FileError> {
         let (content, metadata) = match format {
             Format::Safetensors => {
-                let (tensors, metadata) = safetensors::read_header(&mut reader, name)?;
+                let fail = |e: io::Error| FileCause::Io(e).in_file(name);
+                let length = reader.seek(SeekFrom::End(0)).map_err(fail)?;
+                reader.seek(SeekFrom::Start(0)).map_err(fail)?;
+                let (tensors, metadata) = safetensors::read_header(&mut reader, length, name)?;
                 (Content::Safetensors(reader, tensors), metadata)
             }
             Format::Npz => (Content::Npz(npz::Npz::open(reader, name)?), Metadata::new()),
@@ -122,7 +128,11 @@ impl<R: Read + Seek> TensorFile<R> {
     pub fn read(&mut self, name: &str) -> Result<Option<HostTensor>, FileError> {
         let read = match &mut self.content {
             Content::Safetensors(reader, tensors) => {
-                tensors.get(name).map(|located| safetensors::read_tensor(reader, located))
+                let read = |located: &safetensors::Located| {
+                    reader.seek(SeekFrom::Start(located.begin))?;
+                    safetensors::read_tensor(reader, located)
+                };
+                tensors.get(name).map(read)
             }
             Content::Npz(npz) => npz.read(name),
         };
@@ -138,7 +148,7 @@ impl<R: Read + Seek> TensorFile<R> {
 pub fn write(path: &Path, tensors: &[(&str, &HostTensor)], metadata: &Metadata) -> Result<(), FileError> {
     let format = Format::of_path(path)?;
     let written = replace::replace(path, |writer| match format {
-        Format::Safetensors => safetensors::write_image(writer, tensors, metadata),
+        Format::Safetensors => TensorImage::new(tensors, metadata).write(writer),
         Format::Npz => npz::write_image(writer, tensors),
     });
     written.map_err(|error| FileCause::Io(error).in_file(&path.display().to_string()))
@@ -155,9 +165,9 @@ pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 
 /// A safetensors image in memory.
 pub fn to_safetensors(tensors: &[(&str, &HostTensor)], metadata: &Metadata) -> Vec<u8> {
-    let mut image = Vec::new();
-    safetensors::write_image(&mut image, tensors, metadata).expect("a Vec takes every byte");
-    image
+    let mut bytes = Vec::new();
+    TensorImage::new(tensors, metadata).write(&mut bytes).expect("a Vec takes every byte");
+    bytes
 }
 
 /// The elements in row-major order, little-endian.

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Write};
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 
@@ -28,14 +28,14 @@ pub(super) struct Located {
     pub begin: u64,
 }
 
-/// Reads and checks the header; every range it returns lies inside the file.
-pub(super) fn read_header<R: Read + Seek>(
+/// Reads and checks the header of an image of `length` bytes; every range it returns lies inside the image. The
+/// elements follow: those of the tensor with the smallest `begin` are next in the reader.
+pub(super) fn read_header<R: Read>(
     reader: &mut R,
+    length: u64,
     file: &str,
 ) -> Result<(BTreeMap<String, Located>, Metadata), FileError> {
     let fail = |cause: FileCause| cause.in_file(file);
-    let length = reader.seek(SeekFrom::End(0)).map_err(|e| fail(e.into()))?;
-    reader.seek(SeekFrom::Start(0)).map_err(|e| fail(e.into()))?;
     if length < 8 {
         return Err(fail(FileCause::Truncated { what: "the header length", needed: 8, found: length }));
     }
@@ -100,50 +100,57 @@ fn locate(
     Ok(located)
 }
 
-/// Reads one tensor into memory of its own.
-pub(super) fn read_tensor<R: Read + Seek>(
-    reader: &mut R,
-    located: &Located,
-) -> Result<HostTensor, FileCause> {
+/// Reads one tensor, whose bytes are next in the reader, into memory of its own.
+pub(super) fn read_tensor<R: Read>(reader: &mut R, located: &Located) -> Result<HostTensor, FileCause> {
     let mut tensor = located.entry.allocate()?;
     let bytes = &mut tensor.bytes_mut()[..located.entry.byte_count() as usize];
-    reader.seek(SeekFrom::Start(located.begin))?;
     reader.read_exact(bytes)?;
     swap_bytes(bytes, located.entry.dtype, HOST_IS_BIG_ENDIAN);
     Ok(tensor)
 }
 
-/// Writes a whole image: tensors in order of falling element size, then of name, so that each is aligned.
-pub(super) fn write_image<W: Write>(
-    writer: &mut W,
-    tensors: &[(&str, &HostTensor)],
-    metadata: &Metadata,
-) -> io::Result<()> {
-    let mut order: Vec<_> = tensors.iter().collect();
-    order.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.dtype().size()), *name));
-    let mut header = serde_json::Map::new();
-    if !metadata.is_empty() {
-        header.insert(METADATA_KEY.to_string(), serde_json::json!(metadata));
+/// An image about to be written: tensors in order of falling element size, then of name, so that each is aligned.
+pub(super) struct Image<'a> {
+    header: Vec<u8>,
+    tensors: Vec<&'a HostTensor>,
+    element_bytes: u64,
+}
+
+impl<'a> Image<'a> {
+    pub fn new(tensors: &[(&str, &'a HostTensor)], metadata: &Metadata) -> Self {
+        let mut order: Vec<_> = tensors.iter().collect();
+        order.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.dtype().size()), *name));
+        let mut header = serde_json::Map::new();
+        if !metadata.is_empty() {
+            header.insert(METADATA_KEY.to_string(), serde_json::json!(metadata));
+        }
+        let mut begin = 0;
+        for (name, tensor) in &order {
+            let end = begin + tensor.element_count() * tensor.dtype().size();
+            let info = serde_json::json!({
+                "dtype": dtype_name(tensor.dtype()),
+                "shape": tensor.shape(),
+                "data_offsets": [begin, end],
+            });
+            header.insert((*name).to_string(), info);
+            begin = end;
+        }
+        let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let tensors = order.into_iter().map(|(_, tensor)| *tensor).collect();
+        Image { header, tensors, element_bytes: begin as u64 }
     }
-    let mut begin = 0;
-    for (name, tensor) in &order {
-        let end = begin + tensor.element_count() * tensor.dtype().size();
-        let info = serde_json::json!({
-            "dtype": dtype_name(tensor.dtype()),
-            "shape": tensor.shape(),
-            "data_offsets": [begin, end],
-        });
-        header.insert((*name).to_string(), info);
-        begin = end;
+
+    /// Bytes of the whole image.
+    pub fn length(&self) -> u64 {
+        8 + self.header.len() as u64 + self.element_bytes
     }
-    let mut text = serde_json::to_vec(&header)?;
-    text.resize(text.len().next_multiple_of(8), b' ');
-    writer.write_all(&(text.len() as u64).to_le_bytes())?;
-    writer.write_all(&text)?;
-    for (_, tensor) in &order {
-        super::write_elements(writer, tensor)?;
+
+    pub fn write<W: Write>(&self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(&(self.header.len() as u64).to_le_bytes())?;
+        writer.write_all(&self.header)?;
+        self.tensors.iter().try_for_each(|tensor| super::write_elements(writer, tensor))
     }
-    Ok(())
 }
 
 fn parse_dtype(text: &str) -> Result<DType, FileCause> {

@@ -1,46 +1,46 @@
 //! The products on named tensors.
 
-use causeway::gemm::{Algorithm, Forward, GradA, GradAB, GradB};
-use causeway::placement::Output;
-use causeway::{Device, HostTensor, Result};
-
-use super::tensors::{Computed, Inputs, timed};
+use super::tensors::{Inputs, Results, timed};
+use crate::device::Device;
+use crate::error::Result;
+use crate::gemm::{Algorithm, Forward, GradA, GradAB, GradB};
+use crate::placement::Output;
 
 /// `rows × columns`, each an axis of an input; zeros of the first one's dtype. Inputs of another rank are left
 /// for the operation to refuse.
 fn zeros(device: &Device, inputs: &Inputs, rows: (&str, usize), columns: (&str, usize)) -> Result<Output> {
     let size = |(name, axis): (&str, usize)| inputs.required(name).shape().get(axis).copied().unwrap_or(0);
-    let tensor = HostTensor::zeros(inputs.required(rows.0).dtype(), &[size(rows), size(columns)])?;
+    let tensor = inputs.zeros(inputs.required(rows.0).dtype(), &[size(rows), size(columns)])?;
     Output::place(device, tensor)
 }
 
-pub(super) fn forward(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Computed> {
+pub(super) fn forward(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Results> {
     let placed = inputs.place(device)?;
     let mut c = zeros(device, inputs, ("A", 0), ("B", 1))?;
     let mut operation = Forward { a: placed.required("A"), b: placed.required("B"), algorithm, c: c.view() };
     let elapsed = timed(device, || operation.run(device))?;
-    Computed::fetch(vec![("C", Some(c))], elapsed)
+    Results::fetch(vec![("C", Some(c))], elapsed)
 }
 
-pub(super) fn grad_a(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Computed> {
+pub(super) fn grad_a(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Results> {
     let placed = inputs.place(device)?;
     let mut grad_a = zeros(device, inputs, ("grad_C", 0), ("B", 0))?;
     let (grad_c, b) = (placed.required("grad_C"), placed.required("B"));
     let mut operation = GradA { grad_c, b, algorithm, grad_a: grad_a.view() };
     let elapsed = timed(device, || operation.run(device))?;
-    Computed::fetch(vec![("grad_A", Some(grad_a))], elapsed)
+    Results::fetch(vec![("grad_A", Some(grad_a))], elapsed)
 }
 
-pub(super) fn grad_b(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Computed> {
+pub(super) fn grad_b(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Results> {
     let placed = inputs.place(device)?;
     let mut grad_b = zeros(device, inputs, ("A", 1), ("grad_C", 1))?;
     let (grad_c, a) = (placed.required("grad_C"), placed.required("A"));
     let mut operation = GradB { grad_c, a, algorithm, grad_b: grad_b.view() };
     let elapsed = timed(device, || operation.run(device))?;
-    Computed::fetch(vec![("grad_B", Some(grad_b))], elapsed)
+    Results::fetch(vec![("grad_B", Some(grad_b))], elapsed)
 }
 
-pub(super) fn grad_ab(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Computed> {
+pub(super) fn grad_ab(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Results> {
     let placed = inputs.place(device)?;
     let mut grad_a = zeros(device, inputs, ("grad_C", 0), ("B", 0))?;
     let mut grad_b = zeros(device, inputs, ("A", 1), ("grad_C", 1))?;
@@ -53,5 +53,5 @@ pub(super) fn grad_ab(device: &Device, inputs: &Inputs, algorithm: Algorithm) ->
         grad_b: grad_b.view(),
     };
     let elapsed = timed(device, || operation.run(device))?;
-    Computed::fetch(vec![("grad_A", Some(grad_a)), ("grad_B", Some(grad_b))], elapsed)
+    Results::fetch(vec![("grad_A", Some(grad_a)), ("grad_B", Some(grad_b))], elapsed)
 }

@@ -1,17 +1,18 @@
 //! The convolution's operations on named tensors.
 
-use causeway::causal_conv1d::{Activation, Backward, Forward, MAX_WIDTH, Update};
-use causeway::placement::Output;
-use causeway::{Device, HostTensor, Result};
-
-use super::tensors::{Computed, Inputs, timed};
+use super::tensors::{Inputs, Results, timed};
+use crate::causal_conv1d::{Activation, Backward, Forward, MAX_WIDTH, Update};
+use crate::device::Device;
+use crate::error::Result;
+use crate::host_tensor::HostTensor;
+use crate::placement::Output;
 
 pub(super) fn forward(
     device: &Device,
     inputs: &Inputs,
     activation: Activation,
     return_final_states: bool,
-) -> Result<Computed> {
+) -> Result<Results> {
     let placed = inputs.place(device)?;
     let mut y = Output::place(device, inputs.zeros_like("x")?)?;
     let states = || Output::place(device, zero_states(inputs)?);
@@ -29,10 +30,10 @@ pub(super) fn forward(
         final_states: final_states.as_mut().map(Output::view),
     };
     let elapsed = timed(device, || operation.run(device))?;
-    Computed::fetch(vec![("y", Some(y)), ("final_states", final_states)], elapsed)
+    Results::fetch(vec![("y", Some(y)), ("final_states", final_states)], elapsed)
 }
 
-pub(super) fn backward(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Computed> {
+pub(super) fn backward(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Results> {
     let placed = inputs.place(device)?;
     let like = |name: &str| Output::place(device, inputs.zeros_like(name)?);
     let like_optional = |name: &str| inputs.optional(name).map(|_| like(name)).transpose();
@@ -61,10 +62,10 @@ pub(super) fn backward(device: &Device, inputs: &Inputs, activation: Activation)
         ("dbias", dbias),
         ("dinitial_states", dinitial_states),
     ];
-    Computed::fetch(outputs, elapsed)
+    Results::fetch(outputs, elapsed)
 }
 
-pub(super) fn update(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Computed> {
+pub(super) fn update(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Results> {
     let placed = inputs.place(device)?;
     let mut y = Output::place(device, inputs.zeros_like("x")?)?;
     let mut conv_state = Output::place(device, inputs.required("conv_state").to_contiguous())?;
@@ -79,7 +80,7 @@ pub(super) fn update(device: &Device, inputs: &Inputs, activation: Activation) -
         y: y.view(),
     };
     let elapsed = timed(device, || operation.run(device))?;
-    Computed::fetch(vec![("y", Some(y)), ("conv_state", Some(conv_state))], elapsed)
+    Results::fetch(vec![("y", Some(y)), ("conv_state", Some(conv_state))], elapsed)
 }
 
 /// Room for `(sequences, dim, width - 1)`. Inputs that do not agree on these sizes are left for the
@@ -92,5 +93,5 @@ fn zero_states(inputs: &Inputs) -> Result<HostTensor> {
         None => axis(x.shape(), 0),
     };
     let width = axis(inputs.required("weight").shape(), 1).clamp(1, MAX_WIDTH);
-    HostTensor::zeros(x.dtype(), &[sequences.max(0), axis(x.shape(), 1), width - 1])
+    inputs.zeros(x.dtype(), &[sequences.max(0), axis(x.shape(), 1), width - 1])
 }

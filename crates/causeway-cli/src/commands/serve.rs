@@ -1,0 +1,149 @@
+//! `causeway serve`: the kernel server.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use causeway::server::{Interrupted, Protocol, Service};
+
+use crate::device::DeviceArgs;
+use crate::failure::Failure;
+
+const NOTES: &str = "\
+Frames on stdin and stdout, or on the socket: a little-endian u32 byte count, then that many bytes.
+
+  tensors  a safetensors image; metadata names the operation and its options, as flags of `causeway run` do
+  text     KERNEL_ID M N K, grad_C and B (1: grad_A) or A (2: grad_B), each on a line of its own, as decimal
+           bit patterns of f16
+
+Requests of several clients are answered in the order in which they came. SIGTERM and SIGINT end the server \
+once the requests in hand are answered.
+
+Exit status:
+  0   the input ended between two frames, or the server was told to stop
+  2   the device or the socket cannot be opened
+  20  the input ended inside a frame's byte count
+  21  the input ended inside a frame's payload";
+
+/// Requests answered at the moment of a stop may take so long before the server ends without them.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A long-lived process that keeps the device open and kernels loaded
+#[derive(Debug, clap::Args)]
+#[command(after_help = NOTES)]
+pub(crate) struct Args {
+    /// What frames hold
+    #[arg(long, value_name = "tensors|text", default_value_t)]
+    protocol: Protocol,
+
+    /// Largest frame, in bytes; suffixes K, M and G mean KiB, MiB and GiB
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
+    max_frame: u32,
+
+    /// Serve clients of a Unix socket, which only this user can open, instead of stdin and stdout
+    #[cfg(unix)]
+    #[arg(long, value_name = "PATH")]
+    listen: Option<PathBuf>,
+
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// `64M`
+pub(super) fn parse_bytes(text: &str) -> Result<u32, String> {
+    let (digits, unit) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&text[..at], 1 << 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 1 << 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 1 << 30),
+        _ => (text, 1),
+    };
+    let bytes = digits.parse::<u32>().ok().and_then(|count| count.checked_mul(unit));
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "expected 1 to 4294967295 bytes".to_string())
+}
+
+/// Serves until the input ends or a signal comes.
+pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
+    let (device, threads) = args.device.open()?;
+    let service = Arc::new(Service::new(device, threads, args.protocol, args.max_frame));
+    #[cfg(unix)]
+    if let Some(path) = &args.listen {
+        return listen(&service, path);
+    }
+    #[cfg(unix)]
+    stop_on_signals(&service, None)?;
+    let (input, output) = pipes()?;
+    let mut input = BufReader::with_capacity(1 << 16, input);
+    let mut output = BufWriter::with_capacity(1 << 16, output);
+    match service.serve(&mut input, &mut output) {
+        Ok(()) => Ok(()),
+        Err(error @ Interrupted::Count { .. }) => Err(Failure::status(20, error.to_string())),
+        Err(error @ Interrupted::Payload { .. }) => Err(Failure::status(21, error.to_string())),
+        Err(Interrupted::Io(error)) => Err(error.into()),
+    }
+}
+
+/// stdin and stdout without the buffers, meant for lines, that the standard library puts before them.
+fn pipes() -> Result<(File, File), Failure> {
+    #[cfg(unix)]
+    use std::os::fd::AsFd as Handle;
+    #[cfg(windows)]
+    use std::os::windows::io::AsHandle as Handle;
+    #[cfg(unix)]
+    let (input, output) = (
+        Handle::as_fd(&std::io::stdin()).try_clone_to_owned()?,
+        Handle::as_fd(&std::io::stdout()).try_clone_to_owned()?,
+    );
+    #[cfg(windows)]
+    let (input, output) = (
+        Handle::as_handle(&std::io::stdin()).try_clone_to_owned()?,
+        Handle::as_handle(&std::io::stdout()).try_clone_to_owned()?,
+    );
+    Ok((input.into(), output.into()))
+}
+
+#[cfg(unix)]
+fn listen(service: &Arc<Service>, path: &std::path::Path) -> Result<(), Failure> {
+    let unusable = |error| Failure::input(format!("cannot listen on {}: {error}", path.display()));
+    let listener = Arc::new(causeway::server::Listener::bind(path).map_err(unusable)?);
+    stop_on_signals(service, Some(path.to_path_buf()))?;
+    listener.serve(service).map_err(unusable)
+}
+
+/// Ends the process with status 0 on SIGTERM and SIGINT, when the requests in hand are answered.
+#[cfg(unix)]
+fn stop_on_signals(service: &Arc<Service>, socket: Option<PathBuf>) -> Result<(), Failure> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let unusable = |error| Failure::input(format!("signals cannot be received: {error}"));
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(unusable)?;
+    let service = Arc::clone(service);
+    let wait = move || {
+        if signals.forever().next().is_some() {
+            let answered = service.stop(PATIENCE);
+            if let Some(path) = socket {
+                // Somebody may have removed it before.
+                let _ = std::fs::remove_file(path);
+            }
+            std::process::exit(if answered { 0 } else { 1 });
+        }
+    };
+    std::thread::Builder::new().name("signals".to_string()).spawn(wait).map_err(unusable)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_units() {
+        assert_eq!(parse_bytes("4096"), Ok(4096));
+        assert_eq!(parse_bytes("64K"), Ok(64 << 10));
+        assert_eq!(parse_bytes("3m"), Ok(3 << 20));
+        assert_eq!(parse_bytes("1G"), Ok(causeway::server::DEFAULT_MAX_FRAME));
+        for wrong in ["", "0", "K", "4G", "-1", "1T", "1.5M", "4294967296"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! `KernelServer`: a client that starts its server, and starts it again.
+
+use std::time::{Duration, Instant};
+
+use causeway::HostTensor;
+use causeway::named::{Call, Operation};
+use causeway::server::{KernelServer, Launch, ServerError};
+
+use crate::process::{forward_inputs, forward_result};
+
+pub fn launch() -> Launch {
+    let mut launch = Launch::new(env!("CARGO_BIN_EXE_causeway"));
+    launch.arguments.extend(["--device", "cpu", "--threads", "2"].map(Into::into));
+    launch
+}
+
+pub fn forward(server: &mut KernelServer, scale: f64) -> Result<Vec<f64>, ServerError> {
+    let inputs = forward_inputs(scale);
+    let tensors: Vec<(&str, &HostTensor)> = inputs.iter().map(|(name, tensor)| (*name, tensor)).collect();
+    let reply = server.call(&Call::new(Operation::Conv1dForward), &tensors)?;
+    assert!(reply.metadata["device"].starts_with("cpu"));
+    Ok(reply.tensors["y"].to_f64())
+}
+
+pub fn kill(server: &KernelServer) {
+    let id = server.process_id().expect("a server runs").to_string();
+    assert!(std::process::Command::new("kill").args(["-KILL", &id]).status().expect("kill starts").success());
+}
+
+#[test]
+fn calls_are_answered_and_counted() {
+    let mut server = KernelServer::start(launch()).unwrap();
+    for scale in [1.0, 2.0, 3.0] {
+        assert_eq!(forward(&mut server, scale).unwrap(), forward_result(scale));
+    }
+    let metrics = server.metrics();
+    assert_eq!((metrics.requests, metrics.answered, metrics.restarts, metrics.lost), (3, 3, 0, 0));
+    let [median, p90, p99] = metrics.latency.unwrap();
+    assert!(median > Duration::ZERO && median <= p90 && p90 <= p99);
+}
+
+#[test]
+fn a_refusal_leaves_the_server_as_it_was() {
+    let mut server = KernelServer::start(launch()).unwrap();
+    let process = server.process_id();
+    let error = server.call(&Call::new(Operation::GemmForward), &[]).unwrap_err();
+    match &error {
+        ServerError::Refused { request: 1, code, help: Some(_), .. } => assert_eq!(code, "missing-tensor"),
+        _ => panic!("{error}"),
+    }
+    assert_eq!(forward(&mut server, 1.0).unwrap(), forward_result(1.0));
+    assert_eq!(server.process_id(), process);
+    assert_eq!(server.metrics().refused, 1);
+}
+
+#[test]
+fn a_killed_server_is_started_again() {
+    let mut server = KernelServer::start(launch()).unwrap();
+    for round in 1..=3 {
+        kill(&server);
+        // The kill may show in this call or, if the process was not yet gone, in none: then the request was lost.
+        match forward(&mut server, 1.0) {
+            Ok(result) => assert_eq!(result, forward_result(1.0)),
+            Err(ServerError::Lost { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(forward(&mut server, 2.0).unwrap(), forward_result(2.0));
+        assert_eq!(server.metrics().restarts, round);
+    }
+}
+
+#[test]
+fn a_server_that_hangs_is_given_up_at_the_deadline() {
+    let mut launch = launch();
+    launch.deadline = Duration::from_millis(700);
+    let mut server = KernelServer::start(launch).unwrap();
+    let id = server.process_id().unwrap().to_string();
+    assert!(std::process::Command::new("kill").args(["-STOP", &id]).status().unwrap().success());
+    let start = Instant::now();
+    let error = forward(&mut server, 1.0).unwrap_err();
+    assert!(matches!(error, ServerError::Deadline { request: 1, .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10));
+    assert_eq!(forward(&mut server, 2.0).unwrap(), forward_result(2.0));
+}
+
+#[test]
+fn programs_that_are_no_servers_are_told_apart() {
+    let start = |program: &str, arguments: &[&str]| {
+        let mut launch = Launch::new(program);
+        launch.arguments = arguments.iter().map(Into::into).collect();
+        launch.deadline = Duration::from_secs(5);
+        KernelServer::start(launch).unwrap_err()
+    };
+    assert!(matches!(start("/does/not/exist", &[]), ServerError::Start { .. }));
+    assert!(matches!(start("true", &[]), ServerError::Lost { .. }));
+    // An echo repeats the request, which is an image without the facts of a reply.
+    assert!(matches!(start("cat", &[]), ServerError::Handshake { .. }));
+    assert!(matches!(start("sleep", &["100"]), ServerError::Deadline { .. }));
+}
+
+#[test]
+fn a_request_over_the_limit_is_not_sent() {
+    let mut launch = launch();
+    launch.arguments.extend(["--max-frame", "512"].map(Into::into));
+    let mut server = KernelServer::start(launch).unwrap();
+    let large = HostTensor::zeros(causeway::DType::F32, &[1, 16, 16]).unwrap();
+    let weight = HostTensor::zeros(causeway::DType::F32, &[16, 4]).unwrap();
+    let call = Call::new(Operation::Conv1dForward);
+    let error = server.call(&call, &[("x", &large), ("weight", &weight)]).unwrap_err();
+    assert!(matches!(error, ServerError::TooLarge { limit: 512, .. }), "{error}");
+}

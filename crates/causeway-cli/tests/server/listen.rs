@@ -1,0 +1,162 @@
+//! The server on a Unix socket: several clients, signals, and what stays behind.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use causeway::server::{read_frame, write_frame};
+
+use crate::process::{Server, command, forward_request, forward_result, parse};
+
+/// A server on a socket in a directory of its own.
+struct Listening {
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Listening {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let child = spawn(&directory.path().join("server"));
+        let listening = Listening { child, directory };
+        drop(listening.connect());
+        listening
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("server")
+    }
+
+    /// A connection, once the server is up.
+    fn connect(&self) -> UnixStream {
+        let start = Instant::now();
+        loop {
+            match UnixStream::connect(self.path()) {
+                Ok(stream) => return stream,
+                Err(error) if start.elapsed() > Duration::from_secs(20) => panic!("nobody listens: {error}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    fn signal(&mut self, signal: &str) -> Option<i32> {
+        signal_process(&self.child, signal);
+        self.child.wait().expect("the server ends").code()
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        // Both fail when it has ended, as it should have.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(path: &Path) -> Child {
+    command(&["serve", "--listen", path.to_str().expect("UTF-8")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the server starts")
+}
+
+fn signal_process(child: &Child, signal: &str) {
+    let sent = std::process::Command::new("kill").args([signal, &child.id().to_string()]).status();
+    assert!(sent.expect("kill starts").success());
+}
+
+fn ask(stream: &mut UnixStream, scale: f64) {
+    write_frame(stream, &forward_request(scale, "")).expect("the server reads");
+    let reply = read_frame(stream).expect("a whole frame").expect("a reply");
+    assert_eq!(parse(&reply).0["y"].to_f64(), forward_result(scale));
+}
+
+#[test]
+fn clients_are_served_beside_each_other_and_the_socket_goes_with_the_server() {
+    let mut server = Listening::start();
+    let mode = std::fs::metadata(server.path()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut clients: Vec<_> = (0..5).map(|_| server.connect()).collect();
+    for round in 0..3 {
+        for (number, client) in clients.iter_mut().enumerate() {
+            ask(client, (round * 5 + number) as f64);
+        }
+    }
+    // One that stops in the middle of a frame disturbs nobody.
+    clients[0].write_all(&[200, 0, 0, 0, 1, 2, 3]).unwrap();
+    ask(&mut clients[1], 1.0);
+    drop(clients.remove(0));
+    ask(&mut clients[0], 2.0);
+    assert_eq!(server.signal("-TERM"), Some(0));
+    assert_eq!(std::fs::read_dir(server.directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_client_that_does_not_read_holds_nobody_up() {
+    let mut server = Listening::start();
+    let mut silent = server.connect();
+    silent.set_nonblocking(true).unwrap();
+    let request = forward_request(1.0, "");
+    let frame = [&(request.len() as u32).to_le_bytes()[..], &request].concat();
+    // Until both directions are full: the server takes no more than the pipe holds.
+    let mut sent = 0;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(500) {
+        match silent.write(&frame[sent % frame.len()..]) {
+            Ok(count) => sent += count,
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+    assert!(sent < 16 << 20, "{sent} bytes went into a server whose replies nobody reads");
+    let mut other = server.connect();
+    ask(&mut other, 3.0);
+    drop(silent);
+    assert_eq!(server.signal("-TERM"), Some(0));
+}
+
+#[test]
+fn a_socket_of_a_killed_server_is_replaced_and_a_live_one_is_not() {
+    let mut first = Listening::start();
+    let mut second = spawn(&first.path());
+    assert_eq!(second.wait().unwrap().code(), Some(2));
+    let mut client = first.connect();
+    ask(&mut client, 1.0);
+    assert_eq!(first.signal("-KILL"), None);
+    assert!(first.path().exists());
+    first.child = spawn(&first.path());
+    let mut client = first.connect();
+    ask(&mut client, 1.0);
+    assert_eq!(first.signal("-INT"), Some(0));
+}
+
+#[test]
+fn a_file_is_not_replaced_by_a_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    std::fs::write(&path, "precious").unwrap();
+    assert_eq!(spawn(&path).wait().unwrap().code(), Some(2));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn a_signal_lets_the_request_in_hand_finish() {
+    let mut server = Server::start(&[]);
+    for number in 0..50 {
+        server.send(&forward_request(f64::from(number), &number.to_string()));
+    }
+    let first = parse(&server.receive());
+    assert_eq!(first.0["y"].to_f64(), forward_result(0.0));
+    signal_process(&server.child, "-TERM");
+    // Whole replies only, then the end.
+    let mut answered = 1;
+    while let Some(reply) = read_frame(&mut server.output).expect("whole frames") {
+        assert_eq!(parse(&reply).1["id"], answered.to_string());
+        answered += 1;
+    }
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}

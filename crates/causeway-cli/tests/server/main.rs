@@ -1,0 +1,9 @@
+//! The kernel server as a process: frames, sockets, signals, and the client that keeps it alive.
+
+mod client;
+mod frames;
+#[cfg(unix)]
+mod listen;
+mod oneshot;
+mod process;
+mod soak;

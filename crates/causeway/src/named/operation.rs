@@ -1,0 +1,100 @@
+//! The operations that can be called by name, and the tensors that each one knows.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::CallError;
+
+/// What to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// y, and on request final_states.
+    Conv1dForward,
+    /// dx, dweight, and dbias and dinitial_states where their inputs are given.
+    Conv1dBackward,
+    /// y and the new conv_state.
+    Conv1dUpdate,
+    /// C.
+    GemmForward,
+    /// grad_A.
+    GemmGradA,
+    /// grad_B.
+    GemmGradB,
+    /// grad_A and grad_B.
+    GemmGradAb,
+}
+
+impl Operation {
+    /// Every operation.
+    pub const ALL: [Operation; 7] = [
+        Operation::Conv1dForward,
+        Operation::Conv1dBackward,
+        Operation::Conv1dUpdate,
+        Operation::GemmForward,
+        Operation::GemmGradA,
+        Operation::GemmGradB,
+        Operation::GemmGradAb,
+    ];
+
+    /// `conv1d-forward`, `gemm-grad-ab` …
+    pub const fn name(self) -> &'static str {
+        match self {
+            Operation::Conv1dForward => "conv1d-forward",
+            Operation::Conv1dBackward => "conv1d-backward",
+            Operation::Conv1dUpdate => "conv1d-update",
+            Operation::GemmForward => "gemm-forward",
+            Operation::GemmGradA => "gemm-grad-a",
+            Operation::GemmGradB => "gemm-grad-b",
+            Operation::GemmGradAb => "gemm-grad-ab",
+        }
+    }
+
+    /// True for the convolution's operations, false for the products.
+    pub const fn is_conv1d(self) -> bool {
+        matches!(self, Operation::Conv1dForward | Operation::Conv1dBackward | Operation::Conv1dUpdate)
+    }
+
+    /// Tensors that have to be there, and those that may be.
+    pub const fn inputs(self) -> (&'static [&'static str], &'static [&'static str]) {
+        match self {
+            Operation::Conv1dForward => {
+                (&["x", "weight"], &["bias", "initial_states", "seq_idx", "cu_seqlens", "residual"])
+            }
+            Operation::Conv1dBackward => (
+                &["x", "weight", "dy"],
+                &["bias", "initial_states", "seq_idx", "cu_seqlens", "residual", "dfinal_states"],
+            ),
+            Operation::Conv1dUpdate => {
+                (&["x", "conv_state", "weight"], &["bias", "cache_seqlens", "conv_state_indices"])
+            }
+            Operation::GemmForward => (&["A", "B"], &[]),
+            Operation::GemmGradA => (&["grad_C", "B"], &[]),
+            Operation::GemmGradB => (&["grad_C", "A"], &[]),
+            Operation::GemmGradAb => (&["grad_C", "A", "B"], &[]),
+        }
+    }
+
+    /// `conv1d-update reads x, conv_state, weight, and where present bias, …`
+    pub fn reads(self) -> String {
+        let (required, optional) = self.inputs();
+        let mut text = format!("{self} reads {}", required.join(", "));
+        if !optional.is_empty() {
+            text += &format!(", and where present {}", optional.join(", "));
+        }
+        text
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Operation {
+    type Err = CallError;
+    fn from_str(text: &str) -> Result<Self, CallError> {
+        let found = Operation::ALL.into_iter().find(|operation| operation.name() == text);
+        found.ok_or_else(|| CallError::UnknownOperation { found: text.to_string() })
+    }
+}

@@ -1,0 +1,173 @@
+//! The tensors of a call: by name, laid out as their source lays them out.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use super::CallError;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::host_tensor::HostTensor;
+use crate::placement::{Input, Output};
+use crate::tensor::{DType, Dims, TensorRef};
+
+/// How tensors with a sequence axis are stored. Weights and states are stored one way only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Layout {
+    /// `(batch, dim, seqlen)`
+    #[default]
+    ChannelFirst,
+    /// `(batch, seqlen, dim)`
+    ChannelLast,
+}
+
+/// Inputs and outputs that follow the layout.
+const WITH_LAYOUT: [&str; 5] = ["x", "dy", "residual", "y", "dx"];
+/// Swaps seqlen and dim.
+const SWAP: [usize; 3] = [0, 2, 1];
+
+impl Layout {
+    /// `channel-first` or `channel-last`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Layout::ChannelFirst => "channel-first",
+            Layout::ChannelLast => "channel-last",
+        }
+    }
+
+    fn swaps(self, shape: &[i64]) -> bool {
+        self == Layout::ChannelLast && shape.len() == SWAP.len()
+    }
+
+    /// From the order of the logical axes to the stored one, or back.
+    fn swapped(self, name: &str, tensor: HostTensor) -> HostTensor {
+        if WITH_LAYOUT.contains(&name) && self.swaps(tensor.shape()) {
+            tensor.permuted(&SWAP)
+        } else {
+            tensor
+        }
+    }
+}
+
+impl FromStr for Layout {
+    type Err = CallError;
+    fn from_str(text: &str) -> Result<Self, CallError> {
+        let found =
+            [Layout::ChannelFirst, Layout::ChannelLast].into_iter().find(|layout| layout.name() == text);
+        found.ok_or_else(|| CallError::BadOption {
+            option: "layout".to_string(),
+            found: text.to_string(),
+            expected: "channel-first or channel-last",
+        })
+    }
+}
+
+/// The inputs of a call, seen through their logical axes.
+#[derive(Debug)]
+pub struct Inputs {
+    tensors: BTreeMap<String, HostTensor>,
+    layout: Layout,
+    result_limit: u64,
+}
+
+impl Inputs {
+    /// Tensors as they are stored.
+    pub fn new(stored: BTreeMap<String, HostTensor>, layout: Layout) -> Self {
+        let logical = |(name, tensor): (String, _)| {
+            let tensor = layout.swapped(&name, tensor);
+            (name, tensor)
+        };
+        Inputs { tensors: stored.into_iter().map(logical).collect(), layout, result_limit: u64::MAX }
+    }
+
+    /// The same, with a limit for the bytes of one result: inputs with empty axes can ask for huge ones.
+    pub fn with_result_limit(self, bytes: u64) -> Self {
+        Inputs { result_limit: bytes, ..self }
+    }
+
+    /// Every tensor with its name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &HostTensor)> {
+        self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// A tensor that [`Call::check_names`](super::Call::check_names) has made sure of.
+    pub(super) fn required(&self, name: &str) -> &HostTensor {
+        &self.tensors[name]
+    }
+
+    /// A tensor that may not be there.
+    pub(super) fn optional(&self, name: &str) -> Option<&HostTensor> {
+        self.tensors.get(name)
+    }
+
+    /// All tensors where the device can read them.
+    pub(super) fn place(&self, device: &Device) -> Result<PlacedInputs<'_>> {
+        let place = |(name, tensor)| Ok((name, Input::place(device, tensor)?));
+        Ok(PlacedInputs(self.iter().map(place).collect::<Result<_>>()?))
+    }
+
+    /// Zeros for a result, within the limit.
+    pub(super) fn zeros(&self, dtype: DType, shape: &[i64]) -> Result<HostTensor> {
+        let bytes = shape.iter().fold(dtype.size() as i128, |bytes, &size| bytes.saturating_mul(size.into()));
+        if bytes > i128::from(self.result_limit) {
+            let shape = Dims::new(shape)?;
+            return Err(Error::ResultTooLarge { shape, dtype, bytes, limit: self.result_limit });
+        }
+        HostTensor::zeros(dtype, shape)
+    }
+
+    /// Zeros of this dtype and logical shape, stored as the layout says.
+    pub(super) fn zeros_like(&self, name: &str) -> Result<HostTensor> {
+        let like = self.required(name);
+        let shape = like.shape();
+        if !self.layout.swaps(shape) {
+            return self.zeros(like.dtype(), shape);
+        }
+        Ok(self.zeros(like.dtype(), &[shape[0], shape[2], shape[1]])?.permuted(&SWAP))
+    }
+}
+
+/// The inputs as views for an operation.
+pub(super) struct PlacedInputs<'a>(BTreeMap<&'a str, Input<'a>>);
+
+impl PlacedInputs<'_> {
+    pub fn required(&self, name: &str) -> TensorRef<'_> {
+        self.0[name].view()
+    }
+
+    pub fn optional(&self, name: &str) -> Option<TensorRef<'_>> {
+        self.0.get(name).map(Input::view)
+    }
+}
+
+/// What a call computed.
+#[derive(Debug)]
+pub struct Results {
+    /// The results by name, on the host, stored as the layout says.
+    pub tensors: Vec<(&'static str, HostTensor)>,
+    /// How long the operation took until the device was done; copies from and to the host are not in it.
+    pub elapsed: Duration,
+}
+
+impl Results {
+    /// Brings the results that there are to the host.
+    pub(super) fn fetch(outputs: Vec<(&'static str, Option<Output>)>, elapsed: Duration) -> Result<Self> {
+        let present = outputs.into_iter().filter_map(|(name, output)| Some((name, output?)));
+        let fetch = |(name, output): (_, Output)| Ok((name, output.fetch()?));
+        Ok(Results { tensors: present.map(fetch).collect::<Result<_>>()?, elapsed })
+    }
+
+    /// With their axes in the stored order.
+    pub(super) fn stored(self, layout: Layout) -> Self {
+        let store = |(name, tensor)| (name, layout.swapped(name, tensor));
+        Results { tensors: self.tensors.into_iter().map(store).collect(), elapsed: self.elapsed }
+    }
+}
+
+/// Calls `run` and returns how long it took until the device was done.
+pub(super) fn timed(device: &Device, run: impl FnOnce() -> Result<()>) -> Result<Duration> {
+    let start = Instant::now();
+    run()?;
+    device.synchronize()?;
+    Ok(start.elapsed())
+}

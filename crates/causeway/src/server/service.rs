@@ -1,0 +1,106 @@
+//! The loop of a server: a frame in, a reply out.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::frame::{self, Interrupted, Payload};
+use super::turn::Turns;
+use super::{tensors, text};
+use crate::device::Device;
+
+/// What payloads hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Protocol {
+    /// Safetensors images.
+    #[default]
+    Tensors,
+    /// Half-precision GEMM gradients as decimal text.
+    Text,
+}
+
+impl Protocol {
+    /// `tensors` or `text`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Protocol::Tensors => "tensors",
+            Protocol::Text => "text",
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Protocol {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = [Protocol::Tensors, Protocol::Text].into_iter().find(|protocol| protocol.name() == text);
+        found.ok_or_else(|| format!("protocol is {text:?}: expected tensors or text"))
+    }
+}
+
+/// A device that answers requests. Shared by all clients of a server, whose requests it runs one at a time, in the
+/// order in which they came.
+#[derive(Debug)]
+pub struct Service {
+    pub(super) device: Device,
+    pub(super) protocol: Protocol,
+    pub(super) max_frame: u32,
+    threads: rayon::ThreadPool,
+    pub(super) turns: Turns,
+}
+
+impl Service {
+    /// A service on a device; work on a CPU goes to `threads`. Payloads, in and out, have at most `max_frame` bytes.
+    pub fn new(device: Device, threads: rayon::ThreadPool, protocol: Protocol, max_frame: u32) -> Self {
+        Service { device, protocol, max_frame, threads, turns: Turns::default() }
+    }
+
+    /// Answers requests until the input ends between two frames, or [`Service::stop`] is called.
+    ///
+    /// # Errors
+    /// [`Interrupted`] if the input ends inside a frame, or one of the two cannot be read or written.
+    pub fn serve(&self, input: &mut impl Read, output: &mut impl Write) -> Result<(), Interrupted> {
+        while let Some(count) = frame::read_count(input)? {
+            let mut payload = Payload::new(input, count);
+            match self.protocol {
+                Protocol::Tensors => {
+                    let request = tensors::Request::read(&mut payload, count, self.max_frame);
+                    payload.finish()?;
+                    let Some(_in_hand) = self.turns.take_in_hand() else { return Ok(()) };
+                    request.answer(self).write(output)?;
+                }
+                Protocol::Text => {
+                    let request = text::read(&mut payload, count, self.max_frame);
+                    payload.finish()?;
+                    let Some(_in_hand) = self.turns.take_in_hand() else { return Ok(()) };
+                    let reply = request
+                        .and_then(|request| self.on_device(|device| request.run(device, self.max_frame)));
+                    frame::write_frame(output, &reply.unwrap_or_else(|problem| problem.reply()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets no further request in, and waits at most `patience` for those in hand to be answered. True if all were.
+    pub fn stop(&self, patience: Duration) -> bool {
+        self.turns.stop(patience)
+    }
+
+    /// Threads of the CPU that work here.
+    pub(super) fn thread_count(&self) -> usize {
+        self.threads.current_num_threads()
+    }
+
+    /// Runs `work` when it is its turn.
+    pub(super) fn on_device<T: Send>(&self, work: impl FnOnce(&Device) -> T + Send) -> T {
+        let _turn = self.turns.wait();
+        self.threads.install(|| work(&self.device))
+    }
+}

@@ -1,0 +1,139 @@
+//! The tensors protocol: requests and replies are safetensors images, see [the module](super).
+
+use std::io::{self, Read, Write};
+
+use super::PROTOCOL_VERSION;
+use super::frame::{self, Payload};
+use super::service::Service;
+use crate::files::{FileCause, FileError, Metadata, TensorImage, TensorStream};
+use crate::named::{Call, CallError, Inputs};
+
+/// The key that the reply repeats.
+pub(super) const ID: &str = "id";
+/// The operation that computes nothing.
+pub(super) const HELLO: &str = "hello";
+
+/// What a frame asked for.
+pub(super) struct Request {
+    id: Option<String>,
+    wish: Result<Wish, Problem>,
+}
+
+enum Wish {
+    Facts,
+    Compute(Call, Inputs),
+}
+
+/// Why a request cannot be answered.
+struct Problem {
+    code: &'static str,
+    message: String,
+    help: Option<String>,
+}
+
+impl From<CallError> for Problem {
+    fn from(error: CallError) -> Self {
+        Problem { code: error.code(), message: error.to_string(), help: error.help() }
+    }
+}
+
+impl From<FileError> for Problem {
+    fn from(error: FileError) -> Self {
+        let code = match error.cause {
+            FileCause::OutOfMemory { .. } => "out-of-memory",
+            _ => "malformed-request",
+        };
+        Problem { code, message: error.to_string(), help: error.help().map(str::to_string) }
+    }
+}
+
+impl Request {
+    /// Reads a payload of `count` bytes. What is wrong with it is part of the answer.
+    pub fn read<R: Read>(payload: &mut Payload<'_, R>, count: u32, max_frame: u32) -> Self {
+        if count > max_frame {
+            let message = format!("the frame has {count} bytes: at most {max_frame} are allowed");
+            let help = Some("send less at a time, or start the server with a larger --max-frame".to_string());
+            return Request { id: None, wish: Err(Problem { code: "frame-too-large", message, help }) };
+        }
+        match TensorStream::open(payload, count.into(), "the request") {
+            Ok(stream) => {
+                let id = stream.metadata().get(ID).cloned();
+                Request { id, wish: Self::read_wish(stream, max_frame) }
+            }
+            Err(error) => Request { id: None, wish: Err(error.into()) },
+        }
+    }
+
+    fn read_wish<R: Read>(stream: TensorStream<R>, max_frame: u32) -> Result<Wish, Problem> {
+        if stream.metadata().get("operation").is_some_and(|operation| operation == HELLO) {
+            return Ok(Wish::Facts);
+        }
+        let call = Call::from_metadata(stream.metadata(), &[ID])?;
+        call.check_names(stream.names())?;
+        let inputs = Inputs::new(stream.read_all()?, call.layout.unwrap_or_default());
+        Ok(Wish::Compute(call, inputs.with_result_limit(max_frame.into())))
+    }
+
+    /// Computes, if that is what was asked for.
+    pub fn answer(self, service: &Service) -> Reply {
+        let mut metadata = Metadata::from([
+            ("causeway".to_string(), env!("CARGO_PKG_VERSION").to_string()),
+            ("protocol".to_string(), PROTOCOL_VERSION.to_string()),
+            ("device".to_string(), service.device.to_string()),
+            ("threads".to_string(), service.thread_count().to_string()),
+            ("max_frame".to_string(), service.max_frame.to_string()),
+        ]);
+        metadata.extend(self.id.map(|id| (ID.to_string(), id)));
+        let results = self.wish.and_then(|wish| match wish {
+            Wish::Facts => Ok(None),
+            Wish::Compute(call, inputs) => {
+                metadata.extend(call.metadata());
+                Ok(Some(service.on_device(|device| call.run(device, &inputs))?))
+            }
+        });
+        let tensors = match results {
+            Ok(Some(results)) => {
+                metadata.insert("seconds".to_string(), results.elapsed.as_secs_f64().to_string());
+                results.tensors
+            }
+            Ok(None) => Vec::new(),
+            Err(problem) => {
+                refuse(&mut metadata, problem);
+                Vec::new()
+            }
+        };
+        Reply { tensors, metadata, max_frame: service.max_frame }
+    }
+}
+
+fn refuse(metadata: &mut Metadata, problem: Problem) {
+    metadata.insert("error".to_string(), problem.code.to_string());
+    metadata.insert("message".to_string(), problem.message);
+    metadata.extend(problem.help.map(|help| ("help".to_string(), help)));
+}
+
+/// What is sent back.
+pub(super) struct Reply {
+    tensors: Vec<(&'static str, crate::HostTensor)>,
+    metadata: Metadata,
+    max_frame: u32,
+}
+
+impl Reply {
+    /// Writes the frame and flushes.
+    pub fn write(mut self, output: &mut impl Write) -> io::Result<()> {
+        let tensors: Vec<_> = self.tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
+        let mut image = TensorImage::new(&tensors, &self.metadata);
+        if image.length() > self.max_frame.into() {
+            let message =
+                format!("the reply has {} bytes: at most {} are allowed", image.length(), self.max_frame);
+            let help =
+                Some("ask for less at a time, or start the server with a larger --max-frame".to_string());
+            refuse(&mut self.metadata, Problem { code: "reply-too-large", message, help });
+            image = TensorImage::new(&[], &self.metadata);
+        }
+        frame::write_count(output, image.length())?;
+        image.write(output)?;
+        output.flush()
+    }
+}
