@@ -126,7 +126,7 @@ impl Output {
     /// Copies the storage of a duplicate.
     ///
     /// # Errors
-    /// [`Error::CopyLength`](crate::Error::CopyLength) for a tensor of another size or in another memory, or what the
+    /// [`Error::CopyLength`] for a tensor of another size or in another memory, or what the
     /// driver says.
     pub fn copy_from(&mut self, other: &Output) -> Result<()> {
         match (self, other) {

@@ -13,7 +13,9 @@
 
 use std::fmt::Write as _;
 use std::io::Read;
+use std::time::Instant;
 
+use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::device::Device;
 use crate::error::Error;
 use crate::gemm::{Algorithm, GradA, GradB};
@@ -174,20 +176,28 @@ impl Request {
         let (grad_c, other) = (Input::place(device, &self.grad_c)?, Input::place(device, &self.other)?);
         let mut result = Output::place(device, HostTensor::zeros(DType::F16, &shape)?)?;
         let algorithm = Algorithm::Exact;
-        let start = std::time::Instant::now();
-        match self.kernel {
+        let start;
+        let geometry = match self.kernel {
             Kernel::GradA => {
-                GradA { grad_c: grad_c.view(), b: other.view(), algorithm, grad_a: result.view() }
-                    .run(device)?;
+                let grad_a = result.view();
+                let mut call = GradA { grad_c: grad_c.view(), b: other.view(), algorithm, grad_a };
+                let geometry = geometry(device, |facts| call.plan(facts))?;
+                start = Instant::now();
+                call.run(device)?;
+                geometry
             }
             Kernel::GradB => {
-                GradB { grad_c: grad_c.view(), a: other.view(), algorithm, grad_b: result.view() }
-                    .run(device)?;
+                let grad_b = result.view();
+                let mut call = GradB { grad_c: grad_c.view(), a: other.view(), algorithm, grad_b };
+                let geometry = geometry(device, |facts| call.plan(facts))?;
+                start = Instant::now();
+                call.run(device)?;
+                geometry
             }
-        }
+        };
         device.synchronize()?;
         let milliseconds = start.elapsed().as_secs_f64() * 1e3;
-        let mut reply = self.facts(device, milliseconds);
+        let mut reply = self.facts(device, geometry, milliseconds);
         let result = result.fetch()?;
         let bits: &[u16] = &bytemuck::cast_slice(result.bytes())[..result.element_count()];
         write_numbers(&mut reply, bits);
@@ -199,14 +209,14 @@ impl Request {
     }
 
     /// The lines before the results, and the beginning of that line.
-    fn facts(&self, device: &Device, milliseconds: f64) -> Vec<u8> {
+    fn facts(&self, device: &Device, [grid, block]: [[u32; 2]; 2], milliseconds: f64) -> Vec<u8> {
         let [m, n, k] = self.sizes;
         let name = device.to_string().replace('\n', " ");
         let architecture = match device.facts() {
             Some(facts) => facts.architecture.clone(),
             None => std::env::consts::ARCH.to_string(),
         };
-        let ([grid_x, grid_y], [block_x, block_y]) = ([1, 1], [rayon::current_num_threads(), 1]);
+        let ([grid_x, grid_y], [block_x, block_y]) = (grid, block);
         let id = match self.kernel {
             Kernel::GradA => 1,
             Kernel::GradB => 2,
@@ -220,6 +230,20 @@ impl Request {
         );
         text.into_bytes()
     }
+}
+
+/// Blocks and threads of the launch, along x and y.
+fn geometry(
+    device: &Device,
+    plan: impl FnOnce(&DeviceFacts) -> crate::error::Result<Option<Plan>>,
+) -> crate::error::Result<[[u32; 2]; 2]> {
+    let launch = device.facts().map(plan).transpose()?.flatten();
+    Ok(match launch {
+        Some(Plan { grid: [grid_x, grid_y, _], block: [block_x, block_y, _], .. }) => {
+            [[grid_x, grid_y], [block_x, block_y]]
+        }
+        None => [[1, 1], [rayon::current_num_threads() as u32, 1]],
+    })
 }
 
 fn header(line: &[u8]) -> Result<[i64; 4], Problem> {
