@@ -26,11 +26,12 @@ def test_nothing_waits_for_the_gpu():
     state, dy = draw(2, 64, 3), draw(2, 64, 512, seed=1)
     step(x, weight, bias, dy)
     causeway.causal_conv1d_update(x[..., 0], state, weight, bias)
+    busy, event = draw(4096, 4096), torch.cuda.Event()
+    busy @ busy
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        # Two milliseconds of other work: a call that waited would return after it.
-        busy, event = draw(4096, 4096), torch.cuda.Event()
+        # Milliseconds of other work: a call that waited would return after it.
         for _ in range(20):
             busy = busy @ busy
         step(x, weight, bias, dy)

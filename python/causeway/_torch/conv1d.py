@@ -4,9 +4,15 @@ import torch
 
 from causeway._activation import is_silu
 from causeway._torch import kernels, operators, transforms
-from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_direct, is_transformed
+from causeway._torch.eager import (
+    autocast_dtype,
+    cast,
+    expect_tensors,
+    is_compiling,
+    is_direct,
+    is_transformed,
+)
 
-_is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -54,6 +60,10 @@ class _Convolution(torch.autograd.Function):
         return *gradients, None, None, dy if ctx.has_residual else None, None, None, None
 
 
+# `Function.apply` less its checks for torch.func, which a direct call is not under.
+_apply = super(torch.autograd.Function, _Convolution).apply
+
+
 def causal_conv1d_fn(
     x,
     weight,
@@ -71,7 +81,7 @@ def causal_conv1d_fn(
     dtype = autocast_dtype(x)
     if dtype is not None:
         x, initial_states, residual = cast(x, dtype), cast(initial_states, dtype), cast(residual, dtype)
-    if _is_compiling() or not is_direct(
+    if is_compiling() or not is_direct(
         x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, final_states_out
     ):
         expect_tensors(
@@ -109,7 +119,7 @@ def causal_conv1d_fn(
         _bump(final_states_out)
         return (y, final_states) if return_final_states else y
 
-    return _Convolution.apply(
+    return _apply(
         x,
         weight,
         bias,
@@ -141,7 +151,7 @@ def _bump(written):
 def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices):
     """See `causeway.causal_conv1d_update`."""
     silu = is_silu(activation)
-    if _is_compiling() or not is_direct(x, conv_state, weight, bias, cache_seqlens, conv_state_indices):
+    if is_compiling() or not is_direct(x, conv_state, weight, bias, cache_seqlens, conv_state_indices):
         expect_tensors(
             conv_state=conv_state,
             weight=weight,
@@ -157,7 +167,7 @@ def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens,
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """See `causeway.causal_conv1d_varlen_states`."""
-    if _is_compiling() or not is_direct(x, cu_seqlens):
+    if is_compiling() or not is_direct(x, cu_seqlens):
         expect_tensors(cu_seqlens=cu_seqlens)
         return operators.varlen_states(x, cu_seqlens, state_len)
     return kernels.varlen_states(x, cu_seqlens, state_len)

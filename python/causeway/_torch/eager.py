@@ -8,18 +8,18 @@ _functorch_level = torch._C._functorch.peek_interpreter_stack
 _is_tracing = torch._C._is_tracing
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
+is_compiling = torch.compiler.is_compiling
+
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
-def is_direct(x, *others):
-    """True if only autograd, at most, wants to know about an operation on these tensors."""
-    if not (type(x) in _PLAIN and (x.is_cuda or x.is_cpu)):
-        return False
-    for tensor in others:
-        if type(tensor) not in _PLAIN:
-            return False
+def is_direct(*tensors):
+    """True if only autograd, at most, wants to know about an operation on these tensors, the first of which is x."""
+    x = tensors[0]
     return (
-        not _dispatch_modes()
+        _PLAIN.issuperset(map(type, tensors))
+        and (x.is_cuda or x.is_cpu)
+        and not _dispatch_modes()
         and _functorch_level() is None
         and not _is_tracing()
         and forward_ad._current_level < 0
@@ -28,14 +28,14 @@ def is_direct(x, *others):
 
 def is_transformed():
     """True inside of grad, vmap and the other transforms of `torch.func`, or with forward-mode gradients."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return False
     return _functorch_level() is not None or forward_ad._current_level >= 0
 
 
 def autocast_dtype(x):
     """The dtype that autocast wants for tensors on x's device; None outside of autocast."""
-    if torch.compiler.is_compiling() or _is_any_autocast_enabled():
+    if is_compiling() or _is_any_autocast_enabled():
         device_type = x.device.type
         if torch.is_autocast_enabled(device_type):
             return torch.get_autocast_dtype(device_type)

@@ -3,7 +3,7 @@
 import torch
 
 from causeway._torch import kernels, operators, transforms
-from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_direct, is_transformed
+from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_compiling, is_direct, is_transformed
 
 
 class _Gemm(torch.autograd.Function):
@@ -30,7 +30,7 @@ class _Gemm(torch.autograd.Function):
 
 def _is_kernel_call(*tensors):
     """True if no gradient of the result will be asked for, and nothing else wants to see the call."""
-    if torch.compiler.is_compiling() or not is_direct(*tensors):
+    if is_compiling() or not is_direct(*tensors):
         return False
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
 
@@ -45,7 +45,7 @@ def gemm(a, b, algorithm):
         return kernels.gemm(a, b, algorithm)
     if is_transformed():
         return transforms.Gemm.apply(a, b, algorithm)
-    if torch.compiler.is_compiling() or not is_direct(a, b):
+    if is_compiling() or not is_direct(a, b):
         return operators.gemm(a, b, algorithm)
     return _Gemm.apply(a, b, algorithm)
 
