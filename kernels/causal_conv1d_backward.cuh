@@ -28,9 +28,10 @@ struct View {
     i64 row, channel, position;
 };
 
+// Arguments reach a kernel in lines of 64 bytes, and the first use of each is waited for. So what every call needs comes
+// first.
 struct BackwardArguments {
     View x, dy, dx;
-    View initial_states, dfinal_states, dinitial_states;
     const void* weight;
     i64 weight_channel, weight_tap;
     void* dweight;
@@ -39,15 +40,11 @@ struct BackwardArguments {
     i64 bias_channel;
     void* dbias;
     i64 dbias_channel;
-    const i32* seq_idx;
-    i64 seq_idx_row, seq_idx_position;
-    const void* cu_seqlens;
-    i64 cu_seqlens_stride;
     float* workspace;
     u32* counters;
-    i64 batch, dim, seqlen, sequences;
-    i64 x_begin, x_end;   // addresses between which x's memory lies (channel-first: a packet may read past a row)
-    i64 dy_begin, dy_end; // likewise for dy
+    i64 batch, dim, seqlen;
+    Divisor groups_divisor, parts_divisor, pieces_divisor;  // of channel_groups, parts and pieces
+    i32 x_pitch, dy_pitch, dx_pitch;                        // channel-last kernels: bytes from row to row
     i32 width;
     u32 sum_blocks;       // blocks that compute dx and sums; those after them compute dinitial_states
     u32 channel_groups;   // groups of channels that one block works on
@@ -56,10 +53,16 @@ struct BackwardArguments {
     u32 piece;            // positions of a piece
     u32 tile_channels;    // general kernel: channels of a tile
     u32 slices;           // general kernel: threads that share one sum
-    i32 x_pitch, dy_pitch, dx_pitch;  // channel-last kernel: bytes from row to row
-    u32 padding;
+    i64 sequences;
+    i64 x_begin, x_end;   // addresses between which x's memory lies (channel-first: a packet may read past a row)
+    i64 dy_begin, dy_end; // likewise for dy
+    View initial_states, dfinal_states, dinitial_states;
+    const i32* seq_idx;
+    i64 seq_idx_row, seq_idx_position;
+    const void* cu_seqlens;
+    i64 cu_seqlens_stride;
 };
-static_assert(sizeof(BackwardArguments) == 440, "the planner writes these bytes");
+static_assert(sizeof(BackwardArguments) == 472, "the planner writes these bytes");
 
 // Backward kernels take a `Problem` as causal_conv1d.cuh describes it, with these members more:
 //

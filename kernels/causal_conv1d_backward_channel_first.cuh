@@ -44,14 +44,15 @@ template <class Problem, class Tile> class ChannelFirstBackward : ChannelFirstPl
     static constexpr int CHANNELS = WAVES / WAVES_PER_CHANNEL;
     static constexpr bool HAS_CAREFUL = RAGGED || PLACES || Problem::dfinal_states;
     static constexpr int HALO_WORDS = SIZE == 4 ? H : (H + 1) / 2;
-    using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS>;
+    static constexpr int UNROLL = Tile::unroll;
+    using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS, UNROLL>;
     static constexpr u32 SUMS_AT = Ring::SHARED_BYTES;  // in shared memory, after the ring
 
 public:
     CAUSEWAY_DEVICE explicit ChannelFirstBackward(const BackwardArguments& a) : Base(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
-        const u32 group = block / a.parts, part = block - group * a.parts;
+        const u32 group = a.parts_divisor.quotient(block), part = block - group * a.parts;
         const u32 wave = thread_index() / WAVE_SIZE;
         const i64 first_channel = (i64)group * CHANNELS;
         channel = first_channel + wave / WAVES_PER_CHANNEL;
@@ -77,53 +78,60 @@ private:
         fetch_job = job;
         fetch_piece();
 #pragma unroll
-        for (int s = 0; s < Ring::STAGES; ++s) fetch(ring, s);
+        for (int s = 0; s < Ring::STAGES; ++s) fetch(ring, s, s % UNROLL);
         load_weights();
         states_ahead = load_states(job);
         enter(job);
         ring.template wait<1>();
-        Packet<BYTES> x[PACKETS], next_x[PACKETS], dy[PACKETS];
+        Packet<BYTES> x[PACKETS];
 #pragma unroll
-        for (int p = 0; p < PACKETS; ++p) x[p] = ring.read(Ring::X_TENSOR, p);
+        for (int p = 0; p < PACKETS; ++p) x[p] = ring.read(0, Ring::X_TENSOR, p);
 
         for (i32 round = first_job; round < jobs; round += job_step) {
             i32 u = computing.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
-            Check check, next_check;
-            if constexpr (PLACES) start_check(next_check, tiles - 1);
-            for (i32 tile = tiles - 1; tile >= 0; --tile) {
-                ring.template wait<2>();
+            Check check;
+            if constexpr (PLACES) start_check(check, tiles - 1);
+            for (i32 tile = tiles - 1; tile >= 0; tile -= UNROLL) {
 #pragma unroll
-                for (int p = 0; p < PACKETS; ++p) {
-                    dy[p] = ring.read(Ring::DY_TENSOR, p);
-                    next_x[p] = ring.read_next(Ring::X_TENSOR, p);
-                }
-                ring.free_current();
-                fetch(ring, Ring::FREED);
+                for (int slot = 0; slot < UNROLL; ++slot) step(ring, slot, tile - slot, u, x, check);
                 ring.advance();
-                // Rows that share a wave end in their only tile.
-                const i32 straight_end = computing.end - (Problem::dfinal_states ? H : 0);
-                const bool touches_end =
-                    GROUPS > 1 || computing.begin + (tile + 1) * TILE_POSITIONS > straight_end;
-                const bool edge = HAS_CAREFUL && ((tile == 0 && computing.begin == 0) || touches_end);
-                bool straight = !edge;
-                if constexpr (PLACES) {
-                    check = next_check;
-                    straight = one_sequence(check) && straight;
-                    start_check(next_check, tile > 0 ? tile - 1 : 0);
-                }
-                if (straight || !HAS_CAREFUL) {
-                    compute<false>(x, next_x, dy, check, u, tile == 0);
-                } else {
-                    compute<true>(x, next_x, dy, check, u, tile == 0);
-                }
-#pragma unroll
-                for (int p = 0; p < PACKETS; ++p) x[p] = next_x[p];
-                u -= TILE_POSITIONS;
+                u -= UNROLL * TILE_POSITIONS;
             }
             job += job_step;
             if (round + job_step < jobs) enter(job);
         }
         async_wait<0>();
+    }
+
+    // Tile `tile` of the piece, which is in `slot` of the ring and whose x has been read; reads the x of the next. `u` is
+    // the lane's first position in the first tile of the ring's step.
+    CAUSEWAY_DEVICE void step(Ring& ring, int slot, i32 tile, i32 u, Packet<BYTES> (&x)[PACKETS], Check& next_check) {
+        Packet<BYTES> next_x[PACKETS], dy[PACKETS];
+        ring.template wait<2>();
+#pragma unroll
+        for (int p = 0; p < PACKETS; ++p) {
+            dy[p] = ring.read(slot, Ring::DY_TENSOR, p);
+            next_x[p] = ring.read_next(slot, Ring::X_TENSOR, p);
+        }
+        fetch(ring, ring.free(slot), slot);
+        // Rows that share a wave end in their only tile.
+        const i32 straight_end = computing.end - (Problem::dfinal_states ? H : 0);
+        const bool touches_end = GROUPS > 1 || computing.begin + (tile + 1) * TILE_POSITIONS > straight_end;
+        bool straight = !(HAS_CAREFUL && ((tile == 0 && computing.begin == 0) || touches_end));
+        const Check check = next_check;
+        if constexpr (PLACES) {
+            straight = one_sequence(check) && straight;
+            start_check(next_check, tile > 0 ? tile - 1 : 0);
+        }
+        // Only the last tile of a step can be a piece's first.
+        const bool first_tile = slot == UNROLL - 1 && tile == 0;
+        if (straight || !HAS_CAREFUL) {
+            compute<false>(x, next_x, dy, check, u, slot, first_tile);
+        } else {
+            compute<true>(x, next_x, dy, check, u, slot, first_tile);
+        }
+#pragma unroll
+        for (int p = 0; p < PACKETS; ++p) x[p] = next_x[p];
     }
 
     CAUSEWAY_DEVICE void load_weights() {
@@ -139,7 +147,7 @@ private:
     CAUSEWAY_DEVICE RowPiece piece(i32 job) const {
         RowPiece out;
         const bool exists = job < jobs;
-        out.row = !exists ? 0 : WHOLE_ROWS ? job : job / (i32)a.pieces;
+        out.row = !exists ? 0 : WHOLE_ROWS ? job : (i32)a.pieces_divisor.quotient((u32)job);
         out.begin = WHOLE_ROWS || !exists ? 0 : (job - out.row * (i32)a.pieces) * (i32)a.piece;
         out.shift = RAGGED ? (i32)((u64)(x_channel + out.row * a.x.row * SIZE) & (BYTES - 1)) / SIZE : 0;
         const i32 row_end = seqlen + out.shift;
@@ -157,12 +165,14 @@ private:
         fetch_u = next.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
     }
 
-    // Fetches the next tile of this lane's rows into a stage; past the last row, zeros.
-    CAUSEWAY_DEVICE void fetch(Ring& ring, int stage) {
+    // Fetches the next tile of this lane's rows, number `slot` of a step, into a stage; past the last row, zeros.
+    CAUSEWAY_DEVICE void fetch(Ring& ring, int stage, int slot) {
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
-            const i32 at = fetch_u + p * STEP;
-            const char *x = fetch_x + (i64)at * SIZE, *dy = fetch_dy + (i64)at * SIZE;
+            const int offset = p * STEP - slot * TILE_POSITIONS;  // from the step's first packet
+            const i32 at = fetch_u + offset;
+            const char* x = fetch_x + (i64)fetch_u * SIZE + offset * SIZE;
+            const char* dy = fetch_dy + (i64)fetch_u * SIZE + offset * SIZE;
             if constexpr (RAGGED) {
                 const bool wanted = at < fetch_end && at + STEP > fetch_shift;
                 const bool whole = at >= fetch_shift && at + STEP <= seqlen + fetch_shift;
@@ -174,13 +184,16 @@ private:
                     ring.fetch(stage, Ring::DY_TENSOR, p, dy, wanted);
                 }
             } else {
-                ring.fetch(stage, Ring::X_TENSOR, p, x, at < fetch_end);
-                ring.fetch(stage, Ring::DY_TENSOR, p, dy, at < fetch_end);
+                const bool wanted = Tile::full ? fetch_end != 0 : at < fetch_end;
+                ring.fetch(stage, Ring::X_TENSOR, p, x, wanted);
+                ring.fetch(stage, Ring::DY_TENSOR, p, dy, wanted);
             }
         }
         ring.commit();
-        fetch_u -= TILE_POSITIONS;
-        if (--fetch_tile == 0) {
+        if (slot < UNROLL - 1) return;
+        fetch_u -= UNROLL * TILE_POSITIONS;
+        fetch_tile -= UNROLL;
+        if (fetch_tile == 0) {
             fetch_job += job_step;
             fetch_piece();
         }
@@ -257,7 +270,9 @@ private:
 
     template <bool Careful>
     CAUSEWAY_DEVICE void compute(const Packet<BYTES> (&x)[PACKETS], const Packet<BYTES> (&next_x)[PACKETS],
-                                 const Packet<BYTES> (&dy)[PACKETS], const Check& check, i32 u, bool first_tile) {
+                                 const Packet<BYTES> (&dy)[PACKETS], const Check& check, i32 step_u, int slot,
+                                 bool first_tile) {
+        const i32 u = step_u - slot * TILE_POSITIONS;
         float values[H + COUNT], d[COUNT], g[COUNT + H], out[COUNT];
 
         // The H elements to the left: the last ones of the lane to the left, of the next tile, or of the row's halo.
@@ -353,9 +368,9 @@ private:
 #pragma unroll
             for (int i = 0; i < STEP; ++i) part[i] = out[p * STEP + i];
             const i32 at = u + p * STEP;
-            char* const address = dx_row + (i64)at * SIZE;
+            char* const address = dx_row + (i64)step_u * SIZE + (p * STEP - slot * TILE_POSITIONS) * SIZE;
             if (!RAGGED || !Careful || (at >= computing.shift && at + STEP <= computing.end)) {
-                if (at < computing.end) store(address, pack<X, BYTES>(part));
+                if (Tile::full || at < computing.end) store(address, pack<X, BYTES>(part));
             } else {
 #pragma unroll
                 for (int i = 0; i < STEP; ++i) {

@@ -15,10 +15,8 @@
 //
 // Rows come in chunks of Rows, a multiple of W, so that every register's place in the rolling windows is known at
 // compile time. `stages` chunks are under way in a ring (shared memory filled by asynchronous copies, or registers);
-// a thread reads back only what it fetched, so the walk has no barrier.
-//
-// Short segments (Tile::rows > 0), for calls too small to fill the device: a thread loads all of its few rows, with
-// W-1 more on both sides, before it computes; nothing is carried from row to row, so the chain of latencies is short.
+// a thread reads back only what it fetched, so the walk has no barrier. Calls too small to fill the device have a kernel of
+// their own (causal_conv1d_backward_short_last.cuh).
 //
 // A chunk whose rows and prefetches all lie inside the segment and whose window lies in one sequence takes the
 // straight path, with no predicates; others take the careful one.
@@ -33,7 +31,7 @@ namespace causeway {
 namespace causal_conv1d {
 
 // Tile: threads of a block; lanes, those of them along dim, a power of two; channels of a packet; stages under way;
-// rows of a short segment, or 0; weight_bytes as in load_parameters.
+// weight_bytes as in load_parameters.
 template <class Problem, class Tile> class ChannelLastBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads, LANES = Tile::lanes, CHANNELS = Tile::channels;
@@ -57,7 +55,7 @@ public:
     CAUSEWAY_DEVICE explicit ChannelLastBackward(const BackwardArguments& a) : a(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
-        const u32 part = block / a.channel_groups, group = block - part * a.channel_groups;
+        const u32 part = a.groups_divisor.quotient(block), group = block - part * a.channel_groups;
         const u32 thread = thread_index(), line = thread / LANES;
         const u32 segment = part * SEGMENTS + line;
         channel = ((i64)group * LANES + thread % LANES) * CHANNELS;
@@ -69,11 +67,7 @@ public:
         const bool active = channel < a.dim && segment < (u32)a.batch * a.pieces;
         if (active) {
             enter(segment, line);
-            if constexpr (Tile::rows > 0) {
-                compute_short();
-            } else {
-                walk();
-            }
+            walk();
         }
         block_barrier();  // the ring is free, all shares are there
         if (active && !runs_over) finish_last_rows();
@@ -82,12 +76,12 @@ public:
 
 private:
     CAUSEWAY_DEVICE void enter(u32 segment, u32 line) {
-        row = (i32)(segment / a.pieces);
+        row = (i32)a.pieces_divisor.quotient(segment);
         first = (i32)((segment - (u32)row * a.pieces) * a.piece);
         const i32 seqlen = (i32)a.seqlen;
         last = seqlen - first < (i32)a.piece ? seqlen : first + (i32)a.piece;
         shares_above = line > 0 && first > 0;
-        runs_over = last == seqlen || line == SEGMENTS - 1 || Tile::rows > 0;
+        runs_over = last == seqlen || line == SEGMENTS - 1;
         fetch_end = !runs_over ? last : seqlen - last < H ? seqlen : last + H;
         x = opaque((const char*)a.x.data + (row * a.x.row + channel) * (i64)sizeof(X));
         dy = opaque((const char*)a.dy.data + (row * a.dy.row + channel) * (i64)sizeof(X));
@@ -140,67 +134,6 @@ private:
             if constexpr (PLACES) shift_places();
         }
         if constexpr (Ring::ASYNC) async_wait<0>();
-    }
-
-    // A segment of at most Tile::rows rows, all at once.
-    CAUSEWAY_DEVICE void compute_short() {
-        static_assert(Tile::rows == 0 || !PLACES, "short segments know no boundaries");
-        constexpr int S = Tile::rows;
-        Packet<BYTES> x_packets[S + 2 * H], dy_packets[S + H];
-#pragma unroll
-        for (int i = 0; i < S + H; ++i) {
-            x_packets[H + i] = dy_packets[i] = zero_packet<BYTES>();
-            if (first + i < fetch_end) {
-                x_packets[H + i] = load<BYTES>(x + (i64)(first + i) * a.x_pitch);
-                dy_packets[i] = load<BYTES>(dy + (i64)(first + i) * a.dy_pitch);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < H; ++i) {
-            if (first - H + i >= 0) x_packets[i] = load<BYTES>(x + (i64)(first - H + i) * a.x_pitch);
-        }
-        load_weights();
-        float values[S + 2 * H][CHANNELS], g[S + H][CHANNELS];
-#pragma unroll
-        for (int i = 0; i < S + 2 * H; ++i) {
-            if (i >= H || first - H + i >= 0) {
-                unpack<X>(x_packets[i], values[i]);
-            } else {
-#pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) values[i][c] = initial(row, c, first + i);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < S + H; ++i) {
-            unpack<X>(dy_packets[i], g[i]);
-#pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) {
-                float pre = bias[c];
-#pragma unroll
-                for (int j = 0; j < W; ++j) pre = multiply_add(weight[j][c], values[H + i - j][c], pre);
-                g[i][c] = activation_gradient<Problem::silu>(pre, g[i][c]);
-                if (i >= S) continue;
-                sums[W][c] += g[i][c];
-#pragma unroll
-                for (int j = 0; j < W; ++j) sums[j][c] = multiply_add(g[i][c], values[H + i - j][c], sums[j][c]);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < S; ++i) {
-            if (first + i >= last) break;
-            float sum[CHANNELS];
-#pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) {
-                sum[c] = 0.0f;
-                if constexpr (Problem::dfinal_states) {
-                    const i32 k = H - ((i32)a.seqlen - first - i);
-                    if (k >= 0) sum[c] = read<X>(a.dfinal_states, row, channel + c, k);
-                }
-#pragma unroll
-                for (int j = 0; j < W; ++j) sum[c] = multiply_add(weight[j][c], g[i + j][c], sum[c]);
-            }
-            store(dx + (i64)(first + i) * a.dx_pitch, pack<X, BYTES>(sum));
-        }
     }
 
     CAUSEWAY_DEVICE void fetch(Ring& ring, int p, i32 t, bool inside) const {

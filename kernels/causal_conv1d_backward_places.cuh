@@ -14,7 +14,8 @@ struct RowPiece {
 };
 
 // Tile: threads of a block; bytes of a packet and packets per lane; lanes that walk a row together, a power of two;
-// ragged (see above); whole_rows (rows are not cut into pieces); stages under way; waves_per_channel; weight_bytes as in
+// ragged (see above); whole_rows (rows are not cut into pieces); full (tiles do not reach past the end of a row); stages,
+// tiles under way; unroll, tiles of a step, of which a piece has a whole number; waves_per_channel; weight_bytes as in
 // load_parameters; index_bytes, the access that is legal for a lane's indices, which are neighbours along seqlen.
 template <class Problem, class Tile> class ChannelFirstPlaces {
 protected:
@@ -49,7 +50,7 @@ protected:
 
     CAUSEWAY_DEVICE RowStates load_states(i32 job) const {
         RowStates out;
-        const i64 row = WHOLE_ROWS ? job : job / (i32)a.pieces;
+        const i64 row = WHOLE_ROWS ? job : (i32)a.pieces_divisor.quotient((u32)job);
 #pragma unroll
         for (int k = 0; k < H; ++k) {
             out.initial[k] = ROW_STATES && job < jobs ? read<X>(a.initial_states, row, channel, k) : 0.0f;

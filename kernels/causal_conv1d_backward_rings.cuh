@@ -74,19 +74,21 @@ private:
     Packet<Bytes> ahead_[ASYNC ? 1 : Rows][2];
 };
 
-// Tiles of x and dy under way. In shared memory, packet p of thread i in stage s lies at
-// (((s · 2 + tensor) · Packets + p) · Threads + i) · Bytes. In registers there are two stages, which move up.
-template <int Bytes, int Packets, int WantedStages, int Threads> class TileRing {
+// Tiles of x and dy under way, for a walk that takes Unroll tiles per step: tile k of a step is *slot* k, a compile-time
+// constant. In shared memory there are Stages tiles, of which the step's come first: packet p of thread i in stage s lies
+// at (((s · 2 + tensor) · Packets + p) · Threads + i) · Bytes. In registers there are two tiles.
+template <int Bytes, int Packets, int Stages, int Threads, int Unroll> class TileRing {
 public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
-    static constexpr int STAGES = ASYNC ? WantedStages : 2;
-    static_assert(STAGES >= 2, "the walk looks at the next tile");
+    static constexpr int STAGES = ASYNC ? Stages : 2;
+    static_assert(Unroll == 1 ? STAGES >= 2 : Unroll == 2, "the walk looks at the next tile");
+    static_assert(Unroll == 1 || STAGES % Unroll == 0, "a step's tiles lie side by side");
     static constexpr u32 SHARED_BYTES = ASYNC ? STAGES * 2u * Packets * Threads * Bytes : 0;
     enum Tensor { X_TENSOR = 0, DY_TENSOR = 1 };
 
     CAUSEWAY_DEVICE TileRing() : now_(thread_index() * Bytes), end_(now_ + STAGES * STAGE_BYTES) {}
 
-    // Starts fetching into stage `stage` after the current one; reads as zero when not valid.
+    // Starts fetching into stage `stage` after the first of this step; reads as zero when not valid.
     CAUSEWAY_DEVICE void fetch(int stage, Tensor tensor, int p, const char* address, bool valid) {
         if constexpr (ASYNC) {
             async_copy<Bytes>(offset(now_ + stage * STAGE_BYTES, tensor, p), address, valid);
@@ -105,47 +107,54 @@ public:
 
     CAUSEWAY_DEVICE void commit() { async_commit(); }
 
-    // Waits until `Stages` stages from the current one on have arrived.
-    template <int Stages> CAUSEWAY_DEVICE void wait() { async_wait<STAGES - Stages>(); }
+    // Waits until `Tiles` tiles from the current one on have arrived.
+    template <int Tiles> CAUSEWAY_DEVICE void wait() { async_wait<STAGES - Tiles>(); }
 
-    CAUSEWAY_DEVICE Packet<Bytes> read(Tensor tensor, int p) const {
+    CAUSEWAY_DEVICE Packet<Bytes> read(int slot, Tensor tensor, int p) const {
         if constexpr (ASYNC) {
-            return load_shared<Bytes>(offset(now_, tensor, p));
+            return load_shared<Bytes>(offset(now_ + slot * STAGE_BYTES, tensor, p));
         } else {
-            return ahead_[0][tensor][p];
+            return ahead_[slot][tensor][p];
         }
     }
 
-    CAUSEWAY_DEVICE Packet<Bytes> read_next(Tensor tensor, int p) const {
+    // Of the tile after the one in `slot`.
+    CAUSEWAY_DEVICE Packet<Bytes> read_next(int slot, Tensor tensor, int p) const {
         if constexpr (ASYNC) {
-            return load_shared<Bytes>(offset(following(), tensor, p));
+            const u32 stage = slot + 1 < Unroll ? now_ + (slot + 1) * STAGE_BYTES : following();
+            return load_shared<Bytes>(offset(stage, tensor, p));
         } else {
-            return ahead_[1][tensor][p];
+            return ahead_[(slot + 1) % 2][tensor][p];
         }
     }
 
-    // The stage that fetches go to after the current one has been read: in shared memory its own place.
-    static constexpr int FREED = ASYNC ? 0 : 1;
-    CAUSEWAY_DEVICE void free_current() {
-        if constexpr (!ASYNC) {
+    // Makes room for a fetch when the tile in `slot` has been read; returns the stage that it goes to.
+    CAUSEWAY_DEVICE int free(int slot) {
+        if constexpr (ASYNC || Unroll > 1) {
+            return slot;
+        } else {
 #pragma unroll
             for (int p = 0; p < Packets; ++p) {
                 ahead_[0][0][p] = ahead_[1][0][p];
                 ahead_[0][1][p] = ahead_[1][1][p];
             }
+            return 1;
         }
     }
+
+    // To the next step.
     CAUSEWAY_DEVICE void advance() {
         if constexpr (ASYNC) now_ = following();
     }
 
 private:
     static constexpr u32 STAGE_BYTES = 2u * Packets * Threads * Bytes;
+    static constexpr u32 STEP_BYTES = Unroll * STAGE_BYTES;
     static CAUSEWAY_DEVICE u32 offset(u32 stage, int tensor, int p) {
         return stage + (u32)(tensor * Packets + p) * Threads * Bytes;
     }
     CAUSEWAY_DEVICE u32 following() const {
-        return now_ + STAGE_BYTES == end_ ? now_ + STAGE_BYTES - STAGES * STAGE_BYTES : now_ + STAGE_BYTES;
+        return now_ + STEP_BYTES == end_ ? now_ + STEP_BYTES - STAGES * STAGE_BYTES : now_ + STEP_BYTES;
     }
 
     u32 now_, end_;

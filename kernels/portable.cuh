@@ -28,11 +28,15 @@
 #endif
 #endif
 
+// CAUSEWAY_CLUSTER_KERNEL(threads, blocks, cluster), only where HAS_CLUSTERS: likewise, and `cluster` blocks that follow
+// each other run at the same time and reach each other's shared memory.
 // CAUSEWAY_KERNEL(threads, blocks): an entry point launched with exactly `threads` threads per block, of which at
 // least `blocks` blocks should fit on one multiprocessor (a cap on registers; AMD compilers choose by themselves).
 #if defined(CAUSEWAY_NVIDIA)
 #define CAUSEWAY_DEVICE __device__ __forceinline__
 #define CAUSEWAY_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+#define CAUSEWAY_CLUSTER_KERNEL(threads, blocks, cluster) \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) __cluster_dims__(cluster, 1, 1)
 #elif defined(CAUSEWAY_AMD)
 #define CAUSEWAY_DEVICE inline __attribute__((device, always_inline))
 #define CAUSEWAY_KERNEL(threads, blocks) \
@@ -331,6 +335,41 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_mutable(const void* addr
 #endif
 }
 
+// As load, where `wanted`; else zeros, and the address is not touched. Loads are issued in the order in which they are
+// written, and what is made of them follows: behind a branch, the first would be waited for before the second starts.
+template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const void* address) {
+#if defined(CAUSEWAY_NVIDIA)
+    const u32 flag = wanted;
+    Packet<Bytes> p;
+    if constexpr (Bytes == 16) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %4, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0; "
+                     "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%5]; }"
+                     : "=&r"(p.word[0]), "=&r"(p.word[1]), "=&r"(p.word[2]), "=&r"(p.word[3])
+                     : "r"(flag), "l"(address));
+    } else if constexpr (Bytes == 8) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.b32 %0, 0; mov.b32 %1, 0; "
+                     "@p ld.global.nc.v2.b32 {%0, %1}, [%3]; }"
+                     : "=&r"(p.word[0]), "=&r"(p.word[1])
+                     : "r"(flag), "l"(address));
+    } else if constexpr (Bytes == 4) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%2]; }"
+                     : "=&r"(p.word[0])
+                     : "r"(flag), "l"(address));
+    } else {
+        asm volatile("{ .reg .pred p; .reg .b16 v; setp.ne.u32 p, %1, 0; mov.b16 v, 0; @p ld.global.nc.b16 v, [%2]; "
+                     "cvt.u32.u16 %0, v; }"
+                     : "=&r"(p.word[0])
+                     : "r"(flag), "l"(address));
+    }
+    return p;
+#else
+    if (wanted) return load<Bytes>(address);
+    Packet<Bytes> zero;
+    for (int i = 0; i < (Bytes < 4 ? 1 : Bytes / 4); ++i) zero.word[i] = 0;
+    return zero;
+#endif
+}
+
 // The address is a multiple of Bytes.
 template <int Bytes> CAUSEWAY_DEVICE void store(void* address, const Packet<Bytes>& p) {
 #if defined(CAUSEWAY_NVIDIA)
@@ -571,6 +610,62 @@ CAUSEWAY_DEVICE u32 pair_bf16(float low, float high) {
     return pair;
 #else
     return detail::round_bf16(low) >> 16 | (detail::round_bf16(high) & 0xffff0000u);
+#endif
+}
+
+// ---- blocks that run together --------------------------------------------------------------------------------------
+
+// NVIDIA's from sm_90 start the blocks of a cluster at the same time.
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+constexpr bool HAS_CLUSTERS = true;
+#else
+constexpr bool HAS_CLUSTERS = false;
+#endif
+
+// A mailbox: 8 bytes of a block's shared memory, at a multiple of 8, that count the bytes which the blocks of its cluster
+// send it. All threads of all blocks call, in this order:
+//
+//   open_mailbox(mailbox, bytes)    before anything else: `bytes` will be sent to this block
+//   await_mailboxes()               before the first send: all mailboxes are open
+//   send(block, offset, value, mailbox)    writes to the shared memory of block `block` of the cluster
+//   receive(mailbox)                returns when all bytes have arrived and can be read
+//
+// No fence and no further barrier: nothing waits for what a block has still under way to global memory. Only where
+// HAS_CLUSTERS.
+CAUSEWAY_DEVICE void open_mailbox(u32 mailbox, u32 bytes) {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+    if (thread_index() == 0) {
+        const u32 at = (u32)__cvta_generic_to_shared(causeway_shared_memory) + mailbox;
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+
+CAUSEWAY_DEVICE void await_mailboxes() {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+CAUSEWAY_DEVICE void send(u32 block, u32 offset, u32 value, u32 mailbox) {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+    const u32 base = (u32)__cvta_generic_to_shared(causeway_shared_memory);
+    asm volatile("{ .reg .b32 to, box; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 box, %1, %2; "
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [box]; }" ::"r"(base + offset),
+                 "r"(base + mailbox), "r"(block), "r"(value)
+                 : "memory");
+#endif
+}
+
+CAUSEWAY_DEVICE void receive(u32 mailbox) {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+    const u32 at = (u32)__cvta_generic_to_shared(causeway_shared_memory) + mailbox;
+    asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
+                 "@!done bra again; }" ::"r"(at)
+                 : "memory");
 #endif
 }
 

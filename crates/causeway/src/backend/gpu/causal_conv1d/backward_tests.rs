@@ -92,6 +92,18 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
             assert!(u64::from(a.parts) * segments >= sizes.batch as u64 * pieces, "{plan}");
             number(plan, "lanes") * number(plan, "channels")
         }
+        "causal_conv1d_backward_short_last" => {
+            assert_eq!(piece, number(plan, "rows"), "{plan}");
+            let cluster = number(plan, "cluster");
+            assert!(cluster == 1 || cluster == u64::from(a.parts), "{plan}");
+            assert_eq!(u64::from(plan.grid[0]) % cluster, 0, "{plan}");
+            number(plan, "lanes") * number(plan, "channels")
+        }
+        "causal_conv1d_backward_short_first" => {
+            assert_eq!(pieces * piece, sizes.seqlen as u64, "whole packets: {plan}");
+            assert_eq!(u64::from(plan.block[0]) % (number(plan, "channels") * 32), 0, "{plan}");
+            number(plan, "channels")
+        }
         "causal_conv1d_backward_channel_first" => {
             let element = op.x.dtype().size() as u64;
             let count = number(plan, "bytes") * number(plan, "packets") / element;
@@ -109,7 +121,7 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
     };
     assert!(group_channels * u64::from(a.channel_groups) >= sizes.dim as u64, "{plan}");
     assert!(plan.shared_bytes >= plan.block[0] * 4 && plan.shared_bytes <= facts.shared_per_block, "{plan}");
-    if a.parts > 1 {
+    if a.parts > 1 && !plan.instantiation.contains("CAUSEWAY_CLUSTER_KERNEL") {
         assert_eq!(plan.counters, a.channel_groups, "{plan}");
         let sums = group_channels * (sizes.width as u64 + u64::from(op.dbias.is_some()));
         assert!(plan.workspace_bytes >= u64::from(a.sum_blocks) * sums * 4, "{plan}");
@@ -149,14 +161,51 @@ fn all_shapes_are_covered_on_both_vendors() {
 }
 
 #[test]
-fn memory_order_decides_the_kernel() {
-    let shape = [2, 64, 128];
-    let entry = |strides, width| planned(&call(DType::BF16, shape, strides, width)).entry;
-    assert_eq!(entry(last(shape), 4), "causal_conv1d_backward_channel_last");
-    assert_eq!(entry(first(shape), 4), "causal_conv1d_backward_channel_first");
-    assert_eq!(entry([128 * 128, 2, 128], 4), "causal_conv1d_backward_general");
-    assert_eq!(entry(first(shape), 9), "causal_conv1d_backward_general");
-    assert_eq!(constant(&planned(&call(DType::BF16, shape, first(shape), 9)), "width"), "0");
+fn memory_order_and_size_decide_the_kernel() {
+    let (small, large) = ([2, 64, 128], [8, 2048, 1024]);
+    let entry = |shape, strides, width| planned(&call(DType::BF16, shape, strides, width)).entry;
+    assert_eq!(entry(large, last(large), 4), "causal_conv1d_backward_channel_last");
+    assert_eq!(entry(small, last(small), 4), "causal_conv1d_backward_short_last");
+    assert_eq!(entry(small, last(small), 5), "causal_conv1d_backward_channel_last");
+    assert_eq!(entry(large, first(large), 4), "causal_conv1d_backward_channel_first");
+    assert_eq!(entry(small, first(small), 4), "causal_conv1d_backward_short_first");
+    assert_eq!(entry([2, 64, 127], first([2, 64, 127]), 4), "causal_conv1d_backward_channel_first");
+    assert_eq!(entry(small, [128 * 128, 2, 128], 4), "causal_conv1d_backward_general");
+    assert_eq!(entry(small, first(small), 9), "causal_conv1d_backward_general");
+    assert_eq!(constant(&planned(&call(DType::BF16, small, first(small), 9)), "width"), "0");
+}
+
+#[test]
+fn blocks_of_a_channel_group_form_a_cluster_where_there_are_clusters() {
+    let shape = [4, 64, 1024];
+    let op = call(DType::BF16, shape, last(shape), 4);
+    let plan = planned(&op);
+    assert!(plan.instantiation.contains("CAUSEWAY_CLUSTER_KERNEL(256, 1, 8)"), "{plan}");
+    assert_eq!((plan.grid[0], plan.counters), (64, 0), "{plan}");
+    let ampere = DeviceFacts { architecture: "sm_80".to_string(), ..DeviceFacts::h200() };
+    for facts in [ampere, DeviceFacts::mi300x()] {
+        let plan = planned_for(&op, &facts);
+        assert!(plan.instantiation.contains("CAUSEWAY_KERNEL(128, 1)"), "{plan}");
+        assert!(arguments(&plan).parts > 1 && plan.counters > 0, "{plan}");
+    }
+    // The blocks for states are rounded up to whole clusters.
+    let plan = planned(&with_states(call(DType::BF16, shape, last(shape), 4), 4));
+    assert_eq!(plan.grid[0], 64 + 8, "4 blocks have states to compute: {plan}");
+}
+
+#[test]
+fn channels_that_do_not_fit_at_once_are_cut_finely() {
+    let shape = [4, 4096, 512];
+    let waves = |dtype, activation| {
+        let mut op = call(dtype, shape, first(shape), 4);
+        op.activation = activation;
+        let plan = planned(&op);
+        assert_eq!((number(&plan, "unroll"), constant(&plan, "full").as_str()), (2, "true"), "{plan}");
+        number(&plan, "waves_per_channel")
+    };
+    assert_eq!(waves(DType::BF16, Activation::Silu), 1);
+    assert_eq!(waves(DType::BF16, Activation::None), 2);
+    assert_eq!(waves(DType::F32, Activation::Silu), 4);
 }
 
 #[test]

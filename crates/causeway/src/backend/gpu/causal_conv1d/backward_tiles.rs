@@ -18,8 +18,6 @@ pub(super) struct LastTile {
     pub resident: u32,
     /// Chunks of rows under way.
     pub stages: u32,
-    /// Rows of a short segment, which is computed all at once, or 0.
-    pub rows: u32,
 }
 
 /// What a block of the channel-first kernel does.
@@ -35,6 +33,8 @@ pub(super) struct FirstTile {
     pub stages: u32,
     /// Most waves for one channel.
     pub most_waves: u32,
+    /// Least waves for one channel, if it has that many rows.
+    pub least_waves: u32,
     /// Whether more blocks than that may share a multiprocessor.
     pub crowded: bool,
     /// Fewest tiles of a piece, where rows are cut.
@@ -57,34 +57,13 @@ struct Rule {
 const ANY: u64 = u64::MAX;
 
 const LAST: &[Rule] = &[
-    // Too small to fill the device: what counts is how few steps follow one another.
-    Rule {
-        width: 4,
-        elements: 64,
-        bytes: 16,
-        places: false,
-        tile: LastTile { bytes: 4, channels: 1, lanes: 4, threads: 128, resident: 1, stages: 2, rows: 2 },
-    },
-    Rule {
-        width: 4,
-        elements: 640,
-        bytes: 16,
-        places: false,
-        tile: LastTile { bytes: 8, channels: 2, lanes: 4, threads: 128, resident: 1, stages: 2, rows: 2 },
-    },
-    Rule {
-        width: 4,
-        elements: 8 << 10,
-        bytes: 16,
-        places: false,
-        tile: LastTile { bytes: 8, channels: 2, lanes: 4, threads: 128, resident: 1, stages: 2, rows: 8 },
-    },
+    // Too small to fill the device, and not for short segments.
     Rule {
         width: 8,
         elements: 8 << 10,
         bytes: 16,
         places: true,
-        tile: LastTile { bytes: 8, channels: 2, lanes: 8, threads: 128, resident: 1, stages: 2, rows: 0 },
+        tile: LastTile { bytes: 8, channels: 2, lanes: 8, threads: 128, resident: 1, stages: 2 },
     },
     // Narrow accesses leave registers for more threads, which then hide more latency.
     Rule {
@@ -92,42 +71,42 @@ const LAST: &[Rule] = &[
         elements: ANY,
         bytes: 2,
         places: false,
-        tile: LastTile { bytes: 2, channels: 1, lanes: 32, threads: 128, resident: 6, stages: 2, rows: 0 },
+        tile: LastTile { bytes: 2, channels: 1, lanes: 32, threads: 128, resident: 6, stages: 2 },
     },
     Rule {
         width: 4,
         elements: ANY,
         bytes: 4,
         places: false,
-        tile: LastTile { bytes: 4, channels: 2, lanes: 32, threads: 128, resident: 5, stages: 2, rows: 0 },
+        tile: LastTile { bytes: 4, channels: 2, lanes: 32, threads: 128, resident: 5, stages: 2 },
     },
     Rule {
         width: 4,
         elements: ANY,
         bytes: 16,
         places: true,
-        tile: LastTile { bytes: 8, channels: 4, lanes: 32, threads: 256, resident: 2, stages: 2, rows: 0 },
+        tile: LastTile { bytes: 8, channels: 4, lanes: 32, threads: 256, resident: 2, stages: 2 },
     },
     Rule {
         width: 6,
         elements: ANY,
         bytes: 16,
         places: false,
-        tile: LastTile { bytes: 8, channels: 4, lanes: 32, threads: 128, resident: 3, stages: 2, rows: 0 },
+        tile: LastTile { bytes: 8, channels: 4, lanes: 32, threads: 128, resident: 3, stages: 2 },
     },
     Rule {
         width: 8,
         elements: ANY,
         bytes: 16,
         places: false,
-        tile: LastTile { bytes: 8, channels: 2, lanes: 32, threads: 256, resident: 2, stages: 2, rows: 0 },
+        tile: LastTile { bytes: 8, channels: 2, lanes: 32, threads: 256, resident: 2, stages: 2 },
     },
     Rule {
         width: 8,
         elements: ANY,
         bytes: 16,
         places: true,
-        tile: LastTile { bytes: 8, channels: 2, lanes: 32, threads: 128, resident: 3, stages: 2, rows: 0 },
+        tile: LastTile { bytes: 8, channels: 2, lanes: 32, threads: 128, resident: 3, stages: 2 },
     },
 ];
 
@@ -141,12 +120,35 @@ pub(super) fn last(width: i64, elements: u64, bytes: u32, places: bool) -> Optio
         .map(|rule| rule.tile)
 }
 
-/// The tile for a width and the bytes of an element. `careful`: some tiles take the careful path, which needs more
-/// registers; `all_options`: even more.
-pub(super) fn first(width: i64, element: u32, careful: bool, all_options: bool) -> Option<FirstTile> {
+/// What the channel-first tile depends on.
+pub(super) struct FirstCall {
+    pub width: i64,
+    /// Bytes of an element.
+    pub element: u32,
+    pub silu: bool,
+    /// Some tiles take the careful path, which needs more registers.
+    pub careful: bool,
+    /// All options at once, which need even more.
+    pub all_options: bool,
+    /// More channels than waves that are resident.
+    pub overfull: bool,
+}
+
+/// The tile for a call.
+pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
+    let &FirstCall { width, element, silu, careful, all_options, overfull } = call;
     // A lane needs as many positions as a halo.
     let bytes = if i64::from(16 / element) < width - 1 { 32 } else { 16 };
+    // Where waves run in several rounds, channels are cut finely, so that the last round is short. What a channel costs
+    // once, beside its rows, limits that.
+    let least_waves = match (element, silu) {
+        _ if !overfull || careful || width > 4 => 1,
+        (2, true) => 1,
+        (2, false) => 2,
+        _ => 4,
+    };
     let resident_threads = match (width, careful, all_options) {
+        (..=4, false, _) if least_waves > 1 => 768,
         (..=4, false, _) if element == 2 => 640,
         (_, _, true) => 256,
         _ => 512,
@@ -157,11 +159,64 @@ pub(super) fn first(width: i64, element: u32, careful: bool, all_options: bool) 
         resident_threads,
         stages: 3,
         most_waves: 8,
+        least_waves,
         // 4-byte elements: 16 waves fetch enough.
-        crowded: element == 2,
+        crowded: element == 2 || least_waves > 1,
         least_tiles: 4,
     };
     (width <= 8).then_some(tile)
+}
+
+/// Threads of a multiprocessor that walk rows; more channels than such waves do not run at once.
+pub(super) const OVERFULL_THREADS: u32 = 640;
+
+/// Threads of a multiprocessor that the short channel-first kernel's registers allow.
+pub(super) const SHORT_FIRST_RESIDENT: u64 = 1024;
+
+/// Most threads of a block of the short channel-first kernel.
+pub(super) const SHORT_FIRST_THREADS: u64 = 1024;
+
+/// Whether a call of this width and this many elements of x per multiprocessor is one for the short channel-first
+/// kernel.
+pub(super) fn is_short_first(width: i64, elements: u64) -> bool {
+    width <= 4 && elements <= 32 << 10
+}
+
+/// What a block of the short channel-last kernel does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ShortLastTile {
+    /// Most channels of a thread.
+    pub channels: u32,
+    /// Most threads along dim, a power of two.
+    pub lanes: u32,
+    /// Rows of a segment.
+    pub rows: u32,
+    /// Fewest and most threads of a block.
+    pub threads: (u64, u64),
+    /// Most blocks of a channel group, where they form a cluster.
+    pub most_blocks: u64,
+}
+
+/// Whether a call of this width and this many elements of x per multiprocessor is one for the short channel-last kernel.
+pub(super) fn is_short_last(width: i64, elements: u64, places: bool) -> bool {
+    width <= 4 && elements <= 8 << 10 && !places
+}
+
+/// The tile for `dim` channels of `rows` rows in all; `clusters`: blocks of a channel group can form a cluster.
+pub(super) fn short_last(dim: u64, rows: u64, clusters: bool) -> ShortLastTile {
+    let tile =
+        |channels, lanes, rows, threads| ShortLastTile { channels, lanes, rows, threads, most_blocks: 8 };
+    match (clusters, rows) {
+        (true, ..=128) => tile(1, 8, 1, (64, 512)),
+        (true, ..=1024) => tile(1, 8, 4, (64, 512)),
+        (true, ..=2048) => tile(1, 8, 8, (64, 512)),
+        (true, _) if dim < 128 => tile(2, 4, 8, (64, 512)),
+        (true, _) => tile(2, 8, 8, (64, 512)),
+        // Parts cost a round through memory, so blocks are what fills the device.
+        (false, ..=128) => tile(1, 4, 2, (128, 128)),
+        (false, ..=1024) => tile(2, 4, 2, (128, 128)),
+        (false, _) => tile(2, 4, 8, (128, 128)),
+    }
 }
 
 /// What a block of the general kernel does.

@@ -4,8 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::forward_tiles::{WIDEST, first_tile, last_tile};
 use super::{
-    Constants, Divisor, PACKET, Strides2, Strides3, View, address, blocks_of, bytes, instantiation, layers,
-    meta_bytes, most_blocks, plain_plan, refuse_f64, striding_blocks, weight_access,
+    Constants, Divisor, PACKET, Strides2, Strides3, View, address, blocks_of, bytes, instantiation,
+    kernel_macro, layers, meta_bytes, most_blocks, plain_plan, refuse_f64, striding_blocks, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Forward, Sizes};
@@ -274,7 +274,14 @@ impl Planner<'_> {
             tile_divisor: Divisor::new(tile_divisor),
             ..self.arguments()
         };
-        let text = instantiation(self.problem(), tile, entry, "ForwardArguments", body, threads, resident);
+        let text = instantiation(
+            self.problem(),
+            tile,
+            entry,
+            "ForwardArguments",
+            body,
+            &kernel_macro(threads, resident, 1),
+        );
         let mut plan = plain_plan(header, entry, text, &arguments);
         plan.grid = [total as u32, batches_per_layer, batch_layers];
         plan.block = [threads, 1, 1];
@@ -292,8 +299,14 @@ impl Planner<'_> {
             self.sizes.dim.saturating_mul(self.sizes.batch).saturating_mul(blocks_of(self.sizes.seqlen, RUN));
         let blocks = striding_blocks(self.facts, tasks, THREADS);
         let arguments = Arguments { blocks, ..self.arguments() };
-        let text =
-            instantiation(self.problem(), tile, ENTRY, "ForwardArguments", "forward_general", THREADS, 1);
+        let text = instantiation(
+            self.problem(),
+            tile,
+            ENTRY,
+            "ForwardArguments",
+            "forward_general",
+            &kernel_macro(THREADS, 1, 1),
+        );
         let mut plan = plain_plan("causal_conv1d_forward_general.cuh", ENTRY, text, &arguments);
         plan.grid = [blocks, 1, 1];
         plan.block = [THREADS, 1, 1];

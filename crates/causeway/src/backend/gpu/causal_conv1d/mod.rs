@@ -7,6 +7,8 @@
 //! Choices that were measured are rows of a table; see docs/kernels/.
 
 pub mod backward;
+mod backward_first;
+mod backward_last;
 mod backward_tiles;
 pub mod forward;
 mod forward_tiles;
@@ -170,22 +172,31 @@ impl Constants {
 
 /// The text after the header: the constants, and the one entry, which calls `body<Problem, Tile>`.
 ///
-/// `resident` blocks of `threads` threads should fit on a multiprocessor.
+/// `kernel` is what a [`kernel_macro`] says.
 fn instantiation(
     problem: Constants,
     tile: Constants,
     entry: &str,
     arguments: &str,
     body: &str,
-    threads: u32,
-    resident: u32,
+    kernel: &str,
 ) -> String {
     format!(
-        "{}{}CAUSEWAY_KERNEL({threads}, {resident}) {entry}(const causeway::causal_conv1d::{arguments} arguments) {{\n    \
+        "{}{}{kernel} {entry}(const causeway::causal_conv1d::{arguments} arguments) {{\n    \
          causeway::causal_conv1d::{body}<Problem, Tile>(arguments);\n}}\n",
         problem.finish(),
         tile.finish()
     )
+}
+
+/// How an entry of blocks of `threads` threads begins: `resident` of them should fit on a multiprocessor, and `cluster` of
+/// them run together.
+fn kernel_macro(threads: u32, resident: u32, cluster: u32) -> String {
+    if cluster > 1 {
+        format!("CAUSEWAY_CLUSTER_KERNEL({threads}, {resident}, {cluster})")
+    } else {
+        format!("CAUSEWAY_KERNEL({threads}, {resident})")
+    }
 }
 
 /// Blocks of `size` that cover `count`; neither is negative.

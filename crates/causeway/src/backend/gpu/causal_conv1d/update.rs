@@ -4,8 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::forward_tiles::WIDEST;
 use super::{
-    Constants, PACKET, Strides2, Strides3, View, address, blocks_of, bytes, instantiation, layers,
-    meta_bytes, most_blocks, plain_plan, power_of_two_in, refuse_f64, striding_blocks, weight_access,
+    Constants, PACKET, Strides2, Strides3, View, address, blocks_of, bytes, instantiation, kernel_macro,
+    layers, meta_bytes, most_blocks, plain_plan, power_of_two_in, refuse_f64, striding_blocks, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Update, UpdateSizes};
@@ -131,7 +131,14 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Option<P
         .int("state_len", if ring { 0 } else { sizes.state_len })
         .int("state_bytes", state_bytes)
         .int("weight_bytes", weight_access(&op.weight, channels));
-    let text = instantiation(problem(op, sizes), tile, ENTRY, "UpdateArguments", "update_vector", THREADS, 1);
+    let text = instantiation(
+        problem(op, sizes),
+        tile,
+        ENTRY,
+        "UpdateArguments",
+        "update_vector",
+        &kernel_macro(THREADS, 1, 1),
+    );
     let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks_per_layer, ..arguments(op, sizes) });
     plan.grid = [blocks as u32, blocks_per_layer, batch_layers];
     plan.block = [THREADS, 1, 1];
@@ -143,8 +150,14 @@ fn general(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Plan {
     const THREADS: u32 = 128;
     let blocks = striding_blocks(facts, sizes.batch.saturating_mul(sizes.dim), THREADS);
     let tile = Constants::new("Tile").int("threads", THREADS);
-    let text =
-        instantiation(problem(op, sizes), tile, ENTRY, "UpdateArguments", "update_general", THREADS, 1);
+    let text = instantiation(
+        problem(op, sizes),
+        tile,
+        ENTRY,
+        "UpdateArguments",
+        "update_general",
+        &kernel_macro(THREADS, 1, 1),
+    );
     let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks, ..arguments(op, sizes) });
     plan.grid = [blocks, 1, 1];
     plan.block = [THREADS, 1, 1];

@@ -3,8 +3,8 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{
-    Constants, Strides2, Strides3, View, blocks_of, instantiation, layers, meta_bytes, plain_plan,
-    power_of_two_in, refuse_f64, striding_blocks,
+    Constants, Strides2, Strides3, View, blocks_of, instantiation, kernel_macro, layers, meta_bytes,
+    plain_plan, power_of_two_in, refuse_f64, striding_blocks,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{VarlenStates, VarlenStatesSizes};
@@ -72,8 +72,14 @@ fn vector(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFacts)
         .int("threads", threads)
         .int("state_len", sizes.state_len)
         .int("state_bytes", state_bytes);
-    let text =
-        instantiation(problem(op), tile, ENTRY, "VarlenStatesArguments", "varlen_states_vector", threads, 1);
+    let text = instantiation(
+        problem(op),
+        tile,
+        ENTRY,
+        "VarlenStatesArguments",
+        "varlen_states_vector",
+        &kernel_macro(threads, 1, 1),
+    );
     let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks_per_layer, ..arguments(op, sizes) });
     plan.grid = [blocks, blocks_per_layer, sequence_layers];
     plan.block = [threads, 1, 1];
@@ -85,8 +91,14 @@ fn general(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFacts
     const THREADS: u32 = 128;
     let blocks = striding_blocks(facts, op.states.meta().element_count(), THREADS);
     let tile = Constants::new("Tile").int("threads", THREADS);
-    let text =
-        instantiation(problem(op), tile, ENTRY, "VarlenStatesArguments", "varlen_states_general", THREADS, 1);
+    let text = instantiation(
+        problem(op),
+        tile,
+        ENTRY,
+        "VarlenStatesArguments",
+        "varlen_states_general",
+        &kernel_macro(THREADS, 1, 1),
+    );
     let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks, ..arguments(op, sizes) });
     plan.grid = [blocks, 1, 1];
     plan.block = [THREADS, 1, 1];

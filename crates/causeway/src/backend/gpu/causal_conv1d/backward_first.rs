@@ -1,0 +1,190 @@
+//! The backward planner where neighbouring positions are neighbours in memory: rows that waves walk, or, in small calls, a
+//! packet per thread.
+
+use super::backward::{Launch, Planner};
+use super::backward_tiles::{self, FirstCall, OVERFULL_THREADS};
+use super::{Constants, PACKET, View, power_of_two_in, weight_access};
+use crate::backend::gpu::plan::Vendor;
+use crate::causal_conv1d::{Activation, Sizes};
+
+impl Planner<'_> {
+    pub(super) fn channel_first(&self) -> Option<Launch> {
+        let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
+        let element = self.element();
+        if !self.streams().iter().all(|view| view.is_dense(2)) || !self.fits_32_bits() {
+            return None;
+        }
+        // Indices are read as the positions are.
+        if self.op.seq_idx.as_ref().is_some_and(|indices| !View::of(indices).is_dense(1)) {
+            return None;
+        }
+        let bytes = self.common_residue();
+        if bytes < element {
+            return None;
+        }
+        let aligned = self.streams().iter().all(|view| view.access(2) >= bytes);
+        if let Some(short) = self.short_first(aligned.then_some(bytes)) {
+            return Some(short);
+        }
+        let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
+        let has_states = self.has_states(self.op.initial_states.is_some() || self.op.dfinal_states.is_some());
+        let careful = ragged || has_states || self.has_places();
+        let all_options = self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states;
+        let wave = self.facts.wave_size;
+        let tile = backward_tiles::first(&FirstCall {
+            width,
+            element,
+            silu: self.op.activation == Activation::Silu,
+            careful,
+            all_options,
+            overfull: dim as u64 > u64::from(self.facts.multiprocessors * OVERFULL_THREADS / wave),
+        })?;
+        let packets = tile.bytes / bytes;
+        let count = u64::from(tile.bytes / element);
+        let positions = seqlen as u64 + if ragged { u64::from(bytes / element) - 1 } else { 0 };
+
+        // Short rows share a wave; long ones take all of it.
+        // Half a wave holds the indices beside a tile even where both halos are 7 positions long.
+        let fewest = u64::from(if self.op.seq_idx.is_some() { wave / 2 } else { wave / 4 });
+        let lanes = positions.div_ceil(count).next_power_of_two().clamp(fewest, u64::from(wave));
+        let tiles = positions.div_ceil(lanes * count);
+
+        // Enough waves to fill the device, as long as there are rows, or pieces of rows, for them.
+        let filling = u64::from(self.facts.multiprocessors * tile.resident_threads / wave);
+        let wanted =
+            (filling * 3 / 2 / dim as u64).clamp(u64::from(tile.least_waves), u64::from(tile.most_waves));
+        let splittable = lanes == u64::from(wave);
+        let rows_at_once = u64::from(wave) / lanes;
+        // A piece pays for its halos, so it is some tiles long.
+        let most_pieces = if splittable { (tiles / tile.least_tiles).max(1) } else { 1 };
+        let most_jobs = (batch as u64).div_ceil(rows_at_once) * most_pieces;
+        let per_channel = 1u64 << wanted.min(most_jobs).ilog2();
+        let threads = (per_channel as u32 * wave).max(tile.threads);
+        let group_channels = u64::from(threads / wave) / per_channel;
+        let channel_groups = (dim as u64).div_ceil(group_channels);
+        // With too few channels for that, several blocks share a channel.
+        let blocks = filling * u64::from(wave) / u64::from(threads);
+        let parts = if channel_groups * 4 <= blocks {
+            (blocks / channel_groups).clamp(1, most_jobs / per_channel)
+        } else {
+            1
+        };
+        let walkers = per_channel * parts;
+        let pieces = walkers.div_ceil(batch as u64).min(most_pieces);
+        let steps = |unroll: u64| tiles.div_ceil(pieces).next_multiple_of(unroll);
+        // Two tiles per step, where a piece has an even number of them or splits a row anyway.
+        let unrolled = !careful && splittable && steps(2) == steps(1);
+        let (unroll, stages) = if unrolled { (2, 4) } else { (1, tile.stages) };
+        let piece = steps(unroll) * lanes * count;
+        let pieces = positions.div_ceil(piece);
+        let full = !ragged && (seqlen as u64).is_multiple_of(piece);
+
+        let resident = (tile.resident_threads / threads).max(1);
+        let sums = group_channels * self.sums_per_channel();
+        let ring = if self.has_async_copy(bytes) { stages * 2 * packets * threads * bytes } else { 0 };
+        let partial = (threads / wave) * self.sums_per_channel() as u32 * 4 + 4;
+        let tile_constants = Constants::new("Tile")
+            .int("threads", threads)
+            .int("bytes", bytes)
+            .int("packets", packets)
+            .int("lanes", lanes)
+            .flag("ragged", ragged)
+            .flag("whole_rows", pieces == 1)
+            .int("stages", stages)
+            .int("unroll", unroll)
+            .flag("full", full)
+            .int("waves_per_channel", per_channel)
+            .int("weight_bytes", weight_access(&self.op.weight, 1))
+            .int("index_bytes", if ragged { 4 } else { self.index_access() });
+        Some(Launch {
+            header: "causal_conv1d_backward_channel_first.cuh",
+            entry: "causal_conv1d_backward_channel_first",
+            body: "backward_channel_first",
+            tile: tile_constants,
+            threads,
+            resident,
+            cluster: 1,
+            shared_bytes: (ring + partial).max(self.crowding_limit(tile.crowded, resident)),
+            sums,
+            channel_groups: u32::try_from(channel_groups).ok()?,
+            parts: parts as u32,
+            pieces: u32::try_from(pieces).ok()?,
+            piece: u32::try_from(piece).ok()?,
+            tile_channels: 0,
+            slices: 0,
+        })
+        .filter(|launch| self.is_launchable(launch))
+    }
+
+    /// Shared memory that keeps more than `resident` blocks off a multiprocessor, where they should not crowd it: with
+    /// a few more, a grid of two rounds becomes one round and a poorly filled second. Within what is granted unasked.
+    fn crowding_limit(&self, crowded: bool, resident: u32) -> u32 {
+        const RESERVED: u32 = 1 << 10;
+        const GRANTED: u32 = 48 << 10;
+        if crowded || self.facts.vendor != Vendor::Nvidia {
+            return 0;
+        }
+        (self.facts.shared_per_multiprocessor / (resident + 1)).saturating_sub(RESERVED).min(GRANTED - 1) + 1
+    }
+
+    /// The widest packet for which x, dy and dx have the same residue at every row: after moving the rows' starts
+    /// back by that residue, all accesses are legal.
+    fn common_residue(&self) -> u32 {
+        let [x, dy, dx] = self.streams();
+        let difference = |other: View<'_>| {
+            let steps = x.step_bytes(0).wrapping_sub(other.step_bytes(0))
+                | x.step_bytes(1).wrapping_sub(other.step_bytes(1));
+            x.address.wrapping_sub(other.address) | steps as u64
+        };
+        power_of_two_in(difference(dy) | difference(dx))
+    }
+
+    /// The widest access for a lane's neighbouring indices where the lane's positions are at least 16 bytes.
+    fn index_access(&self) -> u32 {
+        self.op.seq_idx.as_ref().map_or(4, |indices| View::of(indices).access(1))
+    }
+
+    /// A packet per thread and round, for a call too small to fill the device. `bytes`: what rows and their packets are
+    /// aligned to, if they are.
+    fn short_first(&self, bytes: Option<u32>) -> Option<Launch> {
+        let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
+        let element = i64::from(self.element());
+        let each = self.elements_per_multiprocessor();
+        let whole = bytes == Some(PACKET) && (seqlen * element) % i64::from(PACKET) == 0;
+        if !whole || self.has_places() || !backward_tiles::is_short_first(width, each) {
+            return None;
+        }
+        let pieces = (seqlen * element) as u64 / u64::from(PACKET);
+        let units = batch as u64 * pieces;
+        let wave = u64::from(self.facts.wave_size);
+        // Threads of a channel: one per packet, as far as all of them can be resident.
+        let room = u64::from(self.facts.multiprocessors) * backward_tiles::SHORT_FIRST_RESIDENT / dim as u64;
+        let most = 1 << room.max(1).ilog2();
+        let own = units.next_power_of_two().min(most).clamp(wave, backward_tiles::SHORT_FIRST_THREADS);
+        let channels = (2 * wave / own).max(1);
+        let threads = (own * channels) as u32;
+        let channel_groups = (dim as u64).div_ceil(channels);
+        let sums = channels * self.sums_per_channel();
+        Some(Launch {
+            header: "causal_conv1d_backward_short_first.cuh",
+            entry: "causal_conv1d_backward_short_first",
+            body: "backward_short_first",
+            tile: Constants::new("Tile")
+                .int("threads", threads)
+                .int("channels", channels)
+                .int("weight_bytes", weight_access(&self.op.weight, 1)),
+            threads,
+            resident: (backward_tiles::SHORT_FIRST_RESIDENT as u32 / threads).min(16),
+            cluster: 1,
+            shared_bytes: threads / self.facts.wave_size * self.sums_per_channel() as u32 * 4,
+            sums,
+            channel_groups: u32::try_from(channel_groups).ok()?,
+            parts: 1,
+            pieces: u32::try_from(pieces).ok()?,
+            piece: PACKET / self.element(),
+            tile_channels: 0,
+            slices: 0,
+        })
+        .filter(|launch| self.is_launchable(launch))
+    }
+}

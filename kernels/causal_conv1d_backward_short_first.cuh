@@ -1,0 +1,171 @@
+// Causal conv1d backward where neighbouring positions are neighbours in memory, for calls too small to fill the device.
+//
+//              seqlen →
+//   channel c  │thread 0│thread 1│ …        a thread owns one packet of 16 bytes along the sequence
+//
+// What counts is how few steps follow one another. A thread loads its packets of x and dy, the packet of x before them and
+// both packets after them, which neighbours load too, and computes the W-1 gradients that its dx needs from its right
+// for itself. A block owns whole channels, `threads` / `channels` threads each; packets that are left over when all
+// threads have one are taken in further rounds.
+//
+// Cost per element: bytes: x three times, dy twice, mostly from the first-level cache; dx once. Instructions:
+// 24.5 · (1 + (W-1)/COUNT) with SiLU, where COUNT positions are a packet.
+#pragma once
+#include "causal_conv1d_backward.cuh"
+
+namespace causeway {
+namespace causal_conv1d {
+
+// Tile: threads of a block; channels of a block, a power of two such that whole waves work on one; weight_bytes as in
+// load_parameters. Rows begin on a multiple of 16 bytes and are `pieces` whole packets long.
+template <class Problem, class Tile> class ShortFirstBackward {
+    using X = typename Problem::X;
+    static constexpr int THREADS = Tile::threads, CHANNELS = Tile::channels, EACH = THREADS / CHANNELS;
+    static constexpr int W = Problem::width, H = W - 1, COUNT = ELEMENTS<X, 16>;
+    static constexpr int SUMS = Problem::dbias ? W + 1 : W;
+    static constexpr int WAVES = EACH / (int)WAVE_SIZE;  // of a channel
+    static_assert(EACH % (int)WAVE_SIZE == 0 && H <= COUNT && SUMS <= 8, "whole waves, near neighbours, few sums");
+    static_assert(!PACKED<Problem> && !Problem::seq_idx, "short rows know no boundaries");
+
+    struct Packets {
+        i32 row, packet;
+        Packet<16> x[3], dy[2];  // x before, here and after; dy here and after
+    };
+
+public:
+    CAUSEWAY_DEVICE explicit ShortFirstBackward(const BackwardArguments& a) : a(a) {}
+
+    CAUSEWAY_DEVICE void run(u32 block) {
+        channel = (i64)block * CHANNELS + thread_index() / EACH;
+#pragma unroll
+        for (int j = 0; j <= W; ++j) sums[j] = 0.0f;
+        const u32 units = (u32)a.batch * a.pieces;
+        u32 unit = thread_index() % EACH;
+        if (channel < a.dim && unit < units) {
+            Packets packets = load_packets(unit);
+            load_weights();
+#pragma unroll 1
+            while (true) {
+                compute(packets);
+                unit += EACH;
+                if (unit >= units) break;
+                packets = load_packets(unit);
+            }
+        }
+        reduce(block);
+    }
+
+private:
+    CAUSEWAY_DEVICE Packets load_packets(u32 unit) const {
+        Packets out;
+        out.row = (i32)a.pieces_divisor.quotient(unit);
+        out.packet = (i32)(unit - (u32)out.row * a.pieces);
+        const bool has_next = out.packet + 1 < (i32)a.pieces;
+        const char* const x = at(a.x, out);
+        const char* const dy = at(a.dy, out);
+        out.x[1] = load<16>(x);
+        out.dy[0] = load<16>(dy);
+        out.x[0] = load_if<16>(H > 0 && out.packet > 0, x - 16);
+        out.x[2] = load_if<16>(H > 0 && has_next, x + 16);
+        out.dy[1] = load_if<16>(H > 0 && has_next, dy + 16);
+        return out;
+    }
+
+    CAUSEWAY_DEVICE char* at(const View& view, const Packets& packets) const {
+        return (char*)view.data + (packets.row * view.row + channel * view.channel) * (i64)sizeof(X) +
+               (i64)packets.packet * 16;
+    }
+
+    CAUSEWAY_DEVICE void load_weights() {
+        float taps[1][W], start[1];
+        load_parameters<Problem, 1, Tile::weight_bytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias,
+                                                        a.bias_channel, channel, taps, start);
+#pragma unroll
+        for (int j = 0; j < W; ++j) weight[j] = taps[0][W - 1 - j];
+        bias = start[0];
+    }
+
+    CAUSEWAY_DEVICE void compute(const Packets& packets) {
+        float x[3 * COUNT], d[2 * COUNT], g[COUNT + H], out[COUNT];
+#pragma unroll
+        for (int p = 0; p < 3; ++p) put(packets.x[p], x, p * COUNT);
+#pragma unroll
+        for (int p = 0; p < 2; ++p) put(packets.dy[p], d, p * COUNT);
+        if constexpr (Problem::initial_states) {
+            if (packets.packet == 0) {
+#pragma unroll
+                for (int k = 0; k < H; ++k) x[COUNT - H + k] = read<X>(a.initial_states, packets.row, channel, k);
+            }
+        }
+        const bool is_last = packets.packet + 1 == (i32)a.pieces;
+#pragma unroll
+        for (int v = 0; v < COUNT + H; ++v) {
+            float pre = bias;
+            if constexpr (Problem::silu) {
+#pragma unroll
+                for (int j = 0; j < W; ++j) pre = multiply_add(weight[j], x[COUNT + v - j], pre);
+            }
+            g[v] = activation_gradient<Problem::silu>(pre, d[v]);
+            if (v >= COUNT) continue;
+            sums[W] += g[v];
+#pragma unroll
+            for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], x[COUNT + v - j], sums[j]);
+        }
+#pragma unroll
+        for (int v = 0; v < COUNT; ++v) {
+            out[v] = 0.0f;
+            if constexpr (Problem::dfinal_states) {
+                const int k = H - (COUNT - v);
+                if (k >= 0 && is_last) out[v] = read<X>(a.dfinal_states, packets.row, channel, k);
+            }
+#pragma unroll
+            for (int j = 0; j < W; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
+        }
+        store(at(a.dx, packets), pack<X, 16>(out));
+    }
+
+    template <int Size> static CAUSEWAY_DEVICE void put(const Packet<16>& packet, float (&values)[Size], int from) {
+        float part[COUNT];
+        unpack<X>(packet, part);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) values[from + i] = part[i];
+    }
+
+    // Sums over the lanes of a wave, then over the waves of a channel.
+    CAUSEWAY_DEVICE void reduce(u32 block) const {
+        float addends[SUMS];
+#pragma unroll
+        for (int j = 0; j < SUMS; ++j) addends[j] = sums[j];
+        int index;
+        const float sum = wave_sums(addends, index);
+        if constexpr (WAVES == 1) {
+            if (index < SUMS && channel < a.dim) write_sum<Problem>(a, channel, index, sum);
+        } else {
+            const u32 wave = thread_index() / WAVE_SIZE;
+            if (index < SUMS) write_shared((wave * SUMS + index) * 4, sum);
+            block_barrier();
+            const int i = (int)thread_index(), c = i / SUMS;
+            const i64 own = (i64)block * CHANNELS + c;
+            if (c >= CHANNELS || own >= a.dim) return;
+            float all = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WAVES; ++w) all += read_shared(((c * WAVES + w) * SUMS + i - c * SUMS) * 4);
+            write_sum<Problem>(a, own, i - c * SUMS, all);
+        }
+    }
+
+    const BackwardArguments& a;
+    i64 channel;
+    float weight[W], bias, sums[W + 1];
+};
+
+template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_short_first(const BackwardArguments& a) {
+    const u32 block = block_index<0>();
+    if constexpr (Problem::dinitial_states) {
+        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
+    }
+    ShortFirstBackward<Problem, Tile>(a).run(block);
+}
+
+}  // namespace causal_conv1d
+}  // namespace causeway
