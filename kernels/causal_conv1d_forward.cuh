@@ -20,32 +20,36 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// The kernels' one argument; mirrored byte for byte by the planner.
+// The kernels' one argument; mirrored byte for byte by the planner. Arguments reach a kernel in lines of 64 bytes, and the
+// first use of each is waited for, so what every call needs comes first.
 struct ForwardArguments {
     const void* x;
+    void* y;
     const void* weight;
     const void* bias;
+    Strides3 x_strides, y_strides;
+    Strides2 weight_strides;  // (dim, width)
+    i64 bias_stride;
+    i64 batch, dim, seqlen;
+    u32 batches_per_layer;  // batch entries along grid axis 1; axis 2 counts layers of them
+    u32 state_blocks;       // blocks at the front of grid axis 0 that write final_states
+    Divisor tile_divisor;   // channel-last: blocks along dim; channel-first: chunks of a row
+    Divisor state_divisor;  // state blocks of one sequence (packed), or of one batch entry
+    i64 width, sequences;
     const void* initial_states;
     const void* seq_idx;
     const void* cu_seqlens;
     const void* residual;
-    void* y;
     void* final_states;
-    Strides3 x_strides, y_strides, residual_strides;
+    Strides3 residual_strides;
     Strides3 initial_strides, final_strides;  // (sequence, dim, position)
-    Strides2 weight_strides;                  // (dim, width)
     Strides2 seq_idx_strides;                 // (batch, seqlen)
-    i64 bias_stride, cu_seqlens_stride;
-    i64 batch, dim, seqlen, width, sequences;
+    i64 cu_seqlens_stride;
     u64 x_begin, x_end;                // lowest address of x, and the one after its last (channel-first)
     u64 residual_begin, residual_end;  // of residual
     u32 blocks;                        // of the grid (general)
-    u32 batches_per_layer;             // batch entries along grid axis 1; axis 2 counts layers of them
-    u32 state_blocks;                  // blocks at the front of grid axis 0 that write final_states
-    Divisor state_divisor;             // those of one sequence (packed), or of one batch entry
-    Divisor tile_divisor;              // channel-last: blocks along dim; channel-first: chunks of a row
 };
-static_assert(sizeof(ForwardArguments) == 9 * 8 + 15 * 8 + 4 * 8 + 7 * 8 + 4 * 8 + 9 * 4 + 4, "the planner's mirror");
+static_assert(sizeof(ForwardArguments) == 352, "the planner's mirror");
 
 // One column of the final states of one channel of one sequence: the position start + seqlen - (width-1) + column
 // of [initial_states, x], or zero in front of that, or at padding.

@@ -1,6 +1,6 @@
 // Elements in packets: conversion between storage and f32, and a ring of packets that runs ahead of its use.
 #pragma once
-#include "portable.cuh"
+#include "portable_memory.cuh"
 
 namespace causeway {
 

@@ -1,0 +1,348 @@
+// Every difference between the vendors where memory is concerned: global and shared memory, copies that run ahead, and what
+// blocks tell each other.
+#pragma once
+#include "portable.cuh"
+
+namespace causeway {
+
+// ---- global memory -------------------------------------------------------------------------------------------------
+
+#if !defined(CAUSEWAY_NVIDIA)
+namespace detail {
+template <int Bytes> struct Vector;
+template <> struct Vector<2> { typedef u16 type; };
+template <> struct Vector<4> { typedef u32 type; };
+template <> struct Vector<8> { typedef u32 type __attribute__((ext_vector_type(2))); };
+template <> struct Vector<16> { typedef u32 type __attribute__((ext_vector_type(4))); };
+
+template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> packet(typename Vector<Bytes>::type v) {
+    Packet<Bytes> p;
+    if constexpr (Bytes <= 4) {
+        p.word[0] = v;
+    } else {
+        for (int i = 0; i < Bytes / 4; ++i) p.word[i] = v[i];
+    }
+    return p;
+}
+
+template <int Bytes> CAUSEWAY_DEVICE typename Vector<Bytes>::type vector(const Packet<Bytes>& p) {
+    typename Vector<Bytes>::type v;
+    if constexpr (Bytes <= 4) {
+        v = (typename Vector<Bytes>::type)p.word[0];
+    } else {
+        for (int i = 0; i < Bytes / 4; ++i) v[i] = p.word[i];
+    }
+    return v;
+}
+}  // namespace detail
+#endif
+
+// Global addresses reach the kernel inside an argument block, so AMD compilers have to be told what they are.
+#if defined(CAUSEWAY_AMD)
+#define CAUSEWAY_GLOBAL __attribute__((address_space(1)))
+#define CAUSEWAY_SHARED __attribute__((address_space(3)))
+#else
+#define CAUSEWAY_GLOBAL
+#define CAUSEWAY_SHARED
+#endif
+
+#if defined(CAUSEWAY_NVIDIA)
+namespace detail {
+// Past the first-level cache, which other multiprocessors' stores do not reach, where this launch writes the memory.
+template <bool Written, typename V> CAUSEWAY_DEVICE V get(const void* address) {
+    if constexpr (Written) {
+        return __ldcg((const V*)address);
+    } else {
+        return __ldg((const V*)address);
+    }
+}
+}  // namespace detail
+#endif
+
+template <int Bytes, bool Written> CAUSEWAY_DEVICE Packet<Bytes> load_packet(const void* address) {
+#if defined(CAUSEWAY_NVIDIA)
+    Packet<Bytes> p;
+    if constexpr (Bytes == 16) {
+        const uint4 v = detail::get<Written, uint4>(address);
+        p.word[0] = v.x, p.word[1] = v.y, p.word[2] = v.z, p.word[3] = v.w;
+    } else if constexpr (Bytes == 8) {
+        const uint2 v = detail::get<Written, uint2>(address);
+        p.word[0] = v.x, p.word[1] = v.y;
+    } else if constexpr (Bytes == 4) {
+        p.word[0] = detail::get<Written, u32>(address);
+    } else {
+        p.word[0] = detail::get<Written, u16>(address);
+    }
+    return p;
+#else
+    return detail::packet<Bytes>(*(const CAUSEWAY_GLOBAL typename detail::Vector<Bytes>::type*)address);
+#endif
+}
+
+// Reads memory that no thread of this launch writes. The address is a multiple of Bytes.
+template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load(const void* address) { return load_packet<Bytes, false>(address); }
+
+// Reads memory that this thread, or a thread ordered before it, may write in this launch.
+template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_mutable(const void* address) {
+    return load_packet<Bytes, true>(address);
+}
+
+// As load, where `wanted`; else zeros, and the address is not touched. Loads are issued in the order in which they are
+// written, and what is made of them follows: behind a branch, the first would be waited for before the second starts.
+template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const void* address) {
+#if defined(CAUSEWAY_NVIDIA)
+    const u32 flag = wanted;
+    Packet<Bytes> p;
+    if constexpr (Bytes == 16) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %4, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0; "
+                     "@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%5]; }"
+                     : "=&r"(p.word[0]), "=&r"(p.word[1]), "=&r"(p.word[2]), "=&r"(p.word[3])
+                     : "r"(flag), "l"(address));
+    } else if constexpr (Bytes == 8) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.b32 %0, 0; mov.b32 %1, 0; "
+                     "@p ld.global.nc.v2.b32 {%0, %1}, [%3]; }"
+                     : "=&r"(p.word[0]), "=&r"(p.word[1])
+                     : "r"(flag), "l"(address));
+    } else if constexpr (Bytes == 4) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%2]; }"
+                     : "=&r"(p.word[0])
+                     : "r"(flag), "l"(address));
+    } else {
+        asm volatile("{ .reg .pred p; .reg .b16 v; setp.ne.u32 p, %1, 0; mov.b16 v, 0; @p ld.global.nc.b16 v, [%2]; "
+                     "cvt.u32.u16 %0, v; }"
+                     : "=&r"(p.word[0])
+                     : "r"(flag), "l"(address));
+    }
+    return p;
+#else
+    if (wanted) return load<Bytes>(address);
+    Packet<Bytes> zero;
+    for (int i = 0; i < (Bytes < 4 ? 1 : Bytes / 4); ++i) zero.word[i] = 0;
+    return zero;
+#endif
+}
+
+// The address is a multiple of Bytes.
+template <int Bytes> CAUSEWAY_DEVICE void store(void* address, const Packet<Bytes>& p) {
+#if defined(CAUSEWAY_NVIDIA)
+    if constexpr (Bytes == 16) {
+        *(uint4*)address = make_uint4(p.word[0], p.word[1], p.word[2], p.word[3]);
+    } else if constexpr (Bytes == 8) {
+        *(uint2*)address = make_uint2(p.word[0], p.word[1]);
+    } else if constexpr (Bytes == 4) {
+        *(u32*)address = p.word[0];
+    } else {
+        *(u16*)address = (u16)p.word[0];
+    }
+#else
+    *(CAUSEWAY_GLOBAL typename detail::Vector<Bytes>::type*)address = detail::vector<Bytes>(p);
+#endif
+}
+
+// As store, where `wanted`. The value is computed either way: a branch around the store would draw the arithmetic in and
+// break the schedule.
+template <int Bytes> CAUSEWAY_DEVICE void store_if(bool wanted, void* address, const Packet<Bytes>& p) {
+#if defined(CAUSEWAY_NVIDIA)
+    const u32 flag = wanted;
+    if constexpr (Bytes == 16) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(flag),
+                     "l"(address), "r"(p.word[0]), "r"(p.word[1]), "r"(p.word[2]), "r"(p.word[3])
+                     : "memory");
+    } else if constexpr (Bytes == 8) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v2.b32 [%1], {%2, %3}; }" ::"r"(flag),
+                     "l"(address), "r"(p.word[0]), "r"(p.word[1])
+                     : "memory");
+    } else if constexpr (Bytes == 4) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.b32 [%1], %2; }" ::"r"(flag), "l"(address),
+                     "r"(p.word[0])
+                     : "memory");
+    } else {
+        asm volatile("{ .reg .pred p; .reg .b16 low; setp.ne.u32 p, %0, 0; cvt.u16.u32 low, %2; "
+                     "@p st.global.b16 [%1], low; }" ::"r"(flag),
+                     "l"(address), "r"(p.word[0])
+                     : "memory");
+    }
+#else
+    if (wanted) store<Bytes>(address, p);
+#endif
+}
+
+// ---- shared memory -------------------------------------------------------------------------------------------------
+
+#if defined(CAUSEWAY_HOST)
+CAUSEWAY_DEVICE unsigned char* shared_address(u32 offset) { return causeway_simulator::shared_memory() + offset; }
+#else
+CAUSEWAY_DEVICE CAUSEWAY_SHARED unsigned char* shared_address(u32 offset) {
+    return (CAUSEWAY_SHARED unsigned char*)causeway_shared_memory + offset;
+}
+#endif
+
+template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_shared(u32 offset) {
+#if defined(CAUSEWAY_NVIDIA)
+    Packet<Bytes> p;
+    const void* address = shared_address(offset);
+    if constexpr (Bytes == 16) {
+        uint4 v = *(const uint4*)address;
+        p.word[0] = v.x, p.word[1] = v.y, p.word[2] = v.z, p.word[3] = v.w;
+    } else if constexpr (Bytes == 8) {
+        uint2 v = *(const uint2*)address;
+        p.word[0] = v.x, p.word[1] = v.y;
+    } else if constexpr (Bytes == 4) {
+        p.word[0] = *(const u32*)address;
+    } else {
+        p.word[0] = *(const u16*)address;
+    }
+    return p;
+#else
+    return detail::packet<Bytes>(*(const CAUSEWAY_SHARED typename detail::Vector<Bytes>::type*)shared_address(offset));
+#endif
+}
+
+template <int Bytes> CAUSEWAY_DEVICE void store_shared(u32 offset, const Packet<Bytes>& p) {
+#if defined(CAUSEWAY_NVIDIA)
+    store<Bytes>(shared_address(offset), p);
+#else
+    *(CAUSEWAY_SHARED typename detail::Vector<Bytes>::type*)shared_address(offset) = detail::vector<Bytes>(p);
+#endif
+}
+
+// ---- copies that run ahead -----------------------------------------------------------------------------------------
+
+// NVIDIA's from sm_80 copy from global to shared memory without passing registers. Where there is no such
+// instruction, PrefetchRing (vector.cuh) keeps what runs ahead in registers.
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
+constexpr bool HAS_ASYNC_COPY = true;
+#else
+constexpr bool HAS_ASYNC_COPY = false;
+#endif
+
+// Starts a copy of Bytes (4, 8 or 16) to shared memory, or of zeros when not `valid`; the address must be legal then
+// too, but is not read. Only where HAS_ASYNC_COPY.
+template <int Bytes> CAUSEWAY_DEVICE void async_copy(u32 shared_offset, const void* address, bool valid) {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
+    const u32 to = (u32)__cvta_generic_to_shared(causeway_shared_memory) + shared_offset;
+    const u32 bytes = valid ? Bytes : 0;
+    if constexpr (Bytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(address), "r"(bytes) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(address), "n"(Bytes), "r"(bytes)
+                     : "memory");
+    }
+#endif
+}
+
+// Closes the group of copies that this thread has started since the last call.
+CAUSEWAY_DEVICE void async_commit() {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most `Pending` of this thread's groups are still under way; it then sees its own copies.
+template <int Pending> CAUSEWAY_DEVICE void async_wait() {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+#endif
+}
+
+// ---- blocks that run together --------------------------------------------------------------------------------------
+
+// NVIDIA's from sm_90 start the blocks of a cluster at the same time.
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+constexpr bool HAS_CLUSTERS = true;
+#else
+constexpr bool HAS_CLUSTERS = false;
+#endif
+
+// A mailbox: 8 bytes of a block's shared memory, at a multiple of 8, that count the bytes which the blocks of its cluster
+// send it. All threads of all blocks call, in this order:
+//
+//   open_mailbox(mailbox, bytes)    before anything else: `bytes` will be sent to this block
+//   await_mailboxes()               before the first send: all mailboxes are open
+//   send(block, offset, value, mailbox)    writes to the shared memory of block `block` of the cluster
+//   receive(mailbox)                returns when all bytes have arrived and can be read
+//
+// No fence and no further barrier: nothing waits for what a block has still under way to global memory. Only where
+// HAS_CLUSTERS.
+CAUSEWAY_DEVICE void open_mailbox(u32 mailbox, u32 bytes) {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+    if (thread_index() == 0) {
+        const u32 at = (u32)__cvta_generic_to_shared(causeway_shared_memory) + mailbox;
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+
+CAUSEWAY_DEVICE void await_mailboxes() {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+CAUSEWAY_DEVICE void send(u32 block, u32 offset, u32 value, u32 mailbox) {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+    const u32 base = (u32)__cvta_generic_to_shared(causeway_shared_memory);
+    asm volatile("{ .reg .b32 to, box; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 box, %1, %2; "
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [box]; }" ::"r"(base + offset),
+                 "r"(base + mailbox), "r"(block), "r"(value)
+                 : "memory");
+#endif
+}
+
+CAUSEWAY_DEVICE void receive(u32 mailbox) {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+    const u32 at = (u32)__cvta_generic_to_shared(causeway_shared_memory) + mailbox;
+    asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
+                 "@!done bra again; }" ::"r"(at)
+                 : "memory");
+#endif
+}
+
+// ---- blocks that wait for nobody -----------------------------------------------------------------------------------
+
+// Counts the blocks of a group as they finish. True in all threads of the block that arrives last, which then sees
+// everything that the others wrote before they arrived, through load_mutable. The counter is 0 before the first
+// arrival and again after the last. `flag_offset`: 4 bytes of shared memory that are free for this.
+CAUSEWAY_DEVICE bool last_block_to_arrive(u32* counter, u32 blocks, u32 flag_offset CAUSEWAY_AND_SITE) {
+#if defined(CAUSEWAY_HOST)
+    causeway_simulator::block_barrier(site);
+    if (thread_index() == 0) {
+        const u32 before = *counter;
+        *counter = before + 1 == blocks ? 0 : before + 1;
+        store_shared<4>(flag_offset, Packet<4>{{before + 1 == blocks}});
+    }
+    causeway_simulator::block_barrier(site);
+    return load_shared<4>(flag_offset).word[0] != 0;
+#else
+#if defined(CAUSEWAY_AMD)
+    // A wave's own stores only: the barrier does not push those of other waves to the device's cache.
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+#endif
+    block_barrier();
+    if (thread_index() == 0) {
+        u32 before;
+#if defined(CAUSEWAY_NVIDIA)
+#if __CUDA_ARCH__ >= 700
+        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                     : "=r"(before)
+                     : "l"(counter), "r"(blocks - 1)
+                     : "memory");
+#endif
+#else
+        before = __builtin_amdgcn_atomic_inc32((CAUSEWAY_GLOBAL u32*)counter, blocks - 1, __ATOMIC_ACQ_REL, "agent");
+#endif
+        store_shared<4>(flag_offset, Packet<4>{{before == blocks - 1 ? 1u : 0u}});
+    }
+    block_barrier();
+    const bool last = load_shared<4>(flag_offset).word[0] != 0;
+#if defined(CAUSEWAY_AMD)
+    if (last) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+#endif
+    return last;
+#endif
+}
+
+}  // namespace causeway
