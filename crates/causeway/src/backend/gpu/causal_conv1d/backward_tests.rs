@@ -185,7 +185,7 @@ fn blocks_of_a_channel_group_form_a_cluster_where_there_are_clusters() {
     let ampere = DeviceFacts { architecture: "sm_80".to_string(), ..DeviceFacts::h200() };
     for facts in [ampere, DeviceFacts::mi300x()] {
         let plan = planned_for(&op, &facts);
-        assert!(plan.instantiation.contains("CAUSEWAY_KERNEL(128, 1)"), "{plan}");
+        assert!(plan.instantiation.contains("CAUSEWAY_KERNEL(512, 1)"), "{plan}");
         assert!(arguments(&plan).parts > 1 && plan.counters > 0, "{plan}");
     }
     // The blocks for states are rounded up to whole clusters.

@@ -212,10 +212,10 @@ pub(super) fn short_last(dim: u64, rows: u64, clusters: bool) -> ShortLastTile {
         (true, ..=2048) => tile(1, 8, 8, (64, 512)),
         (true, _) if dim < 128 => tile(2, 4, 8, (64, 512)),
         (true, _) => tile(2, 8, 8, (64, 512)),
-        // Parts cost a round through memory, so blocks are what fills the device.
+        // Two rows keep AMD's scalar registers; large blocks keep the sums over them few.
         (false, ..=128) => tile(1, 4, 2, (128, 128)),
         (false, ..=1024) => tile(2, 4, 2, (128, 128)),
-        (false, _) => tile(2, 4, 8, (128, 128)),
+        (false, _) => tile(2, 4, 2, (512, 512)),
     }
 }
 
