@@ -39,17 +39,19 @@ def _calls(x):
     global _for_torch, _for_numpy
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        if _for_torch is None:
-            from causeway import _torch
+        if _for_torch is not None:
+            return _for_torch
+        from causeway import _torch
 
-            _for_torch = _torch
-        return _for_torch
+        _for_torch = _torch
+        return _torch
     if sys.modules.get("numpy") is not None:
-        if _for_numpy is None:
-            from causeway import _numpy
+        if _for_numpy is not None:
+            return _for_numpy
+        from causeway import _numpy
 
-            _for_numpy = _numpy
-        return _for_numpy
+        _for_numpy = _numpy
+        return _numpy
     raise TypeError(f"x is a {type(x).__name__}: expected a torch.Tensor or a numpy.ndarray")
 
 

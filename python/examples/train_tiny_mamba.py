@@ -1,10 +1,10 @@
 """Trains a small language model twice, with Causeway's convolution and with plain PyTorch's, and compares the two.
 
-    python train_tiny_mamba.py [--device cuda] [--steps 150] [--plot loss.svg]
+    python train_tiny_mamba.py [--device cuda] [--steps 120] [--plot loss.svg]
 
 The model predicts the next byte of a text, by default of this project's own documentation. Its blocks are those of gated
-short-convolution models: two projections, a causal convolution of width 4 between them, and a gate. In place of
-attention or a state space, dilated positions are mixed by stacking blocks, so the convolution is all that looks back.
+short-convolution models: two projections, with a causal convolution of width 4 and a gate between them. There is no
+attention and no state space: the convolution is all that looks back, three bytes further with every block.
 
 Both runs start from the same weights and see the same bytes. Their losses must stay together: the two convolutions are
 the same function up to rounding.
@@ -158,7 +158,7 @@ def main():
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--text", type=pathlib.Path, help="file to train on")
     parser.add_argument("--plot", type=pathlib.Path, default=pathlib.Path("loss.svg"))
-    for name, value in dict(steps=150, batch=8, seqlen=128, dim=96, depth=4).items():
+    for name, value in dict(steps=120, batch=8, seqlen=128, dim=96, depth=4).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
 

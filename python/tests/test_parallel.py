@@ -1,124 +1,48 @@
 """The convolution over the ranks of a process group against one process, values and gradients."""
 
+import pathlib
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as multiprocessing  # noqa: E402
-
 import causeway  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
-DIM, WIDTH = 5, 4
-# (lengths of the slices, one per rank)
-SLICES = [(9, 9), (3, 12), (12, 1), (1, 1, 7), (6, 2, 5, 5), (2, 1, 1, 9), (5, 0, 4)]
-KINDS = ["plain", "states", "seq_idx", "cu_seqlens", "no-gradient"]
+WORKER = pathlib.Path(__file__).with_name("parallel_worker.py")
 
 
-def make(kind, total):
-    """The whole problem, the same on every rank."""
-    generator = torch.Generator().manual_seed(total)
-    draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    batch = 1 if kind == "cu_seqlens" else 2
-    t = {"x": draw(batch, DIM, total), "weight": draw(DIM, WIDTH), "bias": draw(DIM)}
-    t["residual"], t["dy"] = draw(batch, DIM, total), draw(batch, DIM, total)
-    if kind == "states":
-        t["initial_states"], t["dfinal"] = draw(batch, DIM, WIDTH - 1), draw(batch, DIM, WIDTH - 1)
-    if kind == "seq_idx":
-        row = (torch.arange(total) // 4).int()
-        row[total // 2] = -1
-        t["seq_idx"] = torch.stack([row, row.flip(0)])
-    if kind == "cu_seqlens":
-        t["cu_seqlens"] = torch.tensor([0, 2, 2, 3, total // 2 + 1, total - 1, total])
-        t["initial_states"], t["dfinal"] = draw(6, DIM, WIDTH - 1), draw(6, DIM, WIDTH - 1)
-    return t
-
-
-LEAVES = ("x", "weight", "bias", "residual", "initial_states")
-
-
-def call(function, t, **more):
-    """y, final states, and the gradients of everything."""
-    leaves = [name for name in LEAVES if name in t]
-    for name in leaves:
-        t[name] = t[name].clone().requires_grad_()
-    y, final_states = function(
-        t["x"],
-        t["weight"],
-        t["bias"],
-        t.get("seq_idx"),
-        t.get("initial_states"),
-        True,
-        activation="silu",
-        residual=t["residual"],
-        cu_seqlens=t.get("cu_seqlens"),
-        **more,
-    )
-    loss = (y * t["dy"]).sum()
-    if "dfinal" in t:
-        loss = loss + (final_states * t["dfinal"]).sum()
-    gradients = torch.autograd.grad(loss, [t[name] for name in leaves], allow_unused=True)
-    zeros = lambda name, g: torch.zeros_like(t[name]) if g is None else g  # noqa: E731
-    return y, final_states, {name: zeros(name, g) for name, g in zip(leaves, gradients)}
-
-
-def work(rank, world, address, backend):
-    """All cases of one number of ranks."""
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=world)
-    torch.set_num_threads(1)
-    device = "cpu" if backend == "gloo" else f"cuda:{rank}"
-    if backend == "nccl":
-        torch.cuda.set_device(device)
-    from causeway import parallel
-
-    for lengths in [s for s in SLICES if len(s) == world]:
-        for kind in KINDS:
-            start, total = sum(lengths[:rank]), sum(lengths)
-            here = slice(start, start + lengths[rank])
-            whole = make(kind, total)
-            if backend == "nccl":
-                whole = {n: v.to(device).float() if v.is_floating_point() else v.to(device) for n, v in whole.items()}
-            part = {
-                name: value[..., here].contiguous() if name in ("x", "residual", "dy", "seq_idx") else value
-                for name, value in whole.items()
-            }
-            if kind == "no-gradient":
-                with torch.no_grad():
-                    y = parallel.causal_conv1d_fn(part["x"], part["weight"])
-                    expected = causeway.causal_conv1d_fn(whole["x"], whole["weight"])
-                torch.testing.assert_close(y, expected[..., here])
-                continue
-            y, final_states, gradients = call(parallel.causal_conv1d_fn, part)
-            expected, expected_states, expected_gradients = call(causeway.causal_conv1d_fn, whole)
-            message = lambda m: f"{lengths} {kind} rank {rank}: {m}"  # noqa: E731
-            close = dict(atol=1e-5, rtol=1e-4) if backend == "nccl" else {}
-            torch.testing.assert_close(y, expected[..., here], msg=message, **close)
-            sums = [final_states.detach()] + [
-                g for name, g in gradients.items() if name not in ("x", "residual")
-            ]
-            for tensor in sums:
-                dist.all_reduce(tensor)
-            torch.testing.assert_close(sums[0], expected_states.detach(), msg=message, **close)
-            for name, truth in expected_gradients.items():
-                truth = truth[..., here] if name in ("x", "residual") else truth
-                torch.testing.assert_close(
-                    gradients[name], truth, msg=lambda m: message(f"{name}: {m}"), **close
-                )
-    dist.barrier()
-    dist.destroy_process_group()
+def run(world, directory, backend):
+    """Starts all ranks, and waits for them."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, WORKER, str(rank), str(world), directory / "rendezvous", backend],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for rank, error in zip(ranks, errors):
+        assert rank.returncode == 0, error[-4000:]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_gloo(world, tmp_path):
-    address = f"file://{tmp_path}/rendezvous"
-    multiprocessing.spawn(work, (world, address, "gloo"), nprocs=world)
+    run(world, tmp_path, "gloo")
 
 
 @pytest.mark.gpu
 def test_nccl(tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
-    multiprocessing.spawn(work, (2, f"file://{tmp_path}/rendezvous", "nccl"), nprocs=2)
+    run(2, tmp_path, "nccl")
 
 
 def test_one_rank_is_an_ordinary_call(tmp_path):
