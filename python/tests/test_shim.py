@@ -112,3 +112,17 @@ def test_references_and_varlen(device):
     assert torch.equal(
         causal_conv1d_varlen_states(packed, ends, 5), causal_conv1d_varlen_states_ref(packed, ends, 5)
     )
+
+
+def test_the_distribution_has_every_module(root, tmp_path):
+    import subprocess
+    import zipfile
+
+    pytest.importorskip("hatchling", reason="hatchling, which builds the drop-in, is not installed")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", tmp_path, root / "shim"], check=True)
+    (wheel,) = tmp_path.glob("causal_conv1d-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    modules = ["__init__", "causal_conv1d_interface", "causal_conv1d_varlen", "cpp_functions"]
+    expected = ["causal_conv1d_cuda.py", *(f"causal_conv1d/{module}.py" for module in modules)]
+    assert set(expected) <= set(names)
