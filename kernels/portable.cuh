@@ -179,7 +179,10 @@ CAUSEWAY_DEVICE u32 wave_count(bool predicate CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_NVIDIA)
     return __popc(__ballot_sync(0xffffffffu, predicate));
 #elif defined(CAUSEWAY_AMD)
-#if CAUSEWAY_WAVE_SIZE == 64
+#if !__has_builtin(__builtin_amdgcn_ballot_w64)
+    // Compilers of ROCm 5. 33 is "not equal"; the mask has 64 bits in both wave sizes.
+    return __builtin_popcountll(__builtin_amdgcn_uicmp(predicate, 0u, 33));
+#elif CAUSEWAY_WAVE_SIZE == 64
     return __builtin_popcountll(__builtin_amdgcn_ballot_w64(predicate));
 #else
     return __builtin_popcount(__builtin_amdgcn_ballot_w32(predicate));
@@ -278,7 +281,7 @@ CAUSEWAY_DEVICE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-#elif defined(CAUSEWAY_AMD)
+#elif defined(CAUSEWAY_AMD) && __has_builtin(__builtin_amdgcn_exp2f)
     return __builtin_amdgcn_exp2f(x);
 #else
     return __builtin_exp2f(x);

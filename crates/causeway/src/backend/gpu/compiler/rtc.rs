@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 
@@ -37,6 +38,8 @@ pub(super) struct Rtc {
     prefix: &'static str,
     /// Major and minor version.
     pub version: (u32, u32),
+    /// HIPRTC's: ROCm 5.2 ends the process when two threads compile at once.
+    one_at_a_time: Option<Mutex<()>>,
     /// NVRTC's built-in headers: it looks for them among the libraries that are open.
     _builtins: Option<Library>,
     _library: Library,
@@ -96,6 +99,7 @@ impl Rtc {
             error_string: symbol!(library, path, index, "nvrtcGetErrorString" / "hiprtcGetErrorString"),
             prefix: ["nvrtc", "hiprtc"][index],
             version,
+            one_at_a_time: (vendor == Vendor::Amd).then(Mutex::default),
             _builtins: builtins,
             _library: library,
         })
@@ -103,6 +107,7 @@ impl Rtc {
 
     /// Compiles one text to machine code.
     pub fn compile(&self, text: &str, options: &[String]) -> Result<Outcome> {
+        let _turn = self.one_at_a_time.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
         let text = self.c_text(text)?;
         let options = options.iter().map(|option| self.c_text(option)).collect::<Result<Vec<_>>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
