@@ -4,17 +4,17 @@ from causeway._activation import is_silu
 
 
 def _is_torch(x):
-    return type(x).__module__.split(".")[0] == "torch" or hasattr(x, "new_zeros")
+    return hasattr(x, "new_zeros")
 
 
-def _concatenate(parts):
+def _concatenate(parts, axis=-1):
     if _is_torch(parts[0]):
         import torch
 
-        return torch.cat(parts, dim=-1)
+        return torch.cat(parts, dim=axis)
     import numpy
 
-    return numpy.concatenate(parts, axis=-1)
+    return numpy.concatenate(parts, axis=axis)
 
 
 def _zeros(x, *shape):
@@ -84,15 +84,4 @@ def causal_conv1d_update_ref(x, conv_state, weight, bias, activation, cache_seql
         # Where x is longer than the ring, its last positions stay.
         for i in range(seqlen):
             conv_state[row, :, (seen + i) % state_len] = x[row, :, i]
-    return _concatenate_rows(rows, weight, bias, silu, x.dtype)
-
-
-def _concatenate_rows(rows, weight, bias, silu, dtype):
-    outputs = [_convolve(row, weight, bias, silu, dtype) for row in rows]
-    if _is_torch(outputs[0]):
-        import torch
-
-        return torch.cat(outputs)
-    import numpy
-
-    return numpy.concatenate(outputs)
+    return _concatenate([_convolve(row, weight, bias, silu, x.dtype) for row in rows], axis=0)

@@ -6,6 +6,7 @@
 mod call;
 mod command;
 mod conv1d;
+mod dlpack;
 mod error;
 mod gemm;
 mod overlap;

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
 
+use crate::dlpack::Reader;
 use crate::error::exception;
 use crate::overlap::{self, Layout};
 
@@ -36,6 +37,8 @@ unsafe impl Sync for Tensor {}
 /// What is needed of PyTorch, once it has been imported by whoever made the tensors.
 pub struct Torch {
     tensor: Py<PyType>,
+    parameter: Py<PyType>,
+    reader: Option<Reader>,
     dtypes: Vec<(Py<PyAny>, DType)>,
     vendor: Vendor,
     current_stream: Option<Py<PyAny>>,
@@ -56,7 +59,7 @@ impl Torch {
         let modules = py.import("sys")?.getattr("modules")?;
         let Ok(module) = modules.get_item("torch") else { return Ok(None) };
         // While it is being imported, it may not have a Tensor yet.
-        if !module.hasattr("Tensor")? || !module.hasattr("get_num_threads")? {
+        if !module.hasattr("Tensor")? || !module.hasattr("nn")? || !module.hasattr("get_num_threads")? {
             return Ok(None);
         }
         TORCH.get_or_try_init(py, || Self::new(&module)).map(Some)
@@ -76,8 +79,11 @@ impl Torch {
         let is_hip = !module.getattr("version")?.getattr("hip")?.is_none();
         let bytes = pyo3::types::PyDict::new(py);
         bytes.set_item("dtype", module.getattr("uint8")?)?;
+        let tensor = module.getattr("Tensor")?;
         Ok(Torch {
-            tensor: module.getattr("Tensor")?.cast_into::<PyType>()?.unbind(),
+            reader: Reader::of(&tensor),
+            tensor: tensor.cast_into::<PyType>()?.unbind(),
+            parameter: module.getattr("nn")?.getattr("Parameter")?.cast_into::<PyType>()?.unbind(),
             dtypes: dtypes.collect::<PyResult<_>>()?,
             vendor: if is_hip { Vendor::Amd } else { Vendor::Nvidia },
             // A build for processors has none.
@@ -129,10 +135,16 @@ impl Tensor {
     /// machine's byte order, `NotImplementedError` for a device without kernels.
     pub fn read(argument: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
-        if let Some(torch) = Torch::imported(py)?
-            && object.is_instance(torch.tensor.bind(py))?
-        {
-            return Self::of_torch(argument, object, torch);
+        if let Some(torch) = Torch::imported(py)? {
+            let kind = object.get_type();
+            if (kind.is(&torch.tensor) || kind.is(&torch.parameter))
+                && let Some(tensor) = Self::of_dlpack(object, torch)?
+            {
+                return Ok(tensor);
+            }
+            if object.is_instance(torch.tensor.bind(py))? {
+                return Self::of_torch(argument, object, torch);
+            }
         }
         if let Some(ndarray) = ndarray(py)?
             && object.is_instance(ndarray)?
@@ -148,6 +160,24 @@ impl Tensor {
     /// As [`Tensor::read`], for an argument that may be `None`.
     pub fn read_optional(argument: &str, object: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Self>> {
         object.map(|object| Self::read(argument, object)).transpose()
+    }
+
+    /// The short way; None for a tensor that only [`Tensor::of_torch`] has words for.
+    fn of_dlpack(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Self>> {
+        let Some(found) = torch.reader.and_then(|reader| reader.read(object)) else { return Ok(None) };
+        if object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()? {
+            return Ok(None);
+        }
+        Ok(Some(Tensor {
+            pointer: found.pointer,
+            dtype: found.dtype,
+            rank: found.rank,
+            shape: found.shape,
+            strides: found.strides,
+            location: found.location,
+            is_torch: true,
+            read_only: false,
+        }))
     }
 
     fn of_torch(argument: &str, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Self> {

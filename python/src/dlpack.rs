@@ -1,0 +1,125 @@
+//! Reading PyTorch's tensors through DLPack's C functions: one call each, where attributes take five of Python's.
+//!
+//! PyTorch has them from 2.10 on. They are found at run time, as `torch.Tensor.__dlpack_c_exchange_api__`.
+
+use std::ffi::{c_int, c_void};
+
+use causeway::tensor::MAX_RANK;
+use causeway::{DType, Location};
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+/// The version whose structs are below; a minor version adds no field before their ends.
+const MAJOR_VERSION: u32 = 1;
+
+/// `DLTensor`.
+#[repr(C)]
+struct RawTensor {
+    data: *mut u8,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+type FromObject = unsafe extern "C" fn(*mut c_void, *mut RawTensor) -> c_int;
+
+/// `DLPackExchangeAPI`: functions that are not used here are plain addresses.
+#[repr(C)]
+struct RawFunctions {
+    major: u32,
+    minor: u32,
+    previous: *const c_void,
+    allocate: *const c_void,
+    managed_from_object: *const c_void,
+    managed_to_object: *const c_void,
+    from_object: Option<FromObject>,
+    current_stream: *const c_void,
+}
+
+/// PyTorch's function that describes a tensor without owning it.
+#[derive(Clone, Copy)]
+pub struct Reader(FromObject);
+
+/// A tensor as DLPack describes it.
+pub struct Description {
+    pub pointer: *mut u8,
+    pub dtype: DType,
+    pub rank: usize,
+    pub shape: [i64; MAX_RANK],
+    pub strides: [i64; MAX_RANK],
+    pub location: Location,
+}
+
+impl Reader {
+    /// The reader for a tensor type, if it has one.
+    pub fn of(tensor_type: &Bound<'_, PyAny>) -> Option<Self> {
+        let capsule = tensor_type.getattr("__dlpack_c_exchange_api__").ok()?.cast_into::<PyCapsule>().ok()?;
+        let functions = capsule.pointer_checked(Some(c"dlpack_exchange_api")).ok()?.cast::<RawFunctions>();
+        // SAFETY: a capsule of that name holds a `DLPackExchangeAPI` that lives until the process ends. Its first
+        // fields, the version, have the same place in every version.
+        unsafe {
+            if (*functions.as_ptr()).major != MAJOR_VERSION {
+                return None;
+            }
+            (*functions.as_ptr()).from_object.map(Reader)
+        }
+    }
+
+    /// Describes a tensor of the type that the reader is of; None for one that the library has no word for.
+    pub fn read(self, object: &Bound<'_, PyAny>) -> Option<Description> {
+        let mut raw = RawTensor {
+            data: std::ptr::null_mut(),
+            device_type: 0,
+            device_id: 0,
+            ndim: 0,
+            code: 0,
+            bits: 0,
+            lanes: 0,
+            shape: std::ptr::null(),
+            strides: std::ptr::null(),
+            byte_offset: 0,
+        };
+        // SAFETY: the object is a tensor of PyTorch's, and the interpreter is attached.
+        if unsafe { (self.0)(object.as_ptr().cast(), &mut raw) } != 0 {
+            // The caller reads the attributes instead, and finds out what is wrong.
+            drop(PyErr::take(object.py()));
+            return None;
+        }
+        let dtype = match (raw.code, raw.bits, raw.lanes) {
+            (2, 32, 1) => DType::F32,
+            (2, 16, 1) => DType::F16,
+            (4, 16, 1) => DType::BF16,
+            (2, 64, 1) => DType::F64,
+            (0, 32, 1) => DType::I32,
+            (0, 64, 1) => DType::I64,
+            _ => return None,
+        };
+        let ordinal = u32::try_from(raw.device_id).ok()?;
+        let location = match raw.device_type {
+            1 => Location::Host,
+            2 => Location::Cuda(ordinal),
+            10 => Location::Hip(ordinal),
+            _ => return None,
+        };
+        let rank = usize::try_from(raw.ndim).ok().filter(|rank| *rank <= MAX_RANK)?;
+        let (mut shape, mut strides) = ([0; MAX_RANK], [0; MAX_RANK]);
+        if rank > 0 {
+            if raw.shape.is_null() || raw.strides.is_null() {
+                return None;
+            }
+            // SAFETY: both point to `ndim` numbers of the tensor's, which the caller keeps alive.
+            unsafe {
+                shape[..rank].copy_from_slice(std::slice::from_raw_parts(raw.shape, rank));
+                strides[..rank].copy_from_slice(std::slice::from_raw_parts(raw.strides, rank));
+            }
+        }
+        let pointer = raw.data.wrapping_add(raw.byte_offset as usize);
+        Some(Description { pointer, dtype, rank, shape, strides, location })
+    }
+}
