@@ -89,8 +89,9 @@ unsigned count(bool predicate, int site);
 #define CAUSEWAY_AND_SITE
 #endif
 
+// The copy engine's swizzle counts from multiples of 1024 bytes.
 #if defined(CAUSEWAY_NVIDIA)
-extern __shared__ __align__(16) unsigned char causeway_shared_memory[];
+extern __shared__ __align__(1024) unsigned char causeway_shared_memory[];
 #elif defined(CAUSEWAY_AMD)
 extern __attribute__((shared)) __attribute__((aligned(16))) unsigned char causeway_shared_memory[];
 #endif

@@ -63,6 +63,8 @@ pub fn scale(input: &DeviceBuffer, output: &DeviceBuffer, factor: f32) -> Plan {
         arguments,
         workspace_at: None,
         counters_at: None,
+        tensor_maps: Vec::new(),
+        begins_early: false,
         read_bytes: input.len(),
         written_bytes: output.len(),
     }
@@ -89,6 +91,8 @@ pub fn total(input: &DeviceBuffer, output: &DeviceBuffer) -> Plan {
         arguments,
         workspace_at: Some(16),
         counters_at: Some(24),
+        tensor_maps: Vec::new(),
+        begins_early: false,
         read_bytes: input.len(),
         written_bytes: 4,
     }

@@ -46,6 +46,8 @@ pub fn plan(first: u64, second: u64, bytes: u64, different: u64) -> Option<Plan>
         arguments: bytemuck::bytes_of(&arguments).to_vec(),
         workspace_at: None,
         counters_at: None,
+        tensor_maps: Vec::new(),
+        begins_early: false,
         read_bytes: 2 * bytes,
         written_bytes: 0,
     })

@@ -45,6 +45,8 @@ pub fn plan(first: u64, second: Option<u64>, to: u64, bytes: u64, unroll: u32) -
         arguments: bytemuck::bytes_of(&arguments).to_vec(),
         workspace_at: None,
         counters_at: None,
+        tensor_maps: Vec::new(),
+        begins_early: false,
         read_bytes: inputs * packets * PACKET,
         written_bytes: packets * PACKET,
     }

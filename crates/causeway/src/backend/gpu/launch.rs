@@ -71,6 +71,8 @@ pub(super) fn plain_plan(
         arguments: bytemuck::bytes_of(arguments).to_vec(),
         workspace_at: None,
         counters_at: None,
+        tensor_maps: Vec::new(),
+        begins_early: false,
         read_bytes: 0,
         written_bytes: 0,
     }

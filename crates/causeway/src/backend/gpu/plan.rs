@@ -7,6 +7,7 @@
 use std::fmt;
 
 use super::compiler::{Program, Target};
+use crate::tensor::DType;
 
 /// Whose device it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -113,6 +114,32 @@ impl DeviceFacts {
     }
 }
 
+/// A matrix that NVIDIA's copy engine moves in boxes between memory and shared memory, from compute capability 9.0
+/// on. The runtime encodes it as the driver wants it: 128 bytes in the argument block.
+///
+/// What lies outside the matrix reads as zeros and is not written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TensorMap {
+    /// F16 or BF16.
+    pub dtype: DType,
+    /// Address of the first element, a multiple of 16.
+    pub address: u64,
+    /// Elements of a line, and lines; at least 1, below 2^32.
+    pub sizes: [u64; 2],
+    /// Bytes from one line to the next: a multiple of 16 below 2^40.
+    pub stride_bytes: u64,
+    /// Elements of a line of a box, a multiple of 8, and lines of a box; at most 256 each.
+    pub box_sizes: [u32; 2],
+    /// True if the 16-byte groups of a box's lines, of 128 bytes then, are swizzled by the line's place in shared
+    /// memory.
+    pub swizzled: bool,
+}
+
+impl TensorMap {
+    /// Bytes of an encoded map.
+    pub const BYTES: usize = 128;
+}
+
 /// One launch: the program text, its geometry, and its argument block.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Plan {
@@ -138,6 +165,11 @@ pub struct Plan {
     pub workspace_at: Option<usize>,
     /// Where in `arguments` the address of the counters goes (8 bytes), if any are used.
     pub counters_at: Option<usize>,
+    /// Matrices for the copy engine, and where in `arguments` each goes ([`TensorMap::BYTES`] bytes).
+    pub tensor_maps: Vec<(usize, TensorMap)>,
+    /// True if the kernel itself waits for the launch before it on the stream, so that it may begin while that one
+    /// ends.
+    pub begins_early: bool,
     /// Bytes that the launch has to read from memory, each input once.
     pub read_bytes: u64,
     /// Bytes that it has to write, each output once.
@@ -160,6 +192,13 @@ impl fmt::Display for Plan {
         writeln!(f, "grid        {gx} × {gy} × {gz} blocks of {bx} × {by} × {bz} threads")?;
         writeln!(f, "shared      {} bytes", self.shared_bytes)?;
         writeln!(f, "workspace   {} bytes, {} counters", self.workspace_bytes, self.counters)?;
+        for (at, map) in &self.tensor_maps {
+            let ([elements, lines], [width, height]) = (map.sizes, map.box_sizes);
+            writeln!(
+                f,
+                "tensor map  at byte {at}: {lines} lines of {elements}, boxes of {height} lines of {width}"
+            )?;
+        }
         write!(f, "moves       {} bytes in, {} bytes out", self.read_bytes, self.written_bytes)
     }
 }

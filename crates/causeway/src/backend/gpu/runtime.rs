@@ -203,15 +203,19 @@ impl GpuDevice {
             grid: plan.grid,
             block: plan.block,
             shared_bytes: plan.shared_bytes,
+            begins_early: plan.begins_early,
             stream: stream.0,
             argument,
         };
-        if plan.workspace_bytes == 0 && plan.counters == 0 {
+        if plan.workspace_bytes == 0 && plan.counters == 0 && plan.tensor_maps.is_empty() {
             // SAFETY: the caller's promise.
             return unsafe { current.launch(&launch(plan.arguments.as_ptr())) };
         }
 
         let mut argument = Argument::copy(plan)?;
+        for (at, map) in &plan.tensor_maps {
+            argument.write(plan, *at, &current.encode(map)?.0)?;
+        }
         let workspace = match workspace {
             _ if plan.workspace_bytes == 0 => None,
             Some(given) => {
@@ -447,14 +451,17 @@ impl Argument {
     }
 
     fn patch(&mut self, plan: &Plan, at: Option<usize>, address: u64) -> Result<()> {
-        let Some(at) = at else { return Ok(()) };
-        let bytes = address.to_ne_bytes();
+        at.map_or(Ok(()), |at| self.write(plan, at, &address.to_ne_bytes()))
+    }
+
+    fn write(&mut self, plan: &Plan, at: usize, bytes: &[u8]) -> Result<()> {
         let end = at.checked_add(bytes.len()).filter(|end| *end <= plan.arguments.len());
         let Some(end) = end else {
-            return Err(invalid(plan, format!("an address at byte {at} lies outside its argument")));
+            let because = format!("{} bytes at byte {at} lie outside its argument", bytes.len());
+            return Err(invalid(plan, because));
         };
         for (to, from) in self.0[at..end].iter_mut().zip(bytes) {
-            to.write(from);
+            to.write(*from);
         }
         Ok(())
     }

@@ -1,14 +1,16 @@
 //! What is CUDA's alone: its names for attributes, its contexts, its words for errors.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
 use libloading::Library;
 
 use super::status::Status;
 use super::table::{Column, Raw};
-use super::{Attributes, missing_symbol};
+use super::{Attributes, Launch, missing_symbol, raw};
+use crate::backend::gpu::plan::TensorMap;
 use crate::error::Result;
+use crate::tensor::DType;
 
 pub(super) const COLUMN: Column =
     Column { index: 0, fix: "update the NVIDIA driver to release 470 (CUDA 11.4) or later" };
@@ -46,7 +48,62 @@ pub(super) struct Cuda {
     function_set: unsafe extern "C" fn(Raw, c_int, c_int) -> c_int,
     error_name: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
     error_string: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+    /// CUDA 12.0.
+    encode_tiled: Option<EncodeTiled>,
+    /// CUDA 11.8; that recordings keep what it asks for, 12.3.
+    launch_extended: Option<LaunchExtended>,
 }
+
+/// `cuTensorMapEncodeTiled`: map, dtype, rank, address, sizes, strides, box, element strides, interleave, swizzle,
+/// promotion, fill.
+type EncodeTiled = unsafe extern "C" fn(
+    *mut EncodedMap,
+    c_int,
+    c_uint,
+    *mut c_void,
+    *const u64,
+    *const u64,
+    *const c_uint,
+    *const c_uint,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+) -> c_int;
+
+/// `cuLaunchKernelEx`.
+type LaunchExtended =
+    unsafe extern "C" fn(*const Configuration, Raw, *mut *mut c_void, *mut *mut c_void) -> c_int;
+
+/// `CUtensorMap`.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EncodedMap(pub [u8; TensorMap::BYTES]);
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+struct Configuration {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: Raw,
+    attributes: *const LaunchAttribute,
+    attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute` whose value is an `int`: the value's union has 64 bytes.
+#[repr(C)]
+struct LaunchAttribute {
+    id: c_int,
+    padding: c_int,
+    value: c_int,
+    rest: [c_int; 15],
+}
+
+const _: () = assert!(size_of::<LaunchAttribute>() == 72 && size_of::<Configuration>() == 56);
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+const BEGINS_EARLY: c_int = 6;
 
 impl Cuda {
     /// # Safety
@@ -58,6 +115,12 @@ impl Cuda {
                 *unsafe { library.get($name.as_bytes()) }.map_err(|_| missing_symbol(path, $name, COLUMN))?
             };
         }
+        macro_rules! optional {
+            ($name:literal) => {
+                // SAFETY: as above.
+                unsafe { library.get($name.as_bytes()) }.ok().map(|symbol| *symbol)
+            };
+        }
         Ok(Cuda {
             primary_retain: symbol!("cuDevicePrimaryCtxRetain"),
             current_get: symbol!("cuCtxGetCurrent"),
@@ -66,6 +129,8 @@ impl Cuda {
             function_set: symbol!("cuFuncSetAttribute"),
             error_name: symbol!("cuGetErrorName"),
             error_string: symbol!("cuGetErrorString"),
+            encode_tiled: optional!("cuTensorMapEncodeTiled"),
+            launch_extended: optional!("cuLaunchKernelEx"),
         })
     }
 
@@ -126,6 +191,62 @@ impl Cuda {
         // SAFETY: `function` is a live function of the current context.
         let status = unsafe { (self.function_set)(function, MAX_DYNAMIC_SHARED, bytes) };
         ("cuFuncSetAttribute", Status(status))
+    }
+
+    /// Encodes a matrix for the copy engine; None if the driver is older than the engine.
+    pub fn encode(&self, map: &TensorMap) -> Option<Result<EncodedMap, (&'static str, Status)>> {
+        const FLOAT16: c_int = 6;
+        const BFLOAT16: c_int = 9;
+        const SWIZZLE_128_BYTES: c_int = 3;
+        const PROMOTE_128_BYTES: c_int = 2;
+        let encode = self.encode_tiled?;
+        let dtype = if map.dtype == DType::BF16 { BFLOAT16 } else { FLOAT16 };
+        let swizzle = if map.swizzled { SWIZZLE_128_BYTES } else { 0 };
+        let mut encoded = EncodedMap([0; TensorMap::BYTES]);
+        // SAFETY: the arrays have as many entries as the rank, 2, and strides one less; the address is not read.
+        let status = Status(unsafe {
+            encode(
+                &mut encoded,
+                dtype,
+                2,
+                raw(map.address as usize),
+                map.sizes.as_ptr(),
+                &map.stride_bytes,
+                map.box_sizes.as_ptr(),
+                [1, 1].as_ptr(),
+                0,
+                swizzle,
+                PROMOTE_128_BYTES,
+                0,
+            )
+        });
+        Some(if status == Status::SUCCESS { Ok(encoded) } else { Err(("cuTensorMapEncodeTiled", status)) })
+    }
+
+    /// A launch that may begin while the one before it on the stream ends; None if the driver cannot.
+    ///
+    /// # Safety
+    /// As for `Current::launch`; the kernel waits for that launch itself.
+    pub unsafe fn launch_early(
+        &self,
+        version: i32,
+        launch: &Launch,
+        arguments: *mut *mut c_void,
+    ) -> Option<(&'static str, Status)> {
+        const RECORDED_SINCE: i32 = 12_030;
+        let function = self.launch_extended.filter(|_| version >= RECORDED_SINCE)?;
+        let early = LaunchAttribute { id: BEGINS_EARLY, padding: 0, value: 1, rest: [0; 15] };
+        let configuration = Configuration {
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            stream: raw(launch.stream),
+            attributes: &early,
+            attribute_count: 1,
+        };
+        // SAFETY: the caller's promise; the configuration lives until the call is over.
+        let status = unsafe { function(&configuration, raw(launch.function), arguments, ptr::null_mut()) };
+        Some(("cuLaunchKernelEx", Status(status)))
     }
 }
 

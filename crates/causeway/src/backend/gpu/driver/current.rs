@@ -3,9 +3,11 @@
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::ptr;
 
+use super::cuda::EncodedMap;
 use super::status::Status;
 use super::table::{PoolProperties, Raw};
 use super::{Current, Launch, Native, raw};
+use crate::backend::gpu::plan::TensorMap;
 use crate::error::{Error, Result};
 
 impl Current<'_> {
@@ -355,6 +357,15 @@ impl Current<'_> {
         let [gx, gy, gz] = launch.grid;
         let [bx, by, bz] = launch.block;
         let mut arguments = [launch.argument.cast_mut().cast::<c_void>()];
+        if launch.begins_early
+            && let Native::Cuda(cuda) = &driver.native
+        {
+            // SAFETY: the caller's promise. The driver copies the argument before it returns.
+            let launched = unsafe { cuda.launch_early(driver.version, launch, arguments.as_mut_ptr()) };
+            if let Some((call, status)) = launched {
+                return driver.check(call, status);
+            }
+        }
         // SAFETY: the caller's promise. The driver copies the argument before it returns.
         unsafe {
             call!(driver.launch(
@@ -370,6 +381,18 @@ impl Current<'_> {
                 arguments.as_mut_ptr(),
                 ptr::null_mut(),
             ))
+        }
+    }
+
+    /// Encodes a matrix for the copy engine.
+    ///
+    /// # Errors
+    /// [`Error::SymbolMissing`] if the driver is older than that, or what it says.
+    pub fn encode(&self, map: &TensorMap) -> Result<EncodedMap> {
+        let Native::Cuda(cuda) = &self.driver.native else { return Err(self.driver.lacks("a copy engine")) };
+        match cuda.encode(map) {
+            Some(encoded) => encoded.map_err(|(call, status)| self.driver.error(call, status)),
+            None => Err(self.driver.lacks("cuTensorMapEncodeTiled")),
         }
     }
 
