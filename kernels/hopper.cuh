@@ -1,0 +1,204 @@
+// Hopper's own instructions (sm_90a), one thin wrapper each: barriers in shared memory, the tensor copy engine (TMA),
+// the matrix unit of a warpgroup (wgmma), clusters.
+//
+// Addresses of shared memory are the 32-bit ones of its own window. No other target includes this file, and the
+// simulator does not run what it holds.
+#pragma once
+#include "portable.cuh"
+
+namespace causeway {
+
+// A driver's description of a matrix in memory: CUtensorMap, encoded by the host.
+struct alignas(64) TensorMap { u64 opaque[16]; };
+
+CAUSEWAY_DEVICE u32 shared_window() { return (u32)__cvta_generic_to_shared(causeway_shared_memory); }
+
+// ---- barriers in shared memory -------------------------------------------------------------------------------------
+// A phase ends when all arrivals and all announced bytes are in. Waiting for the phase before a fresh barrier's first
+// one (parity 1) returns at once.
+
+CAUSEWAY_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers known to the copy engine and to the cluster.
+CAUSEWAY_DEVICE void barrier_init_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+CAUSEWAY_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+CAUSEWAY_DEVICE void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives at the same barrier of block `rank` of the cluster. The default forms of arrival and wait do: no data written
+// by threads passes through this handshake. Asking for release and acquire over the cluster flushes caches each time
+// and cost 20 to 30 % of a large product.
+CAUSEWAY_DEVICE void barrier_arrive_at(u32 barrier, u32 rank) {
+    asm volatile("{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
+}
+
+CAUSEWAY_DEVICE void barrier_wait(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (done == 0);
+}
+
+// ---- the tensor copy engine ----------------------------------------------------------------------------------------
+// Coordinates are elements; parts of a box that lie outside the matrix read as zeros and are not written.
+
+CAUSEWAY_DEVICE void prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
+// Copies a box to shared memory; its bytes count at the barrier.
+CAUSEWAY_DEVICE void box_load(u32 to, const TensorMap* map, u32 barrier, i32 inner, i32 outer) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(to), "l"(map), "r"(barrier), "r"(inner), "r"(outer)
+                 : "memory");
+}
+
+// The same into every block of the cluster whose bit is set, at the same place, counting at each one's own barrier.
+CAUSEWAY_DEVICE void box_load_to(u16 blocks, u32 to, const TensorMap* map, u32 barrier, i32 inner, i32 outer) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(inner), "r"(outer), "h"(blocks)
+                 : "memory");
+}
+
+CAUSEWAY_DEVICE void box_store(const TensorMap* map, u32 from, i32 inner, i32 outer) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
+                 "r"(inner), "r"(outer)
+                 : "memory");
+}
+
+CAUSEWAY_DEVICE void box_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until at most `Pending` of this thread's groups of stores still have to read shared memory.
+template <int Pending> CAUSEWAY_DEVICE void box_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
+}
+
+// Makes this thread's writes to shared memory visible to the copy engine and the matrix unit.
+CAUSEWAY_DEVICE void shared_writes_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- the matrix unit of a warpgroup --------------------------------------------------------------------------------
+
+CAUSEWAY_DEVICE void matrix_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+CAUSEWAY_DEVICE void matrix_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending> CAUSEWAY_DEVICE void matrix_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+// Describes a tile in shared memory to the matrix unit: 128-byte swizzle (1 in bits 62 and 63), base offset 0 since
+// tiles begin at multiples of 1024 bytes.
+//
+//   reduction-major    rows of 64 terms, 128 bytes each; the next 8 rows are 1024 bytes on. 16 terms further along is
+//                      32 bytes within the row. The other distance is not used.
+//   row-major          blocks of 64 rows (or columns of the result) by 64 terms; within a block a term has one line of
+//                      128 bytes. The next 8 terms are 1024 bytes on, the next block 8192. 16 terms further is 2048.
+template <bool RowMajor> CAUSEWAY_DEVICE u64 matrix_descriptor(u32 address) {
+    constexpr u64 BLOCK = RowMajor ? 8192 : 16, EIGHT = 1024;
+    return (u64)((address & 0x3ffff) >> 4) | BLOCK >> 4 << 16 | EIGHT >> 4 << 32 | 1ull << 62;
+}
+
+// What 16 terms further along adds to a descriptor.
+template <bool RowMajor> constexpr u64 NEXT_TERMS = (RowMajor ? 2048 : 32) >> 4;
+
+#define CAUSEWAY_SUMS_8(i)                                                                                        \
+    "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
+        "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define CAUSEWAY_SUMS_32(i) CAUSEWAY_SUMS_8(i), CAUSEWAY_SUMS_8(i + 8), CAUSEWAY_SUMS_8(i + 16), CAUSEWAY_SUMS_8(i + 24)
+#define CAUSEWAY_NAMES_32                                                                                              \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "   \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define CAUSEWAY_NAMES_64                                                                                              \
+    CAUSEWAY_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "   \
+    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define CAUSEWAY_NAMES_96                                                                                              \
+    CAUSEWAY_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "   \
+    "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define CAUSEWAY_NAMES_128                                                                                             \
+    CAUSEWAY_NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// `columns` is the shape's n; `names` its n / 2 sums; then the numbers of the operands after them.
+#define CAUSEWAY_WGMMA(columns, type, names, left, right, add, left_row_major, right_row_major, ...)                  \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add ", 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." \
+                 type "." type " {" names "}, %" #left ", %" #right ", p, 1, 1, %" #left_row_major                    \
+                 ", %" #right_row_major "; }"                                                                         \
+                 : __VA_ARGS__                                                                                        \
+                 : "l"(left_tile), "l"(right_tile), "r"(accumulate), "n"((int)LeftRowMajor), "n"((int)RightRowMajor))
+#define CAUSEWAY_WGMMA_TYPED(...)                           \
+    if constexpr (Bf16) CAUSEWAY_WGMMA_OF("bf16", __VA_ARGS__); \
+    else CAUSEWAY_WGMMA_OF("f16", __VA_ARGS__)
+#define CAUSEWAY_WGMMA_OF(type, columns, ...) CAUSEWAY_WGMMA(columns, type, __VA_ARGS__)
+
+// sums += left · right over 16 terms, for 64 rows and Columns columns; the sums begin at zero unless `accumulate`. The
+// warpgroup issues it together and may not touch the sums before matrix_wait.
+template <int Columns, bool Bf16, bool LeftRowMajor, bool RightRowMajor>
+CAUSEWAY_DEVICE void matrix_multiply_add(float (&sums)[Columns / 2], u64 left_tile, u64 right_tile, int accumulate) {
+    static_assert(Columns % 64 == 0 && Columns <= 256, "tiles are 64, 128, 192 or 256 columns wide");
+    if constexpr (Columns == 64) {
+        CAUSEWAY_WGMMA_TYPED(64, CAUSEWAY_NAMES_32, 32, 33, 34, 35, 36, CAUSEWAY_SUMS_32(0));
+    } else if constexpr (Columns == 128) {
+        CAUSEWAY_WGMMA_TYPED(128, CAUSEWAY_NAMES_64, 64, 65, 66, 67, 68, CAUSEWAY_SUMS_32(0), CAUSEWAY_SUMS_32(32));
+    } else if constexpr (Columns == 192) {
+        CAUSEWAY_WGMMA_TYPED(192, CAUSEWAY_NAMES_96, 96, 97, 98, 99, 100, CAUSEWAY_SUMS_32(0), CAUSEWAY_SUMS_32(32),
+                             CAUSEWAY_SUMS_32(64));
+    } else {
+        CAUSEWAY_WGMMA_TYPED(256, CAUSEWAY_NAMES_128, 128, 129, 130, 131, 132, CAUSEWAY_SUMS_32(0),
+                             CAUSEWAY_SUMS_32(32), CAUSEWAY_SUMS_32(64), CAUSEWAY_SUMS_32(96));
+    }
+}
+
+// Stores four 8 × 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8.
+CAUSEWAY_DEVICE void matrix_store(u32 address, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
+// ---- clusters and launches -----------------------------------------------------------------------------------------
+
+CAUSEWAY_DEVICE u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Without ordering of memory: what barrier_init_publish has published needs none.
+CAUSEWAY_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+CAUSEWAY_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+CAUSEWAY_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Four floats of the shared memory of block `rank` of the cluster.
+CAUSEWAY_DEVICE float4 load_of_block(u32 address, u32 rank) {
+    float4 v;
+    asm volatile("{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %4, %5; "
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote]; }"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+    return v;
+}
+
+// Threads of the block that take part in named barrier `id` meet.
+CAUSEWAY_DEVICE void named_barrier(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Until the launch before this one is done and its writes are visible. A launch that may begin early has to call this
+// in every block before it touches memory that others use.
+CAUSEWAY_DEVICE void previous_launch_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the next launch begin to take the places of finished blocks.
+CAUSEWAY_DEVICE void next_launch_allow() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+}  // namespace causeway
