@@ -7,6 +7,8 @@
 mod arguments;
 mod exact;
 mod problem;
+mod wgmma;
+mod wgmma_tiles;
 
 pub use problem::{Matrix, Problem};
 
@@ -31,6 +33,9 @@ fn choose(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
         Algorithm::Exact => exact::plan(problem, facts),
         // The device's matrix units by preference: the first planner that takes the problem. Chains are a good order
         // for vector units too.
-        Algorithm::Fast => exact::plan(problem, facts),
+        Algorithm::Fast => match wgmma::plan(problem, facts) {
+            Some(plan) => Ok(plan),
+            None => exact::plan(problem, facts),
+        },
     }
 }

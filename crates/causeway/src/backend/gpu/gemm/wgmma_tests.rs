@@ -1,0 +1,156 @@
+//! Plans for Hopper's matrix units, checked without a device.
+
+use super::*;
+use crate::gemm::Algorithm;
+
+const LEFT: u64 = 0x10_0000;
+const RIGHT: u64 = 0x8000_0000;
+const RESULT: u64 = 0x20_0000_0000;
+
+/// Row-major matrices whose lines are `padding` elements longer than needed.
+fn problem(rows: i64, columns: i64, reduction: i64, padding: i64) -> Problem {
+    let matrix = |address, length| Matrix { address, row_stride: length + padding, column_stride: 1 };
+    Problem {
+        algorithm: Algorithm::Fast,
+        dtype: DType::BF16,
+        rows,
+        columns,
+        reduction,
+        left: matrix(LEFT, reduction),
+        right: matrix(RIGHT, columns),
+        result: matrix(RESULT, columns),
+    }
+}
+
+fn planned(problem: &Problem) -> Plan {
+    plan(problem, &DeviceFacts::h200()).expect("the kernel takes the problem")
+}
+
+fn constant(plan: &Plan, name: &str) -> String {
+    let key = format!(" {name} = ");
+    let after = plan.instantiation.split(&key).nth(1).unwrap_or_else(|| panic!("{name} in {plan}"));
+    after.split(';').next().unwrap().to_string()
+}
+
+fn number(plan: &Plan, at: usize) -> i32 {
+    i32::from_ne_bytes(plan.arguments[at..at + 4].try_into().unwrap())
+}
+
+#[test]
+fn aligned_matrices_have_a_map_each() {
+    let plan = planned(&problem(2048, 4096, 1000, 0));
+    let maps: Vec<_> = plan.tensor_maps.iter().map(|(at, map)| (*at, map.address, map.sizes)).collect();
+    assert_eq!(maps, [(0, LEFT, [1000, 2048]), (128, RIGHT, [4096, 1000]), (256, RESULT, [4096, 2048])]);
+    assert!(plan.tensor_maps.iter().all(|(_, map)| map.swizzled && map.stride_bytes == map.sizes[0] * 2));
+    assert_eq!(
+        (constant(&plan, "left_row_major"), constant(&plan, "right_row_major")),
+        ("false".into(), "true".into())
+    );
+    // Row tiles, pairs of column tiles, steps.
+    assert_eq!([384, 388, 392].map(|at| number(&plan, at)), [16, 8, 16]);
+    assert_eq!((plan.grid[0], plan.arguments.len() % 64), (132, 0));
+}
+
+#[test]
+fn transposed_operands_are_read_as_they_lie() {
+    let straight = problem(512, 512, 512, 0);
+    let across = Problem { left: straight.left.transposed(), right: straight.right.transposed(), ..straight };
+    let plan = planned(&across);
+    assert_eq!(
+        (constant(&plan, "left_row_major"), constant(&plan, "right_row_major")),
+        ("true".into(), "false".into())
+    );
+}
+
+#[test]
+fn lines_that_begin_anywhere_are_taken_by_residues() {
+    // Rows of 1001 elements: row r begins 2 · 1001 · r bytes after an aligned address.
+    let plan = planned(&Problem {
+        right: Matrix { row_stride: 4096, ..problem(1, 1, 1, 0).right },
+        ..problem(999, 4096, 1001, 0)
+    });
+    assert_eq!(constant(&plan, "left_by_rows"), "true");
+    assert_eq!(constant(&plan, "right_by_rows"), "false");
+    let left: Vec<_> = plan.tensor_maps[..8].iter().map(|(_, map)| *map).collect();
+    let shifts = number(&plan, 1024) as u32;
+    for (residue, map) in left.iter().enumerate() {
+        let shift = u64::from(shifts >> (4 * residue) & 15);
+        assert_eq!(map.address + 2 * shift, LEFT + 2 * 1001 * residue as u64);
+        assert!(map.address.is_multiple_of(16) && map.stride_bytes == 16 * 1001 && !map.swizzled);
+        assert_eq!(map.sizes, [1001 + shift, if residue < 7 { 125 } else { 124 }]);
+    }
+}
+
+#[test]
+fn residues_without_lines_are_skipped() {
+    let plan = planned(&Problem {
+        left: Matrix { address: LEFT + 2, row_stride: 0, column_stride: 1 },
+        ..problem(1, 64, 640, 0)
+    });
+    for (residue, (_, map)) in plan.tensor_maps[..8].iter().enumerate().skip(1) {
+        assert_eq!((map.sizes, number(&plan, 1024) as u32 >> (4 * residue) & 15), ([1, 1], 1));
+    }
+}
+
+#[test]
+fn results_that_begin_anywhere_are_stored_by_threads() {
+    let plan = planned(&Problem {
+        result: Matrix { address: RESULT + 2, row_stride: 72, column_stride: 1 },
+        ..problem(64, 64, 64, 0)
+    });
+    assert_eq!((constant(&plan, "result_by_rows"), plan.tensor_maps.len()), ("true".into(), 2));
+    assert_eq!(plan.arguments[256..264], (RESULT + 2).to_ne_bytes());
+    assert_eq!(plan.arguments[264..272], 72i64.to_ne_bytes());
+    assert_eq!([272, 276].map(|at| number(&plan, at)), [64, 64]);
+}
+
+#[test]
+fn results_that_end_between_16_bytes_are_stored_by_threads() {
+    let result = Matrix { address: RESULT, row_stride: 72, column_stride: 1 };
+    for (columns, by_rows) in [(64, "false"), (72, "false"), (65, "true"), (1, "true")] {
+        let plan = planned(&Problem { result, ..problem(64, columns, 64, 0) });
+        assert_eq!(constant(&plan, "result_by_rows"), by_rows, "{columns}");
+    }
+}
+
+#[test]
+fn shared_memory_and_arguments_fit_at_every_size() {
+    let facts = DeviceFacts::h200();
+    let sizes = [1, 7, 64, 100, 257, 1000, 1024, 1536, 4096, 5000];
+    for rows in sizes {
+        for columns in sizes {
+            for reduction in [1, 64, 1000, 4096] {
+                for padding in [0, 3] {
+                    let plan = planned(&problem(rows, columns, reduction, padding));
+                    assert!(
+                        plan.shared_bytes <= facts.shared_per_block && plan.arguments.len() <= 4096,
+                        "{plan}"
+                    );
+                    let blocks: u32 = constant(&plan, "cluster").parse().unwrap();
+                    assert!(plan.grid[0] > 0 && plan.grid[0].is_multiple_of(blocks), "{plan}");
+                    assert!(plan.tensor_maps.iter().all(|(at, map)| at.is_multiple_of(64)
+                        && map.address.is_multiple_of(16)
+                        && map.stride_bytes.is_multiple_of(16)
+                        && map.stride_bytes >= map.sizes[0] * 2));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_the_kernel_cannot_read_is_left_to_others() {
+    let good = problem(64, 64, 64, 0);
+    let facts = DeviceFacts::h200();
+    assert!(plan(&good, &facts).is_some());
+    assert!(plan(&good, &DeviceFacts { architecture: "sm_80".to_string(), ..facts.clone() }).is_none());
+    assert!(plan(&good, &DeviceFacts::mi300x()).is_none());
+    let left = |row_stride, column_stride| Problem {
+        left: Matrix { row_stride, column_stride, ..good.left },
+        ..good
+    };
+    for (row_stride, column_stride) in [(128, 2), (-64, 1), (0, 1), (32, 1)] {
+        assert!(plan(&left(row_stride, column_stride), &facts).is_none(), "{row_stride} {column_stride}");
+    }
+    assert!(plan(&Problem { reduction: 0, ..good }, &facts).is_none());
+}
