@@ -46,6 +46,12 @@ fn filters_leave_what_they_say() {
 }
 
 #[test]
+fn products_are_measured_against_a_library_for_gpus() {
+    let text = refusal(&["bench", "--suite", "gemm-shapes", "--device", "cpu"]);
+    assert!(text.contains("products are not measured on cpu") && text.contains("cuBLASLt"), "{text}");
+}
+
+#[test]
 fn a_saved_run_that_was_faster_makes_a_regression() {
     let files = Files::new();
     let saved = files.path("before.json");

@@ -3,6 +3,7 @@
 mod buffers;
 mod check;
 mod floor;
+mod gemm;
 mod gpu;
 mod measure;
 mod samples;
@@ -11,8 +12,9 @@ mod saved;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use causeway::backend::gpu::vendor_blas::VendorBlas;
 use causeway::causal_conv1d::Activation;
-use causeway::suite::{Case, Conv1d, Layout, Problem, Suite};
+use causeway::suite::{Case, Conv1d, Gemm, Layout, MatrixLayout, Problem, Suite};
 use causeway::{DType, Device};
 
 use crate::VERSION;
@@ -22,6 +24,7 @@ use crate::host::{Host, format_bytes};
 use crate::table::{Cell, Column, FAIL, PASS, Table, WARN};
 use crate::terminal;
 use buffers::{Buffers, Call};
+use gemm::Product;
 use measure::{Measurement, measure};
 use saved::{Change, SavedRow, SavedRun, Verdict};
 
@@ -34,12 +37,14 @@ const EXAMPLES: &str = "\
 Examples:
   causeway bench
   causeway bench --suite shapes --dtype bf16 --layout channel-last
+  causeway bench --suite gemm-shapes --device cuda
   causeway bench --save before.json
   causeway bench --compare before.json
 
 The floor is a pass that moves the same bytes and computes nothing, measured in turns with the call on the \
 same buffers and threads: y = x for forward, dx = x + dy for backward. Calls find their tensors in memory, \
-not in the cache. A row regressed when both its time and its ratio to the floor grew by more than the noise.";
+not in the cache. Products are measured on CUDA devices, in turns with cuBLASLt, whose time stands for the floor. \
+A row regressed when both its time and its ratio to the floor grew by more than the noise.";
 
 /// Median times, GB/s, and the ratio to a floor measured in the same run
 #[derive(Debug, clap::Args)]
@@ -53,7 +58,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
 
-    /// Only this shape: batch,dim,seqlen
+    /// Only this shape: batch,dim,seqlen of a convolution, M,N,K of a product
     #[arg(long, value_name = "B,D,L", value_parser = parse_shape)]
     shape: Option<[i64; 3]>,
 
@@ -120,21 +125,25 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// The convolutions of the suite that the filters leave.
-    fn cases(&self) -> Result<Vec<(Case, Conv1d)>, Failure> {
+    /// What the filters leave of the suite.
+    fn cases(&self) -> Result<Cases, Failure> {
         let suite = Suite::open(&self.suite).map_err(|error| Failure::input(error.to_string()))?;
-        let chosen: Vec<_> = suite
-            .cases
-            .into_iter()
-            .filter_map(|case| match case.problem.clone() {
-                Problem::Conv1d(problem) if self.chooses(&case, &problem) => Some((case, problem)),
-                _ => None,
-            })
-            .collect();
-        if chosen.is_empty() {
+        let mut chosen = Cases::default();
+        for case in suite.cases {
+            match case.problem.clone() {
+                Problem::Conv1d(problem) if self.chooses(&case, &problem) => {
+                    chosen.convolutions.push((case, problem));
+                }
+                Problem::Gemm(problem) if self.chooses_product(&case, &problem) => {
+                    chosen.products.push((case, problem));
+                }
+                _ => {}
+            }
+        }
+        if chosen.convolutions.is_empty() && chosen.products.is_empty() {
             return Err(Failure::input(format!("no case of suite {} is left by these filters", self.suite)));
         }
-        if let Some((case, _)) = chosen.iter().find(|(_, problem)| !is_plain(problem)) {
+        if let Some((case, _)) = chosen.convolutions.iter().find(|(_, problem)| !is_plain(problem)) {
             let message = format!("case {} has states, sequences or no elements", case.name);
             return Err(Failure::input(message).with_help("bench measures plain forward and backward calls"));
         }
@@ -150,7 +159,19 @@ impl Args {
             && self.activation.is_none_or(|wanted| wanted == problem.activation)
     }
 
-    fn measure(&self, cases: &[(Case, Conv1d)], device: &Device) -> Result<SavedRun, Failure> {
+    fn chooses_product(&self, case: &Case, problem: &Gemm) -> bool {
+        let shape = [problem.m, problem.n, problem.k];
+        let dense = [problem.layout, problem.output_layout] == [MatrixLayout::RowMajor; 2];
+        self.case.as_ref().is_none_or(|text| case.name.contains(text.as_str()))
+            && self.shape.is_none_or(|wanted| wanted == shape)
+            && self.dtype.is_none_or(|wanted| wanted == problem.dtype)
+            && self.layout.is_none()
+            && self.activation.is_none()
+            && dense
+            && !shape.contains(&0)
+    }
+
+    fn measure(&self, cases: &Cases, device: &Device) -> Result<SavedRun, Failure> {
         let host = Host::detect();
         let rotation = Rotation::of(&host, self.rotation, device);
         let mut run = SavedRun {
@@ -164,8 +185,66 @@ impl Args {
             unix_time: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs()),
             rows: Vec::new(),
         };
+        if !cases.convolutions.is_empty() {
+            self.measure_convolutions(&cases.convolutions, device, &rotation, &mut run)?;
+        }
+        if !cases.products.is_empty() {
+            self.measure_products(&cases.products, device, &rotation, &mut run)?;
+        }
+        Ok(run)
+    }
+
+    fn measure_products(
+        &self,
+        cases: &[(Case, Gemm)],
+        device: &Device,
+        rotation: &Rotation,
+        run: &mut SavedRun,
+    ) -> Result<(), Failure> {
+        let Device::Gpu(stream) = device else {
+            return Err(Failure::input(format!("products are not measured on {device}"))
+                .with_help("bench compares them with cuBLASLt: use --device cuda"));
+        };
+        let blas = VendorBlas::open(stream.device())?;
+        run.method.push(format!("products: in turns with {}, whose time stands for the floor", blas.name()));
+        let table = (!self.json).then(|| begin_product_table(run, cases)).transpose()?;
+        let progress = terminal::progress(cases.len() as u64 * Product::ALL.len() as u64);
+        for (case, problem) in cases {
+            for product in Product::ALL {
+                progress.set_message(format!("{} {}", case.name, product.name()));
+                let budget = Duration::from_secs_f64(self.seconds);
+                let measurement =
+                    gemm::measure(&case.name, problem, product, stream, &blas, budget, rotation.bytes)?;
+                if let Some(table) = &table {
+                    progress.suspend(|| print_product(table, case, problem, product, &measurement))?;
+                }
+                run.rows.push(SavedRow {
+                    case: case.name.clone(),
+                    call: product.name().to_string(),
+                    shape: [problem.m, problem.n, problem.k],
+                    width: None,
+                    dtype: problem.dtype.to_string(),
+                    weight_dtype: None,
+                    layout: problem.layout.to_string(),
+                    activation: None,
+                    measurement,
+                });
+                progress.inc(1);
+            }
+        }
+        progress.finish_and_clear();
+        Ok(())
+    }
+
+    fn measure_convolutions(
+        &self,
+        cases: &[(Case, Conv1d)],
+        device: &Device,
+        rotation: &Rotation,
+        run: &mut SavedRun,
+    ) -> Result<(), Failure> {
         let on_gpu = matches!(device, Device::Gpu(_));
-        let table = (!self.json).then(|| begin_table(&run, cases)).transpose()?;
+        let table = (!self.json).then(|| begin_table(run, cases)).transpose()?;
         let progress = terminal::progress(cases.len() as u64 * 2);
         for (case, problem) in cases {
             let bytes = rotation.bytes_for(problem);
@@ -188,8 +267,15 @@ impl Args {
             }
         }
         progress.finish_and_clear();
-        Ok(run)
+        Ok(())
     }
+}
+
+/// What a run measures.
+#[derive(Default)]
+struct Cases {
+    convolutions: Vec<(Case, Conv1d)>,
+    products: Vec<(Case, Gemm)>,
 }
 
 /// How much memory the calls go through before they come back to the same tensors.
@@ -286,10 +372,6 @@ fn begin_table(run: &SavedRun, cases: &[(Case, Conv1d)]) -> Result<Table, Failur
 }
 
 fn print_row(table: &Table, case: &Case, call: Call, found: &Measurement) -> Result<(), Failure> {
-    let results = match &found.wrong {
-        None => Cell::styled("right", PASS),
-        Some(wrong) => Cell::styled(format!("WRONG: {wrong}"), FAIL),
-    };
     table.row(&[
         case.name.as_str().into(),
         call.name().into(),
@@ -300,7 +382,57 @@ fn print_row(table: &Table, case: &Case, call: Call, found: &Measurement) -> Res
         format_seconds(found.floor.median).into(),
         format!("{:.2}", found.ratio).into(),
         format!("{:.1}%", found.noise * 100.0).into(),
-        results,
+        results(found),
+    ])
+}
+
+fn results(found: &Measurement) -> Cell {
+    match &found.wrong {
+        None => Cell::styled("right", PASS),
+        Some(wrong) => Cell::styled(format!("WRONG: {wrong}"), FAIL),
+    }
+}
+
+fn begin_product_table(run: &SavedRun, cases: &[(Case, Gemm)]) -> Result<Table, Failure> {
+    terminal::print(&format!("bench {} on {}", run.suite, run.device))?;
+    for line in &run.method {
+        terminal::print(&format!("  {line}"))?;
+    }
+    terminal::print("")?;
+    let longest = cases.iter().map(|(case, _)| case.name.len()).max().unwrap_or(0);
+    Table::begin(vec![
+        Column::left("case", 0).fitting(longest),
+        Column::left("call", 8),
+        Column::right("median", 9),
+        Column::right("p20", 9),
+        Column::right("p80", 9),
+        Column::right("TFLOP/s", 7),
+        Column::right("vendor", 9),
+        Column::right("× vendor", 8),
+        Column::right("noise", 6),
+        Column::left("results", 0),
+    ])
+}
+
+/// The ratio is of speeds: above 1 is faster than the vendor's library.
+fn print_product(
+    table: &Table,
+    case: &Case,
+    problem: &Gemm,
+    product: Product,
+    found: &Measurement,
+) -> Result<(), Failure> {
+    table.row(&[
+        case.name.as_str().into(),
+        product.name().into(),
+        format_seconds(found.time.median).into(),
+        format_seconds(found.time.p20).into(),
+        format_seconds(found.time.p80).into(),
+        format!("{:.1}", product.operations(problem) / found.time.median * 1e-12).into(),
+        format_seconds(found.floor.median).into(),
+        format!("{:.3}", 1.0 / found.ratio).into(),
+        format!("{:.1}%", found.noise * 100.0).into(),
+        results(found),
     ])
 }
 
@@ -309,11 +441,11 @@ fn saved_row(case: &Case, problem: &Conv1d, call: Call, measurement: Measurement
         case: case.name.clone(),
         call: call.name().to_string(),
         shape: [problem.batch, problem.dim, problem.seqlen],
-        width: problem.width,
+        width: Some(problem.width),
         dtype: problem.dtype.to_string(),
-        weight_dtype: problem.weight_dtype.to_string(),
+        weight_dtype: Some(problem.weight_dtype.to_string()),
         layout: problem.layout.to_string(),
-        activation: problem.activation.to_string(),
+        activation: Some(problem.activation.to_string()),
         measurement,
     }
 }
@@ -368,5 +500,5 @@ fn parse_shape(text: &str) -> Result<[i64; 3], String> {
     sizes
         .ok()
         .and_then(|sizes| sizes.try_into().ok())
-        .ok_or_else(|| format!("{text:?} is not batch,dim,seqlen"))
+        .ok_or_else(|| format!("{text:?} is not batch,dim,seqlen or M,N,K"))
 }

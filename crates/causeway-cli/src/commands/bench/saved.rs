@@ -35,13 +35,17 @@ pub(super) struct SavedRun {
 pub(super) struct SavedRow {
     pub case: String,
     pub call: String,
-    /// `(batch, dim, seqlen)`.
+    /// `(batch, dim, seqlen)` of a convolution, `(M, N, K)` of a product.
     pub shape: [i64; 3],
-    pub width: i64,
+    /// Of convolutions, as are the other fields that may be absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub width: Option<i64>,
     pub dtype: String,
-    pub weight_dtype: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_dtype: Option<String>,
     pub layout: String,
-    pub activation: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<String>,
     #[serde(flatten)]
     pub measurement: Measurement,
 }
@@ -138,11 +142,11 @@ mod tests {
             case: "large".to_string(),
             call: "forward".to_string(),
             shape: [8, 2048, 1024],
-            width: 4,
+            width: Some(4),
             dtype: "f32".to_string(),
-            weight_dtype: "f32".to_string(),
+            weight_dtype: Some("f32".to_string()),
             layout: "channel-first".to_string(),
-            activation: "silu".to_string(),
+            activation: Some("silu".to_string()),
             measurement: Measurement {
                 time: summary(seconds),
                 floor: summary(floor),

@@ -64,6 +64,16 @@ pub static NVRTC: Wanted = Wanted {
     install: "`pip install nvidia-cuda-nvrtc`",
 };
 
+/// NVIDIA's matrix products, which benchmarks compare with.
+pub static CUBLAS_LT: Wanted = Wanted {
+    name: "cuBLASLt (libcublasLt.so)",
+    stem: "libcublasLt",
+    toolkit: Toolkit::Cuda,
+    packages: &["nvidia/cu13/lib", "nvidia/cublas/lib", "torch/lib"],
+    sonames: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+    install: "`pip install nvidia-cublas`",
+};
+
 /// The HIP runtime; ROCm 5 keeps HIPRTC in it too.
 pub static HIP_RUNTIME: Wanted = Wanted {
     name: "the HIP runtime (libamdhip64.so)",

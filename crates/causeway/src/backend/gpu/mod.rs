@@ -20,6 +20,7 @@ pub mod plan;
 pub mod runtime;
 mod scratch;
 pub mod stream;
+pub mod vendor_blas;
 
 pub use self::device::{DeviceReport, devices};
 pub use self::executor::Executor;
