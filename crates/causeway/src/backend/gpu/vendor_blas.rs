@@ -77,7 +77,6 @@ pub struct VendorBlas {
     functions: Functions,
     handle: Raw,
     device: GpuDevice,
-    path: String,
     _library: Library,
 }
 
@@ -143,15 +142,15 @@ impl VendorBlas {
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is a place for the answer, and the device is current.
         check("cublasLtCreate", unsafe { (functions.create)(&mut handle) })?;
-        Ok(VendorBlas { functions, handle, device, path, _library: opened.library })
+        Ok(VendorBlas { functions, handle, device, _library: opened.library })
     }
 
-    /// Name, version and file: `cuBLASLt 13.1.0 (/usr/…/libcublasLt.so.13)`.
+    /// Name and version: `cuBLASLt 13.1.0`.
     pub fn name(&self) -> String {
         // SAFETY: takes nothing.
         let version = unsafe { (self.functions.version)() };
         let (major, minor, patch) = (version / 10_000, version / 100 % 100, version % 100);
-        format!("cuBLASLt {major}.{minor}.{patch} ({})", self.path)
+        format!("cuBLASLt {major}.{minor}.{patch}")
     }
 
     /// Lets the library choose its algorithm for a problem with dense rows or columns.
