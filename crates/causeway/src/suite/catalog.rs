@@ -9,13 +9,14 @@ use super::case::{Case, Ceilings};
 use super::rows::{self, Conv1dRow, GemmRow, UpdateRow, VarlenStatesRow};
 
 /// The suites that are part of the library: name and text.
-const EMBEDDED: [(&str, &str); 9] = [
+const EMBEDDED: [(&str, &str); 10] = [
     ("conv1d-first", include_str!("../../../../suites/conv1d-first.toml")),
     ("conv1d-last", include_str!("../../../../suites/conv1d-last.toml")),
     ("gemm", include_str!("../../../../suites/gemm.toml")),
     ("full", include_str!("../../../../suites/full.toml")),
     ("cpu-large", include_str!("../../../../suites/cpu-large.toml")),
     ("shapes", include_str!("../../../../suites/shapes.toml")),
+    ("variants", include_str!("../../../../suites/variants.toml")),
     ("small", include_str!("../../../../suites/small.toml")),
     ("repeat", include_str!("../../../../suites/repeat.toml")),
     ("huge", include_str!("../../../../suites/huge.toml")),
@@ -233,7 +234,7 @@ mod tests {
         let table = [
             (
                 Suite::open("nothing"),
-                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, shapes, small, repeat, huge, or \
+                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, shapes, variants, small, repeat, huge, or \
                  the path",
             ),
             (Suite::open("/no/such/file.toml"), "suite /no/such/file.toml: "),

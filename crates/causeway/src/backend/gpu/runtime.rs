@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use super::builder::Builder;
 use super::cache::{CacheKey, Origin};
-use super::compiler::Target;
+use super::compiler::{Compiler, Target};
 use super::device::{self, DeviceReport};
 use super::driver::{Context, Current, Driver, Launch};
 use super::plan::{DeviceFacts, Plan, Vendor};
@@ -136,6 +136,14 @@ impl GpuDevice {
     /// Where tensors have to be for this device.
     pub fn location(&self) -> Location {
         self.0.report.location()
+    }
+
+    /// The compiler of this device's kernels.
+    ///
+    /// # Errors
+    /// [`Error::LibraryMissing`] or [`Error::SymbolMissing`].
+    pub fn compiler(&self) -> Result<&'static Compiler> {
+        Builder::global().compiler(self.facts().vendor, self.0.driver.compiler_major())
     }
 
     /// Bytes free and bytes in all.
