@@ -45,7 +45,8 @@ fn architectures_and_suites_that_do_not_exist_are_refused() {
 #[test]
 fn a_filled_cache_is_used_and_explained() {
     let cache = tempfile::tempdir().unwrap();
-    let compile = ["compile", "--arch", "sm_90a", "--suite", "shapes", "--case", "tiny-last-1x32x64-bf16-silu"];
+    let compile =
+        ["compile", "--arch", "sm_90a", "--suite", "shapes", "--case", "tiny-last-1x32x64-bf16-silu"];
     let first = cached(cache.path(), "on", &compile);
     let stderr = text(&first.stderr);
     if stderr.contains("NVRTC") && first.status.code() == Some(2) {
@@ -56,7 +57,11 @@ fn a_filled_cache_is_used_and_explained() {
         return;
     }
     assert_eq!(first.status.code(), Some(0), "{stderr}");
-    assert!(text(&first.stdout).contains("sm_90a: 2 kernels, 2 compiled by NVRTC"), "{}", text(&first.stdout));
+    assert!(
+        text(&first.stdout).contains("sm_90a: 2 kernels, 2 compiled by NVRTC"),
+        "{}",
+        text(&first.stdout)
+    );
     let again = text(&cached(cache.path(), "readonly", &compile).stdout);
     assert!(again.contains("0 compiled") && again.contains("2 already in the cache"), "{again}");
     let off = text(&cached(cache.path(), "off", &compile).stdout);
@@ -68,7 +73,9 @@ fn a_filled_cache_is_used_and_explained() {
     let directory = found["cache"]["directory"].as_str().unwrap();
     let key = std::fs::read_dir(directory)
         .unwrap()
-        .filter_map(|entry| entry.unwrap().file_name().into_string().unwrap().strip_suffix(".kernel").map(String::from))
+        .filter_map(|entry| {
+            entry.unwrap().file_name().into_string().unwrap().strip_suffix(".kernel").map(String::from)
+        })
         .next()
         .unwrap();
     let explained = text(&cached(cache.path(), "on", &["doctor", "--explain-cache", &key[..10]]).stdout);
@@ -89,8 +96,22 @@ fn a_key_that_is_not_in_the_cache_is_an_error() {
 
 #[test]
 fn what_needs_a_gpu_says_so() {
-    let refused = output(&["bench", "--host", "--device", "cpu", "--suite", "shapes", "--case", "tiny-last-1x32x64-f32", "--seconds", "0"]);
+    let refused = output(&[
+        "bench",
+        "--host",
+        "--device",
+        "cpu",
+        "--suite",
+        "shapes",
+        "--case",
+        "tiny-last-1x32x64-f32",
+        "--seconds",
+        "0",
+    ]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(text(&refused.stderr).contains("--host measures launches"), "{}", text(&refused.stderr));
-    assert!(refusal(&["first-call", "--call", "sideways", "--device", "cpu"]).contains("forward, backward or update"));
+    assert!(
+        refusal(&["first-call", "--call", "sideways", "--device", "cpu"])
+            .contains("forward, backward or update")
+    );
 }

@@ -9,10 +9,9 @@
 //! a word that moves by the third tensor's distance is an address in the third tensor. A plan that does anything else
 //! with addresses is not remembered.
 
-use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use rustc_hash::FxHashMap;
 
 use super::plan::{DeviceFacts, Plan};
 use super::runtime::{GpuDevice, Kernel, Workspace};
@@ -69,7 +68,7 @@ struct Known {
 /// The plans of one device.
 #[derive(Default)]
 pub(super) struct Memo {
-    plans: RwLock<FxHashMap<u64, Vec<(Box<[u64]>, Arc<Known>)>>>,
+    plans: RwLock<FxHashMap<Box<[u64]>, Arc<Known>>>,
 }
 
 /// What a plan was made from, without the upper bits of addresses.
@@ -126,27 +125,20 @@ impl Key {
     fn words(&self) -> &[u64] {
         &self.words[..self.length]
     }
-
-    fn hash(&self) -> u64 {
-        let mut hasher = FxBuildHasher.build_hasher();
-        self.words().hash(&mut hasher);
-        hasher.finish()
-    }
 }
 
 impl Memo {
-    fn find(&self, key: &Key, hash: u64) -> Option<Arc<Known>> {
+    fn find(&self, key: &Key) -> Option<Arc<Known>> {
         let plans = self.plans.read().unwrap_or_else(PoisonError::into_inner);
-        let (_, known) = plans.get(&hash)?.iter().find(|(words, _)| **words == *key.words())?;
-        Some(Arc::clone(known))
+        plans.get(key.words()).cloned()
     }
 
-    fn keep(&self, key: &Key, hash: u64, known: &Arc<Known>) {
+    fn keep(&self, key: &Key, known: Known) {
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= MOST_PLANS {
             plans.clear();
         }
-        plans.entry(hash).or_default().push((key.words().into(), Arc::clone(known)));
+        plans.insert(key.words().into(), Arc::new(known));
     }
 }
 
@@ -180,8 +172,9 @@ impl GpuDevice {
         workspace: Option<Workspace>,
     ) -> Result<()> {
         let key = Key::of(operation);
-        let hash = key.hash();
-        if let Some(known) = self.memo().find(&key, hash) {
+        if key.complete
+            && let Some(known) = self.memo().find(&key)
+        {
             let ready = known.at(&key);
             let Known { plan, kernel, .. } = &*ready.known;
             let argument = &ready.argument[..plan.arguments.len()];
@@ -193,8 +186,7 @@ impl GpuDevice {
         // SAFETY: the caller's promise.
         unsafe { self.launch_kernel(&plan, &kernel, &plan.arguments, stream, workspace) }?;
         if let Some(places) = places(operation, self.facts(), &plan, &key)? {
-            let known = Arc::new(Known { plan, kernel, addresses: key.addresses, places });
-            self.memo().keep(&key, hash, &known);
+            self.memo().keep(&key, Known { plan, kernel, addresses: key.addresses, places });
         }
         Ok(())
     }
