@@ -19,14 +19,8 @@ pub(crate) struct DeviceArgs {
 impl DeviceArgs {
     /// Opens the device, and makes a pool of the threads that were asked for.
     pub fn open(&self) -> Result<(Device, rayon::ThreadPool), Failure> {
-        let device = Device::open(&self.device)?;
-        if self.threads == Some(0) {
-            return Err(Failure::input("--threads is 0: expected 1 or more"));
-        }
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(self.threads.unwrap_or(0))
-            .build()
-            .map_err(|error| Failure::input(format!("the threads cannot be started: {error}")))?;
+        let (device, threads) = self.device()?;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(no_threads)?;
         Ok((device, pool))
     }
 
@@ -36,7 +30,30 @@ impl DeviceArgs {
         T: Send,
         F: FnOnce(&Device) -> Result<T, Failure> + Send,
     {
-        let (device, pool) = self.open()?;
-        pool.install(|| body(&device))
+        let (device, threads) = self.device()?;
+        with_threads(threads, || body(&device))
     }
+
+    fn device(&self) -> Result<(Device, usize), Failure> {
+        let device = Device::open(&self.device)?;
+        match self.threads {
+            Some(0) => Err(Failure::input("--threads is 0: expected 1 or more")),
+            threads => Ok((device, threads.unwrap_or(0))),
+        }
+    }
+}
+
+/// Calls `body` inside a pool of so many threads, or of one per core for 0. They have ended when this returns: a thread
+/// that a compiler has used must be gone before the process takes that compiler down.
+pub(crate) fn with_threads<T: Send>(
+    threads: usize,
+    body: impl FnOnce() -> Result<T, Failure> + Send,
+) -> Result<T, Failure> {
+    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    let result = builder.build_scoped(|thread| thread.run(), |pool| pool.install(body));
+    result.unwrap_or_else(|error| Err(no_threads(error)))
+}
+
+fn no_threads(error: rayon::ThreadPoolBuildError) -> Failure {
+    Failure::input(format!("the threads cannot be started: {error}"))
 }

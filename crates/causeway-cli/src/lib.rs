@@ -2,6 +2,7 @@
 
 mod commands;
 mod device;
+mod evidence;
 mod failure;
 mod host;
 mod kernels;
@@ -50,6 +51,8 @@ enum Command {
     Compile(compile::Args),
     Serve(serve::Args),
     GemmOneshot(gemm_oneshot::Args),
+    #[command(hide = true)]
+    FirstCall(bench::FirstCallArgs),
 }
 
 /// Runs one command line, program name first, and returns its exit status. Prints to stdout and stderr.
@@ -81,6 +84,7 @@ impl Command {
             Command::Compile(args) => compile::execute(args),
             Command::Serve(args) => serve::execute(args),
             Command::GemmOneshot(args) => gemm_oneshot::execute(args),
+            Command::FirstCall(args) => bench::first_call(args),
         }
     }
 }

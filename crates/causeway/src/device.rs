@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::backend::cpu::Cpu;
+use crate::backend::gpu::memo::Operation;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::backend::gpu::{Executor, GpuDevice, Stream};
 use crate::error::{Error, Result};
@@ -110,6 +111,26 @@ impl Device {
                 Some(plan) => unsafe { executor.execute(&plan) },
                 None => Ok(()),
             },
+        }
+    }
+
+    /// As [`Device::execute`], for an operation whose plans are remembered.
+    ///
+    /// # Safety
+    /// The operation's views are validated, and of memory at this device's location.
+    pub(crate) unsafe fn launch(
+        &self,
+        operation: &impl Operation,
+        plan: impl FnOnce(&DeviceFacts) -> Result<Option<Plan>>,
+    ) -> Result<()> {
+        match self {
+            // SAFETY: the views vouch for the addresses, until the stream has come this far; the stream is live and of
+            // its own device.
+            Device::Gpu(stream) => unsafe {
+                stream.device().launch_operation(operation, stream.handle(), None)
+            },
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.execute(plan) },
         }
     }
 

@@ -5,6 +5,7 @@ use causeway::backend::gpu::compiler::Target;
 use serde_json::json;
 
 use super::plan::gpu_cases;
+use crate::device::with_threads;
 use crate::failure::Failure;
 use crate::{kernels, terminal};
 
@@ -45,7 +46,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let cases = gpu_cases(&args.suite, args.case.as_deref())?;
     let mut results = Vec::new();
     for target in &targets {
-        let codes = kernels::compile(target, &cases)?;
+        let codes = with_threads(0, || kernels::compile(target, &cases))?;
         let compiled = codes.iter().filter(|code| code.origin == Origin::Compiled).count();
         let bytes: usize = codes.iter().map(|code| code.image.len()).sum();
         let compiler = codes.first().map_or("", |code| code.compiler.as_str());

@@ -17,12 +17,17 @@ use crate::terminal;
 const EXAMPLES: &str = "\
 Examples:
   causeway doctor
-  causeway doctor --json | jq .devices";
+  causeway doctor --json | jq .devices
+  causeway doctor --explain-cache 3f9a";
 
 /// What is here: processor, devices, compilers, and what is missing
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
+    /// Say what the kernel of this cache key was made from; the beginning of a key will do
+    #[arg(long, value_name = "KEY", conflicts_with = "json")]
+    explain_cache: Option<String>,
+
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -57,10 +62,16 @@ struct Finding {
 struct CacheFinding {
     directory: String,
     entries: usize,
+    bytes: u64,
+    /// `on`, `readonly`: what CAUSEWAY_CACHE asks for.
+    mode: String,
 }
 
 /// Looks and prints.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
+    if let Some(key) = &args.explain_cache {
+        return terminal::print(Cache::from_environment().explain(key)?.trim_end());
+    }
     let findings = Findings::gather();
     if args.json { terminal::print_json(&findings) } else { findings.print() }
 }
@@ -82,6 +93,8 @@ impl Findings {
             cache: cache.directory().map(|directory| CacheFinding {
                 directory: directory.display().to_string(),
                 entries: cache.entries().len(),
+                bytes: cache.entries().iter().filter_map(|file| Some(file.metadata().ok()?.len())).sum(),
+                mode: if cache.is_read_only() { "readonly" } else { "on" }.to_string(),
             }),
         }
     }
@@ -120,7 +133,11 @@ impl Findings {
         match &self.cache {
             Some(cache) => {
                 table.row(&["  directory".into(), cache.directory.as_str().into()])?;
-                table.row(&["  entries".into(), cache.entries.to_string().into()])
+                table.row(&["  mode".into(), cache.mode.as_str().into()])?;
+                table.row(&[
+                    "  entries".into(),
+                    format!("{}, {}", cache.entries, format_bytes(cache.bytes)).into(),
+                ])
             }
             None => table.row(&["  off".into(), "CAUSEWAY_CACHE or the environment says so".into()]),
         }
@@ -151,7 +168,15 @@ fn gpus(name: &str, vendor: Vendor) -> Vec<Finding> {
         Ok(()) => {
             let (architecture, memory) = (&report.facts.architecture, format_bytes(report.memory_bytes));
             let (version, library) = (&report.driver_version, &report.driver_library);
-            let text = format!("{}, {architecture}, {memory}, driver {version} from {library}", report.name);
+            let units = report.facts.multiprocessors;
+            let clock = match report.clock_khz {
+                0 => String::new(),
+                khz => format!(" at up to {} MHz", khz / 1000),
+            };
+            let text = format!(
+                "{}, {architecture}, {units} multiprocessors{clock}, {memory}, driver {version} from {library}",
+                report.name
+            );
             Finding::ready(report.location().to_string(), text)
         }
         Err(error) => Finding::missing(report.location().to_string(), &error),

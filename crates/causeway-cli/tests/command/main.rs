@@ -2,6 +2,7 @@
 
 mod bench;
 mod general;
+mod kernels;
 mod process;
 mod run;
 mod run_errors;

@@ -104,7 +104,7 @@ impl Backward<'_> {
             return Ok(());
         }
         // SAFETY: the planner gets the validated views, which are where the device is.
-        unsafe { device.execute(|facts| gpu::causal_conv1d::backward::plan(self, &sizes, facts)) }
+        unsafe { device.launch(self, |facts| gpu::causal_conv1d::backward::plan(self, &sizes, facts)) }
     }
 
     /// The launch that the call is on a GPU with these facts; `None` if all outputs are empty.

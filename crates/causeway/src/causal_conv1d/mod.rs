@@ -22,6 +22,7 @@
 
 mod backward;
 mod forward;
+mod moved;
 mod update;
 mod validate;
 mod varlen_states;

@@ -139,7 +139,7 @@ impl Update<'_> {
             return Ok(());
         }
         // SAFETY: the planner gets the validated views, which are where the device is.
-        unsafe { device.execute(|facts| gpu::causal_conv1d::update::plan(self, &sizes, facts)) }
+        unsafe { device.launch(self, |facts| gpu::causal_conv1d::update::plan(self, &sizes, facts)) }
     }
 
     /// The launch that the call is on a GPU with these facts; `None` if all outputs are empty.

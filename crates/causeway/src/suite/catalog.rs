@@ -9,7 +9,7 @@ use super::case::{Case, Ceilings};
 use super::rows::{self, Conv1dRow, GemmRow, UpdateRow, VarlenStatesRow};
 
 /// The suites that are part of the library: name and text.
-const EMBEDDED: [(&str, &str); 10] = [
+const EMBEDDED: [(&str, &str); 11] = [
     ("conv1d-first", include_str!("../../../../suites/conv1d-first.toml")),
     ("conv1d-last", include_str!("../../../../suites/conv1d-last.toml")),
     ("gemm", include_str!("../../../../suites/gemm.toml")),
@@ -17,6 +17,7 @@ const EMBEDDED: [(&str, &str); 10] = [
     ("cpu-large", include_str!("../../../../suites/cpu-large.toml")),
     ("shapes", include_str!("../../../../suites/shapes.toml")),
     ("gemm-shapes", include_str!("../../../../suites/gemm-shapes.toml")),
+    ("variants", include_str!("../../../../suites/variants.toml")),
     ("small", include_str!("../../../../suites/small.toml")),
     ("repeat", include_str!("../../../../suites/repeat.toml")),
     ("huge", include_str!("../../../../suites/huge.toml")),
@@ -234,8 +235,8 @@ mod tests {
         let table = [
             (
                 Suite::open("nothing"),
-                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, shapes, gemm-shapes, small, \
-                 repeat, huge, or the path",
+                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, shapes, gemm-shapes, \
+                 variants, small, repeat, huge, or the path",
             ),
             (Suite::open("/no/such/file.toml"), "suite /no/such/file.toml: "),
             (suite("cases = 3"), "unknown field `cases`"),

@@ -41,6 +41,19 @@ impl Conv1d {
         Ok(tensors)
     }
 
+    /// As [`Conv1d::tensors`], made faster: storage repeats a short pattern of random numbers, `values` is ignored.
+    /// For benchmarks.
+    ///
+    /// # Errors
+    /// If they do not fit into memory.
+    pub fn repeating_tensors(&self, case: &str) -> Result<Conv1dTensors> {
+        self.inputs(|name, arrangement| match name {
+            "seq_idx" => self.seq_idx(&arrangement),
+            "cu_seqlens" => CuSeqlens::tensor(self.cu_seqlens.as_ref(), &arrangement),
+            _ => repeating(&arrangement, case, name, self.magnitude(name)),
+        })
+    }
+
     /// Largest magnitude of an input.
     pub(super) fn magnitude(&self, input: &str) -> f64 {
         match input {
@@ -191,6 +204,20 @@ fn fill(tensor: &mut HostTensor, case: &str, name: &str, scale: f64) {
 pub(super) fn uniform(arrangement: &Arrangement, case: &str, name: &str, scale: f64) -> Result<HostTensor> {
     let mut tensor = arrangement.zeros()?;
     fill(&mut tensor, case, name, scale);
+    Ok(tensor)
+}
+
+/// Uniform values that repeat through the storage.
+fn repeating(arrangement: &Arrangement, case: &str, name: &str, scale: f64) -> Result<HostTensor> {
+    // A prime, so that rows and channels, which are powers of two, never repeat each other.
+    const PERIOD: usize = 262_147;
+    let mut tensor = arrangement.zeros()?;
+    let mut random = Random::new(case, name);
+    let pattern = HostTensor::from_fn(arrangement.dtype, &[PERIOD as i64], |_| random.uniform() * scale)?;
+    let pattern = &pattern.bytes()[..PERIOD * arrangement.dtype.size()];
+    for piece in tensor.bytes_mut().chunks_mut(pattern.len()) {
+        piece.copy_from_slice(&pattern[..piece.len()]);
+    }
     Ok(tensor)
 }
 

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::case::Conv1d;
 use super::random::Random;
+use super::tensors::Conv1dTensors;
 use crate::arrangement::Arrangement;
 use crate::error::Result;
 use crate::host_tensor::HostTensor;
@@ -15,7 +16,7 @@ use crate::tensor::{DType, TensorRef};
 
 /// Elements after which large inputs repeat: a prime, so that no stride of a layout falls into step with it, and an
 /// offset that lost its upper bits leads to other values.
-const PERIOD: usize = 4_194_301;
+pub(super) const PERIOD: usize = 4_194_301;
 
 /// Rows and channels beyond this number do not fit the second and third axis of a grid.
 const GRID_LIMIT: i64 = 65_535;
@@ -87,6 +88,28 @@ impl Conv1d {
     /// The convolution of some of the channels.
     pub fn of_channels(&self, channels: &[i64]) -> Conv1d {
         Conv1d { dim: channels.len() as i64, ..self.clone() }
+    }
+}
+
+impl Conv1dTensors {
+    /// The inputs of some of the channels.
+    ///
+    /// # Errors
+    /// If they do not fit into memory.
+    pub fn of_channels(&self, channels: &[i64]) -> Result<Conv1dTensors> {
+        let part = |tensor: &HostTensor, axis| gather(&tensor.view(), axis, channels);
+        let optional = |tensor: &Option<HostTensor>, axis| tensor.as_ref().map(|t| part(t, axis)).transpose();
+        Ok(Conv1dTensors {
+            x: part(&self.x, 1)?,
+            weight: part(&self.weight, 0)?,
+            bias: optional(&self.bias, 0)?,
+            residual: optional(&self.residual, 1)?,
+            initial_states: optional(&self.initial_states, 1)?,
+            seq_idx: self.seq_idx.clone(),
+            cu_seqlens: self.cu_seqlens.clone(),
+            dy: part(&self.dy, 1)?,
+            dfinal_states: optional(&self.dfinal_states, 1)?,
+        })
     }
 }
 

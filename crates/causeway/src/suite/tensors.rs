@@ -32,7 +32,37 @@ pub struct Conv1dTensors<T = HostTensor> {
     pub dfinal_states: Option<T>,
 }
 
+/// Input `name` of a call.
+///
+/// # Panics
+/// If the case has no such input: names come from `inputs` of the same problem.
+fn named<'a, T>(name: &str, inputs: &[(&str, Option<&'a T>)]) -> &'a T {
+    let found = inputs.iter().find(|(known, _)| *known == name).and_then(|(_, tensor)| *tensor);
+    found.unwrap_or_else(|| panic!("the call has no input {name}"))
+}
+
 impl<T> Conv1dTensors<T> {
+    /// The input of a name that [`Conv1d::inputs`] gives.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn of(&self, name: &str) -> &T {
+        named(
+            name,
+            &[
+                ("x", Some(&self.x)),
+                ("weight", Some(&self.weight)),
+                ("bias", self.bias.as_ref()),
+                ("residual", self.residual.as_ref()),
+                ("initial_states", self.initial_states.as_ref()),
+                ("seq_idx", self.seq_idx.as_ref()),
+                ("cu_seqlens", self.cu_seqlens.as_ref()),
+                ("dy", Some(&self.dy)),
+                ("dfinal_states", self.dfinal_states.as_ref()),
+            ],
+        )
+    }
+
     /// The same arguments as something else.
     ///
     /// # Errors
@@ -86,6 +116,24 @@ pub struct UpdateTensors<T = HostTensor> {
 }
 
 impl<T> UpdateTensors<T> {
+    /// The input of a name that [`Update::inputs`] gives.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn of(&self, name: &str) -> &T {
+        named(
+            name,
+            &[
+                ("x", Some(&self.x)),
+                ("conv_state", Some(&self.conv_state)),
+                ("weight", Some(&self.weight)),
+                ("bias", self.bias.as_ref()),
+                ("cache_seqlens", self.cache_seqlens.as_ref()),
+                ("conv_state_indices", self.conv_state_indices.as_ref()),
+            ],
+        )
+    }
+
     /// The same arguments as something else.
     ///
     /// # Errors
@@ -125,6 +173,14 @@ pub struct VarlenStatesTensors<T = HostTensor> {
 }
 
 impl<T> VarlenStatesTensors<T> {
+    /// The input of a name that [`VarlenStates::inputs`] gives.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn of(&self, name: &str) -> &T {
+        named(name, &[("x", Some(&self.x)), ("cu_seqlens", Some(&self.cu_seqlens))])
+    }
+
     /// The same arguments as something else.
     ///
     /// # Errors

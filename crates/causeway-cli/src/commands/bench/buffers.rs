@@ -1,181 +1,314 @@
-//! Inputs and outputs of one shape, as many times as it takes to outgrow the cache.
+//! The tensors of a case, as many times as it takes to outgrow the cache, and the calls on them.
 
-use causeway::causal_conv1d::{Backward, Forward};
-use causeway::suite::Conv1d;
-use causeway::{DType, Device, HostTensor, Result};
+use causeway::backend::gpu::plan::{DeviceFacts, Plan};
+use causeway::oracle::POISON;
+use causeway::suite::{
+    BackwardResults, Case, Conv1d, Conv1dTensors, ForwardResults, Problem, Results, Update, UpdateResults,
+    UpdateTensors, VarlenStates, VarlenStatesResults, VarlenStatesTensors,
+};
+use causeway::{Arrangement, DType, Device, HostTensor, Result};
+use serde::{Deserialize, Serialize};
 
-/// Values to fill memory with. A prime, so that rows and channels, which are powers of two, never repeat each
-/// other.
-const RANDOM_ELEMENTS: usize = 262_147;
+use super::turns::Turns;
 
 /// A call to measure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Call {
     Forward,
     Backward,
+    Update,
+    VarlenStates,
 }
 
 impl Call {
+    /// The calls of a case; none for products, which have a benchmark of their own kind.
+    pub fn of(problem: &Problem) -> &'static [Call] {
+        match problem {
+            Problem::Conv1d(_) => &[Call::Forward, Call::Backward],
+            Problem::Update(_) => &[Call::Update],
+            Problem::VarlenStates(_) => &[Call::VarlenStates],
+            _ => &[],
+        }
+    }
+
     pub const fn name(self) -> &'static str {
         match self {
             Call::Forward => "forward",
             Call::Backward => "backward",
+            Call::Update => "update",
+            Call::VarlenStates => "states",
         }
     }
 
-    /// Tensors of x's size that the call reads and writes.
-    pub const fn passes(self) -> u64 {
+    /// True if the call reads an input of this name.
+    fn reads(self, input: &str) -> bool {
         match self {
-            Call::Forward => 2,
-            Call::Backward => 3,
+            Call::Forward => !matches!(input, "dy" | "dfinal_states"),
+            Call::Backward => input != "residual",
+            Call::Update | Call::VarlenStates => true,
         }
     }
 }
 
-/// Tensors of x's shape: what a call streams.
-pub(super) struct Set {
-    pub x: HostTensor,
-    pub dy: HostTensor,
-    /// y or dx.
-    pub result: HostTensor,
+/// True if each call has a tensor of this name to itself; the others are small, and shared as a layer's parameters
+/// are.
+fn takes_turns(name: &str) -> bool {
+    matches!(
+        name,
+        "x" | "dy"
+            | "residual"
+            | "initial_states"
+            | "dfinal_states"
+            | "conv_state"
+            | "y"
+            | "final_states"
+            | "dx"
+            | "dinitial_states"
+            | "states"
+    )
 }
 
-/// All tensors of a case.
+/// What a call reads and writes.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
+enum Work {
+    Forward(Conv1d, Conv1dTensors<Turns>, ForwardResults<Turns>),
+    Backward(Conv1d, Conv1dTensors<Turns>, BackwardResults<Turns>),
+    Update(Update, UpdateTensors<Turns>, UpdateResults<Turns>),
+    VarlenStates(VarlenStates, VarlenStatesTensors<Turns>, VarlenStatesResults<Turns>),
+}
+
+/// The inputs of a case on the host: what results are checked against.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
+pub(super) enum Inputs {
+    Conv1d(Conv1d, Conv1dTensors),
+    Update(Update, UpdateTensors),
+    VarlenStates(VarlenStates, VarlenStatesTensors),
+}
+
+impl Inputs {
+    /// Random numbers; `None` for a case that has no calls to measure.
+    pub fn of(case: &Case) -> Result<Option<Self>> {
+        Ok(match &case.problem {
+            Problem::Conv1d(c) => Some(Inputs::Conv1d(c.clone(), c.repeating_tensors(&case.name)?)),
+            Problem::Update(u) => Some(Inputs::Update(u.clone(), u.tensors(&case.name)?)),
+            Problem::VarlenStates(v) => Some(Inputs::VarlenStates(v.clone(), v.tensors(&case.name)?)),
+            _ => None,
+        })
+    }
+}
+
+/// All tensors of a call, and those of its floor.
 pub(super) struct Buffers {
-    problem: Conv1d,
-    pub sets: Vec<Set>,
-    pub weight: HostTensor,
-    pub bias: Option<HostTensor>,
-    pub dweight: HostTensor,
-    pub dbias: Option<HostTensor>,
+    work: Work,
+    /// Where a call has no two tensors to copy from and to: memory for a copy of half of the bytes that it moves.
+    copy: Option<[Turns; 2]>,
+    pub count: usize,
+    /// Bytes that the call reads and writes, each once.
+    pub moved: u64,
+    /// Bytes of the tensors that each call has to itself.
+    pub streamed: u64,
+    floor_bytes: u64,
+}
+
+/// Does `$body` with the argument struct of call number `$turn`.
+macro_rules! with_call {
+    ($self:ident, $turn:ident, |$call:ident| $body:expr) => {
+        match &mut $self.work {
+            Work::Forward(problem, inputs, results) => {
+                let inputs = inputs.views(|tensor| tensor.view($turn));
+                #[allow(unused_mut)]
+                let mut $call = problem.forward(&inputs, results, |tensor| tensor.view_mut($turn));
+                $body
+            }
+            Work::Backward(problem, inputs, results) => {
+                let inputs = inputs.views(|tensor| tensor.view($turn));
+                #[allow(unused_mut)]
+                let mut $call = problem.backward(&inputs, results, |tensor| tensor.view_mut($turn));
+                $body
+            }
+            Work::Update(problem, inputs, results) => {
+                let inputs = inputs.views(|tensor| tensor.view($turn));
+                #[allow(unused_mut)]
+                let mut $call = problem.call(&inputs, results, |tensor| tensor.view_mut($turn));
+                $body
+            }
+            Work::VarlenStates(problem, inputs, results) => {
+                let inputs = inputs.views(|tensor| tensor.view($turn));
+                #[allow(unused_mut)]
+                let mut $call = problem.call(&inputs, results, |tensor| tensor.view_mut($turn));
+                $body
+            }
+        }
+    };
 }
 
 impl Buffers {
-    /// Sets of random numbers that hold `bytes` or more of x and y together, two at least.
-    pub fn new(problem: &Conv1d, bytes: u64) -> Result<Self> {
-        let c = problem;
-        let random = random_elements(c.dtype)?;
-        let count = bytes.div_ceil(Self::streamed_bytes(c, Call::Forward).max(1)).max(2);
-        let set = |index: u64| -> Result<Set> {
-            let tensor = || c.layout.zeros(c.dtype, [c.batch, c.dim, c.seqlen]);
-            let mut set = Set { x: tensor()?, dy: tensor()?, result: tensor()? };
-            fill(&mut set.x, &random, index as usize * 2);
-            fill(&mut set.dy, &random, index as usize * 2 + 1);
+    /// Sets of tensors on the device: `count` says how many, from the bytes that a call streams through one.
+    pub fn new(
+        inputs: &Inputs,
+        call: Call,
+        device: &Device,
+        count: impl FnOnce(u64) -> usize,
+    ) -> Result<Self> {
+        let moved = moved_bytes(inputs, call)?;
+        let streamed = match inputs {
+            Inputs::Conv1d(c, _) => tensor_bytes(c) * passes(c, call),
+            _ => moved,
+        };
+        let count = count(streamed);
+        let turns = |name: &str| if takes_turns(name) { count } else { 1 };
+        let output = |name: &'static str, arrangement: Arrangement| {
+            let mut tensor = arrangement.zeros()?;
             // Touches the pages, so that no measured call is the first to do so.
-            set.result.fill_bytes(0xff);
-            Ok(set)
+            tensor.fill_bytes(POISON);
+            Turns::new(device, arrangement, &tensor, turns(name))
         };
-        let parameters = |shape: &[i64], offset| -> Result<HostTensor> {
-            let mut tensor = HostTensor::zeros(c.weight_dtype, shape)?;
-            fill(&mut tensor, &random_elements(c.weight_dtype)?, offset);
-            Ok(tensor)
+        // Inputs are made in the order of their arrangements, each from the host's tensor of its name.
+        let place = |name: &'static str, arrangement: Arrangement, tensor: &HostTensor| {
+            Turns::new(device, arrangement, tensor, turns(name))
         };
-        let zeros = |shape: &[i64]| HostTensor::zeros(c.dweight_dtype, shape);
-        Ok(Buffers {
-            sets: (0..count).map(set).collect::<Result<_>>()?,
-            weight: parameters(&[c.dim, c.width], 0)?,
-            bias: c.bias.then(|| parameters(&[c.dim], 1)).transpose()?,
-            dweight: zeros(&[c.dim, c.width])?,
-            dbias: c.bias.then(|| zeros(&[c.dim])).transpose()?,
-            problem: problem.clone(),
-        })
-    }
-
-    /// Bytes of the tensors of x's size that a call reads and writes.
-    pub fn streamed_bytes(problem: &Conv1d, call: Call) -> u64 {
-        let elements = problem.batch * problem.dim * problem.seqlen;
-        elements as u64 * problem.dtype.size() as u64 * call.passes()
-    }
-
-    /// Bytes of everything that a call reads and writes, each once.
-    pub fn moved_bytes(&self, call: Call) -> u64 {
-        let bytes = |tensor: &HostTensor| (tensor.element_count() * tensor.dtype().size()) as u64;
-        let optional = |tensor: &Option<HostTensor>| tensor.as_ref().map_or(0, bytes);
-        let parameters = bytes(&self.weight) + optional(&self.bias);
-        let gradients = match call {
-            Call::Forward => 0,
-            Call::Backward => bytes(&self.dweight) + optional(&self.dbias),
-        };
-        Self::streamed_bytes(&self.problem, call) + parameters + gradients
-    }
-
-    /// Makes the call on one set.
-    pub fn run(&mut self, call: Call, set: usize, device: &Device) -> Result<()> {
-        let set = &mut self.sets[set];
-        let (x, weight) = (set.x.view(), self.weight.view());
-        let bias = self.bias.as_ref().map(HostTensor::view);
-        match call {
-            Call::Forward => Forward {
-                x,
-                weight,
-                bias,
-                initial_states: None,
-                seq_idx: None,
-                cu_seqlens: None,
-                residual: None,
-                activation: self.problem.activation,
-                y: set.result.view_mut(),
-                final_states: None,
+        let work = match inputs {
+            Inputs::Conv1d(c, host) => {
+                let inputs = c.inputs(|name, arrangement| place(name, arrangement, host.of(name)))?;
+                match call {
+                    Call::Backward => Work::Backward(c.clone(), inputs, c.backward_results(output)?),
+                    _ => Work::Forward(c.clone(), inputs, c.forward_results(output)?),
+                }
             }
-            .run(device),
-            Call::Backward => Backward {
-                x,
-                weight,
-                bias,
-                dy: set.dy.view(),
-                initial_states: None,
-                seq_idx: None,
-                cu_seqlens: None,
-                dfinal_states: None,
-                activation: self.problem.activation,
-                dx: set.result.view_mut(),
-                dweight: self.dweight.view_mut(),
-                dbias: self.dbias.as_mut().map(HostTensor::view_mut),
-                dinitial_states: None,
+            Inputs::Update(u, host) => {
+                let inputs = u.inputs(|name, arrangement| place(name, arrangement, host.of(name)))?;
+                let results = u.results(|name, arrangement| match name {
+                    "conv_state" => place(name, arrangement, &host.conv_state),
+                    _ => output(name, arrangement),
+                })?;
+                Work::Update(u.clone(), inputs, results)
             }
-            .run(device),
-        }
+            Inputs::VarlenStates(v, host) => {
+                let inputs = v.inputs(|name, arrangement| place(name, arrangement, host.of(name)))?;
+                Work::VarlenStates(v.clone(), inputs, v.results(output)?)
+            }
+        };
+        let (copy, floor_bytes) = match inputs {
+            Inputs::Conv1d(c, _) => (None, tensor_bytes(c)),
+            _ => {
+                let half = Arrangement::dense(DType::F32, &[(moved / 8).max(4) as i64], 0)?;
+                (Some([output("y", half)?, output("y", half)?]), half.bytes())
+            }
+        };
+        Ok(Buffers { work, copy, count, moved, streamed, floor_bytes })
     }
 
-    /// The outputs of a call on the first set, poisoned before.
-    pub fn outputs(&mut self, call: Call, device: &Device) -> Result<Vec<HostTensor>> {
-        self.sets[0].result.fill_bytes(0xff);
-        self.dweight.fill_bytes(0xff);
-        if let Some(dbias) = &mut self.dbias {
-            dbias.fill_bytes(0xff);
+    /// Makes call number `turn` on a CPU.
+    pub fn run(&mut self, turn: usize, device: &Device) -> Result<()> {
+        with_call!(self, turn, |call| call.run(device))
+    }
+
+    /// The launch of call number `turn` on a GPU.
+    pub fn plan(&mut self, turn: usize, facts: &DeviceFacts) -> Result<Option<Plan>> {
+        with_call!(self, turn, |call| call.plan(facts))
+    }
+
+    /// What the floor's pass reads, once or twice, and writes; and its bytes.
+    pub fn floor(&mut self) -> (&Turns, Option<&Turns>, &mut Turns, u64) {
+        let (first, second, to) = match (&mut self.work, &mut self.copy) {
+            (_, Some([from, to])) => (&*from, None, to),
+            (Work::Forward(_, inputs, results), None) => {
+                (&inputs.x, inputs.residual.as_ref(), &mut results.y)
+            }
+            (Work::Backward(_, inputs, results), None) => (&inputs.x, Some(&inputs.dy), &mut results.dx),
+            (Work::Update(_, inputs, results), None) => (&inputs.x, None, &mut results.y),
+            (Work::VarlenStates(_, inputs, results), None) => (&inputs.x, None, &mut results.states),
+        };
+        (first, second, to, self.floor_bytes)
+    }
+
+    /// Poisons the results of the first call; conv_state gets what the host has.
+    pub fn reset(&mut self, host: &Inputs) -> Result<()> {
+        for (name, turns) in self.results() {
+            match host {
+                Inputs::Update(_, tensors) if name == "conv_state" => turns.restore(&tensors.conv_state)?,
+                _ => {
+                    let mut tensor = turns.fetch()?;
+                    tensor.fill_bytes(POISON);
+                    turns.restore(&tensor)?;
+                }
+            }
         }
-        self.run(call, 0, device)?;
-        let mut outputs = vec![self.sets[0].result.clone()];
-        if call == Call::Backward {
-            outputs.push(self.dweight.clone());
-            outputs.extend(self.dbias.clone());
+        Ok(())
+    }
+
+    /// The results of the first call.
+    pub fn fetch(&mut self) -> Result<Vec<(&'static str, HostTensor)>> {
+        self.results().into_iter().map(|(name, turns)| Ok((name, turns.fetch()?))).collect()
+    }
+
+    fn results(&mut self) -> Vec<(&'static str, &mut Turns)> {
+        match &mut self.work {
+            Work::Forward(_, _, results) => results.tensors(),
+            Work::Backward(_, _, results) => results.tensors(),
+            Work::Update(_, _, results) => results.tensors(),
+            Work::VarlenStates(_, _, results) => results.tensors(),
         }
-        Ok(outputs)
     }
 }
 
-/// Uniform in [-1, 1), from a 64-bit linear congruential generator (D. E. Knuth's MMIX).
-fn random_elements(dtype: DType) -> Result<HostTensor> {
-    let mut state = 1u64;
-    HostTensor::from_fn(dtype, &[RANDOM_ELEMENTS as i64], |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    })
+/// Bytes of x.
+fn tensor_bytes(problem: &Conv1d) -> u64 {
+    problem.x_shape().iter().product::<i64>() as u64 * problem.dtype.size() as u64
 }
 
-/// Tiles random elements over a tensor's storage, from an element that depends on `index`.
-fn fill(tensor: &mut HostTensor, random: &HostTensor, index: usize) {
-    let size = tensor.dtype().size();
-    let source = &random.bytes()[..RANDOM_ELEMENTS * size];
-    let start = index * 4099 % RANDOM_ELEMENTS * size;
-    let (before, after) = source.split_at(start);
-    let storage = tensor.bytes_mut();
-    let first = after.len().min(storage.len());
-    storage[..first].copy_from_slice(&after[..first]);
-    for piece in storage[first..].chunks_mut(source.len()) {
-        let split = piece.len().min(before.len());
-        piece[..split].copy_from_slice(&before[..split]);
-        let rest = piece.len() - split;
-        piece[split..].copy_from_slice(&after[..rest]);
+/// Tensors of x's size that a convolution reads and writes.
+fn passes(problem: &Conv1d, call: Call) -> u64 {
+    match call {
+        Call::Backward => 3,
+        _ => 2 + u64::from(problem.residual),
     }
+}
+
+/// Bytes of everything that a call reads and writes, each once.
+fn moved_bytes(inputs: &Inputs, call: Call) -> Result<u64> {
+    let mut total = 0;
+    let elements = |arrangement: &Arrangement| {
+        arrangement.shape.element_count().unwrap_or(0) as u64 * arrangement.dtype.size() as u64
+    };
+    let mut read = |name: &'static str, arrangement: Arrangement| {
+        if call.reads(name) {
+            total += elements(&arrangement);
+        }
+        Ok(())
+    };
+    match inputs {
+        Inputs::Conv1d(c, _) => {
+            c.inputs(&mut read)?;
+            match call {
+                Call::Backward => c.backward_results(&mut read).map(drop)?,
+                _ => c.forward_results(&mut read).map(drop)?,
+            }
+        }
+        Inputs::Update(u, _) => {
+            // Of the rows that indices do not select, none is touched.
+            let part = u.batch as f64 / u.rows().max(1) as f64;
+            let mut count = |name: &'static str, arrangement: Arrangement| {
+                let bytes = elements(&arrangement);
+                total += if name == "conv_state" { (bytes as f64 * part) as u64 } else { bytes };
+                Ok(())
+            };
+            u.inputs(&mut count)?;
+            u.results(&mut count)?;
+        }
+        Inputs::VarlenStates(v, _) => {
+            let mut kept = 0;
+            v.results(|_, arrangement| {
+                kept = elements(&arrangement);
+                Ok(())
+            })?;
+            v.inputs(|name, arrangement| {
+                let bytes = elements(&arrangement);
+                total += if name == "x" { bytes.min(kept) } else { bytes };
+                Ok(())
+            })?;
+            total += kept;
+        }
+    }
+    Ok(total)
 }

@@ -1,65 +1,83 @@
 //! Whether what was measured was also right.
 
-use causeway::HostTensor;
-use causeway::oracle::causal_conv1d::{self as oracle, Inputs};
-use causeway::suite::Conv1d;
+use causeway::oracle::Expected;
+use causeway::oracle::causal_conv1d as oracle;
+use causeway::suite::{gather, sample_channels};
+use causeway::{HostTensor, Result};
 
-use super::buffers::{Buffers, Call};
+use super::buffers::{Call, Inputs};
 
-/// Of two calls on the first set, with poisoned outputs: the bits must agree, and a sample of channels must be within the bounds of
-/// the oracle. Returns what is wrong.
-pub(super) fn check(
-    buffers: &Buffers,
-    problem: &Conv1d,
-    call: Call,
-    [first, second]: [Vec<HostTensor>; 2],
-) -> Option<String> {
-    let names = match call {
-        Call::Forward => &["y"][..],
-        Call::Backward => &["dx", "dweight", "dbias"],
-    };
-    for ((first, second), name) in first.iter().zip(&second).zip(names) {
-        if first.bytes() != second.bytes() {
-            return Some(format!("{name} differs from one call to the next"));
-        }
-    }
-    let mut channels = vec![0, problem.dim / 2, problem.dim - 1];
-    channels.dedup();
-    let mut wrong =
-        channels.into_iter().map(|channel| check_channel(buffers, problem, call, &first, channel));
-    wrong.find_map(|wrong| wrong)
+/// What a call has to give, of some channels or of all.
+struct Truth {
+    name: &'static str,
+    expected: Expected,
+    /// The axis of the channels, where a sample of them is compared.
+    axis: Option<usize>,
 }
 
-/// One channel alone is a convolution too, since channels do not mix.
-fn check_channel(
-    buffers: &Buffers,
-    problem: &Conv1d,
+/// Of two runs of the first call, with poisoned outputs: the bits must agree, and the results (of a convolution: of a
+/// sample of channels) must be within the bounds of the oracle. Returns what is wrong.
+pub(super) fn check(
+    inputs: &Inputs,
     call: Call,
-    outputs: &[HostTensor],
-    channel: i64,
-) -> Option<String> {
-    let set = &buffers.sets[0];
-    let inputs = Inputs {
-        x: set.x.view().narrow(1, channel, 1),
-        weight: buffers.weight.view().narrow(0, channel, 1),
-        bias: buffers.bias.as_ref().map(|bias| bias.view().narrow(0, channel, 1)),
-        initial_states: None,
-        seq_idx: None,
-        cu_seqlens: None,
-        residual: None,
-        activation: problem.activation,
-    };
-    let expected = match call {
-        Call::Forward => vec![("y", 1, oracle::forward(&inputs).y)],
-        Call::Backward => {
-            let dy = set.dy.view().narrow(1, channel, 1);
-            let truth = oracle::backward(&inputs, &dy, None, problem.dweight_dtype);
-            vec![("dx", 1, truth.dx), ("dweight", 0, truth.dweight), ("dbias", 0, truth.dbias)]
+    [first, second]: [Vec<(&'static str, HostTensor)>; 2],
+) -> Result<Option<String>> {
+    for ((name, first), (_, second)) in first.iter().zip(&second) {
+        if first.bytes() != second.bytes() {
+            return Ok(Some(format!("{name} differs from one call to the next")));
         }
-    };
-    expected.iter().zip(outputs).find_map(|((name, axis, expected), output)| {
-        let comparison = expected.compare(&output.view().narrow(*axis, channel, 1), None);
-        let worst = comparison.worst.as_ref()?;
-        (!comparison.passed()).then(|| format!("channel {channel}: {name}{worst}"))
-    })
+    }
+    let (truths, channels) = truths(inputs, call)?;
+    for truth in truths {
+        let Some((_, found)) = first.iter().find(|(name, _)| *name == truth.name) else { continue };
+        let comparison = match truth.axis {
+            Some(axis) => truth.expected.compare(&gather(&found.view(), axis, &channels)?.view(), None),
+            None => truth.expected.compare(&found.view(), None),
+        };
+        if let Some(worst) = comparison.worst.as_ref().filter(|_| !comparison.passed()) {
+            let of = truth.axis.map_or(String::new(), |_| format!(" of channels {channels:?}"));
+            return Ok(Some(format!("{}{worst}{of}", truth.name)));
+        }
+    }
+    Ok(None)
+}
+
+fn truths(inputs: &Inputs, call: Call) -> Result<(Vec<Truth>, Vec<i64>)> {
+    let truth = |name, axis, expected| Truth { name, expected, axis };
+    match inputs {
+        Inputs::Conv1d(problem, tensors) => {
+            let channels = sample_channels(problem.dim);
+            let part = problem.of_channels(&channels);
+            let tensors = tensors.of_channels(&channels)?;
+            let truths = match call {
+                Call::Backward => {
+                    let expected = tensors.backward_truth(&part);
+                    vec![
+                        truth("dx", Some(1), expected.dx),
+                        truth("dweight", Some(0), expected.dweight),
+                        truth("dbias", Some(0), expected.dbias),
+                        truth("dinitial_states", Some(1), expected.dinitial_states),
+                    ]
+                }
+                _ => {
+                    let expected = oracle::forward(&tensors.oracle_inputs(&part));
+                    vec![
+                        truth("y", Some(1), expected.y),
+                        truth("final_states", Some(1), expected.final_states),
+                    ]
+                }
+            };
+            Ok((truths, channels))
+        }
+        Inputs::Update(problem, tensors) => {
+            let expected = oracle::update(&tensors.oracle_inputs(problem));
+            let truths = vec![truth("y", None, expected.y), truth("conv_state", None, expected.conv_state)];
+            Ok((truths, Vec::new()))
+        }
+        Inputs::VarlenStates(problem, tensors) => {
+            let (x, boundaries) = (tensors.x.view(), tensors.cu_seqlens.view());
+            let expected = oracle::varlen_states(&x, &boundaries, problem.state_len);
+            Ok((vec![truth("states", None, expected)], Vec::new()))
+        }
+    }
 }

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use causeway::suite::Conv1d;
 use causeway::{Device, Result};
 use serde::{Deserialize, Serialize};
 
-use super::buffers::{Buffers, Call, Set};
+use super::buffers::{Buffers, Call, Inputs};
 use super::check;
 use super::floor::Pass;
 use super::samples::{Summary, noise};
@@ -47,68 +46,74 @@ impl Measurement {
     }
 }
 
-/// Measures one call. Each round times the floor once and the call twice, each on the next set of tensors.
+/// Measures one call on a CPU. Each round times the floor once and the call twice, each on the next set of tensors.
 pub(super) fn measure(
-    buffers: &mut Buffers,
-    problem: &Conv1d,
+    inputs: &Inputs,
     call: Call,
     device: &Device,
     budget: Duration,
+    count: impl FnOnce(u64) -> usize,
 ) -> Result<Measurement> {
-    let count = buffers.sets.len();
-    let mut sets = (0..count).cycle();
-    let mut next = move || sets.next().unwrap_or(0);
+    let mut buffers = Buffers::new(inputs, call, device, count)?;
+    let mut turns = (0..buffers.count).cycle();
+    let mut next = move || turns.next().unwrap_or(0);
     for _ in 0..2 {
-        buffers.run(call, next(), device)?;
+        buffers.run(next(), device)?;
     }
-    let pass = fastest_pass(buffers, call, &mut next);
+    let pass = fastest_pass(&mut buffers, &mut next);
 
     let (mut floor, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
     let start = Instant::now();
     while floor.len() < MIN_ROUNDS || start.elapsed() < budget && floor.len() < MAX_ROUNDS {
-        floor.push(time_pass(&mut buffers.sets[next()], pass, call));
+        floor.push(time_pass(&mut buffers, pass, next()));
         for samples in [&mut first, &mut second] {
-            let set = next();
+            let turn = next();
             let start = Instant::now();
-            buffers.run(call, set, device)?;
+            buffers.run(turn, device)?;
             samples.push(start.elapsed().as_secs_f64());
         }
     }
     let noise = noise(&first, &second);
     first.append(&mut second);
     let (time, floor) = (Summary::of(&first), Summary::of(&floor));
-    let outputs = [buffers.outputs(call, device)?, buffers.outputs(call, device)?];
+    let mut outputs = || {
+        buffers.reset(inputs)?;
+        buffers.run(0, device)?;
+        buffers.fetch()
+    };
+    let outputs = [outputs()?, outputs()?];
     Ok(Measurement {
         ratio: time.median / floor.median,
         time,
         floor,
         floor_method: pass.describe(),
         noise,
-        bytes: buffers.moved_bytes(call),
-        sets: count,
-        rotation_bytes: count as u64 * Buffers::streamed_bytes(problem, call),
-        wrong: check::check(buffers, problem, call, outputs),
+        bytes: buffers.moved,
+        sets: buffers.count,
+        rotation_bytes: buffers.count as u64 * buffers.streamed,
+        wrong: check::check(inputs, call, outputs)?,
     })
 }
 
 /// The way to make the pass that is fastest here.
-fn fastest_pass(buffers: &mut Buffers, call: Call, next: &mut impl FnMut() -> usize) -> Pass {
+fn fastest_pass(buffers: &mut Buffers, next: &mut impl FnMut() -> usize) -> Pass {
     let timed = Pass::all().into_iter().map(|pass| {
-        let times: Vec<_> = (0..TRIALS).map(|_| time_pass(&mut buffers.sets[next()], pass, call)).collect();
+        let times: Vec<_> = (0..TRIALS).map(|_| time_pass(buffers, pass, next())).collect();
         (Summary::of(&times).median, pass)
     });
     let fastest = timed.min_by(|a, b| a.0.total_cmp(&b.0));
     fastest.expect("there is always a plain pass").1
 }
 
-fn time_pass(set: &mut Set, pass: Pass, call: Call) -> f64 {
-    let bytes = set.x.element_count() * set.x.dtype().size();
-    let (x, dy) = (&set.x.bytes()[..bytes], &set.dy.bytes()[..bytes]);
-    let result = &mut set.result.bytes_mut()[..bytes];
+fn time_pass(buffers: &mut Buffers, pass: Pass, turn: usize) -> f64 {
+    let (first, second, to, bytes) = buffers.floor();
+    let bytes = bytes as usize;
+    let (first, second) = (&first.host(turn)[..bytes], second.map(|second| &second.host(turn)[..bytes]));
+    let to = &mut to.host_mut(turn)[..bytes];
     let start = Instant::now();
-    match call {
-        Call::Forward => pass.copy(x, result),
-        Call::Backward => pass.add(x, dy, result),
+    match second {
+        None => pass.copy(first, to),
+        Some(second) => pass.add(first, second, to),
     }
     start.elapsed().as_secs_f64()
 }

@@ -5,28 +5,33 @@ mod check;
 mod floor;
 mod gemm;
 mod gpu;
+mod host_cost;
 mod measure;
+mod products;
 mod samples;
 mod saved;
+mod turns;
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use causeway::backend::gpu::vendor_blas::VendorBlas;
 use causeway::causal_conv1d::Activation;
-use causeway::suite::{Case, Conv1d, Gemm, Layout, MatrixLayout, Problem, Suite};
+use causeway::suite::{Case, Layout, Problem, Suite};
 use causeway::{DType, Device};
 
 use crate::VERSION;
 use crate::device::DeviceArgs;
+use crate::evidence::DeviceEvidence;
 use crate::failure::Failure;
 use crate::host::{Host, format_bytes};
 use crate::table::{Cell, Column, FAIL, PASS, Table, WARN};
-use crate::terminal;
-use buffers::{Buffers, Call};
-use gemm::Product;
+use crate::{kernels, terminal};
+use buffers::{Call, Inputs};
 use measure::{Measurement, measure};
 use saved::{Change, SavedRow, SavedRun, Verdict};
+
+pub(crate) use host_cost::FirstCallArgs;
+pub(crate) use host_cost::first_call;
 
 /// Taken for the last cache level when the system does not tell.
 const ASSUMED_CACHE: u64 = 64 << 20;
@@ -37,14 +42,17 @@ const EXAMPLES: &str = "\
 Examples:
   causeway bench
   causeway bench --suite shapes --dtype bf16 --layout channel-last
+  causeway bench --suite variants --device cuda
   causeway bench --suite gemm-shapes --device cuda
+  causeway bench --host --device cuda
   causeway bench --save before.json
   causeway bench --compare before.json
 
 The floor is a pass that moves the same bytes and computes nothing, measured in turns with the call on the \
-same buffers and threads: y = x for forward, dx = x + dy for backward. Calls find their tensors in memory, \
-not in the cache. Products are measured on CUDA devices, in turns with cuBLASLt, whose time stands for the floor. \
-A row regressed when both its time and its ratio to the floor grew by more than the noise.";
+same buffers and threads: y = x for forward, dx = x + dy for backward, a copy of half the bytes for the others. \
+Calls find their tensors in memory, not in the cache. Products are measured on CUDA devices, in turns with cuBLASLt, \
+whose time stands for the floor. `× plain` is the time by that of the plain call of the same \
+shape, dtype and layout. A row regressed when both its time and its ratio to the floor grew by more than the noise.";
 
 /// Median times, GB/s, and the ratio to a floor measured in the same run
 #[derive(Debug, clap::Args)]
@@ -57,6 +65,10 @@ pub(crate) struct Args {
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
+
+    /// Also measure what a GPU call costs the host, and the first call with an empty and with a filled kernel cache
+    #[arg(long)]
+    host: bool,
 
     /// Only this shape: batch,dim,seqlen of a convolution, M,N,K of a product
     #[arg(long, value_name = "B,D,L", value_parser = parse_shape)]
@@ -104,10 +116,10 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     if !(0.0..=3600.0).contains(&args.seconds) {
         return Err(Failure::input(format!("--seconds is {}: expected 0 to 3600", args.seconds)));
     }
-    let cases = args.cases()?;
     // Read first: a typing error should not cost the time of a run.
     let before = args.compare.as_deref().map(SavedRun::read).transpose()?;
     args.device.with(|device| {
+        let cases = args.cases(device)?;
         let run = args.measure(&cases, device)?;
         if let Some(path) = &args.save {
             run.write(path)?;
@@ -125,53 +137,35 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
-    /// What the filters leave of the suite.
-    fn cases(&self) -> Result<Cases, Failure> {
+    /// The cases of the suite that the filters leave.
+    fn cases(&self, device: &Device) -> Result<Vec<Case>, Failure> {
         let suite = Suite::open(&self.suite).map_err(|error| Failure::input(error.to_string()))?;
-        let mut chosen = Cases::default();
+        let mut cases = Vec::new();
         for case in suite.cases {
-            match case.problem.clone() {
-                Problem::Conv1d(problem) if self.chooses(&case, &problem) => {
-                    chosen.convolutions.push((case, problem));
-                }
-                Problem::Gemm(problem) if self.chooses_product(&case, &problem) => {
-                    chosen.products.push((case, problem));
-                }
-                _ => {}
+            let has_calls = products::comparable(&case).is_some()
+                || (!Call::of(&case.problem).is_empty() && !is_empty(&case.problem));
+            if has_calls && self.chooses(&case) && case.not_asked_of(device)?.is_none() {
+                cases.push(case);
             }
         }
-        if chosen.convolutions.is_empty() && chosen.products.is_empty() {
-            return Err(Failure::input(format!("no case of suite {} is left by these filters", self.suite)));
+        if cases.is_empty() {
+            let message = format!("no case of suite {} is left by these filters on {device}", self.suite);
+            return Err(Failure::input(message)
+                .with_help("bench measures convolutions, updates, states and products that are not empty"));
         }
-        if let Some((case, _)) = chosen.convolutions.iter().find(|(_, problem)| !is_plain(problem)) {
-            let message = format!("case {} has states, sequences or no elements", case.name);
-            return Err(Failure::input(message).with_help("bench measures plain forward and backward calls"));
-        }
-        Ok(chosen)
+        Ok(cases)
     }
 
-    fn chooses(&self, case: &Case, problem: &Conv1d) -> bool {
-        let shape = [problem.batch, problem.dim, problem.seqlen];
+    fn chooses(&self, case: &Case) -> bool {
+        let problem = &case.problem;
         self.case.as_ref().is_none_or(|text| case.name.contains(text.as_str()))
-            && self.shape.is_none_or(|wanted| wanted == shape)
-            && self.dtype.is_none_or(|wanted| wanted == problem.dtype)
-            && self.layout.is_none_or(|wanted| wanted == problem.layout)
-            && self.activation.is_none_or(|wanted| wanted == problem.activation)
+            && self.shape.is_none_or(|wanted| saved::sizes(problem).starts_with(&wanted))
+            && self.dtype.is_none_or(|wanted| wanted == problem.dtype())
+            && self.layout.is_none_or(|wanted| wanted.name() == problem.layout())
+            && self.activation.is_none_or(|wanted| problem.options().contains(&wanted.to_string()))
     }
 
-    fn chooses_product(&self, case: &Case, problem: &Gemm) -> bool {
-        let shape = [problem.m, problem.n, problem.k];
-        let dense = [problem.layout, problem.output_layout] == [MatrixLayout::RowMajor; 2];
-        self.case.as_ref().is_none_or(|text| case.name.contains(text.as_str()))
-            && self.shape.is_none_or(|wanted| wanted == shape)
-            && self.dtype.is_none_or(|wanted| wanted == problem.dtype)
-            && self.layout.is_none()
-            && self.activation.is_none()
-            && dense
-            && !shape.contains(&0)
-    }
-
-    fn measure(&self, cases: &Cases, device: &Device) -> Result<SavedRun, Failure> {
+    fn measure(&self, cases: &[Case], device: &Device) -> Result<SavedRun, Failure> {
         let host = Host::detect();
         let rotation = Rotation::of(&host, self.rotation, device);
         let mut run = SavedRun {
@@ -182,100 +176,69 @@ impl Args {
             threads: rayon::current_num_threads(),
             method: rotation.describe(),
             host,
+            device_evidence: DeviceEvidence::of(device),
             unix_time: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs()),
             rows: Vec::new(),
+            host_cost: None,
         };
-        if !cases.convolutions.is_empty() {
-            self.measure_convolutions(&cases.convolutions, device, &rotation, &mut run)?;
+        if let Device::Gpu(stream) = device {
+            kernels::prepare(stream.device(), cases);
         }
-        if !cases.products.is_empty() {
-            self.measure_products(&cases.products, device, &rotation, &mut run)?;
+        let (with_products, convolutions): (Vec<Case>, Vec<Case>) =
+            cases.iter().cloned().partition(|case| products::comparable(case).is_some());
+        if !convolutions.is_empty() {
+            self.measure_convolutions(&convolutions, device, &rotation, &mut run)?;
+        }
+        if !with_products.is_empty() {
+            let budget = Duration::from_secs_f64(self.seconds);
+            products::measure(&with_products, device, budget, rotation.bytes, self.json, &mut run)?;
+        }
+        if self.host {
+            let Device::Gpu(stream) = device else {
+                let message = format!("--host measures launches, and {device} has none");
+                return Err(Failure::input(message).with_help("choose a GPU: --device cuda or --device hip"));
+            };
+            let cost = host_cost::measure(stream)?;
+            if !self.json {
+                cost.print()?;
+            }
+            run.host_cost = Some(cost);
         }
         Ok(run)
     }
 
-    fn measure_products(
-        &self,
-        cases: &[(Case, Gemm)],
-        device: &Device,
-        rotation: &Rotation,
-        run: &mut SavedRun,
-    ) -> Result<(), Failure> {
-        let Device::Gpu(stream) = device else {
-            return Err(Failure::input(format!("products are not measured on {device}"))
-                .with_help("bench compares them with cuBLASLt: use --device cuda"));
-        };
-        let blas = VendorBlas::open(stream.device())?;
-        run.method.push(format!("products: in turns with {}, whose time stands for the floor", blas.name()));
-        let table = (!self.json).then(|| begin_product_table(run, cases)).transpose()?;
-        let progress = terminal::progress(cases.len() as u64 * Product::ALL.len() as u64);
-        for (case, problem) in cases {
-            for product in Product::ALL {
-                progress.set_message(format!("{} {}", case.name, product.name()));
-                let budget = Duration::from_secs_f64(self.seconds);
-                let measurement =
-                    gemm::measure(&case.name, problem, product, stream, &blas, budget, rotation.bytes)?;
-                if let Some(table) = &table {
-                    progress.suspend(|| print_product(table, case, problem, product, &measurement))?;
-                }
-                run.rows.push(SavedRow {
-                    case: case.name.clone(),
-                    call: product.name().to_string(),
-                    shape: [problem.m, problem.n, problem.k],
-                    width: None,
-                    dtype: problem.dtype.to_string(),
-                    weight_dtype: None,
-                    layout: problem.layout.to_string(),
-                    activation: None,
-                    measurement,
-                });
-                progress.inc(1);
-            }
-        }
-        progress.finish_and_clear();
-        Ok(())
-    }
-
     fn measure_convolutions(
         &self,
-        cases: &[(Case, Conv1d)],
+        cases: &[Case],
         device: &Device,
         rotation: &Rotation,
         run: &mut SavedRun,
     ) -> Result<(), Failure> {
-        let on_gpu = matches!(device, Device::Gpu(_));
         let table = (!self.json).then(|| begin_table(run, cases)).transpose()?;
-        let progress = terminal::progress(cases.len() as u64 * 2);
-        for (case, problem) in cases {
-            let bytes = rotation.bytes_for(problem);
+        let calls = cases.iter().map(|case| Call::of(&case.problem).len() as u64).sum();
+        let progress = terminal::progress(calls);
+        for case in cases {
             progress.set_message(format!("{} (filling memory)", case.name));
-            let mut buffers = Buffers::new(problem, if on_gpu { 0 } else { bytes })?;
-            for call in [Call::Forward, Call::Backward] {
+            let Some(inputs) = Inputs::of(case)? else { continue };
+            for &call in Call::of(&case.problem) {
                 progress.set_message(format!("{} {}", case.name, call.name()));
                 let budget = Duration::from_secs_f64(self.seconds);
+                let count = |streamed| rotation.sets(streamed);
                 let measurement = match device {
-                    Device::Gpu(stream) => {
-                        gpu::measure(&buffers, problem, call, stream, budget, rotation.bytes)?
-                    }
-                    _ => measure(&mut buffers, problem, call, device, budget)?,
+                    Device::Gpu(stream) => gpu::measure(&inputs, call, stream, budget, count)?,
+                    _ => measure(&inputs, call, device, budget, count)?,
                 };
+                let row = SavedRow::new(case, call, measurement, &run.rows);
                 if let Some(table) = &table {
-                    progress.suspend(|| print_row(table, case, call, &measurement))?;
+                    progress.suspend(|| print_row(table, &row))?;
                 }
-                run.rows.push(saved_row(case, problem, call, measurement));
+                run.rows.push(row);
                 progress.inc(1);
             }
         }
         progress.finish_and_clear();
         Ok(())
     }
-}
-
-/// What a run measures.
-#[derive(Default)]
-struct Cases {
-    convolutions: Vec<(Case, Conv1d)>,
-    products: Vec<(Case, Gemm)>,
 }
 
 /// How much memory the calls go through before they come back to the same tensors.
@@ -307,12 +270,12 @@ impl Rotation {
         Rotation { bytes, reason, memory, on_gpu }
     }
 
-    /// Less than asked for if the memory does not allow it. Sets hold dy too, which the count leaves out.
-    fn bytes_for(&self, problem: &Conv1d) -> u64 {
-        let per_set = Buffers::streamed_bytes(problem, Call::Forward);
-        let whole = Buffers::streamed_bytes(problem, Call::Backward);
-        let sets_in_memory = self.memory / whole.max(1);
-        self.bytes.min(sets_in_memory.saturating_mul(per_set))
+    /// Sets of tensors of which a call streams so many bytes: less than asked for if the memory does not allow it. A set
+    /// holds tensors that the call does not need: forward's holds dy.
+    fn sets(&self, streamed: u64) -> usize {
+        let wanted = self.bytes.div_ceil(streamed.max(1));
+        let in_memory = self.memory / streamed.saturating_mul(2).max(1);
+        wanted.min(in_memory).clamp(2, gpu::MAX_SETS) as usize
     }
 
     fn describe(&self) -> Vec<String> {
@@ -325,15 +288,15 @@ impl Rotation {
             (
                 "times are of the device: a recorded graph of calls between two events, by its number of calls; each \
                  round is one replay of the floor's graph and two of the calls'",
-                "floor: y = x for forward, dx = x + dy (as integers) for backward; same buffers, the fastest of 1, 2 \
-                 or 4 packets per thread",
+                "floor: y = x for forward, dx = x + dy (as integers) for backward, a copy of half the bytes that are moved \
+                 for the others; the fastest of 1, 2 or 4 packets per thread",
             )
         } else {
             (
                 "times are wall-clock per call; each round is one floor pass and two calls, so all see the same \
                  machine",
-                "floor: y = x for forward, dx = x + dy (as integers) for backward; same buffers, same threads; the \
-                 fastest of one or all threads, ordinary or streaming stores",
+                "floor: y = x for forward, dx = x + dy (as integers) for backward, a copy of half the bytes that are moved \
+                 for the others; same threads; the fastest of one or all threads, ordinary or streaming stores",
             )
         };
         let right = "random inputs; results are right when two calls agree bit for bit, and a sample of channels with \
@@ -342,13 +305,11 @@ impl Rotation {
     }
 }
 
-fn is_plain(problem: &Conv1d) -> bool {
-    let empty = problem.batch * problem.dim * problem.seqlen == 0;
-    let special = problem.residual || problem.initial_states || problem.final_states;
-    !empty && !special && problem.seq_idx.is_none() && problem.cu_seqlens.is_none()
+fn is_empty(problem: &Problem) -> bool {
+    problem.shape().iter().any(|&(name, size)| size == 0 && name != "state_len")
 }
 
-fn begin_table(run: &SavedRun, cases: &[(Case, Conv1d)]) -> Result<Table, Failure> {
+fn begin_table(run: &SavedRun, cases: &[Case]) -> Result<Table, Failure> {
     let threads = run.threads;
     let plural = if threads == 1 { "" } else { "s" };
     terminal::print(&format!("bench {} on {}, {threads} thread{plural}", run.suite, run.device))?;
@@ -356,7 +317,7 @@ fn begin_table(run: &SavedRun, cases: &[(Case, Conv1d)]) -> Result<Table, Failur
         terminal::print(&format!("  {line}"))?;
     }
     terminal::print("")?;
-    let longest = cases.iter().map(|(case, _)| case.name.len()).max().unwrap_or(0);
+    let longest = cases.iter().map(|case| case.name.len()).max().unwrap_or(0);
     Table::begin(vec![
         Column::left("case", 0).fitting(longest),
         Column::left("call", 8),
@@ -366,21 +327,24 @@ fn begin_table(run: &SavedRun, cases: &[(Case, Conv1d)]) -> Result<Table, Failur
         Column::right("GB/s", 7),
         Column::right("floor", 9),
         Column::right("× floor", 7),
+        Column::right("× plain", 7),
         Column::right("noise", 6),
         Column::left("results", 0),
     ])
 }
 
-fn print_row(table: &Table, case: &Case, call: Call, found: &Measurement) -> Result<(), Failure> {
+fn print_row(table: &Table, row: &SavedRow) -> Result<(), Failure> {
+    let found = &row.measurement;
     table.row(&[
-        case.name.as_str().into(),
-        call.name().into(),
+        row.case.as_str().into(),
+        row.call.as_str().into(),
         format_seconds(found.time.median).into(),
         format_seconds(found.time.p20).into(),
         format_seconds(found.time.p80).into(),
         format!("{:.1}", found.gigabytes_per_second()).into(),
         format_seconds(found.floor.median).into(),
         format!("{:.2}", found.ratio).into(),
+        row.by_plain.map_or("-".to_string(), |ratio| format!("{ratio:.2}")).into(),
         format!("{:.1}%", found.noise * 100.0).into(),
         results(found),
     ])
@@ -390,63 +354,6 @@ fn results(found: &Measurement) -> Cell {
     match &found.wrong {
         None => Cell::styled("right", PASS),
         Some(wrong) => Cell::styled(format!("WRONG: {wrong}"), FAIL),
-    }
-}
-
-fn begin_product_table(run: &SavedRun, cases: &[(Case, Gemm)]) -> Result<Table, Failure> {
-    terminal::print(&format!("bench {} on {}", run.suite, run.device))?;
-    for line in &run.method {
-        terminal::print(&format!("  {line}"))?;
-    }
-    terminal::print("")?;
-    let longest = cases.iter().map(|(case, _)| case.name.len()).max().unwrap_or(0);
-    Table::begin(vec![
-        Column::left("case", 0).fitting(longest),
-        Column::left("call", 8),
-        Column::right("median", 9),
-        Column::right("p20", 9),
-        Column::right("p80", 9),
-        Column::right("TFLOP/s", 7),
-        Column::right("vendor", 9),
-        Column::right("× vendor", 8),
-        Column::right("noise", 6),
-        Column::left("results", 0),
-    ])
-}
-
-/// The ratio is of speeds: above 1 is faster than the vendor's library.
-fn print_product(
-    table: &Table,
-    case: &Case,
-    problem: &Gemm,
-    product: Product,
-    found: &Measurement,
-) -> Result<(), Failure> {
-    table.row(&[
-        case.name.as_str().into(),
-        product.name().into(),
-        format_seconds(found.time.median).into(),
-        format_seconds(found.time.p20).into(),
-        format_seconds(found.time.p80).into(),
-        format!("{:.1}", product.operations(problem) / found.time.median * 1e-12).into(),
-        format_seconds(found.floor.median).into(),
-        format!("{:.3}", 1.0 / found.ratio).into(),
-        format!("{:.1}%", found.noise * 100.0).into(),
-        results(found),
-    ])
-}
-
-fn saved_row(case: &Case, problem: &Conv1d, call: Call, measurement: Measurement) -> SavedRow {
-    SavedRow {
-        case: case.name.clone(),
-        call: call.name().to_string(),
-        shape: [problem.batch, problem.dim, problem.seqlen],
-        width: Some(problem.width),
-        dtype: problem.dtype.to_string(),
-        weight_dtype: Some(problem.weight_dtype.to_string()),
-        layout: problem.layout.to_string(),
-        activation: Some(problem.activation.to_string()),
-        measurement,
     }
 }
 
@@ -500,5 +407,5 @@ fn parse_shape(text: &str) -> Result<[i64; 3], String> {
     sizes
         .ok()
         .and_then(|sizes| sizes.try_into().ok())
-        .ok_or_else(|| format!("{text:?} is not batch,dim,seqlen or M,N,K"))
+        .ok_or_else(|| format!("{text:?} is not batch,dim,seqlen"))
 }

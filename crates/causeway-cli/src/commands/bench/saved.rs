@@ -4,7 +4,13 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use causeway::causal_conv1d::Activation;
+use causeway::suite::{Case, Problem};
+
+use super::buffers::Call;
+use super::host_cost::HostCost;
 use super::measure::Measurement;
+use crate::evidence::DeviceEvidence;
 use crate::failure::Failure;
 use crate::host::Host;
 
@@ -23,11 +29,17 @@ pub(super) struct SavedRun {
     pub device: String,
     pub threads: usize,
     pub host: Host,
+    /// The GPU and its compiler; absent on a CPU.
+    #[serde(default)]
+    pub device_evidence: Option<DeviceEvidence>,
     /// Seconds since 1970.
     pub unix_time: u64,
     /// How the times were taken, in words.
     pub method: Vec<String>,
     pub rows: Vec<SavedRow>,
+    /// What calls cost the host, where that was asked for.
+    #[serde(default)]
+    pub host_cost: Option<HostCost>,
 }
 
 /// One call on one shape.
@@ -35,9 +47,9 @@ pub(super) struct SavedRun {
 pub(super) struct SavedRow {
     pub case: String,
     pub call: String,
-    /// `(batch, dim, seqlen)` of a convolution, `(M, N, K)` of a product.
-    pub shape: [i64; 3],
-    /// Of convolutions, as are the other fields that may be absent.
+    /// Of a convolution `(batch, dim, seqlen)`; of other operations the sizes that their case lists first.
+    pub shape: Vec<i64>,
+    /// Of convolutions and updates, as are the other fields that may be absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<i64>,
     pub dtype: String,
@@ -46,8 +58,67 @@ pub(super) struct SavedRow {
     pub layout: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation: Option<String>,
+    /// What is not plain about the call: states, sequences, a residual.
+    #[serde(default)]
+    pub variant: Vec<String>,
+    /// Median time by that of the plain call of the same shape, dtypes, layout and activation in this run.
+    #[serde(default)]
+    pub by_plain: Option<f64>,
     #[serde(flatten)]
     pub measurement: Measurement,
+}
+
+impl SavedRow {
+    /// `others` are the rows before it.
+    pub fn new(case: &Case, call: Call, measurement: Measurement, others: &[SavedRow]) -> Self {
+        let problem = &case.problem;
+        let (width, weight_dtype, activation) = match problem {
+            Problem::Conv1d(c) => (Some(c.width), Some(c.weight_dtype), Some(c.activation)),
+            Problem::Update(u) => (Some(u.width), Some(u.weight_dtype), Some(u.activation)),
+            _ => (None, None, None),
+        };
+        let mut variant = problem.options();
+        variant.retain(|option| {
+            !["bias", "none", "silu"].contains(&option.as_str()) && !option.starts_with("weight ")
+        });
+        let mut row = SavedRow {
+            case: case.name.clone(),
+            call: call.name().to_string(),
+            shape: sizes(problem),
+            width,
+            dtype: problem.dtype().to_string(),
+            weight_dtype: weight_dtype.map(|dtype| dtype.to_string()),
+            layout: problem.layout().to_string(),
+            activation: activation.map(|activation: Activation| activation.to_string()),
+            variant,
+            by_plain: None,
+            measurement,
+        };
+        let plain = others.iter().find(|other| other.variant.is_empty() && row.is_like(other));
+        row.by_plain = plain
+            .filter(|_| !row.variant.is_empty())
+            .map(|plain| row.measurement.time.median / plain.measurement.time.median);
+        row
+    }
+
+    /// True if only the variants and the bias differ.
+    fn is_like(&self, other: &SavedRow) -> bool {
+        let key = |row: &SavedRow| {
+            let text = [&row.call, &row.dtype, &row.layout].map(String::clone);
+            (text, row.weight_dtype.clone(), row.activation.clone(), row.shape.clone(), row.width)
+        };
+        key(self) == key(other)
+    }
+}
+
+/// The first three sizes of a case, or two where it has no more.
+pub(super) fn sizes(problem: &Problem) -> Vec<i64> {
+    problem
+        .shape()
+        .iter()
+        .filter(|(name, _)| !matches!(*name, "width" | "state_len"))
+        .map(|(_, size)| *size)
+        .collect()
 }
 
 impl SavedRun {
@@ -141,12 +212,14 @@ mod tests {
         SavedRow {
             case: "large".to_string(),
             call: "forward".to_string(),
-            shape: [8, 2048, 1024],
+            shape: vec![8, 2048, 1024],
             width: Some(4),
             dtype: "f32".to_string(),
             weight_dtype: Some("f32".to_string()),
             layout: "channel-first".to_string(),
             activation: Some("silu".to_string()),
+            variant: Vec::new(),
+            by_plain: None,
             measurement: Measurement {
                 time: summary(seconds),
                 floor: summary(floor),
@@ -179,6 +252,25 @@ mod tests {
     }
 
     #[test]
+    fn a_variant_stands_beside_the_plain_row_of_its_size() {
+        let text = "name = \"v\"\nabout = \"v\"\n[base.conv1d]\nwidth = 4\nlayout = \"channel-last\"\ndtype = \"f32\"\n\
+                    activation = \"silu\"\n[[conv1d]]\nname = \"plain\"\nshape = [[1, 8, 64], [1, 8, 65]]\nbias = true\n\
+                    [[conv1d]]\nname = \"idx\"\nshape = [[1, 8, 64], [1, 8, 66]]\nseq_idx = [[9, 0], [5, 1]]\n";
+        let cases = causeway::suite::Suite::parse("v", text).unwrap().cases;
+        let mut rows: Vec<SavedRow> = Vec::new();
+        for (case, seconds) in cases.iter().zip([1.0, 2.0, 1.5, 9.0]) {
+            let new = SavedRow::new(case, Call::Forward, row(seconds, 1.0, 0.0).measurement, &rows);
+            rows.push(new);
+        }
+        let ratios: Vec<_> = rows.iter().map(|row| row.by_plain).collect();
+        assert_eq!(ratios, [None, None, Some(1.5), None]);
+        assert_eq!(
+            (rows[2].variant.as_slice(), rows[2].shape.as_slice()),
+            (&["seq_idx".to_string()][..], &[1, 8, 64][..])
+        );
+    }
+
+    #[test]
     fn saved_runs_are_read_back() {
         let run = SavedRun {
             format: FORMAT,
@@ -187,9 +279,11 @@ mod tests {
             device: "cpu (portable)".to_string(),
             threads: 1,
             host: Host::detect(),
+            device_evidence: None,
             unix_time: 0,
             method: vec!["by hand".to_string()],
             rows: vec![row(1.0, 0.5, 0.01)],
+            host_cost: None,
         };
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run.json");

@@ -68,15 +68,23 @@ impl DeviceBuffer {
     /// [`Error::CopyLength`], or what the driver says.
     pub fn upload(&mut self, data: &[u8]) -> Result<()> {
         self.expect_length(data.len())?;
+        self.upload_at(0, data)
+    }
+
+    /// As [`DeviceBuffer::upload`], to a part of the buffer that begins at byte `at`.
+    ///
+    /// # Errors
+    /// [`Error::CopyLength`] if the slice is longer than the buffer from there on, or what the driver says.
+    pub fn upload_at(&mut self, at: u64, data: &[u8]) -> Result<()> {
+        self.expect_inside(at, data.len())?;
         if data.is_empty() {
             return Ok(());
         }
         let current = self.device().enter()?;
         let stream = self.stream.handle().0;
-        // SAFETY: the memory is this buffer's and has the slice's length; the slice is borrowed until the wait
-        // is over.
+        // SAFETY: the part lies inside this buffer; the slice is borrowed until the wait is over.
         unsafe {
-            current.copy_to_device(self.address, data, stream)?;
+            current.copy_to_device(self.address + at, data, stream)?;
             current.synchronize(stream)
         }
     }
@@ -87,6 +95,15 @@ impl DeviceBuffer {
     /// As for [`DeviceBuffer::upload`].
     pub fn download(&self, data: &mut [u8]) -> Result<()> {
         self.expect_length(data.len())?;
+        self.download_at(0, data)
+    }
+
+    /// As [`DeviceBuffer::download`], of a part of the buffer that begins at byte `at`.
+    ///
+    /// # Errors
+    /// As for [`DeviceBuffer::upload_at`].
+    pub fn download_at(&self, at: u64, data: &mut [u8]) -> Result<()> {
+        self.expect_inside(at, data.len())?;
         if data.is_empty() {
             return Ok(());
         }
@@ -94,7 +111,7 @@ impl DeviceBuffer {
         let stream = self.stream.handle().0;
         // SAFETY: as above.
         unsafe {
-            current.copy_to_host(data, self.address, stream)?;
+            current.copy_to_host(data, self.address + at, stream)?;
             current.synchronize(stream)
         }
     }
@@ -152,6 +169,14 @@ impl DeviceBuffer {
             filled += next;
         }
         Ok(())
+    }
+
+    fn expect_inside(&self, at: u64, host: usize) -> Result<()> {
+        let rest = self.bytes.saturating_sub(at);
+        if host as u64 <= rest {
+            return Ok(());
+        }
+        Err(Error::CopyLength { device: rest, host: host as u64 })
     }
 
     fn expect_length(&self, host: usize) -> Result<()> {

@@ -15,6 +15,7 @@ pub mod floor;
 pub mod gemm;
 mod launch;
 pub mod library;
+pub(crate) mod memo;
 pub mod memory;
 pub mod plan;
 pub mod runtime;

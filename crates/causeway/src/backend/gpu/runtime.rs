@@ -9,9 +9,10 @@ use rustc_hash::FxHashMap;
 
 use super::builder::Builder;
 use super::cache::{CacheKey, Origin};
-use super::compiler::Target;
+use super::compiler::{Compiler, Target};
 use super::device::{self, DeviceReport};
 use super::driver::{Context, Current, Driver, Launch};
+use super::memo::Memo;
 use super::plan::{DeviceFacts, Plan, Vendor};
 use super::scratch::Scratch;
 use super::stream::{Stream, StreamHandle};
@@ -39,6 +40,7 @@ struct Inner {
     target: Target,
     /// A handful of headers, searched in order.
     kernels: RwLock<Vec<(&'static str, Kernels)>>,
+    memo: Memo,
     scratch: Scratch,
     /// For stream-ordered allocation, where the device has it.
     pool: Option<usize>,
@@ -49,7 +51,7 @@ struct Inner {
 type Kernels = FxHashMap<String, Arc<Kernel>>;
 
 /// A kernel in the device's memory.
-struct Kernel {
+pub(super) struct Kernel {
     function: usize,
     /// Bytes of dynamic shared memory that the driver has been asked to allow.
     shared_allowed: AtomicU32,
@@ -115,6 +117,7 @@ impl GpuDevice {
             target: Target::of(&report.facts),
             report,
             kernels: RwLock::default(),
+            memo: Memo::default(),
             scratch: Scratch::default(),
             pool,
             stream: OnceLock::new(),
@@ -136,6 +139,18 @@ impl GpuDevice {
     /// Where tensors have to be for this device.
     pub fn location(&self) -> Location {
         self.0.report.location()
+    }
+
+    pub(super) fn memo(&self) -> &Memo {
+        &self.0.memo
+    }
+
+    /// The compiler of this device's kernels.
+    ///
+    /// # Errors
+    /// [`Error::LibraryMissing`] or [`Error::SymbolMissing`].
+    pub fn compiler(&self) -> Result<&'static Compiler> {
+        Builder::global().compiler(self.facts().vendor, self.0.driver.compiler_major())
     }
 
     /// Bytes free and bytes in all.
@@ -194,9 +209,25 @@ impl GpuDevice {
             return Ok(());
         }
         let kernel = self.kernel(plan)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_kernel(plan, &kernel, &plan.arguments, stream, workspace) }
+    }
+
+    /// As [`GpuDevice::launch`], with the plan's kernel and the bytes that stand for its arguments.
+    ///
+    /// # Safety
+    /// As for [`GpuDevice::launch`], of the addresses in `arguments`.
+    pub(super) unsafe fn launch_kernel(
+        &self,
+        plan: &Plan,
+        kernel: &Kernel,
+        arguments: &[u8],
+        stream: StreamHandle,
+        workspace: Option<Workspace>,
+    ) -> Result<()> {
         let current = self.enter()?;
         if plan.shared_bytes > kernel.shared_allowed.load(Ordering::Relaxed) {
-            self.allow_shared(&current, &kernel, plan)?;
+            self.allow_shared(&current, kernel, plan)?;
         }
         let launch = |argument: *const u8| Launch {
             function: kernel.function,
@@ -209,10 +240,10 @@ impl GpuDevice {
         };
         if plan.workspace_bytes == 0 && plan.counters == 0 && plan.tensor_maps.is_empty() {
             // SAFETY: the caller's promise.
-            return unsafe { current.launch(&launch(plan.arguments.as_ptr())) };
+            return unsafe { current.launch(&launch(arguments.as_ptr())) };
         }
 
-        let mut argument = Argument::copy(plan)?;
+        let mut argument = Argument::copy(plan, arguments)?;
         for (at, map) in &plan.tensor_maps {
             argument.write(plan, *at, &current.encode(map)?.0)?;
         }
@@ -284,7 +315,7 @@ impl GpuDevice {
     }
 
     /// The plan's kernel, from memory if it is there. Allocates nothing then.
-    fn kernel(&self, plan: &Plan) -> Result<Arc<Kernel>> {
+    pub(super) fn kernel(&self, plan: &Plan) -> Result<Arc<Kernel>> {
         let kernels = self.0.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let loaded = kernels
             .iter()
@@ -418,6 +449,20 @@ impl fmt::Display for GpuDevice {
     }
 }
 
+#[cfg(test)]
+impl Kernel {
+    /// One that is nowhere loaded.
+    pub(super) fn for_test() -> Self {
+        Kernel {
+            function: 0,
+            shared_allowed: AtomicU32::new(0),
+            origin: Origin::Compiled,
+            key: None,
+            compiler: String::new(),
+        }
+    }
+}
+
 impl fmt::Debug for GpuDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GpuDevice({self})")
@@ -437,14 +482,13 @@ impl Eq for GpuDevice {}
 struct Argument([MaybeUninit<u8>; ARGUMENT_BYTES]);
 
 impl Argument {
-    fn copy(plan: &Plan) -> Result<Self> {
+    fn copy(plan: &Plan, arguments: &[u8]) -> Result<Self> {
         let mut argument = Argument([const { MaybeUninit::uninit() }; ARGUMENT_BYTES]);
-        let Some(place) = argument.0.get_mut(..plan.arguments.len()) else {
-            let because =
-                format!("its argument has {} bytes; at most {ARGUMENT_BYTES} fit", plan.arguments.len());
+        let Some(place) = argument.0.get_mut(..arguments.len()) else {
+            let because = format!("its argument has {} bytes; at most {ARGUMENT_BYTES} fit", arguments.len());
             return Err(invalid(plan, because));
         };
-        for (to, from) in place.iter_mut().zip(&plan.arguments) {
+        for (to, from) in place.iter_mut().zip(arguments) {
             to.write(*from);
         }
         Ok(argument)

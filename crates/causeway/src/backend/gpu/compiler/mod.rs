@@ -12,8 +12,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::UNIX_EPOCH;
 
 use self::rtc::{Outcome, Rtc};
-pub use self::source::Program;
 pub(crate) use self::source::{Flattened, flatten};
+pub use self::source::{Program, sources_digest};
 pub use self::target::Target;
 pub(crate) use self::target::{REQUIRED_AMD, REQUIRED_NVIDIA, is_supported};
 use crate::backend::gpu::cache::Cache;

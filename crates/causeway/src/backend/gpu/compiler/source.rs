@@ -8,6 +8,15 @@ static KERNELS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/kernels.rs
 /// What the compiler's messages call the text that comes after the header.
 const INSTANTIATION: &str = "instantiation";
 
+/// BLAKE3 of every file in `kernels/`, with its name and length, in hexadecimal: which device code this build carries.
+pub fn sources_digest() -> String {
+    let mut hasher = blake3::Hasher::new();
+    for text in KERNELS.iter().flat_map(|(name, text)| [name, text]) {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
 /// A program: a header of `kernels/` and the text that chooses template arguments and names the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Program<'a> {

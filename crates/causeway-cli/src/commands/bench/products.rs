@@ -1,0 +1,114 @@
+//! The products of a suite: their rows, in turns with the vendor's library.
+
+use std::time::Duration;
+
+use causeway::Device;
+use causeway::backend::gpu::vendor_blas::VendorBlas;
+use causeway::suite::{Case, Gemm, MatrixLayout, Problem};
+
+use super::gemm::{self, Product};
+use super::measure::Measurement;
+use super::saved::{SavedRow, SavedRun};
+use super::{format_seconds, results};
+use crate::failure::Failure;
+use crate::table::{Column, Table};
+use crate::terminal;
+
+/// The product of a case that can be compared with the library: dense rows, nothing empty.
+pub(super) fn comparable(case: &Case) -> Option<&Gemm> {
+    match &case.problem {
+        Problem::Gemm(problem) => {
+            let dense = [problem.layout, problem.output_layout] == [MatrixLayout::RowMajor; 2];
+            (dense && ![problem.m, problem.n, problem.k].contains(&0)).then_some(problem)
+        }
+        _ => None,
+    }
+}
+
+/// Measures every product of `cases`, prints each row as it comes unless `quiet`, and adds it to the run. `rotation` is
+/// the bytes that calls go through.
+pub(super) fn measure(
+    cases: &[Case],
+    device: &Device,
+    budget: Duration,
+    rotation: u64,
+    quiet: bool,
+    run: &mut SavedRun,
+) -> Result<(), Failure> {
+    let Device::Gpu(stream) = device else {
+        return Err(Failure::input(format!("products are not measured on {device}"))
+            .with_help("bench compares them with cuBLASLt: use --device cuda"));
+    };
+    let blas = VendorBlas::open(stream.device())?;
+    run.method.push(format!("products: in turns with {}, whose time stands for the floor", blas.name()));
+    let table = (!quiet).then(|| begin_product_table(run, cases)).transpose()?;
+    let progress = terminal::progress(cases.len() as u64 * Product::ALL.len() as u64);
+    for (case, problem) in cases.iter().filter_map(|case| Some((case, comparable(case)?))) {
+        for product in Product::ALL {
+            progress.set_message(format!("{} {}", case.name, product.name()));
+            let measurement = gemm::measure(&case.name, problem, product, stream, &blas, budget, rotation)?;
+            if let Some(table) = &table {
+                progress.suspend(|| print_product(table, case, problem, product, &measurement))?;
+            }
+            run.rows.push(SavedRow {
+                case: case.name.clone(),
+                call: product.name().to_string(),
+                shape: vec![problem.m, problem.n, problem.k],
+                width: None,
+                dtype: problem.dtype.to_string(),
+                weight_dtype: None,
+                layout: problem.layout.to_string(),
+                activation: None,
+                variant: Vec::new(),
+                by_plain: None,
+                measurement,
+            });
+            progress.inc(1);
+        }
+    }
+    progress.finish_and_clear();
+    Ok(())
+}
+
+fn begin_product_table(run: &SavedRun, cases: &[Case]) -> Result<Table, Failure> {
+    terminal::print(&format!("bench {} on {}", run.suite, run.device))?;
+    for line in &run.method {
+        terminal::print(&format!("  {line}"))?;
+    }
+    terminal::print("")?;
+    let longest = cases.iter().map(|case| case.name.len()).max().unwrap_or(0);
+    Table::begin(vec![
+        Column::left("case", 0).fitting(longest),
+        Column::left("call", 8),
+        Column::right("median", 9),
+        Column::right("p20", 9),
+        Column::right("p80", 9),
+        Column::right("TFLOP/s", 7),
+        Column::right("vendor", 9),
+        Column::right("× vendor", 8),
+        Column::right("noise", 6),
+        Column::left("results", 0),
+    ])
+}
+
+/// The ratio is of speeds: above 1 is faster than the vendor's library.
+fn print_product(
+    table: &Table,
+    case: &Case,
+    problem: &Gemm,
+    product: Product,
+    found: &Measurement,
+) -> Result<(), Failure> {
+    table.row(&[
+        case.name.as_str().into(),
+        product.name().into(),
+        format_seconds(found.time.median).into(),
+        format_seconds(found.time.p20).into(),
+        format_seconds(found.time.p80).into(),
+        format!("{:.1}", product.operations(problem) / found.time.median * 1e-12).into(),
+        format_seconds(found.floor.median).into(),
+        format!("{:.3}", 1.0 / found.ratio).into(),
+        format!("{:.1}%", found.noise * 100.0).into(),
+        results(found),
+    ])
+}
