@@ -1,8 +1,10 @@
 //! Causal conv1d on the CPU against the floor of the same run, with the same threads.
 //!
 //! ```text
-//! cargo bench -p causeway --bench cpu_conv1d -- [--threads N] [--mib N] [--rounds N] [FILTER]
+//! cargo bench -p causeway --bench cpu_conv1d -- [--threads N] [--mib N | --kib N] [--rounds N] [FILTER]
 //! ```
+//!
+//! `--mib` gives tensors of that many MiB; `--kib` of that many KiB, to measure in the caches.
 //!
 //! The floor of forward is a copy of x to y; that of backward reads x and dy and writes dx = x + dy. Each is
 //! measured with plain and with non-temporal stores, and the faster one counts. Rounds alternate between the
@@ -16,20 +18,21 @@ use rayon::prelude::*;
 
 struct Options {
     threads: usize,
-    mib: usize,
+    kib: usize,
     rounds: usize,
     filter: String,
 }
 
 impl Options {
     fn parse() -> Self {
-        let mut options = Options { threads: 2, mib: 256, rounds: 9, filter: String::new() };
+        let mut options = Options { threads: 2, kib: 256 << 10, rounds: 9, filter: String::new() };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
             let mut number = || arguments.next().and_then(|text| text.parse().ok());
             match argument.as_str() {
                 "--threads" => options.threads = number().expect("--threads takes a number"),
-                "--mib" => options.mib = number().expect("--mib takes a number"),
+                "--mib" => options.kib = number().expect("--mib takes a number") << 10,
+                "--kib" => options.kib = number().expect("--kib takes a number"),
                 "--rounds" => options.rounds = number().expect("--rounds takes a number"),
                 // Cargo adds this one.
                 "--bench" => {}
@@ -123,13 +126,16 @@ fn main() {
     let options = Options::parse();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build().expect("threads start");
     let device = Device::cpu();
-    println!("{device}, {} threads, {} MiB per tensor", options.threads, options.mib);
-    println!("operation dtype layout activation         ms    GB/s  floor ms (plain, streamed)   ratio");
+    println!("{device}, {} threads, {} KiB per tensor", options.threads, options.kib);
+    println!(
+        "operation dtype layout activation         ms  ns/16    GB/s  floor ms (plain, streamed)   ratio"
+    );
     pool.install(|| {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             for last in [false, true] {
-                let seqlen = (options.mib << 20) as i64 / (8 * 2048 * dtype.size() as i64);
-                bench(&options, &device, dtype, [8, 2048, seqlen], last);
+                let (batch, dim) = if options.kib < 64 << 10 { (1, 256) } else { (8, 2048) };
+                let seqlen = (options.kib << 10) as i64 / (batch * dim * dtype.size() as i64);
+                bench(&options, &device, dtype, [batch, dim, seqlen], last);
             }
         }
     });
@@ -207,7 +213,8 @@ fn bench(options: &Options, device: &Device, dtype: DType, shape: [i64; 3], last
             let floor = plain.min(streamed);
             let bytes = (if backward { 3 } else { 2 }) * x.bytes().len();
             println!(
-                "{name:32} {time:8.2} {:7.1}  {floor:8.2} ({plain:.2}, {streamed:.2})  {:.2}",
+                "{name:32} {time:8.3} {:6.2} {:7.1}  {floor:8.3} ({plain:.3}, {streamed:.3})  {:.2}",
+                time * 1e6 * 16.0 / shape.iter().product::<i64>() as f64,
                 bytes as f64 / time / 1e6,
                 time / floor
             );

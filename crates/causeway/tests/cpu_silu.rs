@@ -60,7 +60,8 @@ fn an_f32_is_within_2_units_of_the_correctly_rounded_one() {
     }
 }
 
-/// Every finite number of a 16-bit dtype: the error before rounding is at most an eighth of half a unit.
+/// Every finite number of a 16-bit dtype: the error before rounding is at most an eighth of half a unit. A sigmoid below
+/// the smallest normal f32 may count as zero.
 fn check_16_bits(dtype: DType, bits: i32, lowest: i32) {
     let patterns: Vec<u16> = (0..=u16::MAX).collect();
     let mut x = HostTensor::zeros(dtype, &[1, 1, patterns.len() as i64]).unwrap();
@@ -71,8 +72,9 @@ fn check_16_bits(dtype: DType, bits: i32, lowest: i32) {
         for (&x, found) in values.iter().zip(found).filter(|(x, _)| x.is_finite()) {
             let expected = exact(x);
             let units = (found - expected).abs() / unit(expected, bits, lowest);
+            let is_flushed = found == 0.0 && expected / x < f64::from(f32::MIN_POSITIVE);
             assert!(
-                units <= 0.5 * 1.125,
+                units <= 0.5 * 1.125 || is_flushed,
                 "silu({x:e}) is {found:e} on {level}, {units} units from {expected:e}"
             );
         }

@@ -140,7 +140,7 @@ impl<T: Number> AlongSequence<T> {
                 let first = from.max(piece.from + before as i64);
                 let target = problem.dx.at([piece.batch, channel, first - before as i64]);
                 let lead = (first - from) as usize + registers::unaligned(target, problem.stream);
-                let whole = registers::whole_vectors(simd, problem.width, count);
+                let whole = registers::whole_pairs(simd, problem.width, count);
                 if lead > 0 {
                     count = count.min(lead);
                 } else if whole > 0 {
@@ -161,7 +161,7 @@ impl<T: Number> AlongSequence<T> {
         }
     }
 
-    /// Whole vectors of neighbours, from memory to the sums and, `width - 1` positions late, to dx.
+    /// Whole pairs of neighbours, from memory to the sums and, `width - 1` positions late, to dx.
     #[inline(always)]
     fn vectors<S>(
         &self,
@@ -191,7 +191,7 @@ impl<T: Number> AlongSequence<T> {
             silu: problem.silu,
             precision: T::PRECISION,
         };
-        // SAFETY: these are positions of the row, whole vectors of them; dy and dx have the shape of x, and no other
+        // SAFETY: these are positions of the row, whole pairs of them; dy and dx have the shape of x, and no other
         // task writes to these positions of dx.
         unsafe { with_taps!(problem.width, gradient::<S, T>(simd, work)) };
     }

@@ -97,7 +97,7 @@ impl<T: Number> AlongSequence<T> {
             if neighbours && unaligned > 0 {
                 count = count.min(unaligned);
             } else if neighbours {
-                let whole = registers::whole_vectors(simd, problem.width, count);
+                let whole = registers::whole_pairs(simd, problem.width, count);
                 if whole > 0 {
                     self.vectors(simd, piece, channel, from, whole, bias, buffers);
                     from += whole as i64;
@@ -122,7 +122,7 @@ impl<T: Number> AlongSequence<T> {
         }
     }
 
-    /// Whole vectors of neighbours, from memory to memory.
+    /// Whole pairs of neighbours, from memory to memory.
     #[inline(always)]
     fn vectors<S>(
         &self,
@@ -144,7 +144,7 @@ impl<T: Number> AlongSequence<T> {
         let y = Output { pointer: problem.y.at(index), count, stream: problem.stream };
         let Buffers { weight, x: history, .. } = buffers;
         let history = &mut history[..problem.width - 1];
-        // SAFETY: these are positions of the row, whole vectors of them; no other task writes to them.
+        // SAFETY: these are positions of the row, whole pairs of them; no other task writes to them.
         unsafe {
             if problem.silu {
                 let finish = Silu { precision: T::PRECISION };

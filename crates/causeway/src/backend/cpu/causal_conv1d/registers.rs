@@ -1,14 +1,14 @@
 //! The work of a [`tile`](super::tile) in one pass, for positions that are neighbours in memory and widths up to 8.
 //!
 //! ```text
-//! memory   x: ... |  before  |   now    | ...        vectors of LANES positions, each loaded once
-//! tap of age k:        [ now, shifted in from before by k lanes ]
+//! memory   x: ... |    before     |      now      | ...        pairs of vectors, each loaded once
+//! tap of age k:           [ now, shifted in from before by k ]
 //! ```
 //!
-//! Every element is loaded and widened once, every tap is a shift between two registers, and each result goes
-//! straight to its place: loads and stores are spread evenly over the arithmetic, as in a copy. Lines are asked for
-//! `AHEAD` of their use, since the arithmetic fills the processor's window after a few of them, and its own
-//! prefetcher stops at every page.
+//! Every element is loaded and widened once, every tap is a shift between registers, and each result goes straight to
+//! its place: loads and stores are spread evenly over the arithmetic, as in a copy. Lines are asked for `AHEAD` of
+//! their use, since the arithmetic fills the processor's window after a few of them, and its own prefetcher stops at
+//! every page.
 
 use super::tile::Finish;
 use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Precision, Simd};
@@ -17,14 +17,14 @@ use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Precision, Sim
 /// over the taps that a smaller width lacks.
 pub(super) const MAX_WIDTH: usize = 8;
 
-/// Vectors whose SiLU is computed together.
+/// Vectors whose SiLU is computed together, in pairs.
 const INTERLEAVED: usize = 4;
 
 /// Bytes between a load and the line that is asked for: about what arrives in two latencies of the memory.
 const AHEAD: usize = 2048;
 
-/// Most lanes of any vector.
-const MAX_LANES: usize = 16;
+/// Most lanes of any pair of vectors.
+const MAX_PAIR: usize = 32;
 
 /// Calls a method with 4 or `MAX_WIDTH` as its constant.
 macro_rules! with_taps {
@@ -38,29 +38,36 @@ macro_rules! with_taps {
 }
 pub(super) use with_taps;
 
-/// How many of `count` positions the passes below take: whole vectors, if the taps reach back one vector at most.
+/// How many of `count` positions the passes below take: whole pairs, if the taps reach back one vector at most.
 #[inline(always)]
-pub(super) fn whole_vectors<S: Simd>(_: S, width: usize, count: usize) -> usize {
+pub(super) fn whole_pairs<S: Simd>(_: S, width: usize, count: usize) -> usize {
     let reach = if width == 4 { 4 } else { MAX_WIDTH };
-    if width <= reach && reach <= S::LANES { count / S::LANES * S::LANES } else { 0 }
+    if width <= reach && reach <= S::LANES { count / (2 * S::LANES) * (2 * S::LANES) } else { 0 }
 }
 
-/// A vector whose last lanes are `history`.
+/// A pair whose last elements are `history`.
 #[inline(always)]
-fn load_history<S: Simd>(simd: S, history: &[S::Scalar]) -> S::Vector {
-    let mut lanes = [S::Scalar::ZERO; MAX_LANES];
-    lanes[S::LANES - history.len()..S::LANES].copy_from_slice(history);
-    // SAFETY: the array is at least a vector.
-    unsafe { simd.load(lanes.as_ptr()) }
+fn load_history<S: Simd, T: Lanes<S>>(simd: S, history: &[S::Scalar]) -> [S::Vector; 2] {
+    let mut lanes = [S::Scalar::ZERO; MAX_PAIR];
+    for (element, &value) in (2 * S::LANES - history.len()..).zip(history) {
+        lanes[T::lane(element)] = value;
+    }
+    // SAFETY: the array is at least a pair.
+    unsafe { [simd.load(lanes.as_ptr()), simd.load(lanes.as_ptr().add(S::LANES))] }
 }
 
-/// The last lanes of a vector.
+/// The last elements of a pair.
 #[inline(always)]
-fn store_history<S: Simd>(simd: S, v: S::Vector, history: &mut [S::Scalar]) {
-    let mut lanes = [S::Scalar::ZERO; MAX_LANES];
-    // SAFETY: the array is at least a vector.
-    unsafe { simd.store(lanes.as_mut_ptr(), v) };
-    history.copy_from_slice(&lanes[S::LANES - history.len()..S::LANES]);
+fn store_history<S: Simd, T: Lanes<S>>(simd: S, pair: [S::Vector; 2], history: &mut [S::Scalar]) {
+    let mut lanes = [S::Scalar::ZERO; MAX_PAIR];
+    // SAFETY: the array is at least a pair.
+    unsafe {
+        simd.store(lanes.as_mut_ptr(), pair[0]);
+        simd.store(lanes.as_mut_ptr().add(S::LANES), pair[1]);
+    }
+    for (element, value) in (2 * S::LANES - history.len()..).zip(history) {
+        *value = lanes[T::lane(element)];
+    }
 }
 
 /// `width`, known when the body is compiled unless it is that of the greatest width.
@@ -69,28 +76,44 @@ fn known<const WIDTH: usize>(width: usize) -> usize {
     if WIDTH < MAX_WIDTH { WIDTH } else { width }
 }
 
+/// Asks for what a later pair loads.
+#[inline(always)]
+fn prefetch_pair<S: Simd, T>(simd: S, source: *const T) {
+    let ahead = source.cast::<u8>().wrapping_add(AHEAD);
+    for line in 0..(2 * S::LANES * size_of::<T>()).div_ceil(LINE) {
+        simd.prefetch(ahead.wrapping_add(line * LINE));
+    }
+}
+
 /// Neighbouring elements that results go to.
 pub(super) struct Output<T> {
     pub pointer: *mut T,
     pub count: usize,
-    /// Past the caches: the pointer is aligned to a vector then.
+    /// Past the caches: the pointer is aligned to a line then.
     pub stream: bool,
 }
 
 impl<T: Number> Output<T> {
+    /// Stores `N` vectors, in pairs.
+    ///
     /// # Safety
-    /// `at + LANES ≤ count`; the elements are those of a tensor, and nobody else uses them meanwhile.
+    /// `at + N · LANES ≤ count`; the elements are those of a tensor, and nobody else uses them meanwhile.
     #[inline(always)]
-    unsafe fn store<S: Simd>(&self, simd: S, at: usize, v: S::Vector)
+    unsafe fn store<S: Simd, const N: usize>(&self, simd: S, at: usize, vectors: [S::Vector; N])
     where
         T: Lanes<S>,
     {
+        let pairs = (at..).step_by(2 * S::LANES).zip(vectors.chunks_exact(2));
         // SAFETY: the caller's promise.
         unsafe {
             if self.stream {
-                T::stream(simd, self.pointer.add(at), v);
+                for (at, pair) in pairs {
+                    T::store_pair::<true>(simd, self.pointer.add(at), [pair[0], pair[1]]);
+                }
             } else {
-                T::store(simd, self.pointer.add(at), v);
+                for (at, pair) in pairs {
+                    T::store_pair::<false>(simd, self.pointer.add(at), [pair[0], pair[1]]);
+                }
             }
         }
     }
@@ -105,7 +128,7 @@ pub(super) fn unaligned<T>(target: *const T, stream: bool) -> usize {
 /// `width - 1` positions before x, and then those at its end.
 ///
 /// # Safety
-/// `x` and `residual`, unless null, point at as many elements of tensors as `out`, [`whole_vectors`] of the width.
+/// `x` and `residual`, unless null, point at as many elements of tensors as `out`, [`whole_pairs`] of the width.
 #[inline(always)]
 pub(super) unsafe fn convolve<S, T, F, const WIDTH: usize>(
     simd: S,
@@ -128,87 +151,72 @@ pub(super) unsafe fn convolve<S, T, F, const WIDTH: usize>(
             taps[age] = simd.splat(weight[width - 1 - age]);
         }
     }
-    let bias = simd.splat(bias);
-    let mut before = load_history(simd, history);
+    let source = Convolution { taps, width, bias: simd.splat(bias), x, residual, out, finish };
+    let mut before = load_history::<S, T>(simd, history);
     let mut at = 0;
     // SAFETY: the caller's promise.
     unsafe {
         while at + INTERLEAVED * S::LANES <= out.count {
-            convolve_vectors::<S, T, F, WIDTH, INTERLEAVED>(
-                simd,
-                &taps,
-                width,
-                bias,
-                x,
-                residual,
-                &mut before,
-                at,
-                out,
-                finish,
-            );
+            source.vectors::<INTERLEAVED>(simd, &mut before, at);
             at += INTERLEAVED * S::LANES;
         }
         while at < out.count {
-            convolve_vectors::<S, T, F, WIDTH, 1>(
-                simd,
-                &taps,
-                width,
-                bias,
-                x,
-                residual,
-                &mut before,
-                at,
-                out,
-                finish,
-            );
-            at += S::LANES;
+            source.vectors::<2>(simd, &mut before, at);
+            at += 2 * S::LANES;
         }
     }
-    store_history(simd, before, history);
+    store_history::<S, T>(simd, before, history);
 }
 
-/// `N` vectors of [`convolve`].
-///
-/// # Safety
-/// As for [`convolve`], and `at + N · LANES ≤ out.count`.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn convolve_vectors<S, T, F, const WIDTH: usize, const N: usize>(
-    simd: S,
-    taps: &[S::Vector; WIDTH],
+/// What [`convolve`] reads, in registers where it fits.
+struct Convolution<'a, S: Simd, T, F, const WIDTH: usize> {
+    /// By age: 0 is the newest position.
+    taps: [S::Vector; WIDTH],
     width: usize,
     bias: S::Vector,
     x: *const T,
     residual: *const T,
-    before: &mut S::Vector,
-    at: usize,
-    out: &Output<T>,
-    finish: &F,
-) where
+    out: &'a Output<T>,
+    finish: &'a F,
+}
+
+impl<S, T, F, const WIDTH: usize> Convolution<'_, S, T, F, WIDTH>
+where
     S: Simd,
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
     F: Finish<S>,
 {
-    let mut sums = [bias; N];
-    // SAFETY: the caller's promise.
-    unsafe {
-        for (i, sum) in sums.iter_mut().enumerate() {
-            let source = x.add(at + i * S::LANES);
-            simd.prefetch(source.cast::<u8>().wrapping_add(AHEAD));
-            let now = T::load(simd, source);
-            for age in (0..WIDTH).rev() {
-                if age < width {
-                    *sum = simd.mul_add(taps[age], simd.shift_in(*before, now, age), *sum);
+    /// `N` vectors, in pairs.
+    ///
+    /// # Safety
+    /// As for [`convolve`], and `at + N · LANES ≤ out.count`.
+    #[inline(always)]
+    unsafe fn vectors<const N: usize>(&self, simd: S, before: &mut [S::Vector; 2], at: usize) {
+        let mut sums = [self.bias; N];
+        // SAFETY: the caller's promise.
+        unsafe {
+            for (pair, sums) in sums.chunks_exact_mut(2).enumerate() {
+                let source = self.x.add(at + 2 * pair * S::LANES);
+                prefetch_pair(simd, source);
+                let now = T::load_pair(simd, source);
+                for age in (0..WIDTH).rev() {
+                    if age < self.width {
+                        let taken = T::shift_pair_in(simd, *before, now, age);
+                        sums[0] = simd.mul_add(self.taps[age], taken[0], sums[0]);
+                        sums[1] = simd.mul_add(self.taps[age], taken[1], sums[1]);
+                    }
+                }
+                *before = now;
+            }
+            let mut results = self.finish.apply(simd, sums, at);
+            if !self.residual.is_null() {
+                for (pair, results) in results.chunks_exact_mut(2).enumerate() {
+                    let added = T::load_pair(simd, self.residual.add(at + 2 * pair * S::LANES));
+                    results[0] = simd.add(results[0], added[0]);
+                    results[1] = simd.add(results[1], added[1]);
                 }
             }
-            *before = now;
-        }
-        for (i, mut result) in finish.apply(simd, sums, at).into_iter().enumerate() {
-            let at = at + i * S::LANES;
-            if !residual.is_null() {
-                result = simd.add(result, T::load(simd, residual.add(at)));
-            }
-            out.store(simd, at, result);
+            self.out.store(simd, at, results);
         }
     }
 }
@@ -238,7 +246,7 @@ pub(super) struct Gradient<'a, A, T> {
 /// ```
 ///
 /// # Safety
-/// `x` and `dy` point at as many elements of tensors as dx, [`whole_vectors`] of the width.
+/// `x` and `dy` point at as many elements of tensors as dx, [`whole_pairs`] of the width.
 #[inline(always)]
 pub(super) unsafe fn gradient<S, T, const WIDTH: usize>(simd: S, work: Gradient<'_, S::Scalar, T>)
 where
@@ -257,8 +265,8 @@ where
     }
     let source = Gradients { newest, oldest, width, bias: simd.splat(bias), x, dy, dx, silu, precision };
     let mut state = State {
-        x: load_history(simd, x_history),
-        g: load_history(simd, g_history),
+        x: load_history::<S, T>(simd, x_history),
+        g: load_history::<S, T>(simd, g_history),
         totals: [zero; WIDTH],
         total: zero,
     };
@@ -270,8 +278,8 @@ where
             at += INTERLEAVED * S::LANES;
         }
         while at < source.dx.count {
-            source.vectors::<1>(simd, &mut state, at);
-            at += S::LANES;
+            source.vectors::<2>(simd, &mut state, at);
+            at += 2 * S::LANES;
         }
     }
     for age in 0..WIDTH {
@@ -280,8 +288,8 @@ where
         }
     }
     sums[width] += simd.sum(state.total).to_f64();
-    store_history(simd, state.x, x_history);
-    store_history(simd, state.g, g_history);
+    store_history::<S, T>(simd, state.x, x_history);
+    store_history::<S, T>(simd, state.g, g_history);
 }
 
 /// What [`gradient`] reads, in registers where it fits.
@@ -299,10 +307,10 @@ struct Gradients<S: Simd, T, const WIDTH: usize> {
     precision: Precision,
 }
 
-/// What [`gradient`] carries from vector to vector.
+/// What [`gradient`] carries from pair to pair.
 struct State<S: Simd, const WIDTH: usize> {
-    x: S::Vector,
-    g: S::Vector,
+    x: [S::Vector; 2],
+    g: [S::Vector; 2],
     totals: [S::Vector; WIDTH],
     total: S::Vector,
 }
@@ -312,7 +320,7 @@ where
     S: Simd,
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
 {
-    /// `N` vectors.
+    /// `N` vectors, in pairs.
     ///
     /// # Safety
     /// As for [`gradient`], and `at + N · LANES ≤ dx.count`.
@@ -320,21 +328,22 @@ where
     unsafe fn vectors<const N: usize>(&self, simd: S, state: &mut State<S, WIDTH>, at: usize) {
         let zero = simd.splat(S::Scalar::ZERO);
         let mut taken = [[zero; WIDTH]; N];
-        let (mut pre, mut g) = ([self.bias; N], [zero; N]);
+        let (mut pre, mut g, mut dx) = ([self.bias; N], [zero; N], [zero; N]);
         // SAFETY: the caller's promise.
         unsafe {
-            for i in 0..N {
+            for i in (0..N).step_by(2) {
                 let (x, dy) = (self.x.add(at + i * S::LANES), self.dy.add(at + i * S::LANES));
-                simd.prefetch(x.cast::<u8>().wrapping_add(AHEAD));
-                simd.prefetch(dy.cast::<u8>().wrapping_add(AHEAD));
-                let now = T::load(simd, x);
+                prefetch_pair(simd, x);
+                prefetch_pair(simd, dy);
+                let now = T::load_pair(simd, x);
                 for age in (0..WIDTH).rev() {
                     if age < self.width {
-                        taken[i][age] = simd.shift_in(state.x, now, age);
+                        [taken[i][age], taken[i + 1][age]] = T::shift_pair_in(simd, state.x, now, age);
                         pre[i] = simd.mul_add(self.newest[age], taken[i][age], pre[i]);
+                        pre[i + 1] = simd.mul_add(self.newest[age], taken[i + 1][age], pre[i + 1]);
                     }
                 }
-                g[i] = T::load(simd, dy);
+                [g[i], g[i + 1]] = T::load_pair(simd, dy);
                 state.x = now;
             }
             if self.silu {
@@ -343,18 +352,23 @@ where
                     *g = simd.mul(*g, slope);
                 }
             }
-            for i in 0..N {
-                let mut sum = zero;
+            for i in (0..N).step_by(2) {
+                let now = [g[i], g[i + 1]];
                 for age in (0..WIDTH).rev() {
                     if age < self.width {
-                        state.totals[age] = simd.mul_add(g[i], taken[i][age], state.totals[age]);
-                        sum = simd.mul_add(self.oldest[age], simd.shift_in(state.g, g[i], age), sum);
+                        let late = T::shift_pair_in(simd, state.g, now, age);
+                        for (part, late) in late.into_iter().enumerate() {
+                            let (g, x) = (g[i + part], taken[i + part][age]);
+                            state.totals[age] = simd.mul_add(g, x, state.totals[age]);
+                            dx[i + part] = simd.mul_add(self.oldest[age], late, dx[i + part]);
+                        }
                     }
                 }
-                state.total = simd.add(state.total, g[i]);
-                self.dx.store(simd, at + i * S::LANES, sum);
-                state.g = g[i];
+                state.total = simd.add(state.total, simd.add(g[i], g[i + 1]));
+                state.g = now;
             }
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.dx.store(simd, at, dx) };
     }
 }

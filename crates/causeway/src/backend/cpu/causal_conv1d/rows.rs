@@ -6,32 +6,33 @@
 //!   t-3       │ history: rows of x, or of initial states, or zeros
 //!   t-2       │
 //!   t-1       │
-//!   t         │▒▒▒▒ → │                  a vector of channels walks down a BLOCK of rows with the last
-//!   t+1       │▒▒▒▒   │                  width-1 positions in registers, then the next vector does
+//!   t         │▒▒▒▒ → │                  a pair of vectors walks down a BLOCK of rows with the last
+//!   t+1       │▒▒▒▒   │                  width-1 positions in registers, then the next pair does
 //!   ...       │▒▒▒▒   │
 //!             └──────────────────────────┘
 //! ```
 //!
-//! Weights and sums of a vector are loaded once per block. Every mask of seq_idx and cu_seqlens concerns whole
-//! rows, so that it is a choice of pointers: the inner loops know no masks. Results are collected in the cache
-//! and leave it as whole rows, whatever their alignment.
+//! Vectors come in pairs. Weights and sums of a pair are loaded once per block. Every mask of seq_idx and cu_seqlens
+//! concerns whole rows, so that it is a choice of pointers: the inner loops know no masks.
 
 use super::partition::Partition;
 use super::sequences::{Piece, Sequences};
 use super::states::History;
 use super::tensors::{Parameter, Source};
-use crate::backend::cpu::simd::{Number, Simd};
+use super::tile::write_row;
+use crate::backend::cpu::simd::{LINE, Lanes, Number, Simd};
 use crate::causal_conv1d::Sizes;
 
 /// Widths up to this one keep their taps in registers. Kernels are compiled for width 4, which most models have,
 /// and for this one, which passes over the taps that a smaller width lacks.
 pub(super) const MAX_WIDTH: usize = 8;
-/// Channels of a task: a multiple of every number of lanes.
-pub(super) const GROUP: usize = 256;
-/// Rows that a vector of channels walks down at a time.
+/// Channels of a task: a multiple of every pair of vectors, and so many that a row of them is a page of memory or half of
+/// one: pieces of a few lines each keep the prefetcher from following, and cost a page walk each.
+pub(super) const GROUP: usize = 1024;
+/// Rows that a pair of vectors of channels walks down at a time.
 pub(super) const BLOCK: usize = 8;
-/// Most lanes of any vector.
-const MAX_LANES: usize = 16;
+/// Most lanes of any pair of vectors.
+const MAX_PAIR: usize = 32;
 
 /// Positions of a segment.
 const SEGMENT: i64 = 128;
@@ -56,14 +57,14 @@ pub(super) type Rows<T> = [*const T; ROWS];
 /// Finished rows, on their way to a tensor.
 pub(super) type Finished<T> = [[T; GROUP]; BLOCK];
 
-/// Weight and bias of a task's channels, a row of `GROUP` per tap.
+/// Weight and bias of a task's channels, a row of `GROUP` per tap, in the order of the lanes of pairs.
 pub(super) struct Weights<A> {
     pub taps: [[A; GROUP]; MAX_WIDTH],
     pub bias: [A; GROUP],
 }
 
 impl<A: Number> Weights<A> {
-    pub fn load(
+    pub fn load<S: Simd<Scalar = A>, T: Lanes<S>>(
         weight: &Parameter,
         bias: Option<&Parameter>,
         width: usize,
@@ -73,14 +74,45 @@ impl<A: Number> Weights<A> {
         for (i, channel) in channels.enumerate() {
             for (tap, row) in weights.taps[..width].iter_mut().enumerate() {
                 // SAFETY: channel and tap lie in the weight.
-                row[i] = unsafe { weight.read(channel, tap as i64) };
+                row[T::lane(i)] = unsafe { weight.read(channel, tap as i64) };
             }
             if let Some(bias) = bias {
                 // SAFETY: the channel lies in the bias.
-                weights.bias[i] = unsafe { bias.read(channel, 0) };
+                weights.bias[T::lane(i)] = unsafe { bias.read(channel, 0) };
             }
         }
         weights
+    }
+}
+
+/// Two vectors of a row of `GROUP`.
+///
+/// # Safety
+/// `row` points at `2 · S::LANES` readable scalars.
+#[inline(always)]
+pub(super) unsafe fn load_lanes<S: Simd>(simd: S, row: *const S::Scalar) -> [S::Vector; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [simd.load(row), simd.load(row.add(S::LANES))] }
+}
+
+/// As [`load_lanes`].
+///
+/// # Safety
+/// `row` points at `2 · S::LANES` writable scalars.
+#[inline(always)]
+pub(super) unsafe fn store_lanes<S: Simd>(simd: S, row: *mut S::Scalar, pair: [S::Vector; 2]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        simd.store(row, pair[0]);
+        simd.store(row.add(S::LANES), pair[1]);
+    }
+}
+
+/// Asks for what a pair loads later.
+#[inline(always)]
+pub(super) fn prefetch_pair<S: Simd, T>(simd: S, address: *const T) {
+    for line in 0..(2 * S::LANES * size_of::<T>()).div_ceil(LINE) {
+        simd.prefetch(address.cast::<u8>().wrapping_add(line * LINE));
     }
 }
 
@@ -133,37 +165,37 @@ impl<T: Number> HistoryRows<T> {
     }
 }
 
-/// Channels whose vectors are loaded alike.
+/// Channels whose pairs are loaded alike.
 #[derive(Clone, Copy)]
 pub(super) struct Span {
     /// First channel, from the first one of the task.
     pub first: usize,
-    /// Vectors.
-    pub vectors: usize,
-    /// Whether they are less than a vector, and their rows have to be copied.
+    /// Pairs of vectors.
+    pub pairs: usize,
+    /// Whether they are less than a pair, and their rows have to be copied.
     pub is_tail: bool,
 }
 
-/// Cuts `channels` into whole vectors and the rest, which is one vector of copies.
+/// Cuts `channels` into whole pairs and the rest, which is one pair of copies.
 pub(super) fn spans<S: Simd>(_: S, channels: usize) -> [Span; 2] {
-    let whole = channels / S::LANES;
-    let first = whole * S::LANES;
+    let whole = channels / (2 * S::LANES);
+    let first = whole * 2 * S::LANES;
     let rest = usize::from(first < channels);
-    [Span { first: 0, vectors: whole, is_tail: false }, Span { first, vectors: rest, is_tail: true }]
+    [Span { first: 0, pairs: whole, is_tail: false }, Span { first, pairs: rest, is_tail: true }]
 }
 
-/// Rows copied for the channels that do not fill a vector, so that loads stay inside the tensors.
-pub(super) struct Tail<T>([[T; MAX_LANES]; ROWS]);
+/// Rows copied for the channels that do not fill a pair, so that loads stay inside the tensors.
+pub(super) struct Tail<T>([[T; MAX_PAIR]; ROWS]);
 
 impl<T: Number> Tail<T> {
     pub fn new() -> Self {
-        Tail([[T::ZERO; MAX_LANES]; ROWS])
+        Tail([[T::ZERO; MAX_PAIR]; ROWS])
     }
 
     /// Copies channels `first .. channels` of each row that is not null, and points there.
     ///
     /// # Safety
-    /// The rows have that many elements, and `channels - first` is less than `MAX_LANES`.
+    /// The rows have that many elements, and `channels - first` is less than `MAX_PAIR`.
     pub unsafe fn copy(&mut self, rows: &Rows<T>, first: usize, channels: usize) -> Rows<T> {
         let mut copies = [std::ptr::null(); ROWS];
         for i in (0..ROWS).filter(|&i| !rows[i].is_null()) {
@@ -172,5 +204,55 @@ impl<T: Number> Tail<T> {
             copies[i] = self.0[i].as_ptr();
         }
         copies
+    }
+}
+
+/// Where the results of a block go: straight to the rows of a tensor, or first to a buffer in the cache.
+pub(super) struct Destination<T> {
+    /// Of the tensor; none if the walk itself stores no result there.
+    rows: Option<[*mut T; BLOCK]>,
+    stream: bool,
+}
+
+impl<T: Number> Destination<T> {
+    /// `targets` are the rows of the tensor, if all of the block's results go there. Past the caches, if `stream`, go
+    /// whole lines only.
+    pub fn new(targets: Option<impl Iterator<Item = *mut T>>, stream: bool) -> Self {
+        let mut rows = [std::ptr::null_mut(); BLOCK];
+        let Some(targets) = targets else { return Destination { rows: None, stream } };
+        let mut direct = true;
+        for (row, target) in rows.iter_mut().zip(targets) {
+            *row = target;
+            direct &= !stream || target.align_offset(LINE) == 0;
+        }
+        Destination { rows: direct.then_some(rows), stream }
+    }
+
+    /// What the walk along a span stores to, and whether past the caches.
+    pub fn of_span(&self, span: Span, buffer: &mut Finished<T>) -> ([*mut T; BLOCK], bool) {
+        match self.rows {
+            Some(rows) if !span.is_tail => (rows, self.stream),
+            _ => (buffer.each_mut().map(|row| row.as_mut_ptr()), false),
+        }
+    }
+
+    /// Takes what a walk has left in its row of the buffer to the tensor.
+    ///
+    /// # Safety
+    /// `target` points at the channels of the task, which nobody else uses meanwhile.
+    #[inline(always)]
+    pub unsafe fn finish<S: Simd>(&self, simd: S, row: &[T], target: *mut T)
+    where
+        T: Lanes<S>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.rows.is_none() {
+                write_row(simd, row, target, self.stream);
+            } else {
+                let first = spans(simd, row.len())[1].first;
+                write_row(simd, &row[first..], target.add(first), false);
+            }
+        }
     }
 }

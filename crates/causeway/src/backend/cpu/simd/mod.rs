@@ -184,6 +184,10 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn fence(self);
 }
 
+/// Powers of two up to this one, and their inverses, are factors of [`SimdF32::scale`]: enough to take 1 to zero and to
+/// infinity.
+const MOST_SCALED: f32 = 160.0;
+
 /// What f32 vectors offer beyond [`Simd`]: 16-bit elements, and the parts of an exponential.
 pub(crate) trait SimdF32: Simd<Scalar = f32> {
     /// # Safety
@@ -199,52 +203,82 @@ pub(crate) trait SimdF32: Simd<Scalar = f32> {
     /// `target` points at `LANES` writable elements.
     unsafe fn store_bf16(self, target: *mut bf16, v: Self::Vector);
 
-    /// Stores past the caches, where the processor can.
+    /// Whether pairs of bf16 vectors alternate: two neighbours are one 32-bit word, whose upper half, the odd element,
+    /// is an f32 but for the lower half, so that widening and rounding need no permutation.
+    const BF16_ALTERNATES: bool = false;
+
+    /// See [`Lanes::load_pair`].
     ///
     /// # Safety
-    /// As for [`Simd::store`], and `target` is aligned to a vector.
+    /// `source` points at `2 · LANES` readable elements.
     #[inline(always)]
-    unsafe fn stream_f32(self, target: *mut f32, v: Self::Vector) {
+    unsafe fn load_bf16_pair(self, source: *const bf16) -> [Self::Vector; 2] {
         // SAFETY: the caller's promise.
-        unsafe { self.store(target, v) }
+        unsafe { [self.load_bf16(source), self.load_bf16(source.add(Self::LANES))] }
     }
-    /// As [`SimdF32::stream_f32`].
+
+    /// See [`Lanes::store_pair`].
     ///
     /// # Safety
-    /// As for [`SimdF32::store_f16`], and `target` is aligned to a vector of 16-bit elements.
+    /// As for [`Lanes::store_pair`].
     #[inline(always)]
-    unsafe fn stream_f16(self, target: *mut f16, v: Self::Vector) {
+    unsafe fn store_bf16_pair<const STREAM: bool>(
+        self,
+        target: *mut bf16,
+        [first, second]: [Self::Vector; 2],
+    ) {
         // SAFETY: the caller's promise.
-        unsafe { self.store_f16(target, v) }
+        unsafe {
+            self.store_bf16(target, first);
+            self.store_bf16(target.add(Self::LANES), second);
+        }
     }
-    /// As [`SimdF32::stream_f32`].
+
+    /// See [`Lanes::store_pair`].
     ///
     /// # Safety
-    /// As for [`SimdF32::store_bf16`], and `target` is aligned to a vector of 16-bit elements.
+    /// As for [`Lanes::store_pair`].
     #[inline(always)]
-    unsafe fn stream_bf16(self, target: *mut bf16, v: Self::Vector) {
+    unsafe fn store_f16_pair<const STREAM: bool>(self, target: *mut f16, [first, second]: [Self::Vector; 2]) {
         // SAFETY: the caller's promise.
-        unsafe { self.store_bf16(target, v) }
+        unsafe {
+            self.store_f16(target, first);
+            self.store_f16(target.add(Self::LANES), second);
+        }
+    }
+
+    /// See [`Lanes::store_pair`].
+    ///
+    /// # Safety
+    /// As for [`Lanes::store_pair`].
+    #[inline(always)]
+    unsafe fn store_f32_pair<const STREAM: bool>(self, target: *mut f32, [first, second]: [Self::Vector; 2]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.store(target, first);
+            self.store(target.add(Self::LANES), second);
+        }
     }
 
     /// The larger of `bound` and `x`; NaN where x is NaN.
     fn at_least(self, bound: f32, x: Self::Vector) -> Self::Vector;
     /// The smaller of `bound` and `x`; NaN where x is NaN.
     fn at_most(self, bound: f32, x: Self::Vector) -> Self::Vector;
-    /// The nearest integer, ties to even; |x| < 2²².
-    fn round(self, x: Self::Vector) -> Self::Vector;
-    /// `x · 2ⁿ` for integral n in -160 ..= 160, rounded once, subnormal results included.
+    /// `x - ⌊x⌋` where |x| is at most `MOST_SCALED`; elsewhere any number from 0 to 1.
+    fn above_floor(self, x: Self::Vector) -> Self::Vector;
+    /// `x · 2^⌊n⌋`, rounded once, subnormal results included; n below or above ±`MOST_SCALED` may count as that.
     fn scale(self, x: Self::Vector, n: Self::Vector) -> Self::Vector;
-    /// `1 / x` with a relative error of at most 2⁻²², for normal x.
+    /// `1 / x` with a relative error of at most 2⁻²², for x from 1/2 on; zero for infinity. Beyond 2¹²⁶ it may be zero.
     fn reciprocal(self, x: Self::Vector) -> Self::Vector;
-    /// `1 / x` with a relative error of at most 2⁻¹⁴, for normal x.
+    /// As [`SimdF32::reciprocal`], with a relative error of at most 2⁻¹⁴.
     #[inline(always)]
     fn estimate_reciprocal(self, x: Self::Vector) -> Self::Vector {
         self.reciprocal(x)
     }
 }
 
-/// Elements that the vectors `S` can load and store.
+/// Elements that the vectors `S` can load and store, one vector at a time or in *pairs* of vectors. A pair holds
+/// `2 · LANES` neighbours: the first half and the second, or, if they alternate, the even ones and the odd ones.
 pub(crate) trait Lanes<S: Simd>: Number {
     /// # Safety
     /// `source` points at `S::LANES` readable elements.
@@ -252,16 +286,51 @@ pub(crate) trait Lanes<S: Simd>: Number {
     /// # Safety
     /// `target` points at `S::LANES` writable elements.
     unsafe fn store(simd: S, target: *mut Self, v: S::Vector);
-    /// Stores past the caches, where the processor can.
+
+    /// Whether pairs alternate.
+    const ALTERNATES: bool;
+    /// # Safety
+    /// `source` points at `2 · S::LANES` readable elements.
+    unsafe fn load_pair(simd: S, source: *const Self) -> [S::Vector; 2];
+    /// Results of arithmetic, whose NaNs are quiet. `STREAM`: past the caches, where the processor can.
     ///
     /// # Safety
-    /// As for [`Lanes::store`], and `target` is aligned to `S::LANES` elements.
-    unsafe fn stream(simd: S, target: *mut Self, v: S::Vector);
+    /// `target` points at `2 · S::LANES` writable elements; if `STREAM`, aligned to `LINE` or to the pair.
+    unsafe fn store_pair<const STREAM: bool>(simd: S, target: *mut Self, pair: [S::Vector; 2]);
+
+    /// Where an element of a row of pairs lies among their lanes: within its pair, those of the first vector come
+    /// before those of the second.
+    #[inline(always)]
+    fn lane(element: usize) -> usize {
+        let (pair, within) = (element / (2 * S::LANES), element % (2 * S::LANES));
+        let lane = if Self::ALTERNATES { within % 2 * S::LANES + within / 2 } else { within };
+        2 * S::LANES * pair + lane
+    }
+
+    /// The pair that begins `elements` before `now` in the line `[before, now]`; `elements` is at most `S::LANES` and
+    /// 7, and known when the kernel is compiled.
+    #[inline(always)]
+    fn shift_pair_in(
+        simd: S,
+        before: [S::Vector; 2],
+        now: [S::Vector; 2],
+        elements: usize,
+    ) -> [S::Vector; 2] {
+        if Self::ALTERNATES {
+            // The element before an odd one is in the same lane, the one before an even one is a lane further back.
+            let shift = |part: usize, lanes| simd.shift_in(before[part], now[part], lanes);
+            [shift(elements % 2, elements.div_ceil(2)), shift((elements + 1) % 2, elements / 2)]
+        } else {
+            [simd.shift_in(before[1], now[0], elements), simd.shift_in(now[0], now[1], elements)]
+        }
+    }
 }
 
 macro_rules! lanes_in_f32 {
-    ($number:ty, $load:ident, $store:ident, $stream:ident) => {
+    ($number:ty, $alternates:expr, $load:ident, $load_pair:expr, $store:ident, $store_pair:ident) => {
         impl<S: SimdF32> Lanes<S> for $number {
+            const ALTERNATES: bool = $alternates;
+
             #[inline(always)]
             unsafe fn load(simd: S, source: *const Self) -> S::Vector {
                 // SAFETY: the caller's promise.
@@ -275,18 +344,36 @@ macro_rules! lanes_in_f32 {
             }
 
             #[inline(always)]
-            unsafe fn stream(simd: S, target: *mut Self, v: S::Vector) {
+            unsafe fn load_pair(simd: S, source: *const Self) -> [S::Vector; 2] {
                 // SAFETY: the caller's promise.
-                unsafe { simd.$stream(target, v) }
+                unsafe { $load_pair(simd, source) }
+            }
+
+            #[inline(always)]
+            unsafe fn store_pair<const STREAM: bool>(simd: S, target: *mut Self, pair: [S::Vector; 2]) {
+                // SAFETY: the caller's promise.
+                unsafe { simd.$store_pair::<STREAM>(target, pair) }
             }
         }
     };
 }
-lanes_in_f32!(f32, load, store, stream_f32);
-lanes_in_f32!(f16, load_f16, store_f16, stream_f16);
-lanes_in_f32!(bf16, load_bf16, store_bf16, stream_bf16);
+lanes_in_f32!(f32, false, load, load_halves, store, store_f32_pair);
+lanes_in_f32!(f16, false, load_f16, load_halves, store_f16, store_f16_pair);
+lanes_in_f32!(bf16, S::BF16_ALTERNATES, load_bf16, S::load_bf16_pair, store_bf16, store_bf16_pair);
+
+/// A pair that does not alternate.
+///
+/// # Safety
+/// As for [`Lanes::load_pair`].
+#[inline(always)]
+unsafe fn load_halves<S: Simd, T: Lanes<S>>(simd: S, source: *const T) -> [S::Vector; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [T::load(simd, source), T::load(simd, source.add(S::LANES))] }
+}
 
 impl<const FUSED: bool> Lanes<Plain<f64, FUSED>> for f64 {
+    const ALTERNATES: bool = false;
+
     #[inline(always)]
     unsafe fn load(simd: Plain<f64, FUSED>, source: *const f64) -> [f64; plain::LANES] {
         // SAFETY: the caller's promise.
@@ -300,8 +387,21 @@ impl<const FUSED: bool> Lanes<Plain<f64, FUSED>> for f64 {
     }
 
     #[inline(always)]
-    unsafe fn stream(simd: Plain<f64, FUSED>, target: *mut f64, v: [f64; plain::LANES]) {
+    unsafe fn load_pair(simd: Plain<f64, FUSED>, source: *const f64) -> [[f64; plain::LANES]; 2] {
         // SAFETY: the caller's promise.
-        unsafe { simd.store(target, v) }
+        unsafe { load_halves(simd, source) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_pair<const STREAM: bool>(
+        simd: Plain<f64, FUSED>,
+        target: *mut f64,
+        [first, second]: [[f64; plain::LANES]; 2],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            simd.store(target, first);
+            simd.store(target.add(plain::LANES), second);
+        }
     }
 }

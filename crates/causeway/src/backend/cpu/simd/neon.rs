@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use half::{bf16, f16};
 
-use super::{LINE, Precision, Simd, SimdF32, silu};
+use super::{LINE, MOST_SCALED, Precision, Simd, SimdF32, silu};
 
 /// Four f32.
 #[derive(Clone, Copy)]
@@ -110,6 +110,12 @@ impl Simd for Neon {
     }
 }
 
+/// Not beyond ±`MOST_SCALED`.
+#[inline(always)]
+fn within_scale(simd: Neon, x: float32x4_t) -> float32x4_t {
+    simd.at_most(MOST_SCALED, simd.at_least(-MOST_SCALED, x))
+}
+
 /// The four bit patterns, one in each 32-bit lane.
 ///
 /// # Safety
@@ -175,9 +181,12 @@ impl SimdF32 for Neon {
     }
 
     #[inline(always)]
-    fn round(self, x: float32x4_t) -> float32x4_t {
+    fn above_floor(self, x: float32x4_t) -> float32x4_t {
         // SAFETY: Advanced SIMD is part of the target.
-        unsafe { vrndnq_f32(x) }
+        unsafe {
+            let x = within_scale(self, x);
+            vsubq_f32(x, vrndmq_f32(x))
+        }
     }
 
     #[inline(always)]
@@ -185,7 +194,7 @@ impl SimdF32 for Neon {
         // Two factors, since 2ⁿ alone may be out of range.
         // SAFETY: Advanced SIMD is part of the target.
         unsafe {
-            let n = vcvtq_s32_f32(n);
+            let n = vcvtmq_s32_f32(within_scale(self, n));
             let half = vshrq_n_s32::<1>(n);
             let power = |n| vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127))));
             vmulq_f32(vmulq_f32(x, power(half)), power(vsubq_s32(n, half)))

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::{LINE, Precision, Simd, SimdF32, silu};
+use super::{LINE, MOST_SCALED, Precision, Simd, SimdF32, silu};
 
 /// Scalars in a vector.
 pub(crate) const LANES: usize = 8;
@@ -149,10 +149,11 @@ impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     }
 
     #[inline(always)]
-    fn round(self, x: [f32; LANES]) -> [f32; LANES] {
-        // Adding 1.5 · 2²³ leaves no room for a fraction: the sum is rounded to an integer.
-        const SHIFT: f32 = 12_582_912.0;
-        x.map(|x| (x + SHIFT) - SHIFT)
+    fn above_floor(self, x: [f32; LANES]) -> [f32; LANES] {
+        x.map(|x| {
+            let x = x.clamp(-MOST_SCALED, MOST_SCALED);
+            x - floor(x)
+        })
     }
 
     #[inline(always)]
@@ -160,7 +161,7 @@ impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
         // Two factors, since 2ⁿ alone may be out of range. The first product is exact, or underflows only
         // where the second would have taken it to zero anyway.
         std::array::from_fn(|i| {
-            let n = n[i] as i32;
+            let n = floor(n[i].clamp(-MOST_SCALED, MOST_SCALED)) as i32;
             let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
             (x[i] * power(n / 2)) * power(n - n / 2)
         })
@@ -170,6 +171,15 @@ impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     fn reciprocal(self, x: [f32; LANES]) -> [f32; LANES] {
         x.map(|x| 1.0 / x)
     }
+}
+
+/// The largest integer that is not above x, |x| < 2²², in instructions that every target has.
+#[inline(always)]
+fn floor(x: f32) -> f32 {
+    // Adding 1.5 · 2²³ leaves no room for a fraction: the sum is rounded to an integer.
+    const SHIFT: f32 = 12_582_912.0;
+    let nearest = (x + SHIFT) - SHIFT;
+    nearest - if nearest > x { 1.0 } else { 0.0 }
 }
 
 #[cfg(test)]
