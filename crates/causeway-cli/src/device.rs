@@ -1,13 +1,17 @@
 //! `--device` and `--threads`, for every command that computes.
 
-use causeway::Device;
+use std::sync::Arc;
+
+use causeway::{Device, Error};
+use causeway_sim::{Settings, Simulator};
 
 use crate::failure::Failure;
 
 /// Where to compute.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
-    /// cpu, cuda, cuda:N, hip, hip:N, or best: the first of cuda, hip and cpu that is present
+    /// cpu, cuda, cuda:N, hip, hip:N, best: the first of cuda, hip and cpu that is present, or a simulated
+    /// GPU with waves of 32 or 64 threads: sim:32, sim:64:descending, sim:gfx942:shuffled:7
     #[arg(long, value_name = "DEVICE", env = "CAUSEWAY_DEVICE", default_value = "best")]
     device: String,
 
@@ -19,7 +23,7 @@ pub(crate) struct DeviceArgs {
 impl DeviceArgs {
     /// Opens the device, and makes a pool of the threads that were asked for.
     pub fn open(&self) -> Result<(Device, rayon::ThreadPool), Failure> {
-        let device = Device::open(&self.device)?;
+        let device = open(&self.device)?;
         if self.threads == Some(0) {
             return Err(Failure::input("--threads is 0: expected 1 or more"));
         }
@@ -38,5 +42,18 @@ impl DeviceArgs {
     {
         let (device, pool) = self.open()?;
         pool.install(|| body(&device))
+    }
+}
+
+/// A device of the library, or a simulated one.
+fn open(name: &str) -> Result<Device, Failure> {
+    match Settings::parse(name)? {
+        Some(settings) => Ok(Device::Simulated(Arc::new(Simulator::new(settings)?))),
+        None => Device::open(name).map_err(|error| match error {
+            Error::UnknownDevice { .. } => {
+                Failure::from(error).with_help("sim:32 and sim:64 are simulated GPUs")
+            }
+            error => error.into(),
+        }),
     }
 }

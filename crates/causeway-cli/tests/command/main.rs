@@ -5,4 +5,5 @@ mod general;
 mod process;
 mod run;
 mod run_errors;
+mod simulator;
 mod verify;

@@ -15,6 +15,7 @@ const EMBEDDED: [(&str, &str); 10] = [
     ("gemm", include_str!("../../../../suites/gemm.toml")),
     ("full", include_str!("../../../../suites/full.toml")),
     ("cpu-large", include_str!("../../../../suites/cpu-large.toml")),
+    ("sim", include_str!("../../../../suites/sim.toml")),
     ("shapes", include_str!("../../../../suites/shapes.toml")),
     ("gemm-shapes", include_str!("../../../../suites/gemm-shapes.toml")),
     ("small", include_str!("../../../../suites/small.toml")),
@@ -80,6 +81,11 @@ struct Document {
     /// Suites whose cases come first.
     #[serde(default)]
     include: Vec<String>,
+    /// Of the included cases, those with more elements than this are left out, and those of these operations.
+    #[serde(default = "without_limit")]
+    most_elements: i64,
+    #[serde(default)]
+    without: Vec<String>,
     /// Ceilings by dtype of x.
     #[serde(default)]
     ceilings: BTreeMap<String, Ceilings>,
@@ -94,6 +100,10 @@ struct Document {
     varlen_states: Vec<toml::Table>,
     #[serde(default)]
     gemm: Vec<toml::Table>,
+}
+
+fn without_limit() -> i64 {
+    i64::MAX
 }
 
 impl Suite {
@@ -134,6 +144,11 @@ impl Suite {
                 .ok_or_else(|| syntax(format!("include is {include:?}: expected a suite of the library")))?;
             cases.extend(Self::parse(name, text)?.cases);
         }
+        cases.retain(|case| {
+            let problem = &case.problem;
+            problem.elements() <= document.most_elements
+                && document.without.iter().all(|operation| operation != problem.operation())
+        });
         let ceilings = |dtype: crate::DType| document.ceilings.get(dtype.name()).copied().unwrap_or_default();
         let base = |operation: &str| document.base.get(operation);
         let mut add = |rows: &[toml::Table], build: &dyn Fn(&toml::Table) -> Result<Vec<Case>, String>| {

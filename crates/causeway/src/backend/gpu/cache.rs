@@ -157,6 +157,11 @@ impl Cache {
         self.mode != Mode::Off
     }
 
+    /// True if nothing is ever written.
+    pub fn is_read_only(&self) -> bool {
+        self.mode != Mode::ReadWrite
+    }
+
     /// Where the entries are; None if the cache is off.
     pub fn directory(&self) -> Option<&Path> {
         self.is_on().then_some(self.directory.as_path())
