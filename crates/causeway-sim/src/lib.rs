@@ -47,6 +47,15 @@ pub struct Simulator {
     modules: Arc<Modules>,
 }
 
+/// A change to the text of the kernels: what tests put faults in with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edit {
+    /// Text that goes, wherever it stands.
+    pub right: String,
+    /// What comes in its place.
+    pub wrong: String,
+}
+
 /// The C++ compiler that the simulator would use: its path, and the first line of what it says of its version.
 ///
 /// # Errors
@@ -150,6 +159,12 @@ impl Simulator {
     pub fn open(name: &str) -> Result<Self> {
         let settings = Settings::parse(name)?;
         Self::new(settings.ok_or_else(|| Error::UnknownSimulator { found: name.to_string() })?)
+    }
+
+    /// The same device running other kernels: those that the edit makes of the project's.
+    pub fn with_edit(mut self, edit: Edit) -> Self {
+        self.modules = Arc::new(Modules::edited(edit));
+        self
     }
 
     /// The same device with another order of threads and blocks, sharing its compiled kernels.

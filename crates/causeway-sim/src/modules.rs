@@ -11,8 +11,8 @@ use causeway::{Error, Result};
 use libloading::Library;
 use rayon::prelude::*;
 
-use crate::LaunchFunction;
 use crate::compiler::{Compiler, file_error};
+use crate::{Edit, LaunchFunction};
 
 /// Kernels of one unit: the headers are parsed once for all, and a core is busy for two or three seconds.
 const KERNELS_OF_A_UNIT: usize = 16;
@@ -39,6 +39,7 @@ struct TableEntry {
 #[derive(Default)]
 pub(crate) struct Modules {
     loaded: Mutex<HashMap<String, Kernel>>,
+    edit: Option<Edit>,
 }
 
 /// A kernel that has to be compiled.
@@ -50,9 +51,25 @@ struct Wanted {
 }
 
 impl Modules {
+    /// Kernels whose text is changed before it is compiled.
+    pub fn edited(edit: Edit) -> Self {
+        Modules { loaded: Mutex::default(), edit: Some(edit) }
+    }
+
+    fn key(&self, compiler: &Compiler, plan: &Plan) -> Result<String> {
+        Ok(compiler.key(&self.apply_edit(plan.program().text()?)))
+    }
+
+    fn apply_edit(&self, text: String) -> String {
+        match &self.edit {
+            Some(edit) => text.replace(&edit.right, &edit.wrong),
+            None => text,
+        }
+    }
+
     /// The kernel of a plan.
     pub fn get(&self, compiler: &Compiler, plan: &Plan) -> Result<Kernel> {
-        let key = compiler.key(&plan.program().text()?);
+        let key = self.key(compiler, plan)?;
         let find = || self.loaded.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         if let Some(kernel) = find() {
             return Ok(kernel);
@@ -65,7 +82,7 @@ impl Modules {
     pub fn prepare(&self, compiler: &Compiler, plans: &[Plan]) -> Result<()> {
         let mut wanted: HashMap<String, Wanted> = HashMap::new();
         for plan in plans {
-            let key = compiler.key(&plan.program().text()?);
+            let key = self.key(compiler, plan)?;
             wanted.entry(key.clone()).or_insert_with(|| Wanted {
                 key,
                 header: plan.header,
@@ -97,7 +114,7 @@ impl Modules {
     }
 
     fn compile(&self, compiler: &Compiler, unit: &[Wanted]) -> Result<()> {
-        let text = unit_text(unit)?;
+        let text = self.apply_edit(unit_text(unit)?);
         let object = format!("{}.so", compiler.key(&text));
         let path = compiler.folder().join(&object);
         if !path.exists() {
