@@ -25,7 +25,7 @@ namespace {
 enum Order : unsigned { ASCENDING = 0, DESCENDING = 1, SHUFFLED = 2 };
 
 // Blocks that an OS thread has under way in the shuffled order.
-constexpr unsigned INTERLEAVED = 3;
+constexpr unsigned INTERLEAVED = 8;
 
 // One launch, shared by all workers.
 struct Launch {

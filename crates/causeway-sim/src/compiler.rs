@@ -110,13 +110,16 @@ impl Compiler {
         short(&blake3::Hasher::new().update(self.identity.as_bytes()).update(text.as_bytes()).finalize())
     }
 
-    /// Makes a shared object of one unit's text.
+    /// Makes a shared object of one unit's text, which stays beside it: debuggers and coverage reports show it.
     pub fn shared_object(&self, text: &str, to: &Path, what: &str) -> Result<()> {
+        let source = to.with_extension("cpp");
+        causeway::files::write_bytes(&source, text.as_bytes())
+            .map_err(|error| file_error(&source.display().to_string(), &std::io::Error::other(error)))?;
         let runtime = self.runtime.display().to_string();
-        self.compile(&[("unit.cpp", text)], &["-shared", "-Wl,-Bsymbolic", &runtime], to, what)
+        self.start(&source, &["-shared", "-Wl,-Bsymbolic", &runtime], to, what)
     }
 
-    /// Compiles the last of `files`; the result appears under its name only when it is complete.
+    /// Compiles the last of `files`.
     fn compile(&self, files: &[(&str, &str)], extra: &[&str], to: &Path, what: &str) -> Result<()> {
         let failed = |error: std::io::Error| file_error(&self.folder.display().to_string(), &error);
         let stage = tempfile::tempdir_in(&self.folder).map_err(failed)?;
@@ -125,10 +128,17 @@ impl Compiler {
             source = stage.path().join(name);
             std::fs::write(&source, text).map_err(failed)?;
         }
+        self.start(&source, extra, to, what)
+    }
+
+    /// Runs the compiler; the result appears under its name only when it is complete.
+    fn start(&self, source: &Path, extra: &[&str], to: &Path, what: &str) -> Result<()> {
+        let failed = |error: std::io::Error| file_error(&self.folder.display().to_string(), &error);
+        let stage = tempfile::tempdir_in(&self.folder).map_err(failed)?;
         let output = stage.path().join("unit.out");
         let result = Command::new(&self.program)
             .args(&self.options)
-            .arg(&source)
+            .arg(source)
             .args(extra)
             .arg("-o")
             .arg(&output)

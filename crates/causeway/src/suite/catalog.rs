@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::case::{Case, Ceilings};
+use super::case::{Case, Ceilings, Problem};
 use super::rows::{self, Conv1dRow, GemmRow, UpdateRow, VarlenStatesRow};
 
 /// The suites that are part of the library: name and text.
-const EMBEDDED: [(&str, &str); 10] = [
+const EMBEDDED: [(&str, &str); 11] = [
     ("conv1d-first", include_str!("../../../../suites/conv1d-first.toml")),
     ("conv1d-last", include_str!("../../../../suites/conv1d-last.toml")),
     ("gemm", include_str!("../../../../suites/gemm.toml")),
@@ -81,7 +81,8 @@ struct Document {
     /// Suites whose cases come first.
     #[serde(default)]
     include: Vec<String>,
-    /// Of the included cases, those with more elements than this are left out, and those of these operations.
+    /// Of the included cases, those with more elements than this are left out, and those of these operations (the
+    /// operation as reports name it, for products with the algorithm behind it: `gemm fast`).
     #[serde(default = "without_limit")]
     most_elements: i64,
     #[serde(default)]
@@ -145,9 +146,11 @@ impl Suite {
             cases.extend(Self::parse(name, text)?.cases);
         }
         cases.retain(|case| {
-            let problem = &case.problem;
-            problem.elements() <= document.most_elements
-                && document.without.iter().all(|operation| operation != problem.operation())
+            let operation = match &case.problem {
+                Problem::Gemm(gemm) => format!("gemm {}", gemm.algorithm),
+                other => other.operation().to_string(),
+            };
+            case.problem.elements() <= document.most_elements && !document.without.contains(&operation)
         });
         let ceilings = |dtype: crate::DType| document.ceilings.get(dtype.name()).copied().unwrap_or_default();
         let base = |operation: &str| document.base.get(operation);
@@ -249,7 +252,7 @@ mod tests {
         let table = [
             (
                 Suite::open("nothing"),
-                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, shapes, gemm-shapes, small, \
+                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, sim, shapes, gemm-shapes, small, \
                  repeat, huge, or the path",
             ),
             (Suite::open("/no/such/file.toml"), "suite /no/such/file.toml: "),

@@ -6,7 +6,7 @@ mod report;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
-use causeway::suite::{Case, CaseReport, OutputReport, Suite, plans, run_case_repeatedly};
+use causeway::suite::{Case, CaseReport, OutputReport, Suite, distinct_plans, run_case_repeatedly};
 use causeway::{Device, files};
 
 use crate::device::DeviceArgs;
@@ -100,10 +100,7 @@ fn prepare(cases: &[Case], device: &Device) -> Result<(), Failure> {
     let Device::Simulated(executor) = device else { return Ok(()) };
     let progress = terminal::progress(0);
     progress.set_message("compiling the kernels for the simulator");
-    // A case that cannot be planned says so when it is run.
-    let planned = cases.iter().filter_map(|case| plans(case, executor.facts()).ok());
-    let planned: Vec<_> = planned.flatten().map(|(_, plan)| plan).collect();
-    let prepared = executor.prepare(&planned);
+    let prepared = executor.prepare(&distinct_plans(cases, executor.facts()));
     progress.finish_and_clear();
     Ok(prepared?)
 }
