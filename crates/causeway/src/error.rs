@@ -504,6 +504,7 @@ impl Error {
             Error::InvalidPlan { .. } => "invalid-plan",
             Error::CopyLength { .. } => "copy-length",
             Error::CacheEntry { .. } => "cache-entry",
+            Error::UnknownSimulator { .. } => "unknown-simulator",
             Error::SimulatorCompiler { .. } => "simulator-compiler",
             Error::SimulatedFault { .. } => "simulated-fault",
         }
