@@ -21,6 +21,8 @@ fn plan(body: &str, threads: u32, blocks: u32, output: &mut [u32]) -> Plan {
         arguments: [output.as_mut_ptr() as u64, 0].into_iter().flat_map(u64::to_ne_bytes).collect(),
         workspace_at: None,
         counters_at: Some(8),
+        tensor_maps: Vec::new(),
+        begins_early: false,
         read_bytes: 0,
         written_bytes: 0,
     }

@@ -107,7 +107,8 @@ impl Rtc {
 
     /// Compiles one text to machine code.
     pub fn compile(&self, text: &str, options: &[String]) -> Result<Outcome> {
-        let _turn = self.one_at_a_time.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+        let _turn =
+            self.one_at_a_time.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
         let text = self.c_text(text)?;
         let options = options.iter().map(|option| self.c_text(option)).collect::<Result<Vec<_>>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
