@@ -3,8 +3,8 @@
 // One source is compiled by NVRTC for NVIDIA, by HIPRTC or clang for AMD, and by clang as host C++ for the
 // simulator. It includes no vendor header: what it needs is here, as intrinsics, builtins or a line of PTX.
 //
-// The host passes two macros: CAUSEWAY_WAVE_SIZE (threads in lockstep, 32 or 64; NVIDIA may leave it out) and, for
-// the simulator only, CAUSEWAY_HOST_SIMULATION.
+// The host passes CAUSEWAY_WAVE_SIZE (threads in lockstep, 32 or 64; NVIDIA may leave it out). The simulator alone
+// defines CAUSEWAY_HOST_SIMULATION, and CAUSEWAY_ASYNC_COPY for devices that have such copies.
 //
 // Blocks are one-dimensional. Shared memory is the launch's dynamic shared memory, addressed by byte offset:
 // no target then sees a generic pointer to it, which some AMD targets reject.
@@ -43,7 +43,8 @@
     extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
 #else
 #define CAUSEWAY_DEVICE inline __attribute__((always_inline))
-#define CAUSEWAY_KERNEL(threads, blocks) extern "C" void
+// Several kernels share a translation unit there, each in a namespace of its own.
+#define CAUSEWAY_KERNEL(threads, blocks) void
 #endif
 
 namespace causeway {
@@ -74,16 +75,23 @@ template <int Bytes> struct Packet {
 // Implemented by whoever runs the kernels on a CPU. `site` is the source line of the call: threads that meet at
 // different sites have diverged.
 namespace causeway_simulator {
+struct Site {
+    const char* file;
+    int line;
+};
 unsigned thread_index();
 unsigned block_index(int axis);
 unsigned char* shared_memory();
-void block_barrier(int site);
-void wave_barrier(int site);
-unsigned shuffle(unsigned value, unsigned source_lane, int site);
-unsigned count(bool predicate, int site);
+void meet_block(Site site);
+void meet_wave(Site site);
+unsigned exchange(unsigned value, unsigned source_lane, Site site);
+unsigned votes(bool predicate, Site site);
+void start_copy(unsigned shared_offset, const void* from, unsigned bytes);  // zeros, if from nowhere
+void close_copies();
+void await_copies(unsigned pending);
 }  // namespace causeway_simulator
-#define CAUSEWAY_SITE int site = __builtin_LINE()
-#define CAUSEWAY_AND_SITE , int site = __builtin_LINE()
+#define CAUSEWAY_SITE causeway_simulator::Site site = {__builtin_FILE(), __builtin_LINE()}
+#define CAUSEWAY_AND_SITE , CAUSEWAY_SITE
 #else
 #define CAUSEWAY_SITE
 #define CAUSEWAY_AND_SITE
@@ -147,7 +155,7 @@ CAUSEWAY_DEVICE void block_barrier(CAUSEWAY_SITE) {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 #else
-    causeway_simulator::block_barrier(site);
+    causeway_simulator::meet_block(site);
 #endif
 }
 
@@ -160,7 +168,7 @@ CAUSEWAY_DEVICE void wave_barrier(CAUSEWAY_SITE) {
     __builtin_amdgcn_wave_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 #else
-    causeway_simulator::wave_barrier(site);
+    causeway_simulator::meet_wave(site);
 #endif
 }
 
@@ -171,7 +179,7 @@ CAUSEWAY_DEVICE u32 shuffle(u32 value, u32 source CAUSEWAY_AND_SITE) {
 #elif defined(CAUSEWAY_AMD)
     return (u32)__builtin_amdgcn_ds_bpermute((int)(source << 2), (int)value);
 #else
-    return causeway_simulator::shuffle(value, source, site);
+    return causeway_simulator::exchange(value, source, site);
 #endif
 }
 
@@ -189,7 +197,7 @@ CAUSEWAY_DEVICE u32 wave_count(bool predicate CAUSEWAY_AND_SITE) {
     return __builtin_popcount(__builtin_amdgcn_ballot_w32(predicate));
 #endif
 #else
-    return causeway_simulator::count(predicate, site);
+    return causeway_simulator::votes(predicate, site);
 #endif
 }
 
@@ -200,7 +208,7 @@ CAUSEWAY_DEVICE bool wave_all(bool predicate CAUSEWAY_AND_SITE) {
 #elif defined(CAUSEWAY_AMD)
     return wave_count(!predicate) == 0;
 #else
-    return causeway_simulator::count(!predicate, site) == 0;
+    return causeway_simulator::votes(!predicate, site) == 0;
 #endif
 }
 

@@ -210,7 +210,7 @@ template <int Bytes> CAUSEWAY_DEVICE void store_shared(u32 offset, const Packet<
 
 // NVIDIA's from sm_80 copy from global to shared memory without passing registers. Where there is no such
 // instruction, PrefetchRing (vector.cuh) keeps what runs ahead in registers.
-#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
+#if (defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800) || defined(CAUSEWAY_ASYNC_COPY)
 constexpr bool HAS_ASYNC_COPY = true;
 #else
 constexpr bool HAS_ASYNC_COPY = false;
@@ -228,6 +228,8 @@ template <int Bytes> CAUSEWAY_DEVICE void async_copy(u32 shared_offset, const vo
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(address), "n"(Bytes), "r"(bytes)
                      : "memory");
     }
+#elif defined(CAUSEWAY_HOST)
+    causeway_simulator::start_copy(shared_offset, valid ? address : nullptr, Bytes);
 #endif
 }
 
@@ -235,6 +237,8 @@ template <int Bytes> CAUSEWAY_DEVICE void async_copy(u32 shared_offset, const vo
 CAUSEWAY_DEVICE void async_commit() {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
+#elif defined(CAUSEWAY_HOST)
+    causeway_simulator::close_copies();
 #endif
 }
 
@@ -242,6 +246,8 @@ CAUSEWAY_DEVICE void async_commit() {
 template <int Pending> CAUSEWAY_DEVICE void async_wait() {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+#elif defined(CAUSEWAY_HOST)
+    causeway_simulator::await_copies(Pending);
 #endif
 }
 
@@ -308,13 +314,13 @@ CAUSEWAY_DEVICE void receive(u32 mailbox) {
 // arrival and again after the last. `flag_offset`: 4 bytes of shared memory that are free for this.
 CAUSEWAY_DEVICE bool last_block_to_arrive(u32* counter, u32 blocks, u32 flag_offset CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_HOST)
-    causeway_simulator::block_barrier(site);
+    causeway_simulator::meet_block(site);
     if (thread_index() == 0) {
-        const u32 before = *counter;
-        *counter = before + 1 == blocks ? 0 : before + 1;
-        store_shared<4>(flag_offset, Packet<4>{{before + 1 == blocks}});
+        const bool last = __atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) == blocks;
+        if (last) *counter = 0;
+        store_shared<4>(flag_offset, Packet<4>{{last}});
     }
-    causeway_simulator::block_barrier(site);
+    causeway_simulator::meet_block(site);
     return load_shared<4>(flag_offset).word[0] != 0;
 #else
 #if defined(CAUSEWAY_AMD)

@@ -1,13 +1,17 @@
 //! `--device` and `--threads`, for every command that computes.
 
-use causeway::Device;
+use std::sync::Arc;
+
+use causeway::{Device, Error};
+use causeway_sim::{Settings, Simulator};
 
 use crate::failure::Failure;
 
 /// Where to compute.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
-    /// cpu, cuda, cuda:N, hip, hip:N, or best: the first of cuda, hip and cpu that is present
+    /// cpu, cuda, cuda:N, hip, hip:N, best: the first of cuda, hip and cpu that is present, or a simulated
+    /// GPU with waves of 32 or 64 threads: sim:32, sim:64:descending, sim:gfx942:shuffled:7
     #[arg(long, value_name = "DEVICE", env = "CAUSEWAY_DEVICE", default_value = "best")]
     device: String,
 
@@ -35,7 +39,7 @@ impl DeviceArgs {
     }
 
     fn device(&self) -> Result<(Device, usize), Failure> {
-        let device = Device::open(&self.device)?;
+        let device = open(&self.device)?;
         match self.threads {
             Some(0) => Err(Failure::input("--threads is 0: expected 1 or more")),
             threads => Ok((device, threads.unwrap_or(0))),
@@ -56,4 +60,17 @@ pub(crate) fn with_threads<T: Send>(
 
 fn no_threads(error: rayon::ThreadPoolBuildError) -> Failure {
     Failure::input(format!("the threads cannot be started: {error}"))
+}
+
+/// A device of the library, or a simulated one.
+fn open(name: &str) -> Result<Device, Failure> {
+    match Settings::parse(name)? {
+        Some(settings) => Ok(Device::Simulated(Arc::new(Simulator::new(settings)?))),
+        None => Device::open(name).map_err(|error| match error {
+            Error::UnknownDevice { .. } => {
+                Failure::from(error).with_help("sim:32 and sim:64 are simulated GPUs")
+            }
+            error => error.into(),
+        }),
+    }
 }

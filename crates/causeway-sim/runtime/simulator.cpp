@@ -2,106 +2,30 @@
 //
 // A block's threads are fibers of one OS thread: each runs until it meets a barrier or a wave exchange, then the next
 // one is resumed. Several OS threads take blocks from one queue. The order of threads and of blocks is part of the
-// launch, since a kernel that lacks a barrier is often right in one order and wrong in another.
+// launch, since a kernel that lacks a barrier is often right in one order and wrong in another. In the shuffled order
+// each OS thread has several blocks under way and switches between them at random places, as a multiprocessor does:
+// what blocks say to each other before they should is seen.
 //
 // What makes a launch fail, with the source line of the kernel: threads that meet at different barriers (divergence),
 // a wave exchange that a lane never reaches, a lane that reads one that does not exist, and a deadlock.
 //
-// The kernel calls the functions of namespace causeway_simulator (portable.cuh declares them); the host calls
-// causeway_simulator_launch.
+// The kernel calls the functions of namespace causeway_simulator at the end (portable.cuh declares them); the host
+// calls causeway_simulator_launch.
 #include <atomic>
 #include <cstdarg>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
 
-#include <sys/mman.h>
-#include <unistd.h>
+#include "block.h"
 
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
-
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SANITIZED 1
-#include <sanitizer/common_interface_defs.h>
-#endif
-#endif
-
-// ---- fibers --------------------------------------------------------------------------------------------------------
-
+namespace causeway_simulator {
 namespace {
 
-#if defined(SANITIZED)
-constexpr size_t STACK_BYTES = 512 << 10;
-#else
-constexpr size_t STACK_BYTES = 128 << 10;
-#endif
+enum Order : unsigned { ASCENDING = 0, DESCENDING = 1, SHUFFLED = 2 };
 
-#if defined(__x86_64__)
-using Context = void*;
-// Saves the callee-saved registers and the stack pointer, and resumes the other side. Signal masks and floating-point
-// modes are the same on both sides.
-extern "C" void causeway_simulator_switch(void** save, void* resume);
-asm(R"(.text
-.globl causeway_simulator_switch
-.hidden causeway_simulator_switch
-causeway_simulator_switch:
-    push %rbp
-    push %rbx
-    push %r12
-    push %r13
-    push %r14
-    push %r15
-    mov %rsp, (%rdi)
-    mov %rsi, %rsp
-    pop %r15
-    pop %r14
-    pop %r13
-    pop %r12
-    pop %rbx
-    pop %rbp
-    ret
-)");
-void switch_context(Context& save, Context& resume) { causeway_simulator_switch(&save, resume); }
-void prepare(Context& context, unsigned char* stack, void (*entry)()) {
-    // The return address of the first switch; the stack is 8 bytes off 16 at a function's entry.
-    void** top = reinterpret_cast<void**>(stack + STACK_BYTES) - 2;
-    *top = reinterpret_cast<void*>(entry);
-    context = top - 6;
-}
-#else
-using Context = ucontext_t;
-void switch_context(Context& save, Context& resume) { swapcontext(&save, &resume); }
-void prepare(Context& context, unsigned char* stack, void (*entry)()) {
-    getcontext(&context);
-    context.uc_stack.ss_sp = stack;
-    context.uc_stack.ss_size = STACK_BYTES;
-    context.uc_link = nullptr;
-    makecontext(&context, entry, 0);
-}
-#endif
-
-struct Barrier {
-    unsigned waiting = 0;
-    unsigned generation = 0;
-    int site = 0;
-};
-
-enum class State { Ready, Done };
-
-struct Fiber {
-    Context context;
-    Barrier* barrier = nullptr;  // what it waits for, if anything
-    unsigned generation = 0;
-    unsigned parity = 0;  // which of the two exchange slots the next exchange uses
-    State state = State::Ready;
-};
+// Blocks that an OS thread has under way in the shuffled order.
+constexpr unsigned INTERLEAVED = 8;
 
 // One launch, shared by all workers.
 struct Launch {
@@ -120,41 +44,30 @@ struct Launch {
     size_t message_bytes;
 };
 
-enum Order : unsigned { ASCENDING = 0, DESCENDING = 1, SHUFFLED = 2 };
+// Random numbers that depend on the seed alone: xorshift.
+struct Random {
+    uint64_t state;
+    explicit Random(uint64_t seed) : state(0x9e3779b97f4a7c15ull ^ seed) {}
+    uint64_t operator()() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        return state;
+    }
+};
 
-constexpr unsigned WAVE = CAUSEWAY_WAVE_SIZE;
-constexpr unsigned MAX_THREADS = 1024;
-
-// One OS thread, and the block that it runs.
+// One OS thread, and the blocks that it has under way.
 class Worker {
 public:
-    explicit Worker(Launch& launch) : launch(launch), fibers(launch.threads) {
-        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-        stride = STACK_BYTES + page;
-        void* memory = mmap(nullptr, stride * launch.threads, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) {
-            stacks = nullptr;
-            return;
+    explicit Worker(Launch& launch) : launch(launch), random(launch.seed) {
+        sequence.resize(launch.threads);
+        for (unsigned t = 0; t < launch.threads; ++t) {
+            sequence[t] = launch.order == DESCENDING ? launch.threads - 1 - t : t;
         }
-        stacks = static_cast<unsigned char*>(memory);
-        // A guard below every stack: an overflow faults instead of changing a neighbour.
-        for (unsigned t = 0; t < launch.threads; ++t) mprotect(stacks + t * stride, page, PROT_NONE);
-        guard = page;
-        // Allocated to the byte, so that a sanitizer sees the first access past the end.
-        void* block_memory = nullptr;
-        if (posix_memalign(&block_memory, 64, launch.shared_bytes ? launch.shared_bytes : 1) == 0) {
-            shared = static_cast<unsigned char*>(block_memory);
-        }
+        if (launch.order != SHUFFLED) return;
+        // Fisher and Yates.
+        for (size_t i = sequence.size(); i > 1; --i) std::swap(sequence[i - 1], sequence[random() % i]);
     }
-
-    ~Worker() {
-        if (stacks) munmap(stacks, stride * launch.threads);
-        free(shared);
-    }
-
-    Worker(const Worker&) = delete;
-    Worker& operator=(const Worker&) = delete;
 
     void run();
 
@@ -168,115 +81,130 @@ public:
         for (;;) leave();
     }
 
-    void wait(Barrier& barrier, unsigned expected, int site, const char* what) {
-        if (barrier.waiting && barrier.site != site) {
-            fail("%s at line %d while other threads wait at line %d", what, site, barrier.site);
+    void wait(Barrier& barrier, unsigned expected, Site site, const char* what) {
+        if (barrier.waiting && !same(barrier.site, site)) {
+            fail("%s at %s:%d while %u of %u threads wait at %s:%d", what, site.file, site.line, barrier.waiting,
+                 expected, barrier.site.file, barrier.site.line);
         }
         barrier.site = site;
-        if (++barrier.waiting == expected) {
-            barrier.waiting = 0;
-            ++barrier.generation;
-            return;
-        }
-        Fiber& fiber = fibers[current];
+        if (++barrier.waiting == expected) return barrier.open();
+        Fiber& fiber = block->fibers[current];
         fiber.barrier = &barrier;
         fiber.generation = barrier.generation;
         leave();
         fiber.barrier = nullptr;
     }
 
-    unsigned wave_threads(unsigned wave) const {
-        const unsigned rest = launch.threads - wave * WAVE;
-        return rest < WAVE ? rest : WAVE;
-    }
-
-    unsigned exchange(unsigned value, unsigned source, int site) {
-        const unsigned wave = current / WAVE, lanes = wave_threads(wave);
-        expect_whole_wave(wave, site);
-        const unsigned parity = fibers[current].parity ^= 1;
-        slots[parity][current] = value;
-        wait(wave_barriers[wave], lanes, site, "shuffle");
+    unsigned exchange(unsigned value, unsigned source, Site site) {
+        const unsigned* const slots = share(value, site, "shuffle");
+        const unsigned lanes = block->wave_threads(current / WAVE);
         source &= WAVE - 1;
-        if (source >= lanes) fail("shuffle at line %d reads lane %u of a wave of %u threads", site, source, lanes);
-        return slots[parity][wave * WAVE + source];
+        if (source >= lanes) {
+            fail("shuffle at %s:%d reads lane %u of a wave of %u threads", site.file, site.line, source, lanes);
+        }
+        return slots[source];
     }
 
-    unsigned count(bool predicate, int site) {
-        const unsigned wave = current / WAVE, lanes = wave_threads(wave);
-        expect_whole_wave(wave, site);
-        const unsigned parity = fibers[current].parity ^= 1;
-        slots[parity][current] = predicate;
-        wait(wave_barriers[wave], lanes, site, "vote");
+    unsigned votes(bool predicate, Site site) {
+        const unsigned* const slots = share(predicate, site, "vote");
         unsigned result = 0;
-        for (unsigned lane = 0; lane < lanes; ++lane) result += slots[parity][wave * WAVE + lane];
+        for (unsigned lane = 0; lane < block->wave_threads(current / WAVE); ++lane) result += slots[lane];
         return result;
     }
 
-    void meet_wave(int site) {
-        const unsigned wave = current / WAVE;
-        expect_whole_wave(wave, site);
-        wait(wave_barriers[wave], wave_threads(wave), site, "wave barrier");
+    void meet_wave(Site site) {
+        const unsigned wave = whole_wave(site);
+        wait(block->wave_barriers[wave], block->wave_threads(wave), site, "wave barrier");
     }
 
-    void meet_block(int site) { wait(block_barrier, alive, site, "block barrier"); }
+    void meet_block(Site site) { wait(block->barrier, block->alive, site, "block barrier"); }
+
+    // Until it is waited for, what a copy brings is not there.
+    void start_copy(unsigned offset, const void* from, unsigned bytes) {
+        Fiber& fiber = block->fibers[current];
+        memset(block->shared + offset, 0xff, bytes);
+        fiber.copies.push_back({block->shared + offset, from, bytes, fiber.closed_groups});
+    }
+
+    void await_copies(unsigned pending) {
+        Fiber& fiber = block->fibers[current];
+        std::vector<Copy> rest;
+        for (const Copy& copy : fiber.copies) {
+            if (copy.group + pending >= fiber.closed_groups) {
+                rest.push_back(copy);
+            } else if (copy.from) {
+                memcpy(copy.to, copy.from, copy.bytes);
+            } else {
+                memset(copy.to, 0, copy.bytes);
+            }
+        }
+        fiber.copies = std::move(rest);
+    }
 
     Launch& launch;
+    Block* block = nullptr;  // whose turn it is, and which of its threads
     unsigned current = 0;
-    unsigned block[3] = {0, 0, 0};
-    unsigned char* shared = nullptr;
 
 private:
     static void enter();
 
-    void expect_whole_wave(unsigned wave, int site) {
-        if (wave_exited[wave]) fail("wave exchange at line %d after a lane of the wave has returned", site);
+    // Leaves a value for the lanes of the wave, and returns all of theirs. Two slots take turns: a lane may be at the
+    // next exchange while another still reads this one.
+    const unsigned* share(unsigned value, Site site, const char* what) {
+        const unsigned wave = whole_wave(site);
+        const unsigned parity = block->fibers[current].parity ^= 1;
+        block->slots[parity][current] = value;
+        wait(block->wave_barriers[wave], block->wave_threads(wave), site, what);
+        return block->slots[parity] + wave * WAVE;
+    }
+
+    unsigned whole_wave(Site site) {
+        const unsigned wave = current / WAVE;
+        if (block->wave_exited[wave]) {
+            fail("wave exchange at %s:%d after a lane of the wave has returned", site.file, site.line);
+        }
+        return wave;
     }
 
     void record(const char* text) {
         if (launch.failed.exchange(true)) return;
         std::lock_guard<std::mutex> hold(launch.message_lock);
-        snprintf(launch.message, launch.message_bytes, "block (%u, %u, %u), thread %u: %s", block[0], block[1], block[2],
-                 current, text);
+        snprintf(launch.message, launch.message_bytes, "block (%u, %u, %u), thread %u: %s", block->index[0],
+                 block->index[1], block->index[2], current, text);
     }
 
     // Back to the scheduler.
     void leave() {
-#if defined(SANITIZED)
+#if defined(CAUSEWAY_ADDRESS_SANITIZER)
         void* fake = nullptr;
         __sanitizer_start_switch_fiber(&fake, scheduler_stack, scheduler_stack_bytes);
 #endif
-        switch_context(fibers[current].context, scheduler);
-#if defined(SANITIZED)
+        switch_context(block->fibers[current].context, scheduler);
+#if defined(CAUSEWAY_ADDRESS_SANITIZER)
         __sanitizer_finish_switch_fiber(fake, &scheduler_stack, &scheduler_stack_bytes);
 #endif
     }
 
     void resume(unsigned thread) {
         current = thread;
-#if defined(SANITIZED)
+#if defined(CAUSEWAY_ADDRESS_SANITIZER)
         void* fake = nullptr;
-        __sanitizer_start_switch_fiber(&fake, stacks + thread * stride + guard, STACK_BYTES);
+        __sanitizer_start_switch_fiber(&fake, block->stacks[thread], STACK_BYTES);
 #endif
-        switch_context(scheduler, fibers[thread].context);
-#if defined(SANITIZED)
+        switch_context(scheduler, block->fibers[thread].context);
+#if defined(CAUSEWAY_ADDRESS_SANITIZER)
         __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
     }
 
-    void run_block(uint64_t index);
-    void schedule();
+    bool begin_next(Block& into);
+    bool advance(Block& now, uint64_t steps);
+    bool failed() const { return launch.failed.load(std::memory_order_relaxed); }
 
-    std::vector<Fiber> fibers;
+    Random random;
     std::vector<unsigned> sequence;
-    Barrier block_barrier;
-    Barrier wave_barriers[MAX_THREADS / 32];
-    bool wave_exited[MAX_THREADS / 32];
-    unsigned slots[2][MAX_THREADS];
-    unsigned alive = 0;
-    Context scheduler;
-    unsigned char* stacks = nullptr;
-    size_t stride = 0, guard = 0;
-#if defined(SANITIZED)
+    Context scheduler{};
+#if defined(CAUSEWAY_ADDRESS_SANITIZER)
     const void* scheduler_stack = nullptr;
     size_t scheduler_stack_bytes = 0;
 #endif
@@ -285,98 +213,84 @@ private:
 thread_local Worker* worker = nullptr;
 
 void Worker::enter() {
-#if defined(SANITIZED)
+#if defined(CAUSEWAY_ADDRESS_SANITIZER)
     __sanitizer_finish_switch_fiber(nullptr, &worker->scheduler_stack, &worker->scheduler_stack_bytes);
 #endif
-    worker->launch.call(worker->launch.arguments);
     Worker& w = *worker;
-    w.fibers[w.current].state = State::Done;
-    w.wave_exited[w.current / WAVE] = true;
-    --w.alive;
-    if (w.wave_barriers[w.current / WAVE].waiting) {
-        w.fail("returned while its wave waits at line %d", w.wave_barriers[w.current / WAVE].site);
+    w.launch.call(w.launch.arguments);
+    Block& block = *w.block;
+    const unsigned wave = w.current / WAVE;
+    block.fibers[w.current].done = true;
+    block.wave_exited[wave] = true;
+    --block.alive;
+    if (block.wave_barriers[wave].waiting) {
+        const Site site = block.wave_barriers[wave].site;
+        w.fail("returned while its wave waits at %s:%d", site.file, site.line);
     }
     // A barrier waits for the threads that have not returned.
-    if (w.block_barrier.waiting && w.block_barrier.waiting == w.alive) {
-        w.block_barrier.waiting = 0;
-        ++w.block_barrier.generation;
-    }
+    if (block.barrier.waiting && block.barrier.waiting == block.alive) block.barrier.open();
     for (;;) w.leave();
 }
 
-// A permutation of 0 … count-1 that depends on the seed alone (Fisher and Yates, with xorshift numbers).
-void shuffle_order(std::vector<unsigned>& order, unsigned seed) {
-    uint64_t state = 0x9e3779b97f4a7c15ull ^ seed;
-    for (size_t i = order.size(); i > 1; --i) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        std::swap(order[i - 1], order[state % i]);
-    }
+// Takes a block from the queue; false if there is none left.
+bool Worker::begin_next(Block& into) {
+    const uint64_t turn = launch.next.fetch_add(1);
+    if (turn >= launch.blocks) return false;
+    uint64_t number = turn;
+    if (launch.order == DESCENDING) number = launch.blocks - 1 - turn;
+    // An odd step that is prime to any grid below 2^31 visits every block once.
+    if (launch.order == SHUFFLED) number = (turn * 2147483647ull + launch.seed) % launch.blocks;
+    const unsigned at[3] = {
+        static_cast<unsigned>(number % launch.grid[0]),
+        static_cast<unsigned>(number / launch.grid[0] % launch.grid[1]),
+        static_cast<unsigned>(number / launch.grid[0] / launch.grid[1]),
+    };
+    into.begin(at, enter);
+    return true;
 }
 
-void Worker::schedule() {
-    while (alive) {
-        bool progress = false;
-        for (unsigned thread : sequence) {
-            Fiber& fiber = fibers[thread];
-            if (fiber.state == State::Done) continue;
-            if (fiber.barrier && fiber.barrier->generation == fiber.generation) continue;
-            progress = true;
+// Gives that many turns to threads of a block that can go on; false once it has ended or failed.
+bool Worker::advance(Block& now, uint64_t steps) {
+    block = &now;
+    unsigned passed = 0;
+    while (now.alive && steps > 0) {
+        const unsigned thread = sequence[now.cursor];
+        now.cursor = now.cursor + 1 == launch.threads ? 0 : now.cursor + 1;
+        if (now.fibers[thread].is_ready()) {
+            passed = 0;
+            --steps;
             resume(thread);
-            if (launch.failed.load(std::memory_order_relaxed)) return;
-        }
-        if (!progress) {
-            for (unsigned thread : sequence) {
-                if (fibers[thread].state == State::Done) continue;
-                current = thread;
-                char text[96];
-                snprintf(text, sizeof text, "waits for ever at line %d", fibers[thread].barrier->site);
-                record(text);
-                return;
-            }
+            if (failed()) return false;
+        } else if (++passed > launch.threads) {
+            char text[512];
+            snprintf(text, sizeof text, "waits for ever: threads wait %s", now.waiting_places().c_str());
+            record(text);
+            return false;
         }
     }
-}
-
-void Worker::run_block(uint64_t index) {
-    block[0] = static_cast<unsigned>(index % launch.grid[0]);
-    block[1] = static_cast<unsigned>(index / launch.grid[0] % launch.grid[1]);
-    block[2] = static_cast<unsigned>(index / launch.grid[0] / launch.grid[1]);
-    // Every float that a thread reads before it is written is a NaN.
-    memset(shared, 0xff, launch.shared_bytes);
-    alive = launch.threads;
-    block_barrier = Barrier();
-    for (unsigned w = 0; w * WAVE < launch.threads; ++w) {
-        wave_barriers[w] = Barrier();
-        wave_exited[w] = false;
-    }
-    for (unsigned t = 0; t < launch.threads; ++t) {
-        fibers[t] = Fiber();
-        prepare(fibers[t].context, stacks + t * stride + guard, enter);
-    }
-    schedule();
+    return now.alive > 0;
 }
 
 void Worker::run() {
-    if (!stacks || !shared) {
-        record("no memory for the threads' stacks");
-        return;
-    }
-    sequence.resize(launch.threads);
-    for (unsigned t = 0; t < launch.threads; ++t) {
-        sequence[t] = launch.order == DESCENDING ? launch.threads - 1 - t : t;
-    }
-    if (launch.order == SHUFFLED) shuffle_order(sequence, launch.seed);
     worker = this;
-    while (!launch.failed.load(std::memory_order_relaxed)) {
-        const uint64_t turn = launch.next.fetch_add(1);
-        if (turn >= launch.blocks) break;
-        uint64_t index = turn;
-        if (launch.order == DESCENDING) index = launch.blocks - 1 - turn;
-        // An odd step that is prime to any grid below 2^31 visits every block once.
-        if (launch.order == SHUFFLED) index = (turn * 2147483647ull + launch.seed) % launch.blocks;
-        run_block(index);
+    std::vector<std::unique_ptr<Block>> blocks;
+    const unsigned most = launch.order == SHUFFLED ? INTERLEAVED : 1;
+    bool queue = true;
+    while (!failed()) {
+        while (queue && blocks.size() < most) {
+            blocks.push_back(std::make_unique<Block>(launch.threads, launch.shared_bytes));
+            block = blocks.back().get();
+            if (!block->ready()) return record("no memory for the threads' stacks");
+            queue = begin_next(*block);
+            if (!queue) blocks.pop_back();
+        }
+        if (blocks.empty()) break;
+        const size_t turn = launch.order == SHUFFLED ? random() % blocks.size() : 0;
+        // Now a single thread, now the whole block.
+        const uint64_t steps = launch.order == SHUFFLED ? 1ull << random() % 12 : UINT64_MAX;
+        if (advance(*blocks[turn], steps) || failed()) continue;
+        queue = queue && begin_next(*blocks[turn]);
+        if (!queue) blocks.erase(blocks.begin() + static_cast<long>(turn));
     }
     worker = nullptr;
 }
@@ -385,15 +299,17 @@ void Worker::run() {
 
 // ---- what kernels call ---------------------------------------------------------------------------------------------
 
-namespace causeway_simulator {
 unsigned thread_index() { return worker->current; }
-unsigned block_index(int axis) { return worker->block[axis]; }
-unsigned grid_size(int axis) { return worker->launch.grid[axis]; }
-unsigned char* shared_memory() { return worker->shared; }
-void block_barrier(int site) { worker->meet_block(site); }
-void wave_barrier(int site) { worker->meet_wave(site); }
-unsigned shuffle(unsigned value, unsigned source_lane, int site) { return worker->exchange(value, source_lane, site); }
-unsigned count(bool predicate, int site) { return worker->count(predicate, site); }
+unsigned block_index(int axis) { return worker->block->index[axis]; }
+unsigned char* shared_memory() { return worker->block->shared; }
+void meet_block(Site site) { worker->meet_block(site); }
+void meet_wave(Site site) { worker->meet_wave(site); }
+unsigned exchange(unsigned value, unsigned source_lane, Site site) { return worker->exchange(value, source_lane, site); }
+unsigned votes(bool predicate, Site site) { return worker->votes(predicate, site); }
+void start_copy(unsigned offset, const void* from, unsigned bytes) { worker->start_copy(offset, from, bytes); }
+void close_copies() { ++worker->block->fibers[worker->current].closed_groups; }
+void await_copies(unsigned pending) { worker->await_copies(pending); }
+
 }  // namespace causeway_simulator
 
 // ---- what the host calls -------------------------------------------------------------------------------------------
@@ -402,6 +318,7 @@ unsigned count(bool predicate, int site) { return worker->count(predicate, site)
 extern "C" int causeway_simulator_launch(void (*call)(const void*), const void* arguments, const unsigned* grid,
                                          unsigned threads, unsigned shared_bytes, unsigned order, unsigned seed,
                                          unsigned workers, char* message, size_t message_bytes) {
+    using namespace causeway_simulator;
     if (threads == 0 || threads > MAX_THREADS) {
         snprintf(message, message_bytes, "a block has 1 to %u threads, not %u", MAX_THREADS, threads);
         return 1;
@@ -417,6 +334,7 @@ extern "C" int causeway_simulator_launch(void (*call)(const void*), const void* 
     launch.blocks = static_cast<uint64_t>(grid[0]) * grid[1] * grid[2];
     launch.message = message;
     launch.message_bytes = message_bytes;
+    // Several blocks in parallel, where there are several.
     if (workers > launch.blocks) workers = static_cast<unsigned>(launch.blocks);
     std::vector<std::thread> others;
     for (unsigned i = 1; i < workers; ++i) others.emplace_back([&launch] { Worker(launch).run(); });

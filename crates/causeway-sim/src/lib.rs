@@ -9,17 +9,20 @@
 //! It shows nothing about speed, about memory ordering between blocks that run at the same time on a real
 //! device, or about what a GPU compiler makes of the source.
 
-mod compile;
+mod compiler;
+mod modules;
 
-use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Mutex};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use causeway::backend::gpu::Executor;
+use causeway::backend::gpu::compiler::Target;
 use causeway::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use causeway::{Error, Result};
 
-use compile::{Compiler, Module};
+use compiler::Compiler;
+use modules::Modules;
 
 /// The order in which a block's threads and a grid's blocks run.
 ///
@@ -31,55 +34,142 @@ pub enum Order {
     Ascending,
     /// By decreasing number.
     Descending,
-    /// In a permutation that the seed gives.
+    /// In permutations that the seed gives, with several blocks under way at a time that take turns at random.
     Shuffled(u32),
 }
 
 /// A simulated GPU. Clones share compiled kernels.
 #[derive(Clone)]
 pub struct Simulator {
-    facts: DeviceFacts,
-    order: Order,
+    settings: Settings,
     workers: u32,
     compiler: Arc<Compiler>,
-    modules: Arc<Mutex<HashMap<String, Arc<Module>>>>,
+    modules: Arc<Modules>,
+}
+
+/// A change to the text of the kernels: what tests put faults in with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edit {
+    /// Text that goes, wherever it stands.
+    pub right: String,
+    /// What comes in its place.
+    pub wrong: String,
+}
+
+/// The C++ compiler that the simulator would use: its path, and the first line of what it says of its version.
+///
+/// # Errors
+/// [`Error::SimulatorCompiler`] if there is none, with what to install.
+pub fn compiler() -> Result<(PathBuf, String)> {
+    let (program, version) = compiler::find_program()?;
+    Ok((program, version.lines().next().unwrap_or_default().to_string()))
+}
+
+/// Which device is simulated, and in what order its threads run: all that a device's name says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// What planners are told.
+    pub facts: DeviceFacts,
+    /// Of threads and blocks.
+    pub order: Order,
+    /// What stands behind `sim:` and before the order.
+    model: String,
+}
+
+impl Settings {
+    /// The settings that a name asks for: `sim:32` or `sim:64`, a small device with waves of that size, or the
+    /// reference device of an architecture, such as `sim:sm_90a` or `sim:gfx942`; behind it, if wanted, `:ascending`,
+    /// `:descending`, `:shuffled` or `:shuffled:SEED`. None for a name that does not begin with `sim`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSimulator`] if the rest of the name is something else.
+    pub fn parse(name: &str) -> Result<Option<Self>> {
+        let mut parts = name.split(':');
+        if parts.next() != Some("sim") {
+            return Ok(None);
+        }
+        let unknown = || Error::UnknownSimulator { found: name.to_string() };
+        let facts = match parts.next() {
+            Some("32") => small(32),
+            Some("64") => small(64),
+            Some(architecture) => {
+                DeviceFacts::of_target(&Target::parse(architecture).map_err(|_| unknown())?)
+            }
+            None => return Err(unknown()),
+        };
+        let order = match (parts.next(), parts.next()) {
+            (None | Some("ascending"), None) => Order::Ascending,
+            (Some("descending"), None) => Order::Descending,
+            (Some("shuffled"), None) => Order::Shuffled(1),
+            (Some("shuffled"), Some(seed)) => Order::Shuffled(seed.parse().map_err(|_| unknown())?),
+            _ => return Err(unknown()),
+        };
+        if parts.next().is_some() {
+            return Err(unknown());
+        }
+        Ok(Some(Settings { facts, order, model: name.split(':').nth(1).unwrap_or_default().to_string() }))
+    }
+
+    /// The name that has these settings.
+    pub fn name(&self) -> String {
+        let order = match self.order {
+            Order::Ascending => String::new(),
+            Order::Descending => ":descending".to_string(),
+            Order::Shuffled(seed) => format!(":shuffled:{seed}"),
+        };
+        format!("sim:{}{order}", self.model)
+    }
+}
+
+/// A device with few multiprocessors, so that small shapes are split over blocks as large ones are on a real device.
+fn small(wave_size: u32) -> DeviceFacts {
+    let (vendor, architecture) =
+        if wave_size == 32 { (Vendor::Nvidia, "sm_80") } else { (Vendor::Amd, "gfx90a") };
+    DeviceFacts {
+        vendor,
+        architecture: architecture.to_string(),
+        multiprocessors: 4,
+        wave_size,
+        threads_per_multiprocessor: 2048,
+        registers_per_multiprocessor: 65_536,
+        shared_per_multiprocessor: 65_536,
+        shared_per_block: 65_536,
+        l2_bytes: 1 << 20,
+    }
 }
 
 impl Simulator {
-    /// A device whose waves have 32 or 64 threads.
+    /// A device by its settings.
     ///
     /// # Errors
-    /// For another wave size, or if no clang++ of version 15 or later is found.
-    pub fn new(wave_size: u32) -> Result<Self> {
-        // Few multiprocessors, so that small shapes are split over blocks as large ones are on a real device.
-        let (vendor, architecture) = match wave_size {
-            32 => (Vendor::Nvidia, "sim32"),
-            64 => (Vendor::Amd, "sim64"),
-            _ => return Err(Error::UnknownDevice { found: format!("sim:{wave_size}") }),
-        };
-        let facts = DeviceFacts {
-            vendor,
-            architecture: architecture.to_string(),
-            multiprocessors: 4,
-            wave_size,
-            threads_per_multiprocessor: 2048,
-            registers_per_multiprocessor: 65_536,
-            shared_per_multiprocessor: 65_536,
-            shared_per_block: 65_536,
-            l2_bytes: 1 << 20,
-        };
+    /// [`Error::SimulatorCompiler`] if no clang++ of version 16 or later is found.
+    pub fn new(settings: Settings) -> Result<Self> {
         Ok(Simulator {
-            facts,
-            order: Order::Ascending,
             workers: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
-            compiler: Arc::new(Compiler::find(wave_size)?),
+            compiler: Arc::new(Compiler::find(&settings.facts)?),
             modules: Arc::default(),
+            settings,
         })
     }
 
-    /// The same device with another order of threads and blocks.
+    /// A device by its name, as [`Settings::parse`] has it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSimulator`] for another name, and those of [`Simulator::new`].
+    pub fn open(name: &str) -> Result<Self> {
+        let settings = Settings::parse(name)?;
+        Self::new(settings.ok_or_else(|| Error::UnknownSimulator { found: name.to_string() })?)
+    }
+
+    /// The same device running other kernels: those that the edit makes of the project's.
+    pub fn with_edit(mut self, edit: Edit) -> Self {
+        self.modules = Arc::new(Modules::edited(edit));
+        self
+    }
+
+    /// The same device with another order of threads and blocks, sharing its compiled kernels.
     pub fn with_order(mut self, order: Order) -> Self {
-        self.order = order;
+        self.settings.order = order;
         self
     }
 
@@ -89,18 +179,6 @@ impl Simulator {
         self
     }
 
-    fn module(&self, plan: &Plan) -> Result<Arc<Module>> {
-        let text = plan.program().text()?;
-        let key = blake3::hash(text.as_bytes()).to_hex().to_string();
-        let known = self.modules.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(&key).cloned();
-        if let Some(module) = known {
-            return Ok(module);
-        }
-        let module = Arc::new(self.compiler.module(&key, &text, plan)?);
-        let mut modules = self.modules.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        Ok(modules.entry(key).or_insert(module).clone())
-    }
-
     fn fault(plan: &Plan, message: String) -> Error {
         Error::SimulatedFault { entry: plan.entry.to_string(), header: plan.header.to_string(), message }
     }
@@ -108,7 +186,7 @@ impl Simulator {
 
 impl std::fmt::Debug for Simulator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Simulator(wave {}, {:?})", self.facts.wave_size, self.order)
+        write!(f, "Simulator({})", self.name())
     }
 }
 
@@ -117,27 +195,31 @@ const POISON: u8 = 0xff;
 
 impl Executor for Simulator {
     fn name(&self) -> String {
-        format!("sim:{}", self.facts.wave_size)
+        self.settings.name()
     }
 
     fn facts(&self) -> &DeviceFacts {
-        &self.facts
+        &self.settings.facts
+    }
+
+    fn prepare(&self, plans: &[Plan]) -> Result<()> {
+        self.modules.prepare(&self.compiler, plans)
     }
 
     unsafe fn execute(&self, plan: &Plan) -> Result<()> {
-        let module = self.module(plan)?;
-        if module.argument_bytes != plan.arguments.len() {
+        let kernel = self.modules.get(&self.compiler, plan)?;
+        if kernel.argument_bytes != plan.arguments.len() {
             let message = format!(
                 "the plan's argument block has {} bytes and the kernel's {}",
                 plan.arguments.len(),
-                module.argument_bytes
+                kernel.argument_bytes
             );
             return Err(Self::fault(plan, message));
         }
-        if plan.shared_bytes > self.facts.shared_per_block {
+        if plan.shared_bytes > self.settings.facts.shared_per_block {
             let message = format!(
                 "{} bytes of shared memory are more than the device's {}",
-                plan.shared_bytes, self.facts.shared_per_block
+                plan.shared_bytes, self.settings.facts.shared_per_block
             );
             return Err(Self::fault(plan, message));
         }
@@ -155,7 +237,7 @@ impl Executor for Simulator {
                 arguments[at..at + 8].copy_from_slice(&address.to_ne_bytes());
             }
         }
-        let (order, seed) = match self.order {
+        let (order, seed) = match self.settings.order {
             Order::Ascending => (0, 0),
             Order::Descending => (1, 0),
             Order::Shuffled(seed) => (2, seed),
@@ -165,13 +247,13 @@ impl Executor for Simulator {
             return Err(Self::fault(plan, "kernels have one-dimensional blocks".to_string()));
         }
         let mut message = [0u8; 512];
-        // SAFETY: `launch` and `call` come from one module, compiled from the plan's own text; the argument
+        // SAFETY: `launch` and `call` come from one unit, compiled from the plan's own text; the argument
         // block has the size that the kernel's parameter has there. The addresses in it are the plan's views of
         // host memory, by the caller's promise, and the workspace and counters
         // above, of the sizes that the plan asks for.
         let status = unsafe {
-            (module.launch)(
-                module.call,
+            (kernel.launch)(
+                kernel.call,
                 arguments.as_ptr().cast::<c_void>(),
                 plan.grid.as_ptr(),
                 threads,

@@ -18,7 +18,7 @@ const ORDERS: [Order; 3] = [Order::Ascending, Order::Descending, Order::Shuffled
 
 /// Every wave size and order.
 fn devices() -> Vec<Device> {
-    let simulators = [32, 64].map(|wave_size| Simulator::new(wave_size).unwrap());
+    let simulators = ["sim:32", "sim:64"].map(|name| Simulator::open(name).unwrap());
     let ordered = |simulator: &Simulator| {
         let simulator = simulator.clone();
         ORDERS.map(move |order| Device::Simulated(Arc::new(simulator.clone().with_order(order))))

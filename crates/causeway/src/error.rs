@@ -433,6 +433,15 @@ pub enum Error {
     },
 
     // ---- the simulator --------------------------------------------------------------------------
+    /// Text that names no simulated device.
+    #[error(
+        "device is {found:?}: expected sim:32, sim:64 or an architecture such as sim:gfx942, and if wanted an order \
+         behind it: sim:64:ascending, sim:64:descending, sim:64:shuffled or sim:64:shuffled:SEED"
+    )]
+    UnknownSimulator {
+        /// The text that was given.
+        found: String,
+    },
     /// The simulator could not compile a kernel for the host.
     #[error("the simulator has no kernel: {message}")]
     SimulatorCompiler {
@@ -495,6 +504,7 @@ impl Error {
             Error::InvalidPlan { .. } => "invalid-plan",
             Error::CopyLength { .. } => "copy-length",
             Error::CacheEntry { .. } => "cache-entry",
+            Error::UnknownSimulator { .. } => "unknown-simulator",
             Error::SimulatorCompiler { .. } => "simulator-compiler",
             Error::SimulatedFault { .. } => "simulated-fault",
         }

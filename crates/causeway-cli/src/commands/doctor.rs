@@ -82,6 +82,7 @@ impl Findings {
         let mut found = gpus("cuda", Vendor::Nvidia);
         found.extend(gpus("hip", Vendor::Amd));
         found.push(Finding::ready("cpu", Device::cpu().to_string()));
+        found.push(simulator());
         let cache = Cache::from_environment();
         Findings {
             causeway: VERSION,
@@ -184,6 +185,23 @@ fn gpus(name: &str, vendor: Vendor) -> Vec<Finding> {
     match devices(vendor) {
         Ok(reports) => reports.iter().map(describe).collect(),
         Err(error) => vec![Finding::missing(name, &error)],
+    }
+}
+
+/// The simulator of GPUs, which needs a C++ compiler.
+fn simulator() -> Finding {
+    let name = "sim:32, sim:64";
+    match causeway_sim::compiler() {
+        Ok((program, version)) => Finding::ready(
+            name,
+            format!("GPU kernels, thread by thread, through {} ({version})", program.display()),
+        ),
+        Err(error) => Finding {
+            name: name.to_string(),
+            ready: false,
+            detail: error.to_string(),
+            help: Some("apt-get install clang-19".to_string()),
+        },
     }
 }
 

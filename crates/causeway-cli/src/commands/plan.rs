@@ -25,6 +25,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
     arch: String,
 
+    /// Plan for a simulated device instead: sim:32 or sim:64
+    #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
+    device: Option<String>,
+
     /// Suite: a name, or the path of a .toml file
     #[arg(long, value_name = "NAME|PATH", default_value = "shapes")]
     suite: String,
@@ -40,7 +44,7 @@ pub(crate) struct Args {
 
 /// Prints the plans.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
-    let facts = DeviceFacts::of_target(&Target::parse(&args.arch)?);
+    let facts = args.facts()?;
     let mut list = Vec::new();
     for case in gpu_cases(&args.suite, args.case.as_deref())? {
         for (call, plan) in plans(&case, &facts)? {
@@ -58,7 +62,22 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
             }
         }
     }
-    if args.json { terminal::print_json(&json!({ "arch": args.arch, "plans": list })) } else { Ok(()) }
+    if args.json {
+        terminal::print_json(&json!({ "arch": facts.architecture, "plans": list }))
+    } else {
+        Ok(())
+    }
+}
+
+impl Args {
+    fn facts(&self) -> Result<DeviceFacts, Failure> {
+        let Some(name) = &self.device else { return Ok(DeviceFacts::of_target(&Target::parse(&self.arch)?)) };
+        match causeway_sim::Settings::parse(name)? {
+            Some(settings) => Ok(settings.facts),
+            None => Err(Failure::input(format!("--device is {name:?}: expected sim:32 or sim:64"))
+                .with_help("--arch plans for the reference device of a GPU architecture")),
+        }
+    }
 }
 
 /// The cases of a suite that GPUs are asked for.

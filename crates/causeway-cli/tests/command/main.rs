@@ -6,4 +6,5 @@ mod kernels;
 mod process;
 mod run;
 mod run_errors;
+mod simulator;
 mod verify;

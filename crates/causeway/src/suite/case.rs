@@ -317,6 +317,12 @@ impl Problem {
         }
     }
 
+    /// Product of the sizes, the width left out: the elements of x, or the products of a matrix product.
+    pub fn elements(&self) -> i64 {
+        let sizes = self.shape().into_iter().filter(|(name, _)| *name != "width" && *name != "state_len");
+        sizes.fold(1, |product, (_, size)| product.saturating_mul(size))
+    }
+
     /// Names and values of the sizes.
     pub fn shape(&self) -> Vec<(&'static str, i64)> {
         match self {

@@ -5,16 +5,17 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::case::{Case, Ceilings};
+use super::case::{Case, Ceilings, Problem};
 use super::rows::{self, Conv1dRow, GemmRow, UpdateRow, VarlenStatesRow};
 
 /// The suites that are part of the library: name and text.
-const EMBEDDED: [(&str, &str); 11] = [
+const EMBEDDED: [(&str, &str); 12] = [
     ("conv1d-first", include_str!("../../../../suites/conv1d-first.toml")),
     ("conv1d-last", include_str!("../../../../suites/conv1d-last.toml")),
     ("gemm", include_str!("../../../../suites/gemm.toml")),
     ("full", include_str!("../../../../suites/full.toml")),
     ("cpu-large", include_str!("../../../../suites/cpu-large.toml")),
+    ("sim", include_str!("../../../../suites/sim.toml")),
     ("shapes", include_str!("../../../../suites/shapes.toml")),
     ("gemm-shapes", include_str!("../../../../suites/gemm-shapes.toml")),
     ("variants", include_str!("../../../../suites/variants.toml")),
@@ -81,6 +82,12 @@ struct Document {
     /// Suites whose cases come first.
     #[serde(default)]
     include: Vec<String>,
+    /// Of the included cases, those with more elements than this are left out, and those of these operations (the
+    /// operation as reports name it, for products with the algorithm behind it: `gemm fast`).
+    #[serde(default = "without_limit")]
+    most_elements: i64,
+    #[serde(default)]
+    without: Vec<String>,
     /// Ceilings by dtype of x.
     #[serde(default)]
     ceilings: BTreeMap<String, Ceilings>,
@@ -95,6 +102,10 @@ struct Document {
     varlen_states: Vec<toml::Table>,
     #[serde(default)]
     gemm: Vec<toml::Table>,
+}
+
+fn without_limit() -> i64 {
+    i64::MAX
 }
 
 impl Suite {
@@ -135,6 +146,13 @@ impl Suite {
                 .ok_or_else(|| syntax(format!("include is {include:?}: expected a suite of the library")))?;
             cases.extend(Self::parse(name, text)?.cases);
         }
+        cases.retain(|case| {
+            let operation = match &case.problem {
+                Problem::Gemm(gemm) => format!("gemm {}", gemm.algorithm),
+                other => other.operation().to_string(),
+            };
+            case.problem.elements() <= document.most_elements && !document.without.contains(&operation)
+        });
         let ceilings = |dtype: crate::DType| document.ceilings.get(dtype.name()).copied().unwrap_or_default();
         let base = |operation: &str| document.base.get(operation);
         let mut add = |rows: &[toml::Table], build: &dyn Fn(&toml::Table) -> Result<Vec<Case>, String>| {
@@ -235,8 +253,8 @@ mod tests {
         let table = [
             (
                 Suite::open("nothing"),
-                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, shapes, gemm-shapes, \
-                 variants, small, repeat, huge, or the path",
+                "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, sim, shapes, \
+                 gemm-shapes, variants, small, repeat, huge, or the path",
             ),
             (Suite::open("/no/such/file.toml"), "suite /no/such/file.toml: "),
             (suite("cases = 3"), "unknown field `cases`"),

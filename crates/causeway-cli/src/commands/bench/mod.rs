@@ -119,6 +119,10 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     // Read first: a typing error should not cost the time of a run.
     let before = args.compare.as_deref().map(SavedRun::read).transpose()?;
     args.device.with(|device| {
+        if matches!(device, Device::Simulated(_)) {
+            return Err(Failure::input(format!("{device} has no speed to measure"))
+                .with_help("bench runs on cpu, cuda and hip; verify and run take the simulator as well"));
+        }
         let cases = args.cases(device)?;
         let run = args.measure(&cases, device)?;
         if let Some(path) = &args.save {

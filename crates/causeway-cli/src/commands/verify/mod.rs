@@ -6,7 +6,7 @@ mod report;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
-use causeway::suite::{Case, CaseReport, OutputReport, Suite, run_case_repeatedly};
+use causeway::suite::{Case, CaseReport, OutputReport, Suite, distinct_plans, run_case_repeatedly};
 use causeway::{Device, files};
 
 use crate::device::DeviceArgs;
@@ -80,6 +80,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         if let Device::Gpu(stream) = device {
             run.preparation = Some(kernels::prepare(stream.device(), &cases));
         }
+        prepare(&cases, device)?;
         run.cases = args.verify(&cases, device, &run)?;
         run.conclude(device);
         if let Some(directory) = &args.report {
@@ -92,6 +93,16 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         }
         if run.passed { Ok(()) } else { Err(Failure::Negative) }
     })
+}
+
+/// Compiles what a simulator will run, on all cores at once.
+fn prepare(cases: &[Case], device: &Device) -> Result<(), Failure> {
+    let Device::Simulated(executor) = device else { return Ok(()) };
+    let progress = terminal::progress(0);
+    progress.set_message("compiling the kernels for the simulator");
+    let prepared = executor.prepare(&distinct_plans(cases, executor.facts()));
+    progress.finish_and_clear();
+    Ok(prepared?)
 }
 
 impl Args {

@@ -171,6 +171,14 @@ impl RunReport {
             non_claims
                 .push(format!("The CPU code for other vector levels ({}) did not run.", names.join(", ")));
         }
+        if let Device::Simulated(_) = device {
+            non_claims.push(
+                "No GPU ran: the kernels' source was compiled for this processor, with every thread a fiber. What a \
+                 GPU compiler makes of it, and what GPUs do that the source does not say, is not shown \
+                 (docs/verification.md)."
+                    .to_string(),
+            );
+        }
         for (reason, names) in &self.skipped {
             non_claims.push(format!("{} did not run: {reason}.", shortened(names)));
         }

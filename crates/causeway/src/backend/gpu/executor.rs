@@ -13,6 +13,15 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// What planners use.
     fn facts(&self) -> &DeviceFacts;
 
+    /// Gets ready to run these plans: all at once may take less time than one by one. Nothing, where nothing is needed.
+    ///
+    /// # Errors
+    /// As for [`Executor::execute`], of which it does a part.
+    fn prepare(&self, plans: &[Plan]) -> Result<()> {
+        let _ = plans;
+        Ok(())
+    }
+
     /// Runs a plan to its end, with workspace and counters of its own.
     ///
     /// # Errors

@@ -281,6 +281,8 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                     dweight: [zero; WIDTH],
                     dbias: load_lanes(simd, sums.bias.as_ptr().add(channel)),
                 };
+                // The ages index several arrays, each up to a limit of its own.
+                #[allow(clippy::needless_range_loop)]
                 for age in 0..WIDTH {
                     if age < width {
                         column.taps[age] = load_lanes(simd, weights.taps[age].as_ptr().add(channel));
@@ -301,6 +303,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                     row += 1;
                 }
                 store_lanes(simd, sums.bias.as_mut_ptr().add(channel), column.dbias);
+                #[allow(clippy::needless_range_loop)]
                 for age in 0..WIDTH {
                     if age < width {
                         store_lanes(simd, sums.taps[age].as_mut_ptr().add(channel), column.dweight[age]);

@@ -89,6 +89,7 @@ fn coarse<S: SimdF32, const N: usize>(
 /// `(p, s)` with `p / s = exp(-x)` and s a power of two, for `LOWEST ≤ x ≤ HIGHEST`; and what [`SimdF32::scale`] takes
 /// to multiply with s.
 #[inline(always)]
+#[allow(clippy::type_complexity)]
 fn fine<S: SimdF32, const N: usize>(
     simd: S,
     x: [S::Vector; N],

@@ -1,0 +1,75 @@
+//! `--device sim:…`: the GPU kernels on a machine without a GPU.
+
+use causeway::{DType, HostTensor};
+
+use crate::process::{Files, causeway, read, refusal, run_arguments, success, text};
+
+#[test]
+fn run_computes_with_the_gpu_kernels() {
+    let files = Files::new();
+    let x = HostTensor::from_fn(DType::F32, &[1, 2, 3], |i| [1.0, 2.0, 3.0, -1.0, 0.5, 4.0][i]).unwrap();
+    let weight = HostTensor::from_fn(DType::F32, &[2, 2], |i| [10.0, 1.0, 2.0, -1.0][i]).unwrap();
+    let input = files.write("in.safetensors", &[("x", &x), ("weight", &weight)]);
+    for device in ["sim:32", "sim:64:descending"] {
+        let output = files.path("out.safetensors");
+        let printed = success(&run_arguments("conv1d-forward", &input, &output, &["--device", device]));
+        assert!(printed.contains(&format!("conv1d-forward on {device}")), "{printed}");
+        // pre[t] = weight[0]·x[t-1] + weight[1]·x[t]
+        assert_eq!(read(&output, "y").to_f64(), [1.0, 12.0, 23.0, 1.0, -2.5, -3.0]);
+    }
+}
+
+#[test]
+fn verify_reports_that_no_gpu_ran() {
+    let arguments = ["verify", "--suite", "sim", "--case", "residual-2x40x129-channel-last-f32", "--json"];
+    let printed = success(&[&arguments[..], &["--device", "sim:64:shuffled:3"]].concat());
+    let run: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((run["device"].as_str(), run["passed"].as_bool()), (Some("sim:64:shuffled:3"), Some(true)));
+    let non_claims = run["non_claims"].as_array().unwrap();
+    assert!(non_claims.iter().any(|line| line.as_str().unwrap().starts_with("No GPU ran")), "{non_claims:?}");
+}
+
+#[test]
+fn plans_are_those_of_the_simulated_device() {
+    let plan = |device: &str| {
+        let suite = ["plan", "--suite", "conv1d-last", "--case", "tiny-1x32x64-f32", "--json"];
+        let printed = success(&[&suite[..], &["--device", device]].concat());
+        serde_json::from_str::<serde_json::Value>(&printed).unwrap()
+    };
+    assert_eq!(plan("sim:32")["arch"], "sm_80");
+    assert_eq!(plan("sim:gfx942")["arch"], "gfx942");
+    assert_ne!(plan("sim:32")["plans"], plan("sim:gfx942")["plans"]);
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused() {
+    let table: [(&[&str], &str); 4] = [
+        (
+            &["verify", "--device", "sim:33"],
+            "device is \"sim:33\": expected sim:32, sim:64 or an architecture",
+        ),
+        (&["bench", "--device", "sim:32"], "sim:32 has no speed to measure"),
+        (&["plan", "--device", "cpu"], "--device is \"cpu\": expected sim:32 or sim:64"),
+        (&["verify", "--device", "simulator"], "sim:32 and sim:64 are simulated GPUs"),
+    ];
+    for (arguments, sentence) in table {
+        let message = refusal(arguments);
+        assert!(message.contains(sentence), "{message:?} does not say {sentence:?}");
+    }
+}
+
+#[test]
+fn a_missing_compiler_is_named_with_what_to_install() {
+    let start = |variable: &str, value: &str, arguments: &[&str]| {
+        causeway().args(arguments).env_remove("CAUSEWAY_SIM_CXX").env(variable, value).output().unwrap()
+    };
+    let verify = ["verify", "--device", "sim:32", "--case", "tiny"];
+    let output = start("PATH", "/nonexistent", &verify);
+    assert_eq!(output.status.code(), Some(2));
+    let message = text(&output.stderr);
+    assert!(message.contains("clang++-19") && message.contains("apt-get install clang-19"), "{message}");
+    let message = text(&start("CAUSEWAY_SIM_CXX", "/nonexistent/clang++", &verify).stderr);
+    assert!(message.contains("CAUSEWAY_SIM_CXX is /nonexistent/clang++, which does not start"), "{message}");
+    let doctor = text(&start("PATH", "/nonexistent", &["doctor"]).stdout);
+    assert!(doctor.contains("sim:32, sim:64") && doctor.contains("apt-get install clang-19"), "{doctor}");
+}

@@ -1,0 +1,192 @@
+//! The C++ compiler that makes host code of kernels: which one, with what options, and where its results are kept.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use causeway::backend::gpu::cache::Cache;
+use causeway::backend::gpu::plan::DeviceFacts;
+use causeway::{Error, Result};
+
+/// Sources of the simulator's own half, in the order in which they include each other.
+const RUNTIME: &[(&str, &str)] = &[
+    ("fiber.h", include_str!("../runtime/fiber.h")),
+    ("block.h", include_str!("../runtime/block.h")),
+    ("simulator.cpp", include_str!("../runtime/simulator.cpp")),
+];
+
+/// Compilers by preference: the kernels need `_Float16`, which g++ has on fewer targets.
+const CANDIDATES: &[&str] =
+    &["clang++-19", "clang++-20", "clang++-21", "clang++-18", "clang++-17", "clang++-16", "clang++"];
+
+/// What every translation unit is compiled with. Contraction is off because a GPU's compiler may fuse what is
+/// written as a product and a sum, but a kernel may not depend on it; fused operations are written as such.
+const OPTIONS: &[&str] =
+    &["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"];
+
+/// A C++ compiler, and the simulator's own half, compiled once.
+pub(crate) struct Compiler {
+    program: PathBuf,
+    options: Vec<String>,
+    runtime: PathBuf,
+    folder: PathBuf,
+    /// Stands for the compiler, its options and the runtime in the names of what they make.
+    identity: blake3::Hash,
+    // Dropped last: removes the folder unless it is the user's.
+    _temporary: Option<tempfile::TempDir>,
+}
+
+/// The compiler that would be used, and what it says of its version.
+///
+/// # Errors
+/// If there is none, with what to install.
+pub(crate) fn find_program() -> Result<(PathBuf, String)> {
+    let version = |program: &Path| {
+        let output = Command::new(program).arg("--version").output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let named = std::env::var_os("CAUSEWAY_SIM_CXX").filter(|name| !name.is_empty()).map(PathBuf::from);
+    let candidates =
+        named.clone().map_or_else(|| CANDIDATES.iter().map(PathBuf::from).collect(), |name| vec![name]);
+    let found =
+        candidates.into_iter().find_map(|program| version(&program).map(|version| (program, version)));
+    found.ok_or_else(|| {
+        let message = match named {
+            Some(name) => format!(
+                "CAUSEWAY_SIM_CXX is {}, which does not start: expected a clang++ of version 16 or later",
+                name.display()
+            ),
+            None => format!(
+                "none of {} is on the PATH: install clang 16 or later, for example apt-get install clang-19",
+                CANDIDATES.join(", ")
+            ),
+        };
+        Error::SimulatorCompiler { message }
+    })
+}
+
+impl Compiler {
+    /// Finds a compiler and makes the runtime.
+    ///
+    /// `CAUSEWAY_SIM_CXX` names the compiler, else it is the first of a list on the path. `CAUSEWAY_SIM_FLAGS` adds
+    /// options (sanitizers, coverage). What is compiled is kept in `CAUSEWAY_SIM_DIR`, or else beside the kernel
+    /// cache, or nowhere when that is off or cannot be written.
+    pub fn find(facts: &DeviceFacts) -> Result<Self> {
+        let (program, version) = find_program()?;
+        let mut options: Vec<String> = OPTIONS.iter().map(ToString::to_string).collect();
+        if cfg!(target_arch = "x86_64") {
+            // Without them a fused multiply-add is a call, and an f16 conversion too.
+            options.extend(["-mfma".to_string(), "-mf16c".to_string()]);
+        }
+        options.push(format!("-DCAUSEWAY_WAVE_SIZE={}", facts.wave_size));
+        options.push("-DCAUSEWAY_HOST_SIMULATION".to_string());
+        if has_async_copy(facts) {
+            options.push("-DCAUSEWAY_ASYNC_COPY".to_string());
+        }
+        if let Ok(flags) = std::env::var("CAUSEWAY_SIM_FLAGS") {
+            options.extend(flags.split_whitespace().map(ToString::to_string));
+        }
+        let (folder, temporary) = folder()?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(format!("{}\n{version}\n{options:?}\n", program.display()).as_bytes());
+        RUNTIME.iter().for_each(|(_, text)| {
+            hasher.update(text.as_bytes());
+        });
+        let identity = hasher.finalize();
+        let runtime = folder.join(format!("runtime-{}.o", short(&identity)));
+        let compiler = Compiler { program, options, runtime, folder, identity, _temporary: temporary };
+        if !compiler.runtime.exists() {
+            compiler.compile(RUNTIME, &["-c"], &compiler.runtime, "the simulator's runtime")?;
+        }
+        Ok(compiler)
+    }
+
+    /// Where results are kept.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A name for what this compiler makes of a text.
+    pub fn key(&self, text: &str) -> String {
+        short(&blake3::Hasher::new().update(self.identity.as_bytes()).update(text.as_bytes()).finalize())
+    }
+
+    /// Makes a shared object of one unit's text, which stays beside it: debuggers and coverage reports show it.
+    pub fn shared_object(&self, text: &str, to: &Path, what: &str) -> Result<()> {
+        let source = to.with_extension("cpp");
+        causeway::files::write_bytes(&source, text.as_bytes())
+            .map_err(|error| file_error(&source.display().to_string(), &std::io::Error::other(error)))?;
+        let runtime = self.runtime.display().to_string();
+        self.start(&source, &["-shared", "-Wl,-Bsymbolic", &runtime], to, what)
+    }
+
+    /// Compiles the last of `files`.
+    fn compile(&self, files: &[(&str, &str)], extra: &[&str], to: &Path, what: &str) -> Result<()> {
+        let failed = |error: std::io::Error| file_error(&self.folder.display().to_string(), &error);
+        let stage = tempfile::tempdir_in(&self.folder).map_err(failed)?;
+        let mut source = PathBuf::new();
+        for (name, text) in files {
+            source = stage.path().join(name);
+            std::fs::write(&source, text).map_err(failed)?;
+        }
+        self.start(&source, extra, to, what)
+    }
+
+    /// Runs the compiler; the result appears under its name only when it is complete.
+    fn start(&self, source: &Path, extra: &[&str], to: &Path, what: &str) -> Result<()> {
+        let failed = |error: std::io::Error| file_error(&self.folder.display().to_string(), &error);
+        let stage = tempfile::tempdir_in(&self.folder).map_err(failed)?;
+        let output = stage.path().join("unit.out");
+        let result = Command::new(&self.program)
+            .args(&self.options)
+            .arg(source)
+            .args(extra)
+            .arg("-o")
+            .arg(&output)
+            .output()
+            .map_err(|error| file_error(&self.program.display().to_string(), &error))?;
+        if !result.status.success() {
+            let log = String::from_utf8_lossy(&result.stderr).into_owned();
+            let message = format!("{} refused {what}:\n{log}", self.program.display());
+            return Err(Error::SimulatorCompiler { message });
+        }
+        std::fs::rename(&output, to).map_err(failed)
+    }
+}
+
+/// NVIDIA's from sm_80 on copy to shared memory asynchronously, as portable.cuh says.
+fn has_async_copy(facts: &DeviceFacts) -> bool {
+    let number =
+        facts.architecture.strip_prefix("sm_").map(|rest| rest.trim_end_matches(char::is_alphabetic));
+    number.and_then(|number| number.parse::<u32>().ok()).is_some_and(|number| number >= 80)
+}
+
+/// The folder for compiled kernels, and its owner if nobody keeps it.
+fn folder() -> Result<(PathBuf, Option<tempfile::TempDir>)> {
+    if let Some(folder) =
+        std::env::var_os("CAUSEWAY_SIM_DIR").filter(|name| !name.is_empty()).map(PathBuf::from)
+    {
+        std::fs::create_dir_all(&folder)
+            .map_err(|error| file_error(&folder.display().to_string(), &error))?;
+        return Ok((folder, None));
+    }
+    let cache = Cache::from_environment();
+    if let Some(directory) = cache.directory().filter(|_| !cache.is_read_only()) {
+        let folder = directory.join("simulator");
+        // A folder that can be made but not written to would fail every kernel later.
+        let usable = std::fs::create_dir_all(&folder).and_then(|()| tempfile::tempfile_in(&folder).map(drop));
+        if usable.is_ok() {
+            return Ok((folder, None));
+        }
+    }
+    let temporary = tempfile::tempdir().map_err(|error| file_error("a temporary folder", &error))?;
+    Ok((temporary.path().to_path_buf(), Some(temporary)))
+}
+
+/// Enough of a hash to be a file's name.
+fn short(hash: &blake3::Hash) -> String {
+    hash.to_hex()[..24].to_string()
+}
+
+pub(crate) fn file_error(what: &str, error: &std::io::Error) -> Error {
+    Error::SimulatorCompiler { message: format!("{what}: {error}") }
+}

@@ -1,0 +1,197 @@
+//! Compiled kernels: many to a translation unit, kept as files and found again by what they were made of.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use causeway::backend::gpu::compiler::Program;
+use causeway::backend::gpu::plan::Plan;
+use causeway::{Error, Result};
+use libloading::Library;
+use rayon::prelude::*;
+
+use crate::compiler::{Compiler, file_error};
+use crate::{Edit, LaunchFunction};
+
+/// Kernels of one unit: the headers are parsed once for all, and a core is busy for two or three seconds.
+const KERNELS_OF_A_UNIT: usize = 16;
+
+/// A loaded kernel.
+#[derive(Clone)]
+pub(crate) struct Kernel {
+    pub launch: LaunchFunction,
+    pub call: unsafe extern "C" fn(*const c_void),
+    /// Size of the kernel's one parameter.
+    pub argument_bytes: usize,
+    _library: Arc<Library>,
+}
+
+/// `causeway_simulated_kernels` of a unit, an entry for each of its kernels.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TableEntry {
+    call: unsafe extern "C" fn(*const c_void),
+    argument_bytes: u64,
+}
+
+/// Every kernel that has been loaded, by its key.
+#[derive(Default)]
+pub(crate) struct Modules {
+    loaded: Mutex<HashMap<String, Kernel>>,
+    edit: Option<Edit>,
+}
+
+/// A kernel that has to be compiled.
+struct Wanted {
+    key: String,
+    header: &'static str,
+    instantiation: String,
+    entry: &'static str,
+}
+
+impl Modules {
+    /// Kernels whose text is changed before it is compiled.
+    pub fn edited(edit: Edit) -> Self {
+        Modules { loaded: Mutex::default(), edit: Some(edit) }
+    }
+
+    fn key(&self, compiler: &Compiler, plan: &Plan) -> Result<String> {
+        Ok(compiler.key(&self.apply_edit(plan.program().text()?)))
+    }
+
+    fn apply_edit(&self, text: String) -> String {
+        match &self.edit {
+            Some(edit) => text.replace(&edit.right, &edit.wrong),
+            None => text,
+        }
+    }
+
+    /// The kernel of a plan.
+    pub fn get(&self, compiler: &Compiler, plan: &Plan) -> Result<Kernel> {
+        let key = self.key(compiler, plan)?;
+        let find = || self.loaded.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        if let Some(kernel) = find() {
+            return Ok(kernel);
+        }
+        self.prepare(compiler, std::slice::from_ref(plan))?;
+        find().ok_or_else(|| Error::SimulatorCompiler { message: format!("{} was not compiled", plan.entry) })
+    }
+
+    /// Loads the kernels of these plans, and compiles those that no file holds, several units at a time.
+    pub fn prepare(&self, compiler: &Compiler, plans: &[Plan]) -> Result<()> {
+        let mut wanted: HashMap<String, Wanted> = HashMap::new();
+        for plan in plans {
+            let key = self.key(compiler, plan)?;
+            wanted.entry(key.clone()).or_insert_with(|| Wanted {
+                key,
+                header: plan.header,
+                instantiation: plan.instantiation.clone(),
+                entry: plan.entry,
+            });
+        }
+        let mut wanted: Vec<_> =
+            wanted.into_values().filter(|kernel| !self.load_known(compiler, &kernel.key)).collect();
+        // The same units from the same suite, whatever order a map has.
+        wanted.sort_by(|a, b| (a.header, &a.key).cmp(&(b.header, &b.key)));
+        let units: Vec<_> = wanted
+            .chunk_by(|a, b| a.header == b.header)
+            .flat_map(|of_header| of_header.chunks(KERNELS_OF_A_UNIT))
+            .collect();
+        units.par_iter().try_for_each(|unit| self.compile(compiler, unit))
+    }
+
+    /// True if the kernel is loaded, or has been found in a file.
+    fn load_known(&self, compiler: &Compiler, key: &str) -> bool {
+        if self.loaded.lock().unwrap_or_else(PoisonError::into_inner).contains_key(key) {
+            return true;
+        }
+        let Ok(note) = std::fs::read_to_string(note_path(compiler, key)) else { return false };
+        let keys: Vec<_> = note.lines().skip(1).collect();
+        let Some(object) = note.lines().next() else { return false };
+        // A unit that cannot be loaded any more is made again.
+        self.load(&compiler.folder().join(object), &keys).is_ok()
+    }
+
+    fn compile(&self, compiler: &Compiler, unit: &[Wanted]) -> Result<()> {
+        let text = self.apply_edit(unit_text(unit)?);
+        let object = format!("{}.so", compiler.key(&text));
+        let path = compiler.folder().join(&object);
+        if !path.exists() {
+            compiler.shared_object(&text, &path, unit[0].entry)?;
+        }
+        let keys: Vec<_> = unit.iter().map(|kernel| kernel.key.as_str()).collect();
+        self.load(&path, &keys)?;
+        // Each kernel's note says in which object it is, and beside which others.
+        let note = format!("{object}\n{}\n", keys.join("\n"));
+        keys.iter().try_for_each(|key| {
+            let path = note_path(compiler, key);
+            causeway::files::write_bytes(&path, note.as_bytes())
+                .map_err(|error| file_error(&path.display().to_string(), &std::io::Error::other(error)))
+        })
+    }
+
+    fn load(&self, object: &Path, keys: &[&str]) -> Result<()> {
+        let failed = |error: libloading::Error| Error::SimulatorCompiler { message: error.to_string() };
+        // SAFETY: the object was made by `Modules::compile`; its only initialisers are those of the C++ runtime.
+        let library = Arc::new(unsafe { Library::new(object) }.map_err(failed)?);
+        // SAFETY: runtime/simulator.cpp and `unit_text` define these names with these types; the table has an entry
+        // for each kernel of the unit, and the library stays open as long as any of them.
+        let (launch, table) = unsafe {
+            let launch = *library.get::<LaunchFunction>(b"causeway_simulator_launch").map_err(failed)?;
+            let table = *library.get::<*const TableEntry>(b"causeway_simulated_kernels").map_err(failed)?;
+            (launch, std::slice::from_raw_parts(table, keys.len()))
+        };
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        for (key, entry) in keys.iter().zip(table) {
+            loaded.entry((*key).to_string()).or_insert_with(|| Kernel {
+                launch,
+                call: entry.call,
+                argument_bytes: entry.argument_bytes as usize,
+                _library: library.clone(),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn note_path(compiler: &Compiler, key: &str) -> std::path::PathBuf {
+    compiler.folder().join(format!("{key}.note"))
+}
+
+/// One translation unit: the headers, each kernel in a namespace of its own, and a table of them.
+fn unit_text(unit: &[Wanted]) -> Result<String> {
+    let header = Program { header: unit[0].header, instantiation: "", entry: unit[0].entry };
+    let mut text = header.text()?;
+    let mut table = String::new();
+    for (number, kernel) in unit.iter().enumerate() {
+        let (instantiation, entry) = (&kernel.instantiation, kernel.entry);
+        text.push_str(&format!(
+            "namespace kernel_{number} {{\n#line 1 \"instantiation\"\n{instantiation}\n\
+             void call(const void* bytes) {{ causeway_simulated::call(&{entry}, bytes); }}\n}}\n"
+        ));
+        table.push_str(&format!(
+            "{{&kernel_{number}::call, causeway_simulated::argument_bytes(&kernel_{number}::{entry})}},\n"
+        ));
+    }
+    Ok(format!(
+        "{CALLS}{text}#line 1 \"table\"\nextern \"C\" const causeway_simulated::Kernel \
+                causeway_simulated_kernels[] = {{\n{table}}};\n"
+    ))
+}
+
+/// Calls a kernel by the bytes of its argument.
+const CALLS: &str = r#"#line 1 "calls"
+namespace causeway_simulated {
+struct Kernel {
+    void (*call)(const void*);
+    unsigned long long argument_bytes;
+};
+template <typename A> constexpr unsigned long long argument_bytes(void (*)(A)) { return sizeof(A); }
+template <typename A> void call(void (*kernel)(A), const void* bytes) {
+    A arguments;
+    __builtin_memcpy(&arguments, bytes, sizeof(A));
+    kernel(arguments);
+}
+}  // namespace causeway_simulated
+"#;
