@@ -16,6 +16,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex};
 
 use causeway::backend::gpu::Executor;
+use causeway::backend::gpu::compiler::Target;
 use causeway::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use causeway::{Error, Result};
 
@@ -87,6 +88,21 @@ impl Simulator {
     pub fn with_workers(mut self, workers: u32) -> Self {
         self.workers = workers.max(1);
         self
+    }
+
+    /// The same device with an architecture's kernels, for example those of `gfx1100`: planners go by its name. Its
+    /// waves have as many threads as the simulator's.
+    ///
+    /// # Errors
+    /// [`Error::UnknownArchitecture`] for a name that kernels cannot be compiled for, or with other waves.
+    pub fn with_architecture(mut self, name: &str) -> Result<Self> {
+        let target = Target::parse(name)?;
+        if target.wave_size() != self.facts.wave_size {
+            return Err(Error::UnknownArchitecture { found: name.to_string() });
+        }
+        self.facts.vendor = target.vendor();
+        self.facts.architecture = name.to_string();
+        Ok(self)
     }
 
     fn module(&self, plan: &Plan) -> Result<Arc<Module>> {

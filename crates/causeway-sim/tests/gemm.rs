@@ -51,6 +51,38 @@ fn exact_gives_the_oracles_bits_for_any_size() {
     }
 }
 
+/// One device per matrix unit: by default those of NVIDIA from sm_80 on and of CDNA.
+fn units() -> Vec<Device> {
+    let [narrow, wide] = [32, 64].map(|wave_size| Simulator::new(wave_size).unwrap());
+    let named = |name: &str| narrow.clone().with_architecture(name).unwrap();
+    let units = [narrow.clone(), wide, named("sm_75"), named("gfx1100"), named("gfx1201"), named("gfx1030")];
+    let ordered = |(i, unit): (usize, Simulator)| unit.with_order(ORDERS[i % ORDERS.len()]);
+    units.into_iter().enumerate().map(|unit| Device::Simulated(Arc::new(ordered(unit)))).collect()
+}
+
+/// Tiles of both sizes, whole and cut; a reduction in parts; one output; no terms.
+#[test]
+fn every_matrix_unit_is_within_the_bounds() {
+    let sizes = [(257, 255, 70), (64, 128, 96), (20, 40, 520), (1, 1, 1), (5, 7, 0)];
+    for (i, device) in units().into_iter().enumerate() {
+        for (j, size) in sizes.into_iter().enumerate() {
+            let mut operands = Operands::new(DTYPES[(i + j) % 2], size, 31 + j as u64);
+            operands.column_major = (i + j) % 3 == 0;
+            operands.check(&device, Algorithm::Fast);
+        }
+    }
+}
+
+/// Every access has its way into shared memory, along either axis: by 16, 8, 4 and 2 bytes.
+#[test]
+fn every_access_reaches_the_matrix_units() {
+    for device in units().into_iter().take(2) {
+        for (i, (n, k)) in [(72, 68), (68, 66), (66, 67), (67, 72)].into_iter().enumerate() {
+            Operands::new(DTYPES[i % 2], (40, n, k), 51).check(&device, Algorithm::Fast);
+        }
+    }
+}
+
 /// The suite's rows that change the kernel: layouts of operands and results, values, empty and thin matrices.
 #[test]
 fn rows_of_the_suite_pass() {

@@ -7,6 +7,7 @@
 mod arguments;
 mod exact;
 mod problem;
+mod tile;
 
 pub use problem::{Matrix, Problem};
 
@@ -27,10 +28,15 @@ pub fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan>> {
 
 /// The kernel for a problem whose result is not empty and lies in rows if it can.
 fn choose(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
-    match problem.algorithm {
-        Algorithm::Exact => exact::plan(problem, facts),
-        // The device's matrix units by preference: the first planner that takes the problem. Chains are a good order
-        // for vector units too.
-        Algorithm::Fast => exact::plan(problem, facts),
+    if problem.algorithm == Algorithm::Fast {
+        // The device's matrix units by preference: the first planner that takes the problem.
+        if let Some(plan) = tile::plan(problem, facts)? {
+            return Ok(plan);
+        }
     }
+    // Without a matrix unit, chains are a good order for vector units too.
+    exact::plan(problem, facts)
 }
+
+#[cfg(test)]
+mod tests;
