@@ -97,8 +97,10 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<16> load_chunk(const char* address, 
 #pragma unroll
     for (int i = 0; i < CHUNK / 2; ++i) {
         u32 low = fill & 0xffffu, high = fill >> 16;
-        if (2 * i < count) low = load<2>(address + 2 * i * step).word[0];
-        if (2 * i + 1 < count) high = load<2>(address + (2 * i + 1) * step).word[0];
+        if (2 * i < count) low = load<2>(address).word[0];
+        address += step;
+        if (2 * i + 1 < count) high = load<2>(address).word[0];
+        address += step;
         chunk.word[i] = low | high << 16;
     }
     return chunk;
@@ -119,6 +121,7 @@ template <typename T> CAUSEWAY_DEVICE u32 result_pair(float low, float high) {
 // accesses of Bytes where all of them exist.
 template <int Bytes, int Words>
 CAUSEWAY_DEVICE void store_results(const Arguments& a, i64 row, i64 column, const u32 (&words)[Words], int count) {
+    static_assert(Bytes <= Words * 4, "an access is within the words");
     char* const address = (char*)element_address(a.result, row * a.row_stride + column * a.column_stride);
     if constexpr (Bytes > 2) {
         if (count == Words * 2) {

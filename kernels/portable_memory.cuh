@@ -216,21 +216,25 @@ constexpr bool HAS_ASYNC_COPY = true;
 constexpr bool HAS_ASYNC_COPY = false;
 #endif
 
-// Starts a copy of Bytes (4, 8 or 16) to shared memory, or of zeros when not `valid`; the address must be legal then
-// too, but is not read. Only where HAS_ASYNC_COPY.
-template <int Bytes> CAUSEWAY_DEVICE void async_copy(u32 shared_offset, const void* address, bool valid) {
+// Starts a copy of Bytes (4, 8 or 16) to shared memory, of which the first `count` bytes are read and the others are
+// zeros. With nothing to read the address must be legal all the same. Only where HAS_ASYNC_COPY.
+template <int Bytes> CAUSEWAY_DEVICE void async_copy_first(u32 shared_offset, const void* address, u32 count) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
     const u32 to = (u32)__cvta_generic_to_shared(causeway_shared_memory) + shared_offset;
-    const u32 bytes = valid ? Bytes : 0;
     if constexpr (Bytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(address), "r"(bytes) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(address), "r"(count) : "memory");
     } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(address), "n"(Bytes), "r"(bytes)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(address), "n"(Bytes), "r"(count)
                      : "memory");
     }
 #elif defined(CAUSEWAY_HOST)
     causeway_simulator::start_copy(shared_offset, valid ? address : nullptr, Bytes);
 #endif
+}
+
+// The same for all of the bytes where `valid`, else none.
+template <int Bytes> CAUSEWAY_DEVICE void async_copy(u32 shared_offset, const void* address, bool valid) {
+    async_copy_first<Bytes>(shared_offset, address, valid ? Bytes : 0);
 }
 
 // Closes the group of copies that this thread has started since the last call.

@@ -7,10 +7,11 @@ mod support;
 
 use std::sync::Arc;
 
+use causeway::backend::gpu::plan::Vendor;
 use causeway::gemm::Algorithm;
 use causeway::suite::{Suite, run_case};
 use causeway::{DType, Device};
-use causeway_sim::{Order, Simulator};
+use causeway_sim::{Order, Settings, Simulator};
 
 use support::{DTYPES, Operands, special_operands};
 
@@ -47,6 +48,48 @@ fn exact_gives_the_oracles_bits_for_any_size() {
             let mut operands = Operands::new(DTYPES[(i + j) % 2], size, 11 + j as u64);
             operands.column_major = (i + j) % 3 == 0;
             operands.check(&device, Algorithm::Exact);
+        }
+    }
+}
+
+/// One device per matrix unit: by default those of NVIDIA from sm_80 on and of CDNA.
+fn units() -> Vec<Device> {
+    let named = |(vendor, name): (Vendor, &str)| {
+        let mut settings = Settings::parse("sim:32").unwrap().unwrap();
+        (settings.facts.vendor, settings.facts.architecture) = (vendor, name.to_string());
+        Simulator::new(settings).unwrap()
+    };
+    let by_default = ["sim:32", "sim:64"].map(|name| Simulator::open(name).unwrap());
+    let others = [
+        (Vendor::Nvidia, "sm_75"),
+        (Vendor::Amd, "gfx1100"),
+        (Vendor::Amd, "gfx1201"),
+        (Vendor::Amd, "gfx1030"),
+    ];
+    let units = by_default.into_iter().chain(others.map(named));
+    let ordered = |(i, unit): (usize, Simulator)| unit.with_order(ORDERS[i % ORDERS.len()]);
+    units.enumerate().map(|unit| Device::Simulated(Arc::new(ordered(unit)))).collect()
+}
+
+/// Tiles of both sizes, whole and cut; a reduction in parts; one output; no terms.
+#[test]
+fn every_matrix_unit_is_within_the_bounds() {
+    let sizes = [(257, 255, 70), (64, 128, 96), (20, 40, 520), (1, 1, 1), (5, 7, 0)];
+    for (i, device) in units().into_iter().enumerate() {
+        for (j, size) in sizes.into_iter().enumerate() {
+            let mut operands = Operands::new(DTYPES[(i + j) % 2], size, 31 + j as u64);
+            operands.column_major = (i + j) % 3 == 0;
+            operands.check(&device, Algorithm::Fast);
+        }
+    }
+}
+
+/// Every access has its way into shared memory, along either axis: by 16, 8, 4 and 2 bytes.
+#[test]
+fn every_access_reaches_the_matrix_units() {
+    for device in units().into_iter().take(2) {
+        for (i, (n, k)) in [(72, 68), (68, 66), (66, 67), (67, 72)].into_iter().enumerate() {
+            Operands::new(DTYPES[i % 2], (40, n, k), 51).check(&device, Algorithm::Fast);
         }
     }
 }

@@ -7,6 +7,7 @@
 mod arguments;
 mod exact;
 mod problem;
+mod tile;
 mod wgmma;
 mod wgmma_tiles;
 
@@ -29,13 +30,18 @@ pub fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan>> {
 
 /// The kernel for a problem whose result is not empty and lies in rows if it can.
 fn choose(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
-    match problem.algorithm {
-        Algorithm::Exact => exact::plan(problem, facts),
-        // The device's matrix units by preference: the first planner that takes the problem. Chains are a good order
-        // for vector units too.
-        Algorithm::Fast => match wgmma::plan(problem, facts) {
-            Some(plan) => Ok(plan),
-            None => exact::plan(problem, facts),
-        },
+    if problem.algorithm == Algorithm::Fast {
+        // The device's matrix units by preference: the first planner that takes the problem.
+        if let Some(plan) = wgmma::plan(problem, facts) {
+            return Ok(plan);
+        }
+        if let Some(plan) = tile::plan(problem, facts)? {
+            return Ok(plan);
+        }
     }
+    // Without a matrix unit, chains are a good order for vector units too.
+    exact::plan(problem, facts)
 }
+
+#[cfg(test)]
+mod tests;
