@@ -86,7 +86,7 @@ void meet_block(Site site);
 void meet_wave(Site site);
 unsigned exchange(unsigned value, unsigned source_lane, Site site);
 unsigned votes(bool predicate, Site site);
-void start_copy(unsigned shared_offset, const void* from, unsigned bytes);  // zeros, if from nowhere
+void start_copy(unsigned shared_offset, const void* from, unsigned count, unsigned bytes);  // zeros after count
 void close_copies();
 void await_copies(unsigned pending);
 }  // namespace causeway_simulator

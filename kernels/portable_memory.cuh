@@ -228,7 +228,7 @@ template <int Bytes> CAUSEWAY_DEVICE void async_copy_first(u32 shared_offset, co
                      : "memory");
     }
 #elif defined(CAUSEWAY_HOST)
-    causeway_simulator::start_copy(shared_offset, valid ? address : nullptr, Bytes);
+    causeway_simulator::start_copy(shared_offset, address, count, Bytes);
 #endif
 }
 

@@ -36,7 +36,7 @@ struct Barrier {
 struct Copy {
     unsigned char* to;
     const void* from;
-    unsigned bytes, group;
+    unsigned count, bytes, group;
 };
 
 struct Fiber {

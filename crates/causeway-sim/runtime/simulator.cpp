@@ -120,10 +120,10 @@ public:
     void meet_block(Site site) { wait(block->barrier, block->alive, site, "block barrier"); }
 
     // Until it is waited for, what a copy brings is not there.
-    void start_copy(unsigned offset, const void* from, unsigned bytes) {
+    void start_copy(unsigned offset, const void* from, unsigned count, unsigned bytes) {
         Fiber& fiber = block->fibers[current];
         memset(block->shared + offset, 0xff, bytes);
-        fiber.copies.push_back({block->shared + offset, from, bytes, fiber.closed_groups});
+        fiber.copies.push_back({block->shared + offset, from, count, bytes, fiber.closed_groups});
     }
 
     void await_copies(unsigned pending) {
@@ -132,10 +132,9 @@ public:
         for (const Copy& copy : fiber.copies) {
             if (copy.group + pending >= fiber.closed_groups) {
                 rest.push_back(copy);
-            } else if (copy.from) {
-                memcpy(copy.to, copy.from, copy.bytes);
             } else {
-                memset(copy.to, 0, copy.bytes);
+                memcpy(copy.to, copy.from, copy.count);
+                memset(copy.to + copy.count, 0, copy.bytes - copy.count);
             }
         }
         fiber.copies = std::move(rest);
@@ -306,7 +305,9 @@ void meet_block(Site site) { worker->meet_block(site); }
 void meet_wave(Site site) { worker->meet_wave(site); }
 unsigned exchange(unsigned value, unsigned source_lane, Site site) { return worker->exchange(value, source_lane, site); }
 unsigned votes(bool predicate, Site site) { return worker->votes(predicate, site); }
-void start_copy(unsigned offset, const void* from, unsigned bytes) { worker->start_copy(offset, from, bytes); }
+void start_copy(unsigned offset, const void* from, unsigned count, unsigned bytes) {
+    worker->start_copy(offset, from, count, bytes);
+}
 void close_copies() { ++worker->block->fibers[worker->current].closed_groups; }
 void await_copies(unsigned pending) { worker->await_copies(pending); }
 
