@@ -29,6 +29,8 @@ SIMULATOR = {"CAUSEWAY_HOST": 1, "CAUSEWAY_HOST_SIMULATION": 1, "CAUSEWAY_ASYNC_
 def holds(condition, macros):
     """Whether the condition of an #if is true with these macros."""
     text = re.sub(r"defined\((\w+)\)", lambda m: str(m[1] in macros), condition)
+    # Questions to the compiler, such as __has_builtin(..): taken as answered with no.
+    text = re.sub(r"\b\w+\([^()]*\)", "0", text)
     text = text.replace("&&", " and ").replace("||", " or ").replace("!defined", "not defined")
     text = re.sub(r"!(?!=)", " not ", text)
     text = re.sub(r"\b(?!and\b|or\b|not\b|True\b|False\b)[A-Za-z_]\w*", lambda m: str(macros.get(m[0], 0)), text)
@@ -79,7 +81,9 @@ def counts(unit, profile):
     for line in text.splitlines():
         if line.startswith("DA:"):
             number, count = (int(part) for part in line[3:].split(",")[:2])
-            place = origin.get(number)
+            # Lines that the compiler made up have no place in a kernel.
+            if (place := origin.get(number)) is None:
+                continue
             found[place] = max(found.get(place, 0), count)
     return found
 
