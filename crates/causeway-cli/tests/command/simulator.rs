@@ -32,7 +32,7 @@ fn verify_reports_that_no_gpu_ran() {
 #[test]
 fn plans_are_those_of_the_simulated_device() {
     let plan = |device: &str| {
-        let suite = ["plan", "--suite", "conv1d-last", "--case", "tiny-1x32x64-f32", "--json"];
+        let suite = ["plan", "--suite", "conv1d-first", "--case", "large-8x2048x1024-f32", "--json"];
         let printed = success(&[&suite[..], &["--device", device]].concat());
         serde_json::from_str::<serde_json::Value>(&printed).unwrap()
     };
