@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use causeway::backend::gpu::builder::Builder;
 use causeway::backend::gpu::compiler::Target;
 use causeway::backend::gpu::plan::{Plan, Vendor};
-use causeway::backend::gpu::{DeviceBuffer, GpuDevice, Stream, Workspace};
+use causeway::backend::gpu::{DeviceBuffer, GpuDevice, Stream};
 
 use libloading::Library;
 
@@ -104,7 +104,7 @@ fn launches_cost_microseconds() {
     let input = DeviceBuffer::from_host(&stream, bytes(&[1i32; 1024])).unwrap();
     let output = DeviceBuffer::new(&stream, input.len()).unwrap();
     let space = DeviceBuffer::new(&stream, u64::from(TOTAL_BLOCKS) * 4).unwrap();
-    let workspace = Some(Workspace { address: space.address(), bytes: space.len() });
+    let workspace = Some(space.as_workspace());
     let plain = scale(&input, &output, 1.0);
     let counted = total(&input, &output);
     let launch = |plan, workspace| {

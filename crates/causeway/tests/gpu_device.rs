@@ -140,7 +140,7 @@ fn a_replayed_graph_runs_beside_eager_launches() {
     let recorded = DeviceBuffer::new(&stream, 4).unwrap();
     let eager = DeviceBuffer::new(&stream, 4).unwrap();
     let space = DeviceBuffer::new(&stream, u64::from(TOTAL_BLOCKS) * 4).unwrap();
-    let workspace = Some(Workspace { address: space.address(), bytes: space.len() });
+    let workspace = Some(space.as_workspace());
     let graph = stream
         .record(|| {
             for _ in 0..8 {

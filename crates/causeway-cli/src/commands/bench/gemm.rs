@@ -8,24 +8,18 @@ use std::time::{Duration, Instant};
 use causeway::backend::gpu::gemm::{self as planner, Problem};
 use causeway::backend::gpu::plan::Plan;
 use causeway::backend::gpu::vendor_blas::{VendorBlas, VendorProduct};
-use causeway::backend::gpu::{DeviceBuffer, Event, Graph, Stream, Workspace};
+use causeway::backend::gpu::{DeviceBuffer, Graph, Stream};
 use causeway::gemm::{Forward, GradA, GradB};
 use causeway::suite::Gemm;
 use causeway::{Arrangement, DeviceTensor, HostTensor, Result};
 
 use super::measure::Measurement;
-use super::samples::{Summary, noise};
+use super::replays::Replays;
 
 /// What a graph takes, at least: its own start is spread over its launches.
 const GRAPH_SECONDS: f64 = 4e-3;
 /// Most launches of a graph, and most sets of matrices.
 const MAX_LAUNCHES: usize = 512;
-/// Replays before times count.
-const WARM_UP: usize = 2;
-/// Rounds that are measured even if they take longer than the budget.
-const MIN_ROUNDS: usize = 7;
-/// More rounds would not tell more.
-const MAX_ROUNDS: usize = 500;
 
 /// One of the calls of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,28 +128,15 @@ pub(super) fn measure(
     let launches = bench.launches()?;
     let work = bench.record(launches, Bench::launch)?;
     let vendor = bench.record(launches, Bench::launch_vendor)?;
-    let timed = |graph: &Graph| -> Result<f64> { Ok(bench.time(graph)? / launches as f64) };
-    for _ in 0..WARM_UP {
-        timed(&work)?;
-        timed(&vendor)?;
-    }
-    let (mut theirs, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
-    let start = Instant::now();
-    while theirs.len() < MIN_ROUNDS || start.elapsed() < budget && theirs.len() < MAX_ROUNDS {
-        first.push(timed(&work)?);
-        theirs.push(timed(&vendor)?);
-        second.push(timed(&work)?);
-    }
-    let noise = noise(&first, &second);
-    first.append(&mut second);
-    let (time, floor) = (Summary::of(&first), Summary::of(&theirs));
+    // SAFETY: the recorded launches use the matrices and the workspace of `bench`, and each replay is waited for.
+    let rounds = unsafe { Replays { stream, call: &work, floor: &vendor, calls: launches }.measure(budget) }?;
     let bytes: u64 = bench.plans[0].iter().map(|plan| plan.read_bytes + plan.written_bytes).sum();
     Ok(Measurement {
-        ratio: time.median / floor.median,
-        time,
-        floor,
+        ratio: rounds.ratio(),
+        time: rounds.call,
+        floor: rounds.floor,
         floor_method: blas.name(),
-        noise,
+        noise: rounds.noise,
         bytes,
         sets: bench.sets.len(),
         rotation_bytes: bytes * bench.sets.len() as u64,
@@ -194,22 +175,20 @@ impl<'a> Bench<'a> {
         Ok(Bench { stream, sets, problems, plans, vendor, workspace })
     }
 
-    fn workspace(&self) -> Workspace {
-        Workspace { address: self.workspace.address(), bytes: self.workspace.len() }
-    }
-
     fn launch(&self, set: usize) -> Result<()> {
         self.plans[set].iter().try_for_each(|plan| {
             // SAFETY: plans are made from `self.sets`, which live as long as `self`, as does the workspace; all work
-            // on them goes on the one stream, and `time` and `check` wait for it.
-            unsafe { self.stream.device().launch(plan, self.stream.handle(), Some(self.workspace())) }
+            // on them goes on the one stream, and replays and `check` wait for it.
+            unsafe {
+                self.stream.device().launch(plan, self.stream.handle(), Some(self.workspace.as_workspace()))
+            }
         })
     }
 
     fn launch_vendor(&self, set: usize) -> Result<()> {
         self.problems[set].iter().zip(&self.vendor).try_for_each(|(problem, product)| {
             // SAFETY: as above; all sets have the sizes and strides of the first.
-            unsafe { product.launch(problem, self.workspace(), self.stream.handle()) }
+            unsafe { product.launch(problem, self.workspace.as_workspace(), self.stream.handle()) }
         })
     }
 
@@ -232,19 +211,6 @@ impl<'a> Bench<'a> {
 
     fn record(&self, launches: usize, launch: impl Fn(&Self, usize) -> Result<()>) -> Result<Graph> {
         self.stream.record(|| (0..launches).try_for_each(|at| launch(self, at % self.sets.len())))
-    }
-
-    /// Seconds of one replay.
-    fn time(&self, graph: &Graph) -> Result<f64> {
-        let device = self.stream.device();
-        let (start, end) = (Event::new(device)?, Event::new(device)?);
-        start.record(self.stream)?;
-        // SAFETY: the recorded launches use the matrices and the workspace of `self`, and the replay is over when
-        // this function returns.
-        unsafe { graph.launch(self.stream) }?;
-        end.record(self.stream)?;
-        end.synchronize()?;
-        Ok(f64::from(end.milliseconds_since(&start)?) * 1e-3)
     }
 
     /// What is wrong with the results: of two calls with poisoned outputs the bits must agree, and both must agree with

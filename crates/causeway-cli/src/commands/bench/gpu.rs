@@ -4,29 +4,23 @@
 //! divided by its launches is the time of a call, without the host's part. The floor's graph works on the same
 //! memory.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use causeway::backend::gpu::floor;
 use causeway::backend::gpu::plan::Plan;
-use causeway::backend::gpu::{DeviceBuffer, Event, Graph, Stream, Workspace};
+use causeway::backend::gpu::{DeviceBuffer, Graph, Stream};
 use causeway::{Device, HostTensor, Result};
 
 use super::buffers::{Buffers, Call, Inputs};
 use super::check;
 use super::measure::Measurement;
-use super::samples::{Summary, noise};
+use super::replays::{self, Replays};
 
 /// Fewest launches of a graph: its own start is spread over them.
 const LAUNCHES: usize = 64;
 /// Most sets of tensors. The smallest shapes would take more to outgrow a cache of 60 MB three times, and graphs of more
 /// launches take long to record.
 pub(super) const MAX_SETS: u64 = 8192;
-/// Replays before times count.
-const WARM_UP: usize = 2;
-/// Rounds that are measured even if they take longer than the budget.
-const MIN_ROUNDS: usize = 7;
-/// More rounds would not tell more.
-const MAX_ROUNDS: usize = 500;
 
 /// Bytes that the tensors of a case take in turn before they come back: three times the last cache level, since
 /// a device evicts less predictably than a CPU.
@@ -50,29 +44,16 @@ pub(super) fn measure(
     let plans = (0..buffers.count).map(|turn| buffers.plan(turn, facts)).collect::<Result<Vec<_>>>()?;
     let work = bench.record(&plans.into_iter().flatten().collect::<Vec<_>>())?;
     let (unroll, floor) = bench.fastest_floor(&mut buffers)?;
-    let launches = bench.launches() as f64;
-    let timed = |graph: &Graph| -> Result<f64> { Ok(bench.time(graph)? / launches) };
-    for _ in 0..WARM_UP {
-        timed(&work)?;
-        timed(&floor)?;
-    }
-    let (mut passes, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
-    let start = Instant::now();
-    while passes.len() < MIN_ROUNDS || start.elapsed() < budget && passes.len() < MAX_ROUNDS {
-        passes.push(timed(&floor)?);
-        first.push(timed(&work)?);
-        second.push(timed(&work)?);
-    }
-    let noise = noise(&first, &second);
-    first.append(&mut second);
-    let (time, floor) = (Summary::of(&first), Summary::of(&passes));
+    // SAFETY: the recorded launches use tensors and the workspace of this function, which waits for each replay.
+    let rounds =
+        unsafe { Replays { stream, call: &work, floor: &floor, calls: bench.launches() }.measure(budget) }?;
     let outputs = [bench.outputs(&mut buffers, inputs)?, bench.outputs(&mut buffers, inputs)?];
     Ok(Measurement {
-        ratio: time.median / floor.median,
-        time,
-        floor,
+        ratio: rounds.ratio(),
+        time: rounds.call,
+        floor: rounds.floor,
         floor_method: format!("{unroll} packets of 16 bytes per thread"),
-        noise,
+        noise: rounds.noise,
         bytes: buffers.moved,
         sets: buffers.count,
         rotation_bytes: buffers.count as u64 * buffers.streamed,
@@ -95,10 +76,11 @@ impl Bench<'_> {
     }
 
     fn launch(&self, plan: &Plan) -> Result<()> {
-        let workspace = Workspace { address: self.workspace.address(), bytes: self.workspace.len() };
         // SAFETY: plans are made from tensors of `measure`, which live until it returns, as does the workspace; all
-        // work on them goes on the one stream, and `time` and `outputs` wait for it.
-        unsafe { self.stream.device().launch(plan, self.stream.handle(), Some(workspace)) }
+        // work on them goes on the one stream, and replays and `outputs` wait for it.
+        unsafe {
+            self.stream.device().launch(plan, self.stream.handle(), Some(self.workspace.as_workspace()))
+        }
     }
 
     /// A graph with the launches, again and again.
@@ -112,19 +94,6 @@ impl Bench<'_> {
         self.stream.record(|| plans.iter().cycle().take(launches).try_for_each(|plan| self.launch(plan)))
     }
 
-    /// Seconds of one replay.
-    fn time(&self, graph: &Graph) -> Result<f64> {
-        let device = self.stream.device();
-        let (start, end) = (Event::new(device)?, Event::new(device)?);
-        start.record(self.stream)?;
-        // SAFETY: the recorded launches use tensors of `measure` and the workspace, and the replay is over when this
-        // function returns.
-        unsafe { graph.launch(self.stream) }?;
-        end.record(self.stream)?;
-        end.synchronize()?;
-        Ok(f64::from(end.milliseconds_since(&start)?) * 1e-3)
-    }
-
     /// The floor's pass, with as many packets per thread as is fastest here.
     fn fastest_floor(&self, buffers: &mut Buffers) -> Result<(u32, Graph)> {
         let (first, second, to, bytes) = buffers.floor();
@@ -135,8 +104,8 @@ impl Bench<'_> {
                 floor::plan(first.address(turn), second, to.address(turn), bytes, unroll)
             };
             let graph = self.record(&(0..self.sets).map(plan).collect::<Vec<_>>())?;
-            let times = (0..WARM_UP + 3).map(|_| self.time(&graph)).collect::<Result<Vec<_>>>()?;
-            let median = Summary::of(&times[WARM_UP..]).median;
+            // SAFETY: the recorded launches use `buffers`, and each replay is waited for.
+            let median = unsafe { replays::median(self.stream, &graph) }?;
             if fastest.as_ref().is_none_or(|(least, ..)| median < *least) {
                 fastest = Some((median, unroll, graph));
             }

@@ -1,5 +1,6 @@
 //! Timing a call and its floor in turns, on memory that the cache no longer holds.
 
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use causeway::{Device, Result};
@@ -8,14 +9,12 @@ use serde::{Deserialize, Serialize};
 use super::buffers::{Buffers, Call, Inputs};
 use super::check;
 use super::floor::Pass;
-use super::samples::{Summary, noise};
+use super::samples::{Part, Rounds, Summary};
 
 /// Calls of each way to make the floor's pass before the fastest is chosen.
 const TRIALS: usize = 5;
-/// Rounds that are measured even if they take longer than the budget.
-const MIN_ROUNDS: usize = 5;
-/// More rounds would not tell more.
-const MAX_ROUNDS: usize = 2000;
+/// Rounds: the least are measured even if they take longer than the budget, and more than the most would not tell more.
+const ROUNDS: RangeInclusive<usize> = 5..=2000;
 
 /// What is known about one call on one shape.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,7 +45,7 @@ impl Measurement {
     }
 }
 
-/// Measures one call on a CPU. Each round times the floor once and the call twice, each on the next set of tensors.
+/// Measures one call on a CPU, each time on the next set of tensors.
 pub(super) fn measure(
     inputs: &Inputs,
     call: Call,
@@ -62,20 +61,15 @@ pub(super) fn measure(
     }
     let pass = fastest_pass(&mut buffers, &mut next);
 
-    let (mut floor, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
-    let start = Instant::now();
-    while floor.len() < MIN_ROUNDS || start.elapsed() < budget && floor.len() < MAX_ROUNDS {
-        floor.push(time_pass(&mut buffers, pass, next()));
-        for samples in [&mut first, &mut second] {
-            let turn = next();
-            let start = Instant::now();
-            buffers.run(turn, device)?;
-            samples.push(start.elapsed().as_secs_f64());
+    let rounds = Rounds::measure(budget, ROUNDS, |part| {
+        let turn = next();
+        if part == Part::Floor {
+            return Ok(time_pass(&mut buffers, pass, turn));
         }
-    }
-    let noise = noise(&first, &second);
-    first.append(&mut second);
-    let (time, floor) = (Summary::of(&first), Summary::of(&floor));
+        let start = Instant::now();
+        buffers.run(turn, device)?;
+        Ok(start.elapsed().as_secs_f64())
+    })?;
     let mut outputs = || {
         buffers.reset(inputs)?;
         buffers.run(0, device)?;
@@ -83,11 +77,11 @@ pub(super) fn measure(
     };
     let outputs = [outputs()?, outputs()?];
     Ok(Measurement {
-        ratio: time.median / floor.median,
-        time,
-        floor,
+        ratio: rounds.ratio(),
+        time: rounds.call,
+        floor: rounds.floor,
         floor_method: pass.describe(),
-        noise,
+        noise: rounds.noise,
         bytes: buffers.moved,
         sets: buffers.count,
         rotation_bytes: buffers.count as u64 * buffers.streamed,

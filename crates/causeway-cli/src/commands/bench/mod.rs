@@ -8,6 +8,7 @@ mod gpu;
 mod host_cost;
 mod measure;
 mod products;
+mod replays;
 mod samples;
 mod saved;
 mod turns;

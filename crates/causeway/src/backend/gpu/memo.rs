@@ -13,8 +13,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 
+use super::argument::Workspace;
 use super::plan::{DeviceFacts, Plan};
-use super::runtime::{GpuDevice, Kernel, Workspace};
+use super::runtime::{GpuDevice, Kernel};
 use super::stream::StreamHandle;
 use crate::error::Result;
 use crate::tensor::Meta;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::argument::Workspace;
 use super::runtime::GpuDevice;
 use super::stream::Stream;
 use crate::error::{Error, Result};
@@ -50,6 +51,11 @@ impl DeviceBuffer {
     /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
+    }
+
+    /// The buffer as a launch's workspace.
+    pub fn as_workspace(&self) -> Workspace {
+        Workspace { address: self.address, bytes: self.bytes }
     }
 
     /// The stream that orders the memory's life.

@@ -3,6 +3,7 @@
 //! From the bottom up: [`library`] finds shared libraries, `driver` calls the vendors' drivers, [`compiler`] the
 //! run-time compilers, [`cache`] keeps what they make, and [`runtime`] puts a [`plan`] on a stream.
 
+mod argument;
 pub mod builder;
 pub mod cache;
 pub mod causal_conv1d;
@@ -23,8 +24,9 @@ mod scratch;
 pub mod stream;
 pub mod vendor_blas;
 
+pub use self::argument::Workspace;
 pub use self::device::{DeviceReport, devices};
 pub use self::executor::Executor;
 pub use self::memory::DeviceBuffer;
-pub use self::runtime::{GpuDevice, Workspace};
+pub use self::runtime::GpuDevice;
 pub use self::stream::{Event, Graph, Stream, StreamHandle};

@@ -1,12 +1,12 @@
 //! An open GPU: gets a plan's kernel and launches it.
 
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 
+use super::argument::{Argument, Workspace, invalid};
 use super::builder::Builder;
 use super::cache::{CacheKey, Origin};
 use super::compiler::{Compiler, Target};
@@ -18,12 +18,6 @@ use super::scratch::Scratch;
 use super::stream::{Stream, StreamHandle};
 use crate::error::{Error, Result};
 use crate::tensor::Location;
-
-/// Most bytes of a kernel's argument: what every CUDA release takes.
-const ARGUMENT_BYTES: usize = 4096;
-
-/// What workspaces are aligned to, as drivers align allocations.
-const WORKSPACE_ALIGNMENT: u64 = 256;
 
 /// Freed workspace that a device keeps for the next launch.
 const POOL_KEEPS: u64 = 256 << 20;
@@ -58,15 +52,6 @@ pub(super) struct Kernel {
     origin: Origin,
     key: Option<CacheKey>,
     compiler: String,
-}
-
-/// Memory for a launch's partial results, from the caller's own allocator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Workspace {
-    /// Device address, a multiple of 256.
-    pub address: u64,
-    /// Bytes.
-    pub bytes: u64,
 }
 
 /// What a loaded kernel takes of a multiprocessor, and where it came from.
@@ -250,7 +235,7 @@ impl GpuDevice {
         let workspace = match workspace {
             _ if plan.workspace_bytes == 0 => None,
             Some(given) => {
-                check_workspace(&given, plan)?;
+                given.check(plan)?;
                 argument.patch(plan, plan.workspace_at, given.address)?;
                 None
             }
@@ -476,53 +461,3 @@ impl PartialEq for GpuDevice {
 }
 
 impl Eq for GpuDevice {}
-
-/// A copy of a plan's argument block, on the stack, to write addresses into.
-#[repr(align(16))]
-struct Argument([MaybeUninit<u8>; ARGUMENT_BYTES]);
-
-impl Argument {
-    fn copy(plan: &Plan, arguments: &[u8]) -> Result<Self> {
-        let mut argument = Argument([const { MaybeUninit::uninit() }; ARGUMENT_BYTES]);
-        let Some(place) = argument.0.get_mut(..arguments.len()) else {
-            let because = format!("its argument has {} bytes; at most {ARGUMENT_BYTES} fit", arguments.len());
-            return Err(invalid(plan, because));
-        };
-        for (to, from) in place.iter_mut().zip(arguments) {
-            to.write(*from);
-        }
-        Ok(argument)
-    }
-
-    fn patch(&mut self, plan: &Plan, at: Option<usize>, address: u64) -> Result<()> {
-        at.map_or(Ok(()), |at| self.write(plan, at, &address.to_ne_bytes()))
-    }
-
-    fn write(&mut self, plan: &Plan, at: usize, bytes: &[u8]) -> Result<()> {
-        let end = at.checked_add(bytes.len()).filter(|end| *end <= plan.arguments.len());
-        let Some(end) = end else {
-            let because = format!("{} bytes at byte {at} lie outside its argument", bytes.len());
-            return Err(invalid(plan, because));
-        };
-        for (to, from) in self.0[at..end].iter_mut().zip(bytes) {
-            to.write(*from);
-        }
-        Ok(())
-    }
-
-    fn as_ptr(&self) -> *const u8 {
-        self.0.as_ptr().cast()
-    }
-}
-
-#[cold]
-fn invalid(plan: &Plan, because: String) -> Error {
-    Error::InvalidPlan { entry: plan.entry.to_string(), header: plan.header.to_string(), because }
-}
-
-fn check_workspace(given: &Workspace, plan: &Plan) -> Result<()> {
-    if given.bytes >= plan.workspace_bytes && given.address.is_multiple_of(WORKSPACE_ALIGNMENT) {
-        return Ok(());
-    }
-    Err(Error::WorkspaceTooSmall { found: given.bytes, needed: plan.workspace_bytes })
-}

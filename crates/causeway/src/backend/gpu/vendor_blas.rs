@@ -7,9 +7,10 @@ use std::ptr;
 
 use libloading::Library;
 
+use super::argument::Workspace;
 use super::gemm::{Matrix, Problem};
 use super::library::{self, Search};
-use super::runtime::{GpuDevice, Workspace};
+use super::runtime::GpuDevice;
 use super::stream::StreamHandle;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
