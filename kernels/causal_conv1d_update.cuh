@@ -9,7 +9,7 @@
 //
 // update_vector serves one new position: a thread owns a packet of neighbouring channels of `repeats` batch entries,
 // and its parameters stay in registers. State rows that lie side by side (channel by channel, or column by column)
-// move in wide accesses. update_general serves everything else, one channel of one batch entry per thread.
+// move in wide accesses, those of a ring too: memory moves whole sectors anyway. update_general serves everything else, one channel of one batch entry per thread.
 //
 // Cost per channel and entry, width 4, state_len 4, bf16: 2 bytes of x, 2 of y, 8 + 8 of state, and weight and bias
 // from a cache (10 bytes per thread and channel, for all its entries). It is bound by latency when the batch is small:
@@ -42,8 +42,8 @@ static_assert(sizeof(UpdateArguments) == 7 * 8 + 9 * 8 + 2 * 8 + 9 * 8 + 2 * 4, 
 // How update_vector finds the state of a packet of channels.
 enum class StateLayout {
     channels,  // stride 1 along positions, channels follow each other: one run of channels · state_len elements
-    columns,   // stride 1 along dim: one packet per position
-    ring,      // cache_seqlens is given: single elements, any strides
+    columns,   // stride 1 along dim: one packet per position, of a ring those of the history
+    elements,  // any strides: the history of a ring, element by element
 };
 
 // The state row of a batch entry, or -1.
@@ -57,6 +57,17 @@ template <bool Indexed> CAUSEWAY_DEVICE i64 state_row(const UpdateArguments& a, 
 CAUSEWAY_DEVICE i64 ring_slot(const UpdateArguments& a, i64 next_slot, i64 back) {
     const i64 slot = next_slot - back;
     return slot < 0 ? slot + a.state_len : slot;
+}
+
+// Element `slot` of a channel's slots, which are in registers.
+template <int Slots, int Channels>
+CAUSEWAY_DEVICE float select_slot(const float (&slots)[Slots][Channels], int channel, i64 slot) {
+    float value = slots[0][channel];
+#pragma unroll
+    for (int k = 1; k < Slots; ++k) {
+        if (slot == k) value = slots[k][channel];
+    }
+    return value;
 }
 
 // The slot of the next position. A count below 0 has no meaning; it is read modulo 2^32, which stays within the ring.
@@ -74,7 +85,7 @@ CAUSEWAY_DEVICE i64 next_ring_slot(const UpdateArguments& a, i64 entry) {
 //       static constexpr int entries = 4;        threads along the batch
 //       static constexpr int repeats = 1;        batch entries per thread
 //       static constexpr StateLayout layout = StateLayout::channels;
-//       static constexpr int state_len = 4;      channels, columns
+//       static constexpr int state_len = 4;      0: not known when compiled (ring, columns or elements)
 //       static constexpr int state_bytes = 16;   of an access to the state
 //       static constexpr int weight_bytes = 16;  see load_parameters
 //   };
@@ -82,7 +93,9 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
     using X = typename Problem::X;
     constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, BYTES = Tile::bytes, REPEATS = Tile::repeats;
     constexpr int CHANNELS = ELEMENTS<X, BYTES>;
-    constexpr int COLUMNS = Tile::layout == StateLayout::ring ? HALO : Tile::state_len;
+    constexpr bool RUNS = Tile::layout == StateLayout::channels, RING = Problem::ring;
+    // What is loaded: all slots, or those of a ring that hold the history, oldest first.
+    constexpr int COLUMNS = RING && !RUNS ? HALO : Tile::state_len;
     constexpr int ROOM = COLUMNS > 0 ? COLUMNS : 1;
 
     const u32 lane = thread_index() % Tile::lanes;
@@ -105,15 +118,15 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
     load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel,
                                                            taps, bias);
 
-    // Positions of the state: column by column, oldest first; for a ring, the history alone.
     float state[REPEATS][ROOM][CHANNELS];
     i64 next_slot[REPEATS];
 #pragma unroll
     for (int r = 0; r < REPEATS; ++r) {
         next_slot[r] = 0;
         if (row[r] < 0) continue;
+        if constexpr (RING) next_slot[r] = next_ring_slot(a, first + r);
         const X* from = at<X>((const void*)a.conv_state, row[r] * a.state_strides.batch + channel * a.state_strides.dim);
-        if constexpr (Tile::layout == StateLayout::channels && COLUMNS > 0) {
+        if constexpr (RUNS && COLUMNS > 0) {
             float run[CHANNELS * ROOM];
             load_mutable_run<X, Tile::state_bytes>(from, run);
 #pragma unroll
@@ -121,19 +134,18 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
 #pragma unroll
                 for (int j = 0; j < COLUMNS; ++j) state[r][j][c] = run[c * COLUMNS + j];
             }
-        } else if constexpr (Tile::layout == StateLayout::columns) {
+        } else {
 #pragma unroll
             for (int j = 0; j < COLUMNS; ++j) {
-                unpack<X>(load_mutable<BYTES>(from + j * a.state_strides.seqlen), state[r][j]);
-            }
-        } else if constexpr (Tile::layout == StateLayout::ring) {
-            next_slot[r] = next_ring_slot(a, first + r);
+                const i64 slot = RING ? ring_slot(a, next_slot[r], HALO - j) : j;
+                const X* column = from + slot * a.state_strides.seqlen;
+                if constexpr (Tile::layout == StateLayout::columns) {
+                    unpack<X>(load_mutable<BYTES>(column), state[r][j]);
+                } else {
 #pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) {
-                const i64 slot = ring_slot(a, next_slot[r], HALO - j);
-#pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) {
-                    state[r][j][c] = load_mutable_element(from + c * a.state_strides.dim + slot * a.state_strides.seqlen);
+                    for (int c = 0; c < CHANNELS; ++c) {
+                        state[r][j][c] = load_mutable_element(column + c * a.state_strides.dim);
+                    }
                 }
             }
         }
@@ -153,33 +165,43 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
         for (int c = 0; c < CHANNELS; ++c) {
             sum[c] = bias[c];
 #pragma unroll
-            for (int w = 0; w < HALO; ++w) sum[c] = multiply_add(taps[c][w], state[r][COLUMNS - HALO + w][c], sum[c]);
+            for (int w = 0; w < HALO; ++w) {
+                const float value = RING && RUNS ? select_slot(state[r], c, ring_slot(a, next_slot[r], HALO - w))
+                                                 : state[r][COLUMNS - HALO + w][c];
+                sum[c] = multiply_add(taps[c][w], value, sum[c]);
+            }
             sum[c] = activate<Problem>(multiply_add(taps[c][HALO], newest[c], sum[c]));
         }
         store<BYTES>(y, pack<X, BYTES>(sum));
 
         X* to = at<X>(a.conv_state, row[r] * a.state_strides.batch + channel * a.state_strides.dim);
-        if constexpr (Tile::layout == StateLayout::channels && COLUMNS > 0) {
+        if constexpr (RUNS && COLUMNS > 0) {
             float run[CHANNELS * ROOM];
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
-                for (int j = 0; j + 1 < COLUMNS; ++j) run[c * COLUMNS + j] = state[r][j + 1][c];
-                run[c * COLUMNS + COLUMNS - 1] = newest[c];
+                for (int j = 0; j < COLUMNS; ++j) {
+                    const bool changes = RING ? next_slot[r] == j : j + 1 == COLUMNS;
+                    const float value = state[r][RING || j + 1 == COLUMNS ? j : j + 1][c];
+                    run[c * COLUMNS + j] = changes ? newest[c] : value;
+                }
             }
             store_run<X, Tile::state_bytes>(to, run);
+        } else if constexpr (RING) {
+            if (a.state_len == 0) continue;
+            X* column = to + next_slot[r] * a.state_strides.seqlen;
+            if constexpr (Tile::layout == StateLayout::columns) {
+                store<BYTES>(column, input[r]);
+            } else {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) store_element(column + c * a.state_strides.dim, newest[c]);
+            }
         } else if constexpr (Tile::layout == StateLayout::columns) {
 #pragma unroll
             for (int j = 0; j + 1 < COLUMNS; ++j) {
                 store<BYTES>(to + j * a.state_strides.seqlen, pack<X, BYTES>(state[r][j + 1]));
             }
             if constexpr (COLUMNS > 0) store<BYTES>(to + (COLUMNS - 1) * a.state_strides.seqlen, input[r]);
-        } else if constexpr (Tile::layout == StateLayout::ring) {
-            if (a.state_len == 0) continue;
-#pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) {
-                store_element(to + c * a.state_strides.dim + next_slot[r] * a.state_strides.seqlen, newest[c]);
-            }
         }
     }
 }

@@ -91,7 +91,8 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Option<P
     const THREADS: u32 = 128;
     let (x, y, state) = (View::of(&op.x), View::of_mut(&op.y), View::of_mut(&op.conv_state));
     let ring = op.cache_seqlens.is_some();
-    let fits = sizes.seqlen == 1 && sizes.width <= WIDEST && (ring || sizes.state_len <= LONGEST_STATE);
+    let short = sizes.state_len <= LONGEST_STATE;
+    let fits = sizes.seqlen == 1 && sizes.width <= WIDEST && (ring || short);
     if !fits || !x.is_dense(1) || !y.is_dense(1) || sizes.dim >= i64::from(i32::MAX) {
         return None;
     }
@@ -101,14 +102,14 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Option<P
     let row_bytes = (sizes.dim * i64::from(element)) as u64;
     let widest = x.access(1).min(y.access(1)).min(rule.bytes.max(element)).min(power_of_two_in(row_bytes));
 
-    let (layout, bytes, state_bytes) = if ring {
-        ("ring", widest, element)
-    } else if state.is_dense(1) && sizes.state_len != 1 {
+    let (layout, bytes, state_bytes) = if state.is_dense(1) && sizes.state_len != 1 {
         ("columns", widest.min(state.access(1)), 0)
-    } else if state.is_dense(2) && (sizes.dim == 1 || state.stride(1) == sizes.state_len) {
+    } else if short && state.is_dense(2) && (sizes.dim == 1 || state.stride(1) == sizes.state_len) {
         let channels = i64::from(widest / element);
         let run = channels * sizes.state_len * i64::from(element);
         ("channels", widest, power_of_two_in(state.address | (state.step_bytes(0) | run) as u64))
+    } else if ring {
+        ("elements", widest, element)
     } else {
         return None;
     };
@@ -128,7 +129,7 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Option<P
         .int("entries", entries)
         .int("repeats", rule.repeats)
         .state_layout(layout)
-        .int("state_len", if ring { 0 } else { sizes.state_len })
+        .int("state_len", if ring && layout != "channels" { 0 } else { sizes.state_len })
         .int("state_bytes", state_bytes)
         .int("weight_bytes", weight_access(&op.weight, channels));
     let text = instantiation(
@@ -275,10 +276,13 @@ mod tests {
         assert!(columns.instantiation.contains("StateLayout::columns"), "{columns}");
 
         let counts = [0i32; 8];
-        let mut ring = call(8, 64, [4, 1]);
-        ring.cache_seqlens = Some(read(counts.as_ptr() as u64, DType::I32, &[8], &[1]));
-        let ring = planned(&ring).unwrap();
-        assert!(ring.instantiation.contains("StateLayout::ring"), "{ring}");
+        let rings = [([4, 1], "channels"), ([4, 64], "columns"), ([40, 64], "columns"), ([40, 1], "elements")];
+        for (state, layout) in rings {
+            let mut ring = call(8, 64, state);
+            ring.cache_seqlens = Some(read(counts.as_ptr() as u64, DType::I32, &[8], &[1]));
+            let ring = planned(&ring).unwrap();
+            assert!(ring.instantiation.contains(&format!("StateLayout::{layout}")), "{ring}");
+        }
 
         let long = planned(&call(8, 64, [40, 1])).unwrap();
         assert_eq!(long.entry, "causal_conv1d_update_general");
