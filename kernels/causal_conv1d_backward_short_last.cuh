@@ -52,7 +52,7 @@ public:
     CAUSEWAY_DEVICE void run(u32 block) {
         const u32 group = CLUSTER > 1 ? block / CLUSTER : a.parts_divisor.quotient(block);
         const u32 part = block - group * (CLUSTER > 1 ? CLUSTER : a.parts);
-        if constexpr (CLUSTER > 1) open_mailbox(MAILBOX, finished(part) * CLUSTER * 4);
+        if constexpr (CLUSTER > 1) open_mailbox(MAILBOX);
         channel = ((i64)group * LANES + thread_index() % LANES) * CHANNELS;
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
@@ -201,7 +201,8 @@ private:
                 [&](int i, float (&sum)[1]) { sum[0] = block_sum(i); }, [&](int i, const float (&sum)[1]) { total(i, sum[0]); });
         } else {
             const int thread = (int)thread_index();
-            await_mailboxes();
+            // The last thread has no sum to send in most blocks.
+            await_mailboxes(MAILBOX, finished(part) * CLUSTER * 4, thread == THREADS - 1);
 #pragma unroll
             for (int start = 0; start < COUNT; start += THREADS) {
                 const int i = start + thread, to = i / SLICE;

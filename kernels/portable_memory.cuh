@@ -267,27 +267,32 @@ constexpr bool HAS_CLUSTERS = false;
 // A mailbox: 8 bytes of a block's shared memory, at a multiple of 8, that count the bytes which the blocks of its cluster
 // send it. All threads of all blocks call, in this order:
 //
-//   open_mailbox(mailbox, bytes)    before anything else: `bytes` will be sent to this block
-//   await_mailboxes()               before the first send: all mailboxes are open
+//   open_mailbox(mailbox)           before anything else
+//   await_mailboxes(mailbox, bytes, announces)  before the first send and behind a block_barrier: all mailboxes are open.
+//                                   The one thread that announces says that `bytes` will be sent to this block
 //   send(block, offset, value, mailbox)    writes to the shared memory of block `block` of the cluster
 //   receive(mailbox)                returns when all bytes have arrived and can be read
 //
 // No fence and no further barrier: nothing waits for what a block has still under way to global memory. Only where
 // HAS_CLUSTERS.
-CAUSEWAY_DEVICE void open_mailbox(u32 mailbox, u32 bytes) {
+CAUSEWAY_DEVICE void open_mailbox(u32 mailbox) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
     if (thread_index() == 0) {
         const u32 at = (u32)__cvta_generic_to_shared(causeway_shared_memory) + mailbox;
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
     }
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
 
-CAUSEWAY_DEVICE void await_mailboxes() {
+CAUSEWAY_DEVICE void await_mailboxes(u32 mailbox, u32 bytes, bool announces) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+    // Bytes that arrive before they are announced are counted too; the phase cannot end before this arrival.
+    if (announces) {
+        const u32 at = (u32)__cvta_generic_to_shared(causeway_shared_memory) + mailbox;
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    }
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
