@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use causeway::backend::gpu::plan::Vendor;
 use causeway::gemm::Algorithm;
-use causeway::suite::{Suite, run_case};
+use causeway::suite::{Problem, Suite, run_case};
 use causeway::{DType, Device};
 use causeway_sim::{Order, Settings, Simulator};
 
@@ -94,7 +94,8 @@ fn every_access_reaches_the_matrix_units() {
     }
 }
 
-/// The suite's rows that change the kernel: layouts of operands and results, values, empty and thin matrices.
+/// The suite's rows that change the kernel: layouts of operands and results, values, empty and thin matrices. Those of
+/// `exact` are in the suite `sim`, which tests/simulator runs.
 #[test]
 fn rows_of_the_suite_pass() {
     const LARGEST: i64 = 1 << 20;
@@ -104,7 +105,8 @@ fn rows_of_the_suite_pass() {
     let mut ran = 0;
     for (i, case) in suite.cases.iter().enumerate() {
         let terms: i64 = case.problem.shape().iter().map(|(_, size)| (*size).max(1)).product();
-        if terms > LARGEST || case.name.starts_with("square") && case.problem.dtype() != DType::F16 {
+        let Problem::Gemm(problem) = &case.problem else { continue };
+        if problem.algorithm != Algorithm::Fast || terms > LARGEST || case.name.starts_with("square") && problem.dtype != DType::F16 {
             continue;
         }
         let device = &devices[i % 2];
@@ -112,5 +114,5 @@ fn rows_of_the_suite_pass() {
         assert!(report.passed, "{} on {device}: {:?}\n{:#?}", case.name, report.error, report.worst_output());
         ran += 1;
     }
-    assert!(ran > 60, "the suite's rows have other names now: only {ran} cases ran");
+    assert!(ran > 30, "the suite's rows have other names now: only {ran} cases ran");
 }
