@@ -11,10 +11,11 @@
 // there. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
 // parameters.
 //
-// Tiles are computed as if they belonged to one sequence. The few positions for which that is wrong are computed again
-// afterwards, one per lane: those after the start of a packed sequence, and those near a change of index, for which
-// a wave first asks whether its positions carry more than one. Each group then computes several rows, so that what has
-// been found out about the positions serves them all.
+// Tiles are computed as if they belonged to one sequence. The few positions for which that is wrong are computed again.
+// Those after the start of a packed sequence: afterwards, one per lane. Those near a change of index, for which a wave first
+// asks whether its positions carry more than one: in the same registers, without the taps that a mask of the thread's
+// positions names (causal_conv1d_taps.cuh); where rows are shifted or windows wide, afterwards too. Each group then computes
+// several rows, so that what has been found out about the positions serves them all.
 //
 //   struct Tile {
 //       static constexpr int access = 16;        bytes of an access: 16, or less when rows are misaligned in ways
@@ -29,6 +30,7 @@
 //   };
 #pragma once
 #include "causal_conv1d_forward.cuh"
+#include "causal_conv1d_taps.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
@@ -274,9 +276,34 @@ CAUSEWAY_DEVICE u32 wrong_indices(const i32* indices, i32 base, i32 end, u32 lan
     return wrong;
 }
 
-// A chunk of one row, as if all of it belonged to one sequence; `first` is the first position of this thread.
+// Masks of a thread's packets, where indices differ, masks fit and all rows have the same.
 template <class Problem, class Tile>
-CAUSEWAY_DEVICE void compute_chunk(const ForwardArguments& a, ChannelRow<Problem>& row, i32 first) {
+using ChunkTaps = TapMasks<Problem::width - 1, ELEMENTS<typename Problem::X, 16>, Tile::tiles,
+                           Problem::seq_idx && !Tile::shifted>;
+
+// Computes the positions of packet `i` again that are not plain.
+template <class Problem, int Halo, int Count, int Packets>
+CAUSEWAY_DEVICE void leave_out_taps(const ChannelRow<Problem>& row, const float (&values)[Halo + Count],
+                                    const TapMasks<Halo, Count, Packets, true>& taps, int i, float (&sums)[Count]) {
+#pragma unroll
+    for (int k = 0; k < Count; ++k) {
+        if (!taps.any(i, k)) continue;
+        float sum = row.bias[0];
+#pragma unroll
+        for (int back = Halo; back > 0; --back) {
+            // What does not count is left out, not multiplied by zero: it may be a NaN.
+            if (taps.counts(i, k, back)) sum = multiply_add(row.taps[0][Halo - back], values[k + Halo - back], sum);
+        }
+        sum = multiply_add(row.taps[0][Halo], values[k + Halo], sum);
+        sums[k] = taps.padding(i, k) ? 0.0f : activate<Problem>(sum);
+    }
+}
+
+// A chunk of one row, without the taps that are masked; `first` is the first position of this thread. Masked: some
+// are; the rest of the code does without the registers that this takes.
+template <class Problem, class Tile, bool Masked>
+CAUSEWAY_DEVICE void compute_chunk(const ForwardArguments& a, ChannelRow<Problem>& row, i32 first,
+                                   const ChunkTaps<Problem, Tile>& taps) {
     using X = typename Problem::X;
     using TileRows = Rows<X, Tile>;
     constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, TILES = Tile::tiles;
@@ -329,6 +356,9 @@ CAUSEWAY_DEVICE void compute_chunk(const ForwardArguments& a, ChannelRow<Problem
             for (int w = 0; w < WIDTH; ++w) sums[k] = multiply_add(row.taps[0][w], values[k + w], sums[k]);
             sums[k] = activate<Problem>(sums[k]);
         }
+        if constexpr (Masked) {
+            if (taps.any(i)) leave_out_taps<Problem>(row, values, taps, i, sums);
+        }
         if constexpr (Problem::residual) {
             float add[COUNT];
             unpack<X>(residual[i], add);
@@ -348,7 +378,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void plain_chunk(const Forw
     if (channel >= (u32)a.dim) return;
     ChannelRow<Problem> row{a, batch, (i32)channel};
     const i32 start = (i32)chunk * (Tile::tiles * Tile::lanes * COUNT) - row.template shift<Tile>();
-    compute_chunk<Problem, Tile>(a, row, start + (i32)lane * COUNT);
+    compute_chunk<Problem, Tile, false>(a, row, start + (i32)lane * COUNT, {});
 }
 
 // The groups of a block work on the same chunk of different rows, each on Tile::rows of them: what a wave finds out
@@ -373,19 +403,29 @@ CAUSEWAY_DEVICE void checked_chunks(const ForwardArguments& a, i64 batch, u32 bl
     }
     u32 wrong = 0;
     const i32 base = maximum(chunk_start - SLACK, 0);
+    ChunkTaps<Problem, Tile> taps;
     if constexpr (Problem::seq_idx) {
         const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
         if (!one_index<CHUNK + HALO + SLACK>(indices, from, to)) {
-            wrong = wrong_indices<HALO, COUNT * Tile::tiles + (SLACK + LANES - 1) / LANES>(indices, base, to, lane, LANES);
+            if constexpr (taps.MASKED) {
+                taps.template mask_changes<LANES * COUNT>(indices, chunk_start + (i32)lane * COUNT, seqlen);
+            } else {
+                constexpr int MOST = COUNT * Tile::tiles + (SLACK + LANES - 1) / LANES;
+                wrong = wrong_indices<HALO, MOST>(indices, base, to, lane, LANES);
+            }
         }
     }
+    const bool masked = taps.MASKED && !wave_all(!taps.any());
 #pragma unroll 1
     for (u32 r = 0; r < (u32)Tile::rows; ++r) {
         const u32 channel = (rows * Tile::rows + r) * Tile::groups + group;
         const bool active = channel < (u32)a.dim;
         ChannelRow<Problem> row{a, batch, active ? (i32)channel : 0};
         const i32 start = chunk_start - row.template shift<Tile>();
-        if (active) compute_chunk<Problem, Tile>(a, row, start + (i32)lane * COUNT);
+        if (active && !masked) compute_chunk<Problem, Tile, false>(a, row, start + (i32)lane * COUNT, taps);
+        if constexpr (taps.MASKED) {
+            if (active && masked) compute_chunk<Problem, Tile, true>(a, row, start + (i32)lane * COUNT, taps);
+        }
         // Other lanes of the wave have written the packets that the positions below lie in.
         wave_barrier();
         if (!active) continue;

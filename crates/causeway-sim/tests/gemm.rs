@@ -106,7 +106,10 @@ fn rows_of_the_suite_pass() {
     for (i, case) in suite.cases.iter().enumerate() {
         let terms: i64 = case.problem.shape().iter().map(|(_, size)| (*size).max(1)).product();
         let Problem::Gemm(problem) = &case.problem else { continue };
-        if problem.algorithm != Algorithm::Fast || terms > LARGEST || case.name.starts_with("square") && problem.dtype != DType::F16 {
+        if problem.algorithm != Algorithm::Fast
+            || terms > LARGEST
+            || case.name.starts_with("square") && problem.dtype != DType::F16
+        {
             continue;
         }
         let device = &devices[i % 2];

@@ -21,7 +21,7 @@ fn cases(suite: &str) -> Vec<Case> {
 
 /// Cases of `full` whose kernels small shapes do not get: only millions of elements fill a real device so. Smaller cases
 /// run the same source with other tile sizes.
-const TOO_LARGE: [&str; 2] = ["long-4x256x4096", "large-8x2048x1024"];
+const TOO_LARGE: [&str; 3] = ["long-4x256x4096", "large-8x2048x1024", "filled-"];
 
 /// Every kernel that a suite launches on a device, with a case that does.
 fn variants(suite: &str, facts: &DeviceFacts) -> BTreeMap<(&'static str, String), String> {

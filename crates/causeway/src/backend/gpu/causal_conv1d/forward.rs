@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::forward_tiles::{WIDEST, first_tile, last_tile};
+use super::forward_tiles::{WIDEST, checked_threads, first_tile, last_tile};
 use super::{
     Constants, Divisor, PACKET, Strides2, Strides3, View, address, blocks_of, bytes, instantiation,
     kernel_macro, layers, meta_bytes, most_blocks, plain_plan, refuse_f64, striding_blocks, weight_access,
@@ -225,10 +225,16 @@ impl Planner<'_> {
             .flag("shifted", shifted)
             .flag("whole", whole)
             .int("weight_bytes", weight_access(&self.op.weight, 1));
+        let resident = match self.is_checked() && width <= 4 && tiles > 1 && !shifted && access == PACKET {
+            true => checked_threads(self.op.seq_idx.is_some(), self.op.residual.is_some())
+                .min(self.facts.threads_per_multiprocessor)
+                .div_euclid(tile.threads),
+            false => 1,
+        };
         self.tiled(
             &geometry,
             constants,
-            1,
+            resident,
             "causal_conv1d_forward_channel_first.cuh",
             "causal_conv1d_forward_channel_first",
             "forward_channel_first",

@@ -66,6 +66,16 @@ const fn last(bytes: u32, rows: u32, resident: u32) -> LastTile {
     LastTile { bytes, lanes: 32, threads: 64, rows, resident }
 }
 
+/// Threads that should fit on a multiprocessor where a channel-first call tells sequences apart: caps registers, which are
+/// what such a call lacks. Fewer would spill.
+pub(super) fn checked_threads(seq_idx: bool, residual: bool) -> u32 {
+    match (seq_idx, residual) {
+        (false, _) => 1280,
+        (true, false) => 1152,
+        (true, true) => 1024,
+    }
+}
+
 /// The widest convolution that the unrolled kernels serve.
 pub(super) const WIDEST: i64 = 8;
 

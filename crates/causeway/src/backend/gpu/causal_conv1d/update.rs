@@ -276,7 +276,8 @@ mod tests {
         assert!(columns.instantiation.contains("StateLayout::columns"), "{columns}");
 
         let counts = [0i32; 8];
-        let rings = [([4, 1], "channels"), ([4, 64], "columns"), ([40, 64], "columns"), ([40, 1], "elements")];
+        let rings =
+            [([4, 1], "channels"), ([4, 64], "columns"), ([40, 64], "columns"), ([40, 1], "elements")];
         for (state, layout) in rings {
             let mut ring = call(8, 64, state);
             ring.cache_seqlens = Some(read(counts.as_ptr() as u64, DType::I32, &[8], &[1]));
