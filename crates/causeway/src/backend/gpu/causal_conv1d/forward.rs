@@ -225,10 +225,13 @@ impl Planner<'_> {
             .flag("shifted", shifted)
             .flag("whole", whole)
             .int("weight_bytes", weight_access(&self.op.weight, 1));
-        let resident = match self.is_checked() && width <= 4 && tiles > 1 && !shifted && access == PACKET {
-            true => checked_threads(self.op.seq_idx.is_some(), self.op.residual.is_some())
-                .min(self.facts.threads_per_multiprocessor)
-                .div_euclid(tile.threads),
+        let crowded = self.is_checked() && width <= 4 && tiles > 1 && !shifted && access == PACKET;
+        let resident = match crowded {
+            true => {
+                let op = self.op;
+                let threads = checked_threads(self.element(), op.seq_idx.is_some(), op.residual.is_some());
+                threads.min(self.facts.threads_per_multiprocessor) / tile.threads
+            }
             false => 1,
         };
         self.tiled(

@@ -68,11 +68,11 @@ const fn last(bytes: u32, rows: u32, resident: u32) -> LastTile {
 
 /// Threads that should fit on a multiprocessor where a channel-first call tells sequences apart: caps registers, which are
 /// what such a call lacks. Fewer would spill.
-pub(super) fn checked_threads(seq_idx: bool, residual: bool) -> u32 {
-    match (seq_idx, residual) {
-        (false, _) => 1280,
-        (true, false) => 1152,
-        (true, true) => 1024,
+pub(super) fn checked_threads(element: u32, seq_idx: bool, residual: bool) -> u32 {
+    match (element, seq_idx, residual) {
+        (2, false, _) => 1280,
+        (_, true, true) => 1024,
+        _ => 1152,
     }
 }
 
