@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::backend::gpu::artifact::Launch;
 use crate::oracle::Comparison;
 
 /// The result of [`run_case`](super::run_case): facts only, ready to print or to save.
@@ -27,6 +28,9 @@ pub struct CaseReport {
     pub sampled: bool,
     /// How often each call ran, each time with the same inputs and poisoned outputs.
     pub repeats: u32,
+    /// What the calls launched; nothing on a CPU.
+    #[serde(default)]
+    pub launches: Vec<Launch>,
     /// Time of the first run of every call.
     pub timings: Vec<Timing>,
     /// Why the operation was refused; `None` when it ran.
@@ -79,4 +83,14 @@ pub struct Timing {
     pub operation: String,
     /// Seconds from the call to its results.
     pub seconds: f64,
+    /// Bytes that it has to read and to write, each once.
+    #[serde(default)]
+    pub bytes: u64,
+}
+
+impl Timing {
+    /// Bytes by time, in 10⁹ bytes per second.
+    pub fn gigabytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds / 1e9
+    }
 }

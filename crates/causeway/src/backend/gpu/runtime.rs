@@ -1,7 +1,9 @@
 //! An open GPU: gets a plan's kernel and launches it.
 
+mod check;
+
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
@@ -52,6 +54,13 @@ pub(super) struct Kernel {
     origin: Origin,
     key: Option<CacheKey>,
     compiler: String,
+    /// Of the program's whole text.
+    source: blake3::Hash,
+    /// Of the machine code.
+    digest: blake3::Hash,
+    bytes: u64,
+    /// Set when the cache holds something else under the key and cannot be changed.
+    in_no_file: AtomicBool,
 }
 
 /// What a loaded kernel takes of a multiprocessor, and where it came from.
@@ -353,6 +362,10 @@ impl GpuDevice {
             origin: code.origin,
             key: code.key,
             compiler: code.compiler,
+            source: code.source,
+            digest: blake3::hash(&code.image),
+            bytes: code.image.len() as u64,
+            in_no_file: AtomicBool::new(false),
         });
         kernels[at].1.insert(plan.instantiation.clone(), Arc::clone(&kernel));
         Ok(kernel)
@@ -444,6 +457,10 @@ impl Kernel {
             origin: Origin::Compiled,
             key: None,
             compiler: String::new(),
+            source: blake3::hash(b""),
+            digest: blake3::hash(b""),
+            bytes: 0,
+            in_no_file: AtomicBool::new(false),
         }
     }
 }
