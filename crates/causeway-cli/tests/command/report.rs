@@ -48,6 +48,35 @@ fn the_report_names_the_program_that_computed() {
 }
 
 #[test]
+fn the_page_is_written_beside_the_report_and_from_reports() {
+    let files = Files::new();
+    let path = verified(&files);
+    let page = fs::read_to_string(files.path("report/report.html")).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("ragged-2x5x7-f32-silu"));
+
+    let (bench, out) = (files.path("bench.json"), files.path("page.html"));
+    let (bench, out) = (bench.to_str().unwrap(), out.to_str().unwrap());
+    let suite = files.path("mine.toml");
+    let few =
+        ["bench", "--suite", suite.to_str().unwrap(), "--device", "cpu", "--seconds", "0", "--rotation", "1"];
+    success(&[&few[..], &["--save", bench]].concat());
+    success(&["report", "--check", bench]);
+    success(&["report", &path, bench, "--compare", bench, "--out", out]);
+    let page = fs::read_to_string(out).unwrap();
+    for words in [
+        "Causeway: 2 runs",
+        "Verification on cpu",
+        "Benchmark on cpu",
+        "fraction of floor",
+        "(compared with)",
+    ] {
+        assert!(page.contains(words), "{words}");
+    }
+    let message = refusal(&["report", bench, "--compare", &path, "--out", out]);
+    assert!(message.contains("--compare is run.json: it is \"Verification on"), "{message}");
+}
+
+#[test]
 fn what_cannot_be_read_is_refused() {
     let files = Files::new();
     let path = files.path("poem.json");

@@ -90,7 +90,7 @@ fn conclusions(run: &Verification) -> Vec<Mismatch> {
         )));
     }
     let mut names = HashSet::new();
-    for case in run.cases.iter().filter(|case| !names.insert(&case.name)) {
+    for case in run.cases.iter().filter(|case| !names.insert((&case.suite, &case.name))) {
         wrong.push(incomplete(format!("case {} stands twice in it, and another one not at all", case.name)));
     }
     let passed = run.cases.iter().all(|case| case.passed);

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Benchmark, Content, FORMAT, Report};
+use super::{Benchmark, Content, FORMAT, Report, sentences};
 
 /// The field that holds the digest of all others.
 pub(super) const DIGEST: &str = "digest";
@@ -128,8 +128,12 @@ pub(super) fn from_value(value: Value, file: &str) -> Result<Report, ReportError
     match format.as_u64() {
         Some(number) if number == u64::from(FORMAT) => {}
         Some(BENCH_FORMAT) => {
-            let benchmark: Benchmark = part(&value, file)?;
-            return header(&value, Content::Benchmark(benchmark), file);
+            let mut benchmark: Benchmark = part(&value, file)?;
+            count_operations(&mut benchmark);
+            let mut report = header(&value, Content::Benchmark(benchmark), file)?;
+            (report.evidence, report.non_claims) =
+                (sentences::evidence(&report), sentences::non_claims(&report));
+            return Ok(report);
         }
         _ => return Err(ReportError::Format { file: file.to_string(), found: format.to_string() }),
     }
@@ -140,6 +144,14 @@ pub(super) fn from_value(value: Value, file: &str) -> Result<Report, ReportError
         _ => return Err(no_report("its kind is not verification, benchmark or service")),
     };
     header(&value, content, file)
+}
+
+/// Runs of format 1 do not say how many operations a product has. Products are what was measured in turns with a library.
+fn count_operations(benchmark: &mut Benchmark) {
+    for row in benchmark.rows.iter_mut().filter(|row| row.measurement.floor_method.starts_with("cuBLAS")) {
+        let products = if row.call == "grad-ab" { 2.0 } else { 1.0 };
+        row.operations = Some(row.shape.iter().fold(2.0 * products, |all, &size| all * size as f64));
+    }
 }
 
 /// The facts that all kinds have.

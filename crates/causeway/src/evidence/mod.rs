@@ -15,6 +15,7 @@ mod check;
 mod device;
 mod file;
 mod host;
+pub mod html;
 mod markdown;
 mod program;
 mod sentences;
@@ -82,7 +83,6 @@ pub struct Report {
 /// What a run was about.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-#[expect(clippy::large_enum_variant, reason = "a report has one")]
 pub enum Content {
     /// Cases against the oracle.
     Verification(Verification),

@@ -147,18 +147,11 @@ fn measured(report: &Report, run: &Benchmark) -> Vec<String> {
         processor(report),
         run.rows.len() - wrong,
     )];
-    let by_ratio = |a: &&super::Row, b: &&super::Row| a.measurement.ratio.total_cmp(&b.measurement.ratio);
-    if let (Some(best), Some(worst)) = (run.rows.iter().min_by(by_ratio), run.rows.iter().max_by(by_ratio)) {
-        sentences.push(format!(
-            "Every call was timed in turns with its floor. The call closest to it takes {:.2} × the floor's time ({} \
-             of {}), the farthest {:.2} × ({} of {}).",
-            best.measurement.ratio,
-            best.call,
-            best.case,
-            worst.measurement.ratio,
-            worst.call,
-            worst.case,
-        ));
+    let (products, others): (Vec<_>, Vec<_>) = run.rows.iter().partition(|row| row.operations.is_some());
+    sentences.extend(range(&others, "Every call was timed in turns with its floor", "the floor's time"));
+    if let Some(product) = products.first() {
+        let timed = format!("Every product was timed in turns with {}", product.measurement.floor_method);
+        sentences.extend(range(&products, &timed, "that library's time"));
     }
     if let Some(fewest) = run.rows.iter().map(|row| row.measurement.time.calls).min() {
         sentences.push(format!("Each time is the median of {fewest} measurements or more."));
@@ -169,6 +162,16 @@ fn measured(report: &Report, run: &Benchmark) -> Vec<String> {
         );
     }
     sentences
+}
+
+/// The rows that take least and most of the time of what they were timed in turns with.
+fn range(rows: &[&super::Row], timed: &str, by: &str) -> Option<String> {
+    let by_ratio = |a: &&&super::Row, b: &&&super::Row| a.measurement.ratio.total_cmp(&b.measurement.ratio);
+    let (least, most) = (rows.iter().min_by(by_ratio)?, rows.iter().max_by(by_ratio)?);
+    Some(format!(
+        "{timed}. At best a call takes {:.2} × {by} ({} of {}), at worst {:.2} × ({} of {}).",
+        least.measurement.ratio, least.call, least.case, most.measurement.ratio, most.call, most.case,
+    ))
 }
 
 fn not_measured(report: &Report, run: &Benchmark) -> Vec<String> {

@@ -83,6 +83,7 @@ pub(crate) fn output(name: &str) -> OutputReport {
 pub(crate) fn case(name: &str) -> CaseReport {
     CaseReport {
         name: name.to_string(),
+        suite: "conv1d-last".to_string(),
         backend: "cuda:0 (Some GPU)".to_string(),
         operation: "conv1d".to_string(),
         shape: vec![("batch".to_string(), 2)],
@@ -352,7 +353,15 @@ fn every_fact_of_a_benchmark_has_its_sentence() {
         (
             "a farther call",
             |r| bench(r).rows[0].measurement.ratio = 2.0,
-            "the farthest 2.00 × (forward of large)",
+            "at worst 2.00 × (forward of large)",
+        ),
+        (
+            "a product",
+            |r| {
+                bench(r).rows[0].operations = Some(1e9);
+                bench(r).rows[0].measurement.floor_method = "cuBLASLt 13.1".to_string();
+            },
+            "Every product was timed in turns with cuBLASLt 13.1. At best a call takes 1.50 × that library's time (forward",
         ),
         ("fewer samples", |r| bench(r).rows[0].measurement.time.calls = 7, "the median of 7 measurements"),
         ("noise", |r| bench(r).rows[1].measurement.noise = 0.05, "1 row had a noise of more than 3.0%"),

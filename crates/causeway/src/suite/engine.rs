@@ -58,6 +58,7 @@ pub fn run_case_noting(
         different: Vec::new(),
         report: CaseReport {
             name: case.name.clone(),
+            suite: String::new(),
             backend: device.to_string(),
             operation: problem.operation().to_string(),
             shape: shape.collect(),

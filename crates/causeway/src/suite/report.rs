@@ -10,6 +10,9 @@ use crate::oracle::Comparison;
 pub struct CaseReport {
     /// Name of the case.
     pub name: String,
+    /// The suite that asked for it; empty if none did.
+    #[serde(default)]
+    pub suite: String,
     /// The device that ran it, as it names itself: `cpu (avx512)`.
     pub backend: String,
     /// `conv1d` (forward and backward), `conv1d-update`, `conv1d-varlen-states` or `gemm`.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use causeway::backend::gpu::artifact::Artifacts;
+use causeway::evidence::html::{self, Source};
 use causeway::evidence::{Content, Report, Verification, complaints, words};
 use causeway::suite::{Case, CaseReport, OutputReport, Suite, distinct_plans, run_case_noting};
 use causeway::{Device, files};
@@ -47,7 +48,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1")]
     repeat: NonZero<u32>,
 
-    /// Write run.json and report.md to this directory
+    /// Write run.json, report.md and report.html to this directory
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
 
@@ -74,13 +75,13 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         let mut report = Report::begin(device, VERSION, Content::Verification(Verification::default()));
         report.command = terminal::command_line();
         let mut asked = Vec::new();
-        for case in cases {
+        for (suite, case) in cases {
             match case.not_asked_of(device)? {
                 Some(reason) => run.skipped.entry(reason).or_default().push(case.name),
-                None => asked.push(case),
+                None => asked.push((suite, case)),
             }
         }
-        let cases = asked;
+        let (suites, cases): (Vec<String>, Vec<Case>) = asked.into_iter().unzip();
         if cases.is_empty() {
             let reason = run.skipped.keys().next().map_or(String::new(), |reason| format!(": {reason}"));
             return Err(Failure::input(format!("no case is left for {device}{reason}")));
@@ -90,6 +91,9 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         }
         prepare(&cases, device)?;
         run.cases = args.verify(&cases, device, &run, &mut report.kernels)?;
+        for (case, suite) in run.cases.iter_mut().zip(suites) {
+            case.suite = suite;
+        }
         report.content = Content::Verification(run);
         report.conclude(start.elapsed().as_secs_f64());
         if let Some(directory) = &args.report {
@@ -115,14 +119,15 @@ fn prepare(cases: &[Case], device: &Device) -> Result<(), Failure> {
 }
 
 impl Args {
-    fn cases(&self) -> Result<Vec<Case>, Failure> {
+    /// The cases that the filter leaves, each with its suite.
+    fn cases(&self) -> Result<Vec<(String, Case)>, Failure> {
         let mut cases = Vec::new();
         for name in &self.suites {
             let suite = Suite::open(name).map_err(|error| Failure::input(error.to_string()))?;
-            cases.extend(suite.cases);
+            cases.extend(suite.cases.into_iter().map(|case| (suite.name.clone(), case)));
         }
         if let Some(text) = &self.case {
-            cases.retain(|case| case.name.contains(text));
+            cases.retain(|(_, case)| case.name.contains(text));
         }
         if cases.is_empty() {
             let suites = self.suites.join(", ");
@@ -227,7 +232,7 @@ fn print_summary(report: &Report, directory: Option<&Path>) -> Result<(), Failur
         }
     }
     match directory {
-        Some(directory) => terminal::print(&format!("report: {}", directory.join("report.md").display())),
+        Some(directory) => terminal::print(&format!("report: {}", directory.join("report.html").display())),
         None => Ok(()),
     }
 }
@@ -235,7 +240,11 @@ fn print_summary(report: &Report, directory: Option<&Path>) -> Result<(), Failur
 fn write_report(directory: &Path, report: &Report) -> Result<(), Failure> {
     std::fs::create_dir_all(directory)
         .map_err(|error| Failure::input(format!("{}: {error}", directory.display())))?;
-    for (name, text) in [("run.json", report.to_json()), ("report.md", report.to_markdown())] {
+    let source = Source { file: "run.json".to_string(), report: report.clone(), mismatches: Vec::new() };
+    let page = html::page(&[source], None);
+    for (name, text) in
+        [("run.json", report.to_json()), ("report.md", report.to_markdown()), ("report.html", page)]
+    {
         files::write_bytes(&directory.join(name), text.as_bytes())?;
     }
     Ok(())
