@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use causeway::evidence::html::{self, Source};
-use causeway::evidence::{self, Content, Mismatch};
+use causeway::evidence::{self, Content, Mismatch, Report};
 use causeway::files;
 
 use crate::failure::Failure;
@@ -84,6 +84,20 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     }
     let sound = sources.iter().all(|source| source.mismatches.is_empty());
     if sound { Ok(()) } else { Err(Failure::Negative) }
+}
+
+/// Writes a report to a directory, as JSON, Markdown and a page.
+pub(super) fn write(directory: &Path, report: &Report) -> Result<(), Failure> {
+    std::fs::create_dir_all(directory)
+        .map_err(|error| Failure::input(format!("{}: {error}", directory.display())))?;
+    let source = Source { file: "run.json".to_string(), report: report.clone(), mismatches: Vec::new() };
+    let page = html::page(&[source], None);
+    for (name, text) in
+        [("run.json", report.to_json()), ("report.md", report.to_markdown()), ("report.html", page)]
+    {
+        files::write_bytes(&directory.join(name), text.as_bytes())?;
+    }
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<Source, Failure> {

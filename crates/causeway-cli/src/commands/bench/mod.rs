@@ -96,7 +96,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MIB")]
     rotation: Option<u64>,
 
-    /// Write the run as JSON
+    /// Write a report of the run, as JSON (`causeway report` makes a page of it)
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
 

@@ -4,11 +4,10 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use causeway::Device;
 use causeway::backend::gpu::artifact::Artifacts;
-use causeway::evidence::html::{self, Source};
 use causeway::evidence::{Content, Report, Verification, complaints, words};
 use causeway::suite::{Case, CaseReport, OutputReport, Suite, distinct_plans, run_case_noting};
-use causeway::{Device, files};
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
@@ -97,7 +96,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         report.content = Content::Verification(run);
         report.conclude(start.elapsed().as_secs_f64());
         if let Some(directory) = &args.report {
-            write_report(directory, &report)?;
+            super::report::write(directory, &report)?;
         }
         if args.json {
             terminal::print_text(&report.to_json())?
@@ -235,17 +234,4 @@ fn print_summary(report: &Report, directory: Option<&Path>) -> Result<(), Failur
         Some(directory) => terminal::print(&format!("report: {}", directory.join("report.html").display())),
         None => Ok(()),
     }
-}
-
-fn write_report(directory: &Path, report: &Report) -> Result<(), Failure> {
-    std::fs::create_dir_all(directory)
-        .map_err(|error| Failure::input(format!("{}: {error}", directory.display())))?;
-    let source = Source { file: "run.json".to_string(), report: report.clone(), mismatches: Vec::new() };
-    let page = html::page(&[source], None);
-    for (name, text) in
-        [("run.json", report.to_json()), ("report.md", report.to_markdown()), ("report.html", page)]
-    {
-        files::write_bytes(&directory.join(name), text.as_bytes())?;
-    }
-    Ok(())
 }

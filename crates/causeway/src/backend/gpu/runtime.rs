@@ -48,6 +48,7 @@ type Kernels = FxHashMap<String, Arc<Kernel>>;
 
 /// A kernel in the device's memory.
 pub(super) struct Kernel {
+    entry: &'static str,
     function: usize,
     /// Bytes of dynamic shared memory that the driver has been asked to allow.
     shared_allowed: AtomicU32,
@@ -357,6 +358,7 @@ impl GpuDevice {
             return Ok(Arc::clone(kernel));
         }
         let kernel = Arc::new(Kernel {
+            entry: plan.entry,
             function,
             shared_allowed: AtomicU32::new(0),
             origin: code.origin,
@@ -452,6 +454,7 @@ impl Kernel {
     /// One that is nowhere loaded.
     pub(super) fn for_test() -> Self {
         Kernel {
+            entry: "",
             function: 0,
             shared_allowed: AtomicU32::new(0),
             origin: Origin::Compiled,

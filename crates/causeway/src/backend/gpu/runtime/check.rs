@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use super::{GpuDevice, Kernel};
-use crate::backend::gpu::artifact::Artifact;
+use crate::backend::gpu::artifact::{Artifact, Artifacts};
 use crate::backend::gpu::builder::Builder;
 use crate::backend::gpu::cache::{Comparison, Origin};
 use crate::backend::gpu::plan::Plan;
@@ -39,22 +39,28 @@ impl GpuDevice {
                 });
             }
         }
-        let source_digest = kernel.source.to_hex().to_string();
-        Ok(Artifact {
-            id: Artifact::id_of(&source_digest),
-            entry: plan.entry.to_string(),
-            header: plan.header.to_string(),
-            instantiation: plan.instantiation.clone(),
-            source_digest,
-            compiler: kernel.compiler.clone(),
-            cache_key: kernel.key.map(|key| key.to_string()),
-            digest: kernel.digest.to_hex().to_string(),
-            bytes: kernel.bytes,
-            compiled: kernel.origin == Origin::Compiled,
-            checks: u64::from(file.is_some()),
-            file: file.map(|path| path.display().to_string()),
-            refused,
-        })
+        let mut artifact = kernel.artifact(plan.header, &plan.instantiation);
+        artifact.checks = u64::from(file.is_some());
+        artifact.file = file.map(|path| path.display().to_string());
+        artifact.refused = refused;
+        Ok(artifact)
+    }
+
+    /// Every kernel that is loaded, with the file that holds its code now.
+    pub fn artifacts(&self) -> Artifacts {
+        let kernels = self.0.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all = Artifacts::default();
+        for (header, by_text) in kernels.iter() {
+            for (instantiation, kernel) in by_text {
+                let mut artifact = kernel.artifact(header, instantiation);
+                if let Comparison::Same(path) = kernel.compare() {
+                    artifact.file = Some(path.display().to_string());
+                }
+                all.add(artifact);
+            }
+        }
+        all.0.sort_by(|a, b| (&a.header, &a.id).cmp(&(&b.header, &b.id)));
+        all
     }
 
     /// Launches after this get the plan's kernel anew. What runs keeps its module, which stays loaded.
@@ -68,6 +74,26 @@ impl GpuDevice {
 }
 
 impl Kernel {
+    /// What is known of it without its file.
+    fn artifact(&self, header: &str, instantiation: &str) -> Artifact {
+        let source_digest = self.source.to_hex().to_string();
+        Artifact {
+            id: Artifact::id_of(&source_digest),
+            entry: self.entry.to_string(),
+            header: header.to_string(),
+            instantiation: instantiation.to_string(),
+            source_digest,
+            compiler: self.compiler.clone(),
+            cache_key: self.key.map(|key| key.to_string()),
+            file: None,
+            digest: self.digest.to_hex().to_string(),
+            bytes: self.bytes,
+            compiled: self.origin == Origin::Compiled,
+            checks: 0,
+            refused: Vec::new(),
+        }
+    }
+
     /// The kernel's file beside its code.
     fn compare(&self) -> Comparison {
         match self.key {
