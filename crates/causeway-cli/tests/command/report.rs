@@ -113,3 +113,18 @@ fn saved_runs_of_the_repository_are_read() {
     }
     assert!(read >= 4, "{read}");
 }
+
+#[test]
+fn the_samples_of_the_repository_are_sound() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reports");
+    let mut samples = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let sample = entry.unwrap().path().join("run.json");
+        if sample.exists() {
+            let printed = success(&["report", "--check", sample.to_str().unwrap()]);
+            assert!(printed.contains("sound (Verification on "), "{printed}");
+            samples += 1;
+        }
+    }
+    assert!(samples >= 2, "{samples}");
+}

@@ -96,13 +96,14 @@ fn line(page: &mut String, text: &str) {
     let _ = writeln!(page, "{text}");
 }
 
-/// Text that a report holds, as text: no tables, tags, emphasis or links come of it.
+/// Text that a report holds, as text: no tables, tags, emphasis or links come of it. Backquotes stay: sentences have code
+/// between them.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '\n' | '\r' => escaped.push(' '),
-            '|' | '<' | '>' | '*' | '`' | '[' | ']' | '\\' => {
+            '|' | '<' | '>' | '*' | '[' | ']' | '\\' => {
                 // Inside words and numbers these are what they are; Markdown takes them for marks.
                 escaped.push('\\');
                 escaped.push(character);

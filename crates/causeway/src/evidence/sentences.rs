@@ -1,6 +1,6 @@
 //! What a run showed and did not show, in words: made from the facts of a report and from nothing else.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::words::{bytes, count, percent, shortened};
 use super::{Backend, Benchmark, Content, Report, Service, Verification};
@@ -232,7 +232,9 @@ fn code_that_ran(report: &Report) -> Vec<String> {
     let kernels = &report.kernels.0;
     if !kernels.is_empty() {
         let compiled = kernels.iter().filter(|kernel| kernel.compiled).count();
-        let size = kernels.iter().map(|kernel| kernel.bytes).sum();
+        // An object of the simulator holds several kernels.
+        let files: BTreeMap<_, _> = kernels.iter().map(|kernel| (&kernel.digest, kernel.bytes)).collect();
+        let size = files.values().sum();
         sentences.push(format!(
             "{} ran, {} of code: {compiled} compiled by this process, {} read from the cache.",
             count(kernels.len(), "kernel"),

@@ -286,7 +286,15 @@ fn every_fact_of_a_verification_has_its_sentence() {
 fn every_fact_of_the_code_that_ran_has_its_sentence() {
     let flips: &[Flip] = &[
         ("no kernels", |r| r.kernels.0.clear(), "!1 kernel ran, 2.0 KiB of code"),
-        ("another kernel", |r| r.kernels.0.push(kernel("cd")), "2 kernels ran, 4.0 KiB of code"),
+        ("another kernel", |r| r.kernels.0.push(kernel("cd")), "2 kernels ran, 2.0 KiB of code"),
+        (
+            "other code",
+            |r| {
+                r.kernels.0.push(kernel("cd"));
+                r.kernels.0[1].digest = "5".repeat(64);
+            },
+            "2 kernels ran, 4.0 KiB of code",
+        ),
         ("compiled", |r| r.kernels.0[0].compiled = true, "1 compiled by this process, 0 read from the cache"),
         ("no check", |r| r.kernels.0[0].checks = 0, "!read again, 3 times in all"),
         ("more checks", |r| r.kernels.0[0].checks = 5, "read again, 5 times in all"),
