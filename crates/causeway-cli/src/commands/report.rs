@@ -55,8 +55,8 @@ pub(crate) struct Args {
 
 /// What was found of one file.
 #[derive(serde::Serialize)]
-struct Finding<'a> {
-    file: &'a str,
+struct Finding {
+    file: String,
     title: String,
     mismatches: Vec<String>,
 }
@@ -74,13 +74,16 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     if let Some(out) = &args.out {
         files::write_bytes(out, html::page(&sources, before.as_ref()).as_bytes())?;
     }
+    let mut files = args.files.iter().zip(&sources);
     if !args.check {
-        return sources.iter().filter(|source| !source.mismatches.is_empty()).try_for_each(print);
+        let mut unsound = files.filter(|(_, source)| !source.mismatches.is_empty());
+        return unsound.try_for_each(|(path, source)| print(path, source));
     }
     if args.json {
-        terminal::print_json(&sources.iter().map(finding).collect::<Vec<_>>())?;
+        let findings: Vec<_> = files.map(|(path, source)| finding(path, source)).collect();
+        terminal::print_json(&findings)?;
     } else {
-        sources.iter().try_for_each(print)?;
+        files.try_for_each(|(path, source)| print(path, source))?;
     }
     let sound = sources.iter().all(|source| source.mismatches.is_empty());
     if sound { Ok(()) } else { Err(Failure::Negative) }
@@ -110,17 +113,17 @@ fn read(path: &Path) -> Result<Source, Failure> {
     Ok(Source { file, report, mismatches })
 }
 
-fn finding(source: &Source) -> Finding<'_> {
+fn finding(path: &Path, source: &Source) -> Finding {
     let mismatches = source.mismatches.iter().map(Mismatch::to_string).collect();
-    Finding { file: &source.file, title: source.report.title(), mismatches }
+    Finding { file: path.display().to_string(), title: source.report.title(), mismatches }
 }
 
-fn print(source: &Source) -> Result<(), Failure> {
+fn print(path: &Path, source: &Source) -> Result<(), Failure> {
     let verdict = match source.mismatches.as_slice() {
         [] => format!("{PASS}sound{PASS:#}"),
         [Mismatch::NoDigest] => format!("{WARN}not sealed{WARN:#}"),
         _ => format!("{FAIL}NOT SOUND{FAIL:#}"),
     };
-    terminal::print(&format!("{}: {verdict} ({})", source.file, source.report.title()))?;
+    terminal::print(&format!("{}: {verdict} ({})", path.display(), source.report.title()))?;
     source.mismatches.iter().try_for_each(|line| terminal::print(&format!("  {line}")))
 }
