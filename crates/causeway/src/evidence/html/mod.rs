@@ -1,6 +1,6 @@
 //! Reports as one page: no other file, no network, readable without scripts.
 //!
-//! Everything that comes from a report passes through [`escape`]. The page carries a content-security policy that allows
+//! Everything that comes from a report passes through `escape`. The page carries a content-security policy that allows
 //! its own style and script, by a nonce that is a digest of the page, and nothing else.
 
 mod bench;
