@@ -10,24 +10,12 @@ use causeway::backend::gpu::builder::{Builder, Code};
 use causeway::backend::gpu::cache::Origin;
 use causeway::backend::gpu::compiler::Target;
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
+use causeway::evidence::Preparation;
 use causeway::suite::{Case, distinct_plans};
 use rayon::prelude::*;
-use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::terminal;
-
-/// What making the kernels of a run took.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Preparation {
-    /// Distinct kernels.
-    pub kernels: usize,
-    /// Those that were compiled; the others came from the cache.
-    pub compiled: usize,
-    /// Those that could not be made: the cases that need them say why.
-    pub failed: usize,
-    pub seconds: f64,
-}
 
 /// Compiles and loads every kernel that the cases launch on a device.
 pub(crate) fn prepare<'a>(device: GpuDevice, cases: impl IntoIterator<Item = &'a Case>) -> Preparation {

@@ -2,9 +2,7 @@
 
 mod commands;
 mod device;
-mod evidence;
 mod failure;
-mod host;
 mod kernels;
 mod table;
 mod terminal;
@@ -13,7 +11,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use commands::{bench, compile, doctor, gemm_oneshot, plan, run, serve, verify};
+use commands::{bench, compile, doctor, gemm_oneshot, plan, report, run, serve, verify};
 use failure::Failure;
 
 /// Version and commit of this build, as saved runs name them.
@@ -26,7 +24,7 @@ oracle";
 const AFTER_HELP: &str = "\
 Exit status:
   0    everything asked for was done, and every check passed
-  1    a verification failed, or a comparison found a regression
+  1    a verification failed, a comparison found a regression, or a report is not sound
   2    wrong usage or bad input; nothing was written
   141  the reader of the output went away
 
@@ -46,6 +44,7 @@ enum Command {
     Verify(verify::Args),
     Run(run::Args),
     Bench(bench::Args),
+    Report(report::Args),
     Doctor(doctor::Args),
     Plan(plan::Args),
     Compile(compile::Args),
@@ -79,6 +78,7 @@ impl Command {
             Command::Verify(args) => verify::execute(args),
             Command::Run(args) => run::execute(args),
             Command::Bench(args) => bench::execute(args),
+            Command::Report(args) => report::execute(args),
             Command::Doctor(args) => doctor::execute(args),
             Command::Plan(args) => plan::execute(args),
             Command::Compile(args) => compile::execute(args),

@@ -15,6 +15,16 @@ pub(crate) fn print(line: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Prints text that ends its last line by itself.
+pub(crate) fn print_text(text: &str) -> Result<(), Failure> {
+    print(text.trim_end_matches('\n'))
+}
+
+/// The command line of this process, for reports.
+pub(crate) fn command_line() -> Vec<String> {
+    std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect()
+}
+
 /// Prints a JSON value to stdout.
 pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Failure::input(error.to_string()))?;

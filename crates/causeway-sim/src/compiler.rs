@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use causeway::backend::gpu::CompilerFacts;
 use causeway::backend::gpu::cache::Cache;
 use causeway::backend::gpu::plan::DeviceFacts;
 use causeway::{Error, Result};
@@ -26,6 +27,8 @@ const OPTIONS: &[&str] =
 /// A C++ compiler, and the simulator's own half, compiled once.
 pub(crate) struct Compiler {
     program: PathBuf,
+    /// The first line of what it says of its version.
+    name: String,
     options: Vec<String>,
     runtime: PathBuf,
     folder: PathBuf,
@@ -93,11 +96,29 @@ impl Compiler {
         });
         let identity = hasher.finalize();
         let runtime = folder.join(format!("runtime-{}.o", short(&identity)));
-        let compiler = Compiler { program, options, runtime, folder, identity, _temporary: temporary };
+        let name = version.lines().next().unwrap_or_default().to_string();
+        let compiler = Compiler { program, name, options, runtime, folder, identity, _temporary: temporary };
         if !compiler.runtime.exists() {
             compiler.compile(RUNTIME, &["-c"], &compiler.runtime, "the simulator's runtime")?;
         }
         Ok(compiler)
+    }
+
+    /// Its name and version.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What reports say of it.
+    pub fn facts(&self) -> CompilerFacts {
+        let file = on_path(&self.program);
+        let digest = std::fs::read(&file).map(|bytes| blake3::hash(&bytes).to_hex().to_string());
+        CompilerFacts {
+            name: self.name.clone(),
+            file: file.display().to_string(),
+            digest: digest.unwrap_or_else(|error| format!("unknown: {error}")),
+            options: self.options.clone(),
+        }
     }
 
     /// Where results are kept.
@@ -180,6 +201,19 @@ fn folder() -> Result<(PathBuf, Option<tempfile::TempDir>)> {
     }
     let temporary = tempfile::tempdir().map_err(|error| file_error("a temporary folder", &error))?;
     Ok((temporary.path().to_path_buf(), Some(temporary)))
+}
+
+/// The file that a program's name stands for, links followed.
+fn on_path(program: &Path) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // A name with a slash in it is a path by itself.
+    let named = program.components().count() > 1;
+    let found = match named {
+        true => Some(program.to_path_buf()),
+        false => std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file()),
+    };
+    let found = found.unwrap_or_else(|| program.to_path_buf());
+    found.canonicalize().unwrap_or(found)
 }
 
 /// Enough of a hash to be a file's name.

@@ -16,9 +16,10 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use causeway::backend::gpu::Executor;
+use causeway::backend::gpu::artifact::Artifact;
 use causeway::backend::gpu::compiler::Target;
 use causeway::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
+use causeway::backend::gpu::{CompilerFacts, Executor};
 use causeway::{Error, Result};
 
 use compiler::Compiler;
@@ -204,6 +205,14 @@ impl Executor for Simulator {
 
     fn prepare(&self, plans: &[Plan]) -> Result<()> {
         self.modules.prepare(&self.compiler, plans)
+    }
+
+    fn compiler(&self) -> Option<CompilerFacts> {
+        Some(self.compiler.facts())
+    }
+
+    fn check(&self, plan: &Plan) -> Result<Option<Artifact>> {
+        self.modules.check(&self.compiler, plan, self.compiler.name()).map(Some)
     }
 
     unsafe fn execute(&self, plan: &Plan) -> Result<()> {

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use causeway::backend::gpu::artifact::Artifact;
 use causeway::backend::gpu::compiler::Program;
 use causeway::backend::gpu::plan::Plan;
 use causeway::{Error, Result};
@@ -24,7 +26,16 @@ pub(crate) struct Kernel {
     pub call: unsafe extern "C" fn(*const c_void),
     /// Size of the kernel's one parameter.
     pub argument_bytes: usize,
-    _library: Arc<Library>,
+    object: Arc<Object>,
+}
+
+/// A shared object that is open.
+struct Object {
+    path: PathBuf,
+    digest: blake3::Hash,
+    /// True if this process compiled it.
+    compiled: bool,
+    _library: Library,
 }
 
 /// `causeway_simulated_kernels` of a unit, an entry for each of its kernels.
@@ -40,6 +51,8 @@ struct TableEntry {
 pub(crate) struct Modules {
     loaded: Mutex<HashMap<String, Kernel>>,
     edit: Option<Edit>,
+    /// Objects that were refused. The loader knows objects by name, so those that come after have other names.
+    refused: AtomicU32,
 }
 
 /// A kernel that has to be compiled.
@@ -53,7 +66,7 @@ struct Wanted {
 impl Modules {
     /// Kernels whose text is changed before it is compiled.
     pub fn edited(edit: Edit) -> Self {
-        Modules { loaded: Mutex::default(), edit: Some(edit) }
+        Modules { edit: Some(edit), ..Modules::default() }
     }
 
     fn key(&self, compiler: &Compiler, plan: &Plan) -> Result<String> {
@@ -109,19 +122,28 @@ impl Modules {
         let Ok(note) = std::fs::read_to_string(note_path(compiler, key)) else { return false };
         let keys: Vec<_> = note.lines().skip(1).collect();
         let Some(object) = note.lines().next() else { return false };
-        // A unit that cannot be loaded any more is made again.
-        self.load(&compiler.folder().join(object), &keys).is_ok()
+        let path = compiler.folder().join(object);
+        // A unit that is not what was compiled, or cannot be loaded any more, is made again.
+        trusted(&path).is_some_and(|digest| self.load(&path, digest, false, &keys).is_ok())
     }
 
     fn compile(&self, compiler: &Compiler, unit: &[Wanted]) -> Result<()> {
         let text = self.apply_edit(unit_text(unit)?);
-        let object = format!("{}.so", compiler.key(&text));
+        let object = match self.refused.load(Ordering::Relaxed) {
+            0 => format!("{}.so", compiler.key(&text)),
+            refused => format!("{}-{}-{refused}.so", compiler.key(&text), std::process::id()),
+        };
         let path = compiler.folder().join(&object);
-        if !path.exists() {
-            compiler.shared_object(&text, &path, unit[0].entry)?;
-        }
+        let known = trusted(&path);
+        let digest = match known {
+            Some(digest) => digest,
+            None => {
+                compiler.shared_object(&text, &path, unit[0].entry)?;
+                trust(&path)?
+            }
+        };
         let keys: Vec<_> = unit.iter().map(|kernel| kernel.key.as_str()).collect();
-        self.load(&path, &keys)?;
+        self.load(&path, digest, known.is_none(), &keys)?;
         // Each kernel's note says in which object it is, and beside which others.
         let note = format!("{object}\n{}\n", keys.join("\n"));
         keys.iter().try_for_each(|key| {
@@ -131,10 +153,46 @@ impl Modules {
         })
     }
 
-    fn load(&self, object: &Path, keys: &[&str]) -> Result<()> {
+    /// Reads the object of a plan's kernel again, refuses one that is not what was loaded, and makes its kernel anew.
+    pub fn check(&self, compiler: &Compiler, plan: &Plan, compiler_name: &str) -> Result<Artifact> {
+        let mut kernel = self.get(compiler, plan)?;
+        let mut refused = Vec::new();
+        if digest_of(&kernel.object.path).ok() != Some(kernel.object.digest) {
+            let path = kernel.object.path.clone();
+            refused.push(format!("{}: its digest does not match", path.display()));
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+            loaded.retain(|_, other| other.object.path != path);
+            drop(loaded);
+            // It may be gone already.
+            let _ = std::fs::remove_file(&path);
+            let _ = std::fs::remove_file(seal_path(&path));
+            kernel = self.get(compiler, plan)?;
+        }
+        let object = &kernel.object;
+        let source_digest =
+            blake3::hash(self.apply_edit(plan.program().text()?).as_bytes()).to_hex().to_string();
+        Ok(Artifact {
+            id: Artifact::id_of(&source_digest),
+            entry: plan.entry.to_string(),
+            header: plan.header.to_string(),
+            instantiation: plan.instantiation.clone(),
+            source_digest,
+            compiler: compiler_name.to_string(),
+            cache_key: Some(self.key(compiler, plan)?),
+            file: Some(object.path.display().to_string()),
+            digest: object.digest.to_hex().to_string(),
+            bytes: object.path.metadata().map_or(0, |metadata| metadata.len()),
+            compiled: object.compiled,
+            checks: 1,
+            refused,
+        })
+    }
+
+    fn load(&self, path: &Path, digest: blake3::Hash, compiled: bool, keys: &[&str]) -> Result<()> {
         let failed = |error: libloading::Error| Error::SimulatorCompiler { message: error.to_string() };
         // SAFETY: the object was made by `Modules::compile`; its only initialisers are those of the C++ runtime.
-        let library = Arc::new(unsafe { Library::new(object) }.map_err(failed)?);
+        let library = unsafe { Library::new(path) }.map_err(failed)?;
         // SAFETY: runtime/simulator.cpp and `unit_text` define these names with these types; the table has an entry
         // for each kernel of the unit, and the library stays open as long as any of them.
         let (launch, table) = unsafe {
@@ -142,17 +200,43 @@ impl Modules {
             let table = *library.get::<*const TableEntry>(b"causeway_simulated_kernels").map_err(failed)?;
             (launch, std::slice::from_raw_parts(table, keys.len()))
         };
+        let object = Arc::new(Object { path: path.to_path_buf(), digest, compiled, _library: library });
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         for (key, entry) in keys.iter().zip(table) {
             loaded.entry((*key).to_string()).or_insert_with(|| Kernel {
                 launch,
                 call: entry.call,
                 argument_bytes: entry.argument_bytes as usize,
-                _library: library.clone(),
+                object: object.clone(),
             });
         }
         Ok(())
     }
+}
+
+/// Beside each object stands the digest that it had when it was compiled.
+fn seal_path(object: &Path) -> PathBuf {
+    object.with_extension("b3")
+}
+
+fn digest_of(path: &Path) -> std::io::Result<blake3::Hash> {
+    Ok(blake3::hash(&std::fs::read(path)?))
+}
+
+/// The object's digest, if it is the one that it had when it was compiled.
+fn trusted(path: &Path) -> Option<blake3::Hash> {
+    let sealed = std::fs::read_to_string(seal_path(path)).ok()?;
+    let found = digest_of(path).ok()?;
+    (found.to_hex().as_str() == sealed.trim()).then_some(found)
+}
+
+/// Writes down the digest of an object that was just compiled.
+fn trust(path: &Path) -> Result<blake3::Hash> {
+    let failed = |error: std::io::Error| file_error(&path.display().to_string(), &error);
+    let digest = digest_of(path).map_err(failed)?;
+    causeway::files::write_bytes(&seal_path(path), format!("{}\n", digest.to_hex()).as_bytes())
+        .map_err(|error| failed(std::io::Error::other(error)))?;
+    Ok(digest)
 }
 
 fn note_path(compiler: &Compiler, key: &str) -> std::path::PathBuf {

@@ -184,3 +184,36 @@ fn a_plan_of_another_kernel_is_refused() {
     let error = unsafe { simulator.execute(&plan) }.unwrap_err();
     assert!(matches!(error, Error::SimulatorCompiler { .. }), "{error}");
 }
+
+#[test]
+fn an_altered_object_is_refused_and_made_anew() {
+    let mut output = vec![0; 1024];
+    let plan = plan("if (thread_index() == 0) a.output[7] = 70707;", 32, 1, &mut output);
+    let simulator = Simulator::open("sim:32").unwrap();
+    let first = simulator.check(&plan).unwrap().unwrap();
+    assert!(first.refused.is_empty() && first.checks == 1, "{first:?}");
+    let file = std::path::PathBuf::from(first.file.unwrap());
+
+    // The loaded object stays mapped: the file is replaced, as whoever alters it would have to.
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, &bytes).unwrap();
+    let mended = simulator.check(&plan).unwrap().unwrap();
+    assert_eq!(mended.refused, [format!("{}: its digest does not match", file.display())]);
+    assert!(mended.compiled && mended.id == first.id);
+    assert!(!file.exists(), "nobody finds the altered file any more");
+    assert!(simulator.check(&plan).unwrap().unwrap().refused.is_empty());
+    // SAFETY: the plan's only address is that of `output`, which holds what the kernel writes.
+    unsafe { simulator.execute(&plan) }.unwrap();
+    assert_eq!(output[7], 70707);
+
+    // One that was altered before a process came is not loaded.
+    let file = std::path::PathBuf::from(mended.file.unwrap());
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, &bytes).unwrap();
+    let other = Simulator::open("sim:32").unwrap().check(&plan).unwrap().unwrap();
+    assert!(other.compiled && other.refused.is_empty(), "{other:?}");
+}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::backend::cpu::Cpu;
+use crate::backend::gpu::artifact::Artifact;
 use crate::backend::gpu::memo::Operation;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::backend::gpu::{Executor, GpuDevice, Stream};
@@ -87,6 +88,19 @@ impl Device {
             Device::Cpu(_) => None,
             Device::Gpu(stream) => Some(stream.device().facts()),
             Device::Simulated(executor) => Some(executor.facts()),
+        }
+    }
+
+    /// Reads the file of a plan's kernel again before a launch, and tells what was seen: see [`GpuDevice::check`] and
+    /// [`Executor::check`]. Nothing for a CPU, which has no kernels in files.
+    ///
+    /// # Errors
+    /// Those of getting the kernel.
+    pub fn check(&self, plan: &Plan) -> Result<Option<Artifact>> {
+        match self {
+            Device::Cpu(_) => Ok(None),
+            Device::Gpu(stream) => stream.device().check(plan).map(Some),
+            Device::Simulated(executor) => executor.check(plan),
         }
     }
 

@@ -8,6 +8,10 @@ use crate::tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};
 /// Bytes that elements are aligned to, and storage is a multiple of: enough for any vector width.
 const ALIGNMENT: usize = 64;
 
+/// Storage from so many bytes on asks for large pages, where that is wanted.
+#[cfg(target_os = "linux")]
+const LARGE_PAGES_FROM: usize = 4 << 20;
+
 /// What storage is allocated in: the largest alignment for which allocators give zeroed memory without writing it.
 #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(16))]
@@ -30,6 +34,24 @@ impl Storage {
         let chunks = bytemuck::allocation::try_zeroed_slice_box::<Chunk>(chunks).ok()?;
         let skipped = chunks.as_ptr().cast::<u8>().align_offset(ALIGNMENT);
         Some(Storage { chunks, skipped, length })
+    }
+
+    /// Asks for large pages, where the system has them and the memory is large enough to gain from it: memory that comes
+    /// page by page takes as long as several copies of it.
+    fn prefer_large_pages(&mut self) {
+        #[cfg(target_os = "linux")]
+        if self.length >= LARGE_PAGES_FROM {
+            const PAGE: usize = 4096;
+            let bytes = self.bytes_mut();
+            let skipped = bytes.as_ptr().align_offset(PAGE);
+            let inside = &mut bytes[skipped..];
+            let length = inside.len() / PAGE * PAGE;
+            // SAFETY: the range is whole pages of this storage, and the advice changes nothing of what they hold.
+            // It may be refused: on pages of another size, or by a system that has no large ones.
+            let _ = unsafe {
+                rustix::mm::madvise(inside.as_mut_ptr().cast(), length, rustix::mm::Advice::LinuxHugepage)
+            };
+        }
     }
 
     fn bytes(&self) -> &[u8] {
@@ -83,6 +105,12 @@ impl HostTensor {
         // Refuses instead of aborting when the memory is not there; the pages themselves come zeroed.
         let storage = Storage::zeroed(bytes).ok_or(too_large)?;
         Ok(HostTensor { storage, dtype, offset: 0, shape, strides: shape.contiguous_strides() })
+    }
+
+    /// The same tensor, untouched yet, on large pages if it is large: for memory that is filled once and soon given back.
+    pub(crate) fn on_large_pages(mut self) -> Self {
+        self.storage.prefer_large_pages();
+        self
     }
 
     /// A dense tensor with these elements in row-major order.

@@ -7,6 +7,7 @@ mod checks;
 pub mod device;
 mod device_tensor;
 pub mod error;
+pub mod evidence;
 pub mod files;
 pub mod gemm;
 mod host_tensor;

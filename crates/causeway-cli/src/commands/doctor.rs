@@ -10,9 +10,9 @@ use serde::Serialize;
 
 use crate::VERSION;
 use crate::failure::Failure;
-use crate::host::{Host, format_bytes};
 use crate::table::{Cell, Column, PASS, Table, WARN};
 use crate::terminal;
+use causeway::evidence::{Host, words};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -102,7 +102,7 @@ impl Findings {
 
     fn print(&self) -> Result<(), Failure> {
         let unknown = || "unknown".to_string();
-        let bytes = |value: Option<u64>| value.map_or_else(unknown, format_bytes);
+        let bytes = |value: Option<u64>| value.map_or_else(unknown, words::bytes);
         let host = &self.host;
         terminal::print(&format!("causeway {}\n", self.causeway))?;
         let table = begin("Host")?;
@@ -137,7 +137,7 @@ impl Findings {
                 table.row(&["  mode".into(), cache.mode.as_str().into()])?;
                 table.row(&[
                     "  entries".into(),
-                    format!("{}, {}", cache.entries, format_bytes(cache.bytes)).into(),
+                    format!("{}, {}", cache.entries, words::bytes(cache.bytes)).into(),
                 ])
             }
             None => table.row(&["  off".into(), "CAUSEWAY_CACHE or the environment says so".into()]),
@@ -167,7 +167,7 @@ impl Finding {
 fn gpus(name: &str, vendor: Vendor) -> Vec<Finding> {
     let describe = |report: &DeviceReport| match report.expect_supported() {
         Ok(()) => {
-            let (architecture, memory) = (&report.facts.architecture, format_bytes(report.memory_bytes));
+            let (architecture, memory) = (&report.facts.architecture, words::bytes(report.memory_bytes));
             let (version, library) = (&report.driver_version, &report.driver_library);
             let units = report.facts.multiprocessors;
             let clock = match report.clock_khz {

@@ -5,6 +5,7 @@ pub(crate) mod compile;
 pub(crate) mod doctor;
 pub(crate) mod gemm_oneshot;
 pub(crate) mod plan;
+pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod verify;

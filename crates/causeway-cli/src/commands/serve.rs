@@ -3,13 +3,16 @@
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use causeway::Device;
+use causeway::evidence::{Content, Report};
 use causeway::server::{Interrupted, Protocol, Service};
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
+use crate::{VERSION, terminal};
 
 const NOTES: &str = "\
 Frames on stdin and stdout, or on the socket: a little-endian u32 byte count, then that many bytes.
@@ -47,8 +50,33 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
 
+    /// At its end, write what was answered to this directory: run.json, report.md and report.html
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+
     #[command(flatten)]
     device: DeviceArgs,
+}
+
+/// A report to write when the server ends.
+struct Ending {
+    service: Arc<Service>,
+    device: Device,
+    report: Option<(PathBuf, Report)>,
+    start: Instant,
+}
+
+impl Ending {
+    /// Writes the report, if one was asked for.
+    fn write(&mut self) -> Result<(), Failure> {
+        let Some((directory, mut report)) = self.report.take() else { return Ok(()) };
+        report.content = Content::Service(self.service.report());
+        if let Device::Gpu(stream) = &self.device {
+            report.kernels = stream.device().artifacts();
+        }
+        report.conclude(self.start.elapsed().as_secs_f64());
+        super::report::write(&directory, &report)
+    }
 }
 
 /// `64M`
@@ -66,17 +94,27 @@ pub(super) fn parse_bytes(text: &str) -> Result<u32, String> {
 /// Serves until the input ends or a signal comes.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let (device, threads) = args.device.open()?;
-    let service = Arc::new(Service::new(device, threads, args.protocol, args.max_frame));
+    let report = args.report.clone().map(|directory| {
+        let content = Content::Service(causeway::evidence::Service::default());
+        let mut report = threads.install(|| Report::begin(&device, VERSION, content));
+        report.command = terminal::command_line();
+        (directory, report)
+    });
+    let service = Arc::new(Service::new(device.clone(), threads, args.protocol, args.max_frame));
+    let ending = Ending { service: Arc::clone(&service), device, report, start: Instant::now() };
+    let ending = Arc::new(Mutex::new(ending));
     #[cfg(unix)]
     if let Some(path) = &args.listen {
-        return listen(&service, path);
+        return listen(&service, &ending, path);
     }
     #[cfg(unix)]
-    stop_on_signals(&service, None)?;
+    stop_on_signals(&service, &ending, None)?;
     let (input, output) = pipes()?;
     let mut input = BufReader::with_capacity(1 << 16, input);
     let mut output = BufWriter::with_capacity(1 << 16, output);
-    match service.serve(&mut input, &mut output) {
+    let served = service.serve(&mut input, &mut output);
+    lock(&ending).write()?;
+    match served {
         Ok(()) => Ok(()),
         Err(error @ Interrupted::Count { .. }) => Err(Failure::status(20, error.to_string())),
         Err(error @ Interrupted::Payload { .. }) => Err(Failure::status(21, error.to_string())),
@@ -115,20 +153,28 @@ fn widen(pipe: std::os::fd::BorrowedFd<'_>) {
 fn widen(_: std::os::fd::BorrowedFd<'_>) {}
 
 #[cfg(unix)]
-fn listen(service: &Arc<Service>, path: &std::path::Path) -> Result<(), Failure> {
+fn listen(
+    service: &Arc<Service>,
+    ending: &Arc<Mutex<Ending>>,
+    path: &std::path::Path,
+) -> Result<(), Failure> {
     let unusable = |error| Failure::input(format!("cannot listen on {}: {error}", path.display()));
     let listener = Arc::new(causeway::server::Listener::bind(path).map_err(unusable)?);
-    stop_on_signals(service, Some(path.to_path_buf()))?;
+    stop_on_signals(service, ending, Some(path.to_path_buf()))?;
     listener.serve(service).map_err(unusable)
 }
 
 /// Ends the process with status 0 on SIGTERM and SIGINT, when the requests in hand are answered.
 #[cfg(unix)]
-fn stop_on_signals(service: &Arc<Service>, socket: Option<PathBuf>) -> Result<(), Failure> {
+fn stop_on_signals(
+    service: &Arc<Service>,
+    ending: &Arc<Mutex<Ending>>,
+    socket: Option<PathBuf>,
+) -> Result<(), Failure> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let unusable = |error| Failure::input(format!("signals cannot be received: {error}"));
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(unusable)?;
-    let service = Arc::clone(service);
+    let (service, ending) = (Arc::clone(service), Arc::clone(ending));
     let wait = move || {
         if signals.forever().next().is_some() {
             let answered = service.stop(PATIENCE);
@@ -136,11 +182,17 @@ fn stop_on_signals(service: &Arc<Service>, socket: Option<PathBuf>) -> Result<()
                 // Somebody may have removed it before.
                 let _ = std::fs::remove_file(path);
             }
-            std::process::exit(if answered { 0 } else { 1 });
+            let written = lock(&ending).write().map_or_else(Failure::report, |()| 0);
+            std::process::exit(if answered { i32::from(written) } else { 1 });
         }
     };
     std::thread::Builder::new().name("signals".to_string()).spawn(wait).map_err(unusable)?;
     Ok(())
+}
+
+/// Writing a report cannot leave it half-way: it is taken out first.
+fn lock(ending: &Mutex<Ending>) -> MutexGuard<'_, Ending> {
+    ending.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -78,6 +78,6 @@ fn runs_that_cannot_be_compared_are_refused_before_anything_is_measured() {
     let path = files.path("not-a-run.json");
     fs::write(&path, "[]").unwrap();
     let stderr = refusal(&bench(&files, &["--compare", path.to_str().unwrap()]));
-    assert!(stderr.contains("is not a saved bench run"), "{stderr}");
+    assert!(stderr.contains("is not a report"), "{stderr}");
     assert!(refusal(&bench(&files, &["--seconds=-3"])).contains("seconds"));
 }

@@ -13,7 +13,7 @@ fn help_is_printed_and_documents_the_exit_statuses() {
 
 #[test]
 fn every_subcommand_has_examples() {
-    for subcommand in ["verify", "run", "bench", "doctor"] {
+    for subcommand in ["verify", "run", "bench", "report", "doctor"] {
         let help = success(&[subcommand, "--help"]);
         assert!(help.contains("Examples:"), "{subcommand}: {help}");
     }

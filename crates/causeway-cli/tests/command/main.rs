@@ -4,6 +4,7 @@ mod bench;
 mod general;
 mod kernels;
 mod process;
+mod report;
 mod run;
 mod run_errors;
 mod simulator;

@@ -6,4 +6,5 @@ mod frames;
 mod listen;
 mod oneshot;
 mod process;
+mod report;
 mod soak;

@@ -40,6 +40,7 @@ impl Entry {
     /// A tensor of zeros to read into.
     pub(super) fn allocate(&self) -> Result<HostTensor, FileCause> {
         HostTensor::zeros(self.dtype, &self.shape)
+            .map(HostTensor::on_large_pages)
             .map_err(|_| FileCause::OutOfMemory { bytes: self.byte_count() })
     }
 

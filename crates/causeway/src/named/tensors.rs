@@ -113,7 +113,7 @@ impl Inputs {
             let shape = Dims::new(shape)?;
             return Err(Error::ResultTooLarge { shape, dtype, bytes, limit: self.result_limit });
         }
-        HostTensor::zeros(dtype, shape)
+        Ok(HostTensor::zeros(dtype, shape)?.on_large_pages())
     }
 
     /// Zeros of this dtype and logical shape, stored as the layout says.

@@ -15,6 +15,7 @@
 //! A request that is wrong gets an error for a reply and the server lives on. A frame that is cut short ends it.
 
 mod client;
+mod decimal;
 mod frame;
 #[cfg(unix)]
 mod listen;

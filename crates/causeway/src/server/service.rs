@@ -3,12 +3,14 @@
 use std::fmt;
 use std::io::{Read, Write};
 use std::str::FromStr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::frame::{self, Interrupted, Payload};
 use super::turn::Turns;
 use super::{tensors, text};
 use crate::device::Device;
+use crate::evidence;
 
 /// What payloads hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,12 +55,16 @@ pub struct Service {
     pub(super) max_frame: u32,
     threads: rayon::ThreadPool,
     pub(super) turns: Turns,
+    /// What was answered and refused so far.
+    tally: Mutex<evidence::Service>,
 }
 
 impl Service {
     /// A service on a device; work on a CPU goes to `threads`. Payloads, in and out, have at most `max_frame` bytes.
     pub fn new(device: Device, threads: rayon::ThreadPool, protocol: Protocol, max_frame: u32) -> Self {
-        Service { device, protocol, max_frame, threads, turns: Turns::default() }
+        let tally =
+            evidence::Service { protocol: protocol.to_string(), max_frame, ..evidence::Service::default() };
+        Service { device, protocol, max_frame, threads, turns: Turns::default(), tally: Mutex::new(tally) }
     }
 
     /// Answers requests until the input ends between two frames, or [`Service::stop`] is called.
@@ -79,9 +85,17 @@ impl Service {
                     let request = text::read(&mut payload, count, self.max_frame);
                     payload.finish()?;
                     let Some(_in_hand) = self.turns.take_in_hand() else { return Ok(()) };
-                    let reply = request
-                        .and_then(|request| self.on_device(|device| request.run(device, self.max_frame)));
-                    frame::write_frame(output, &reply.unwrap_or_else(|problem| problem.reply()))?;
+                    let reply = request.and_then(|request| {
+                        let (reply, seconds) =
+                            self.on_device(|device| request.run_timed(device, self.max_frame))?;
+                        self.tally().note_answer(request.operation(), seconds);
+                        Ok(reply)
+                    });
+                    let reply = reply.unwrap_or_else(|problem| {
+                        self.tally().note_refusal(&format!("status-{}", problem.status()));
+                        problem.reply()
+                    });
+                    frame::write_frame(output, &reply)?;
                 }
             }
         }
@@ -91,6 +105,16 @@ impl Service {
     /// Lets no further request in, and waits at most `patience` for those in hand to be answered. True if all were.
     pub fn stop(&self, patience: Duration) -> bool {
         self.turns.stop(patience)
+    }
+
+    /// What was answered and refused so far: the content of a report.
+    pub fn report(&self) -> evidence::Service {
+        self.tally().clone()
+    }
+
+    pub(super) fn tally(&self) -> MutexGuard<'_, evidence::Service> {
+        // Counting cannot panic half-way.
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Threads of the CPU that work here.

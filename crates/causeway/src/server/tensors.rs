@@ -88,7 +88,9 @@ impl Request {
             Wish::Facts => Ok(None),
             Wish::Compute(call, inputs) => {
                 metadata.extend(call.metadata());
-                Ok(Some(service.on_device(|device| call.run(device, &inputs))?))
+                let results = service.on_device(|device| call.run(device, &inputs))?;
+                service.tally().note_answer(call.operation.name(), results.elapsed.as_secs_f64());
+                Ok(Some(results))
             }
         });
         let tensors = match results {
@@ -98,6 +100,7 @@ impl Request {
             }
             Ok(None) => Vec::new(),
             Err(problem) => {
+                service.tally().note_refusal(problem.code);
                 refuse(&mut metadata, problem);
                 Vec::new()
             }

@@ -15,6 +15,7 @@ use std::fmt::Write as _;
 use std::io::Read;
 use std::time::Instant;
 
+use super::decimal::{read_numbers, write_numbers};
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::device::Device;
 use crate::error::Error;
@@ -160,6 +161,19 @@ impl Request {
     /// # Errors
     /// [`Problem::Device`] with what the device says, or if the reply is too large.
     pub fn run(&self, device: &Device, limit: u32) -> Result<Vec<u8>, Problem> {
+        self.run_timed(device, limit).map(|(reply, _)| reply)
+    }
+
+    /// The name of what is computed, as the tensors protocol has it.
+    pub(super) fn operation(&self) -> &'static str {
+        match self.kernel {
+            Kernel::GradA => "gemm-grad-a",
+            Kernel::GradB => "gemm-grad-b",
+        }
+    }
+
+    /// As [`Request::run`], with the seconds that the operation took.
+    pub(super) fn run_timed(&self, device: &Device, limit: u32) -> Result<(Vec<u8>, f64), Problem> {
         let [m, n, k] = self.sizes;
         let shape = match self.kernel {
             Kernel::GradA => [m, k],
@@ -196,8 +210,8 @@ impl Request {
             }
         };
         device.synchronize()?;
-        let milliseconds = start.elapsed().as_secs_f64() * 1e3;
-        let mut reply = self.facts(device, geometry, milliseconds);
+        let seconds = start.elapsed().as_secs_f64();
+        let mut reply = self.facts(device, geometry, seconds * 1e3);
         let result = result.fetch()?;
         let bits: &[u16] = &bytemuck::cast_slice(result.bytes())[..result.element_count()];
         write_numbers(&mut reply, bits);
@@ -205,7 +219,7 @@ impl Request {
             let message = format!("the reply has {} bytes: at most {limit} are allowed", reply.len());
             return Err(Problem::Device { message });
         }
-        Ok(reply)
+        Ok((reply, seconds))
     }
 
     /// The lines before the results, and the beginning of that line.
@@ -270,81 +284,9 @@ fn matrix(matrix: &'static str, shape: [i64; 2], line: &[u8]) -> Result<HostTens
     Ok(tensor)
 }
 
-const fn is_blank(byte: u8) -> bool {
-    matches!(byte, b' ' | b'\t' | b'\r')
-}
-
-/// Reads exactly as many numbers as `bits` has places. One pass, no allocation.
-fn read_numbers(line: &[u8], bits: &mut [u16]) -> Result<(), String> {
-    let mut at = 0;
-    let count = bits.len();
-    for (index, place) in bits.iter_mut().enumerate() {
-        while at < line.len() && is_blank(line[at]) {
-            at += 1;
-        }
-        if at == line.len() {
-            return Err(format!("it has {index} numbers"));
-        }
-        let start = at;
-        let mut value = 0u32;
-        while at < line.len() && line[at].is_ascii_digit() && value <= u32::from(u16::MAX) {
-            value = value * 10 + u32::from(line[at] - b'0');
-            at += 1;
-        }
-        let ended = at == line.len() || is_blank(line[at]);
-        *place = match u16::try_from(value) {
-            Ok(value) if at > start && ended => value,
-            _ => return Err(format!("number {index} is {:?}, not 0 to 65535", token(line, start))),
-        };
-    }
-    match line[at..].iter().all(|&byte| is_blank(byte)) {
-        true => Ok(()),
-        false => Err(format!("more than {count} numbers come")),
-    }
-}
-
-/// The text up to the next blank, or the beginning of it.
-fn token(line: &[u8], start: usize) -> String {
-    let token = line[start..].split(|&byte| is_blank(byte)).next().unwrap_or_default();
-    String::from_utf8_lossy(&token[..token.len().min(20)]).into_owned()
-}
-
-/// Appends the numbers with blanks between them, and ends the line.
-fn write_numbers(text: &mut Vec<u8>, bits: &[u16]) {
-    text.reserve(bits.len() * 6 + 1);
-    for (index, &value) in bits.iter().enumerate() {
-        if index > 0 {
-            text.push(b' ');
-        }
-        let mut digits = [0; 5];
-        let mut first = digits.len();
-        let mut rest = value;
-        loop {
-            first -= 1;
-            digits[first] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
-        }
-        text.extend_from_slice(&digits[first..]);
-    }
-    text.push(b'\n');
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_come_back_as_they_were() {
-        let all: Vec<u16> = (0..=u16::MAX).collect();
-        let mut text = Vec::new();
-        write_numbers(&mut text, &all);
-        let mut read = vec![0; all.len()];
-        read_numbers(text.trim_ascii_end(), &mut read).unwrap();
-        assert_eq!(read, all);
-    }
 
     #[test]
     fn each_mistake_has_its_status() {

@@ -3,6 +3,7 @@
 use std::num::NonZero;
 use std::time::Instant;
 
+use super::calls::Call;
 use super::case::{Case, Conv1d, Problem, Update, VarlenStates};
 use super::check;
 use super::gemm::Gemm;
@@ -11,6 +12,7 @@ use super::report::{CaseReport, OutputReport, Timing};
 use super::sample::{Tiles, gather, sample_channels};
 use super::tensors::{Conv1dTensors, Results};
 use crate::arrangement::Arrangement;
+use crate::backend::gpu::artifact::{Artifacts, Launch};
 use crate::device::Device;
 use crate::error::Result;
 use crate::gemm::{self, Algorithm};
@@ -32,6 +34,17 @@ pub fn run_case(case: &Case, device: &Device) -> CaseReport {
 /// As [`run_case`], with every call made `repeats` times: outputs are poisoned before each, and each has to give the bits
 /// of the first, around the elements too. The results of the last one are compared with the oracle.
 pub fn run_case_repeatedly(case: &Case, device: &Device, repeats: NonZero<u32>) -> CaseReport {
+    run_case_noting(case, device, repeats, None)
+}
+
+/// As [`run_case_repeatedly`]. Right before the first launch of each call, the file of its kernel is read again and compared
+/// with what the device has loaded; what was seen goes to `artifacts`.
+pub fn run_case_noting(
+    case: &Case,
+    device: &Device,
+    repeats: NonZero<u32>,
+    artifacts: Option<&mut Artifacts>,
+) -> CaseReport {
     let problem = &case.problem;
     let shape = problem.shape().into_iter().map(|(name, size)| (name.to_string(), size));
     let mut options = problem.options();
@@ -41,9 +54,11 @@ pub fn run_case_repeatedly(case: &Case, device: &Device, repeats: NonZero<u32>) 
     let mut run = Run {
         case,
         device,
+        artifacts,
         different: Vec::new(),
         report: CaseReport {
             name: case.name.clone(),
+            suite: String::new(),
             backend: device.to_string(),
             operation: problem.operation().to_string(),
             shape: shape.collect(),
@@ -53,6 +68,7 @@ pub fn run_case_repeatedly(case: &Case, device: &Device, repeats: NonZero<u32>) 
             outputs: Vec::new(),
             sampled: case.sample,
             repeats: repeats.get(),
+            launches: Vec::new(),
             timings: Vec::new(),
             error: None,
             passed: false,
@@ -75,6 +91,7 @@ pub fn run_case_repeatedly(case: &Case, device: &Device, repeats: NonZero<u32>) 
 struct Run<'a> {
     case: &'a Case,
     device: &'a Device,
+    artifacts: Option<&'a mut Artifacts>,
     /// Results that were not the same each time.
     different: Vec<&'static str>,
     report: CaseReport,
@@ -87,8 +104,8 @@ impl Run<'_> {
         let (inputs, truth_inputs) = (placed.views(Input::view), tensors.oracle_inputs(conv1d));
 
         let results = conv1d.forward_results(|_, arrangement| self.poisoned(&arrangement))?;
-        let results = self.call("conv1d-forward", results, |results, device| {
-            conv1d.forward(&inputs, results, Output::view).run(device)
+        let results = self.call("conv1d-forward", results, |results, with| {
+            with(&mut conv1d.forward(&inputs, results, Output::view))
         })?;
         let truth = oracle::forward(&truth_inputs);
         self.check("y", &truth.y, results.y)?;
@@ -96,8 +113,8 @@ impl Run<'_> {
         drop(truth);
 
         let results = conv1d.backward_results(|_, arrangement| self.poisoned(&arrangement))?;
-        let results = self.call("conv1d-backward", results, |results, device| {
-            conv1d.backward(&inputs, results, Output::view).run(device)
+        let results = self.call("conv1d-backward", results, |results, with| {
+            with(&mut conv1d.backward(&inputs, results, Output::view))
         })?;
         let truth = tensors.backward_truth(conv1d);
         self.check("dx", &truth.dx, results.dx)?;
@@ -129,16 +146,16 @@ impl Run<'_> {
         let part = conv1d.of_channels(&channels);
 
         let results = conv1d.forward_results(|_, arrangement| self.poisoned(&arrangement))?;
-        let results = self.call("conv1d-forward", results, |results, device| {
-            conv1d.forward(&inputs, results, Output::view).run(device)
+        let results = self.call("conv1d-forward", results, |results, with| {
+            with(&mut conv1d.forward(&inputs, results, Output::view))
         })?;
         let truth = oracle::forward(&parts.oracle_inputs(&part));
         self.check_sample("y", &truth.y, results.y, (1, &channels))?;
         drop(truth);
 
         let results = conv1d.backward_results(|_, arrangement| self.poisoned(&arrangement))?;
-        let results = self.call("conv1d-backward", results, |results, device| {
-            conv1d.backward(&inputs, results, Output::view).run(device)
+        let results = self.call("conv1d-backward", results, |results, with| {
+            with(&mut conv1d.backward(&inputs, results, Output::view))
         })?;
         let truth = parts.backward_truth(&part);
         self.check_sample("dx", &truth.dx, results.dx, (1, &channels))?;
@@ -158,8 +175,8 @@ impl Run<'_> {
             "conv_state" => Output::place(self.device, tensors.conv_state.clone()),
             _ => self.poisoned(&arrangement),
         })?;
-        let results = self.call("conv1d-update", results, |results, device| {
-            update.call(&inputs, results, Output::view).run(device)
+        let results = self.call("conv1d-update", results, |results, with| {
+            with(&mut update.call(&inputs, results, Output::view))
         })?;
         self.check("y", &truth.y, results.y)?;
         self.check("conv_state", &truth.conv_state, results.conv_state)
@@ -170,8 +187,8 @@ impl Run<'_> {
         let placed = tensors.try_map(|tensor| Input::place(self.device, tensor))?;
         let inputs = placed.views(Input::view);
         let results = problem.results(|_, arrangement| self.poisoned(&arrangement))?;
-        let results = self.call("conv1d-varlen-states", results, |results, device| {
-            problem.call(&inputs, results, Output::view).run(device)
+        let results = self.call("conv1d-varlen-states", results, |results, with| {
+            with(&mut problem.call(&inputs, results, Output::view))
         })?;
         let truth = oracle::varlen_states(&tensors.x.view(), &tensors.cu_seqlens.view(), problem.state_len);
         self.check("states", &truth, results.states)
@@ -191,20 +208,20 @@ impl Run<'_> {
         let grad_a = ("grad_A", output(self, problem.m, problem.k)?);
         let grad_b = ("grad_B", output(self, problem.k, problem.n)?);
 
-        let [c] = self.call("gemm-forward", c, |[(_, c)], device| {
-            gemm::Forward { a, b, algorithm, c: c.view() }.run(device)
+        let [c] = self.call("gemm-forward", c, |[(_, c)], with| {
+            with(&mut gemm::Forward { a, b, algorithm, c: c.view() })
         })?;
         let [grad_a, grad_b] = if problem.together {
-            self.call("gemm-grad-ab", [grad_a, grad_b], |[(_, grad_a), (_, grad_b)], device| {
+            self.call("gemm-grad-ab", [grad_a, grad_b], |[(_, grad_a), (_, grad_b)], with| {
                 let (grad_a, grad_b) = (grad_a.view(), grad_b.view());
-                gemm::GradAB { grad_c, a, b, algorithm, grad_a, grad_b }.run(device)
+                with(&mut gemm::GradAB { grad_c, a, b, algorithm, grad_a, grad_b })
             })?
         } else {
-            let [grad_a] = self.call("gemm-grad-a", [grad_a], |[(_, grad_a)], device| {
-                gemm::GradA { grad_c, b, algorithm, grad_a: grad_a.view() }.run(device)
+            let [grad_a] = self.call("gemm-grad-a", [grad_a], |[(_, grad_a)], with| {
+                with(&mut gemm::GradA { grad_c, b, algorithm, grad_a: grad_a.view() })
             })?;
-            let [grad_b] = self.call("gemm-grad-b", [grad_b], |[(_, grad_b)], device| {
-                gemm::GradB { grad_c, a, algorithm, grad_b: grad_b.view() }.run(device)
+            let [grad_b] = self.call("gemm-grad-b", [grad_b], |[(_, grad_b)], with| {
+                with(&mut gemm::GradB { grad_c, a, algorithm, grad_b: grad_b.view() })
             })?;
             [grad_a, grad_b]
         };
@@ -225,21 +242,23 @@ impl Run<'_> {
         &mut self,
         operation: &str,
         mut results: R,
-        mut run: impl FnMut(&mut R, &Device) -> Result<()>,
+        with_call: impl Fn(&mut R, &mut dyn FnMut(&mut dyn Call) -> Result<()>) -> Result<()>,
     ) -> Result<R> {
-        let repeats = self.report.repeats;
-        let mut reference =
-            (repeats > 1).then(|| Reference::before(self.device, &mut results)).transpose()?;
+        let (repeats, device) = (self.report.repeats, self.device);
+        let mut run = |call: &mut dyn Call| call.run(device);
+        with_call(&mut results, &mut |call| self.note_launches(operation, call))?;
+        let bytes = self.case.problem.moved_bytes(operation)?;
+        let mut reference = (repeats > 1).then(|| Reference::before(device, &mut results)).transpose()?;
         let start = Instant::now();
-        run(&mut results, self.device)?;
+        with_call(&mut results, &mut run)?;
         self.device.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
-        self.report.timings.push(Timing { operation: operation.to_string(), seconds });
+        self.report.timings.push(Timing { operation: operation.to_string(), seconds, bytes });
         if let Some(mut reference) = reference.take() {
             reference.keep(&mut results)?;
             for _ in 1..repeats {
                 reference.reset(&mut results)?;
-                run(&mut results, self.device)?;
+                with_call(&mut results, &mut run)?;
                 reference.compare(&mut results)?;
             }
             let names = results.tensors().into_iter().map(|(name, _)| name);
@@ -247,6 +266,19 @@ impl Run<'_> {
             self.different.extend(differed.filter_map(|(name, differed)| differed.then_some(name)));
         }
         Ok(results)
+    }
+
+    /// What a call is about to launch, and what the files of its kernels hold.
+    fn note_launches(&mut self, operation: &str, call: &mut dyn Call) -> Result<()> {
+        let Some(facts) = self.device.facts() else { return Ok(()) };
+        for plan in call.plans(facts)? {
+            let launch = match &mut self.artifacts {
+                Some(artifacts) => artifacts.note(operation, &plan, self.device.check(&plan)?),
+                None => Launch::of(operation, &plan, None),
+            };
+            self.report.launches.push(launch);
+        }
+        Ok(())
     }
 
     fn note(&mut self, mut output: OutputReport) {

@@ -8,6 +8,7 @@
 //! A [`Case`] is plain data; `tensors()` of its problem makes its inputs, so a benchmark can time the very same
 //! calls. A suite file can also ask for a fault: a wrong value put into one result, which the check has to find.
 
+mod calls;
 mod case;
 mod catalog;
 mod check;
@@ -15,6 +16,7 @@ mod data;
 mod engine;
 mod gemm;
 mod layout;
+mod moved;
 mod plans;
 mod random;
 mod repeats;
@@ -25,7 +27,7 @@ mod tensors;
 
 pub use case::{Case, Ceilings, Conv1d, CuSeqlens, Fault, Problem, SeqIdx, Update, Values, VarlenStates};
 pub use catalog::{Suite, SuiteError};
-pub use engine::{run_case, run_case_repeatedly};
+pub use engine::{run_case, run_case_noting, run_case_repeatedly};
 pub use gemm::{Gemm, GemmTensors, MatrixLayout};
 pub use layout::Layout;
 pub use plans::{distinct_plans, plans};

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::backend::gpu::artifact::Launch;
 use crate::oracle::Comparison;
 
 /// The result of [`run_case`](super::run_case): facts only, ready to print or to save.
@@ -9,6 +10,9 @@ use crate::oracle::Comparison;
 pub struct CaseReport {
     /// Name of the case.
     pub name: String,
+    /// The suite that asked for it; empty if none did.
+    #[serde(default)]
+    pub suite: String,
     /// The device that ran it, as it names itself: `cpu (avx512)`.
     pub backend: String,
     /// `conv1d` (forward and backward), `conv1d-update`, `conv1d-varlen-states` or `gemm`.
@@ -27,6 +31,9 @@ pub struct CaseReport {
     pub sampled: bool,
     /// How often each call ran, each time with the same inputs and poisoned outputs.
     pub repeats: u32,
+    /// What the calls launched; nothing on a CPU.
+    #[serde(default)]
+    pub launches: Vec<Launch>,
     /// Time of the first run of every call.
     pub timings: Vec<Timing>,
     /// Why the operation was refused; `None` when it ran.
@@ -79,4 +86,14 @@ pub struct Timing {
     pub operation: String,
     /// Seconds from the call to its results.
     pub seconds: f64,
+    /// Bytes that it has to read and to write, each once.
+    #[serde(default)]
+    pub bytes: u64,
+}
+
+impl Timing {
+    /// Bytes by time, in 10⁹ bytes per second.
+    pub fn gigabytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds / 1e9
+    }
 }

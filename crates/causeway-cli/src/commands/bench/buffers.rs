@@ -40,12 +40,13 @@ impl Call {
         }
     }
 
-    /// True if the call reads an input of this name.
-    fn reads(self, input: &str) -> bool {
+    /// The name that verifications give it.
+    pub const fn operation(self) -> &'static str {
         match self {
-            Call::Forward => !matches!(input, "dy" | "dfinal_states"),
-            Call::Backward => input != "residual",
-            Call::Update | Call::VarlenStates => true,
+            Call::Forward => "conv1d-forward",
+            Call::Backward => "conv1d-backward",
+            Call::Update => "conv1d-update",
+            Call::VarlenStates => "conv1d-varlen-states",
         }
     }
 }
@@ -94,6 +95,14 @@ impl Inputs {
             Problem::VarlenStates(v) => Some(Inputs::VarlenStates(v.clone(), v.tensors(&case.name)?)),
             _ => None,
         })
+    }
+
+    fn problem(&self) -> Problem {
+        match self {
+            Inputs::Conv1d(problem, _) => Problem::Conv1d(problem.clone()),
+            Inputs::Update(problem, _) => Problem::Update(problem.clone()),
+            Inputs::VarlenStates(problem, _) => Problem::VarlenStates(problem.clone()),
+        }
     }
 }
 
@@ -150,7 +159,7 @@ impl Buffers {
         device: &Device,
         count: impl FnOnce(u64) -> usize,
     ) -> Result<Self> {
-        let moved = moved_bytes(inputs, call)?;
+        let moved = inputs.problem().moved_bytes(call.operation())?;
         let streamed = match inputs {
             Inputs::Conv1d(c, _) => tensor_bytes(c) * passes(c, call),
             _ => moved,
@@ -263,52 +272,4 @@ fn passes(problem: &Conv1d, call: Call) -> u64 {
         Call::Backward => 3,
         _ => 2 + u64::from(problem.residual),
     }
-}
-
-/// Bytes of everything that a call reads and writes, each once.
-fn moved_bytes(inputs: &Inputs, call: Call) -> Result<u64> {
-    let mut total = 0;
-    let elements = |arrangement: &Arrangement| {
-        arrangement.shape.element_count().unwrap_or(0) as u64 * arrangement.dtype.size() as u64
-    };
-    let mut read = |name: &'static str, arrangement: Arrangement| {
-        if call.reads(name) {
-            total += elements(&arrangement);
-        }
-        Ok(())
-    };
-    match inputs {
-        Inputs::Conv1d(c, _) => {
-            c.inputs(&mut read)?;
-            match call {
-                Call::Backward => c.backward_results(&mut read).map(drop)?,
-                _ => c.forward_results(&mut read).map(drop)?,
-            }
-        }
-        Inputs::Update(u, _) => {
-            // Of the rows that indices do not select, none is touched.
-            let part = u.batch as f64 / u.rows().max(1) as f64;
-            let mut count = |name: &'static str, arrangement: Arrangement| {
-                let bytes = elements(&arrangement);
-                total += if name == "conv_state" { (bytes as f64 * part) as u64 } else { bytes };
-                Ok(())
-            };
-            u.inputs(&mut count)?;
-            u.results(&mut count)?;
-        }
-        Inputs::VarlenStates(v, _) => {
-            let mut kept = 0;
-            v.results(|_, arrangement| {
-                kept = elements(&arrangement);
-                Ok(())
-            })?;
-            v.inputs(|name, arrangement| {
-                let bytes = elements(&arrangement);
-                total += if name == "x" { bytes.min(kept) } else { bytes };
-                Ok(())
-            })?;
-            total += kept;
-        }
-    }
-    Ok(total)
 }

@@ -5,16 +5,18 @@
 
 use std::time::{Duration, Instant};
 
+use causeway::backend::gpu::artifact::{Artifacts, Launch};
 use causeway::backend::gpu::gemm::{self as planner, Problem};
 use causeway::backend::gpu::plan::Plan;
 use causeway::backend::gpu::vendor_blas::{VendorBlas, VendorProduct};
 use causeway::backend::gpu::{DeviceBuffer, Graph, Stream};
+use causeway::evidence::Measurement;
 use causeway::gemm::{Forward, GradA, GradB};
 use causeway::suite::Gemm;
-use causeway::{Arrangement, DeviceTensor, HostTensor, Result};
+use causeway::{Arrangement, Device, DeviceTensor, HostTensor, Result};
 
-use super::measure::Measurement;
 use super::replays::Replays;
+use super::rows;
 
 /// What a graph takes, at least: its own start is spread over its launches.
 const GRAPH_SECONDS: f64 = 4e-3;
@@ -39,6 +41,16 @@ impl Product {
             Product::GradA => "grad-a",
             Product::GradB => "grad-b",
             Product::GradAB => "grad-ab",
+        }
+    }
+
+    /// The name that verifications give it.
+    pub const fn operation(self) -> &'static str {
+        match self {
+            Product::Forward => "gemm-forward",
+            Product::GradA => "gemm-grad-a",
+            Product::GradB => "gemm-grad-b",
+            Product::GradAB => "gemm-grad-ab",
         }
     }
 
@@ -123,15 +135,17 @@ pub(super) fn measure(
     blas: &VendorBlas,
     budget: Duration,
     rotation: u64,
-) -> Result<Measurement> {
+    kernels: &mut Artifacts,
+) -> Result<(Measurement, Vec<Launch>)> {
     let mut bench = Bench::new(case, problem, product, stream, blas, rotation)?;
+    let noted = rows::note(&Device::Gpu(stream.clone()), product.operation(), &bench.plans[0], kernels)?;
     let launches = bench.launches()?;
     let work = bench.record(launches, Bench::launch)?;
     let vendor = bench.record(launches, Bench::launch_vendor)?;
     // SAFETY: the recorded launches use the matrices and the workspace of `bench`, and each replay is waited for.
     let rounds = unsafe { Replays { stream, call: &work, floor: &vendor, calls: launches }.measure(budget) }?;
     let bytes: u64 = bench.plans[0].iter().map(|plan| plan.read_bytes + plan.written_bytes).sum();
-    Ok(Measurement {
+    let measurement = Measurement {
         ratio: rounds.ratio(),
         time: rounds.call,
         floor: rounds.floor,
@@ -141,7 +155,8 @@ pub(super) fn measure(
         sets: bench.sets.len(),
         rotation_bytes: bytes * bench.sets.len() as u64,
         wrong: bench.check(product)?,
-    })
+    };
+    Ok((measurement, noted))
 }
 
 impl<'a> Bench<'a> {

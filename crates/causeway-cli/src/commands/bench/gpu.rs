@@ -6,15 +6,17 @@
 
 use std::time::Duration;
 
+use causeway::backend::gpu::artifact::{Artifacts, Launch};
 use causeway::backend::gpu::floor;
 use causeway::backend::gpu::plan::Plan;
 use causeway::backend::gpu::{DeviceBuffer, Graph, Stream};
+use causeway::evidence::Measurement;
 use causeway::{Device, HostTensor, Result};
 
 use super::buffers::{Buffers, Call, Inputs};
 use super::check;
-use super::measure::Measurement;
 use super::replays::{self, Replays};
+use super::rows;
 
 /// Fewest launches of a graph: its own start is spread over them.
 const LAUNCHES: usize = 64;
@@ -28,27 +30,31 @@ pub(super) fn default_rotation(stream: &Stream) -> u64 {
     3 * stream.device().facts().l2_bytes
 }
 
-/// Measures one call.
+/// Measures one call, and notes its launches.
 pub(super) fn measure(
     inputs: &Inputs,
     call: Call,
     stream: &Stream,
     budget: Duration,
     count: impl FnOnce(u64) -> usize,
-) -> Result<Measurement> {
-    let mut buffers = Buffers::new(inputs, call, &Device::Gpu(stream.clone()), count)?;
+    kernels: &mut Artifacts,
+) -> Result<(Measurement, Vec<Launch>)> {
+    let device = Device::Gpu(stream.clone());
+    let mut buffers = Buffers::new(inputs, call, &device, count)?;
     let facts = stream.device().facts();
     let workspace = buffers.plan(0, facts)?.map_or(0, |plan| plan.workspace_bytes);
     let bench = Bench { stream, sets: buffers.count, workspace: DeviceBuffer::new(stream, workspace)? };
 
     let plans = (0..buffers.count).map(|turn| buffers.plan(turn, facts)).collect::<Result<Vec<_>>>()?;
-    let work = bench.record(&plans.into_iter().flatten().collect::<Vec<_>>())?;
+    let plans: Vec<_> = plans.into_iter().flatten().collect();
+    let noted = rows::note(&device, call.operation(), plans.first(), kernels)?;
+    let work = bench.record(&plans)?;
     let (unroll, floor) = bench.fastest_floor(&mut buffers)?;
     // SAFETY: the recorded launches use tensors and the workspace of this function, which waits for each replay.
     let rounds =
         unsafe { Replays { stream, call: &work, floor: &floor, calls: bench.launches() }.measure(budget) }?;
     let outputs = [bench.outputs(&mut buffers, inputs)?, bench.outputs(&mut buffers, inputs)?];
-    Ok(Measurement {
+    let measurement = Measurement {
         ratio: rounds.ratio(),
         time: rounds.call,
         floor: rounds.floor,
@@ -58,7 +64,8 @@ pub(super) fn measure(
         sets: buffers.count,
         rotation_bytes: buffers.count as u64 * buffers.streamed,
         wrong: check::check(inputs, call, outputs)?,
-    })
+    };
+    Ok((measurement, noted))
 }
 
 /// Where launches go. Dropped before the tensors that they use.

@@ -8,13 +8,13 @@ use std::process::Command;
 use std::time::Instant;
 
 use causeway::backend::gpu::Stream;
+use causeway::evidence::words::seconds;
+use causeway::evidence::{EachCall, FirstCalls, HostCost, Summary};
 use causeway::suite::{Case, Suite};
 use causeway::{Device, Result};
 use serde::{Deserialize, Serialize};
 
 use super::buffers::{Buffers, Call, Inputs};
-use super::format_seconds;
-use super::samples::Summary;
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::table::{Column, Table};
@@ -51,37 +51,6 @@ dtype = "bf16"
 activation = "silu"
 "#;
 
-/// What calls cost the host.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct HostCost {
-    each: Vec<EachCall>,
-    first: Vec<FirstCalls>,
-}
-
-/// Seconds of the host per call, medians of series.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct EachCall {
-    call: String,
-    /// A whole call: checks, plan and launch.
-    whole: Summary,
-    /// The plan alone, made anew.
-    plan: Summary,
-    /// The launch alone, of a plan that was made before: the driver's part, and the search for the loaded kernel.
-    launch: Summary,
-}
-
-/// The first call of a process.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct FirstCalls {
-    call: String,
-    /// `empty` or `filled`.
-    cache: String,
-    /// Opening the device: the driver's own start is most of it.
-    open: Summary,
-    first: Summary,
-    second: Summary,
-}
-
 /// What one process measured, in seconds.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Process {
@@ -107,11 +76,11 @@ pub(super) fn measure(stream: &Stream) -> Result<HostCost, Failure> {
     let mut cost = HostCost { each: Vec::new(), first: Vec::new() };
     for (call, case) in calls()? {
         progress.set_message(format!("host cost of {}", call.name()));
-        cost.each.push(EachCall::measure(&case, call, stream)?);
+        cost.each.push(each_call(&case, call, stream)?);
         progress.inc(1);
         for cache in ["empty", "filled"] {
             progress.set_message(format!("first {} with an {cache} cache", call.name()));
-            cost.first.push(FirstCalls::measure(call, cache, stream)?);
+            cost.first.push(first_calls(call, cache, stream)?);
             progress.inc(1);
         }
     }
@@ -134,21 +103,19 @@ fn buffers(case: &Case, call: Call, device: &Device) -> Result<Buffers, Failure>
     Ok(Buffers::new(&inputs, call, device, |_| 1)?)
 }
 
-impl EachCall {
-    fn measure(case: &Case, call: Call, stream: &Stream) -> Result<Self, Failure> {
-        let device = Device::Gpu(stream.clone());
-        let mut buffers = buffers(case, call, &device)?;
-        let facts = stream.device().facts();
-        let plan = buffers.plan(0, facts)?.ok_or_else(|| Failure::input("a case without a launch"))?;
-        let whole = series(stream, || buffers.run(0, &device))?;
-        let launch = series(stream, || {
-            // SAFETY: the plan was made from `buffers`, which live as long; all launches are on this stream, and
-            // `series` waits for them.
-            unsafe { stream.device().launch(&plan, stream.handle(), None) }
-        })?;
-        let plan = series(stream, || buffers.plan(0, facts).map(drop))?;
-        Ok(EachCall { call: call.name().to_string(), whole, plan, launch })
-    }
+fn each_call(case: &Case, call: Call, stream: &Stream) -> Result<EachCall, Failure> {
+    let device = Device::Gpu(stream.clone());
+    let mut buffers = buffers(case, call, &device)?;
+    let facts = stream.device().facts();
+    let plan = buffers.plan(0, facts)?.ok_or_else(|| Failure::input("a case without a launch"))?;
+    let whole = series(stream, || buffers.run(0, &device))?;
+    let launch = series(stream, || {
+        // SAFETY: the plan was made from `buffers`, which live as long; all launches are on this stream, and
+        // `series` waits for them.
+        unsafe { stream.device().launch(&plan, stream.handle(), None) }
+    })?;
+    let plan = series(stream, || buffers.plan(0, facts).map(drop))?;
+    Ok(EachCall { call: call.name().to_string(), whole, plan, launch })
 }
 
 /// Seconds per call of many calls in a row.
@@ -157,39 +124,37 @@ fn series(stream: &Stream, mut call: impl FnMut() -> Result<()>) -> Result<Summa
     for round in 0..=SERIES {
         let start = Instant::now();
         (0..CALLS).try_for_each(|_| call())?;
-        let seconds = start.elapsed().as_secs_f64() / CALLS as f64;
+        let each = start.elapsed().as_secs_f64() / CALLS as f64;
         stream.synchronize()?;
         if round > 0 {
-            samples.push(seconds);
+            samples.push(each);
         }
     }
     Ok(Summary::of(&samples))
 }
 
-impl FirstCalls {
-    fn measure(call: Call, cache: &str, stream: &Stream) -> Result<Self, Failure> {
-        let directory =
-            || tempfile::tempdir().map_err(|error| Failure::input(format!("temporary directory: {error}")));
-        let device = stream.device().location().to_string();
-        let filled = directory()?;
-        if cache == "filled" {
-            run_process(call, &device, filled.path())?;
-        }
-        let mut processes = Vec::new();
-        for _ in 0..PROCESSES {
-            let empty = directory()?;
-            let path = if cache == "filled" { filled.path() } else { empty.path() };
-            processes.push(run_process(call, &device, path)?);
-        }
-        let summary = |of: fn(&Process) -> f64| Summary::of(&processes.iter().map(of).collect::<Vec<_>>());
-        Ok(FirstCalls {
-            call: call.name().to_string(),
-            cache: cache.to_string(),
-            open: summary(|process| process.open),
-            first: summary(|process| process.first),
-            second: summary(|process| process.second),
-        })
+fn first_calls(call: Call, cache: &str, stream: &Stream) -> Result<FirstCalls, Failure> {
+    let directory =
+        || tempfile::tempdir().map_err(|error| Failure::input(format!("temporary directory: {error}")));
+    let device = stream.device().location().to_string();
+    let filled = directory()?;
+    if cache == "filled" {
+        run_process(call, &device, filled.path())?;
     }
+    let mut processes = Vec::new();
+    for _ in 0..PROCESSES {
+        let empty = directory()?;
+        let path = if cache == "filled" { filled.path() } else { empty.path() };
+        processes.push(run_process(call, &device, path)?);
+    }
+    let summary = |of: fn(&Process) -> f64| Summary::of(&processes.iter().map(of).collect::<Vec<_>>());
+    Ok(FirstCalls {
+        call: call.name().to_string(),
+        cache: cache.to_string(),
+        open: summary(|process| process.open),
+        first: summary(|process| process.first),
+        second: summary(|process| process.second),
+    })
 }
 
 /// Starts this program again, for one call.
@@ -231,44 +196,41 @@ pub(crate) fn first_call(args: &FirstCallArgs) -> Result<(), Failure> {
     })
 }
 
-impl HostCost {
-    pub fn print(&self) -> Result<(), Failure> {
-        terminal::print(
-            "\nhost, per call: medians of many calls in a row, on tensors that take the device no time",
-        )?;
-        let table = Table::begin(vec![
-            Column::left("call", 8),
-            Column::right("whole call", 11),
-            Column::right("plan alone", 11),
-            Column::right("launch alone", 12),
+/// Prints the tables.
+pub(super) fn print(cost: &HostCost) -> Result<(), Failure> {
+    terminal::print(
+        "\nhost, per call: medians of many calls in a row, on tensors that take the device no time",
+    )?;
+    let table = Table::begin(vec![
+        Column::left("call", 8),
+        Column::right("whole call", 11),
+        Column::right("plan alone", 11),
+        Column::right("launch alone", 12),
+    ])?;
+    for each in &cost.each {
+        table.row(&[
+            each.call.as_str().into(),
+            seconds(each.whole.median).into(),
+            seconds(each.plan.median).into(),
+            seconds(each.launch.median).into(),
         ])?;
-        for each in &self.each {
-            table.row(&[
-                each.call.as_str().into(),
-                format_seconds(each.whole.median).into(),
-                format_seconds(each.plan.median).into(),
-                format_seconds(each.launch.median).into(),
-            ])?;
-        }
-        terminal::print(
-            "\nfirst call of a process, from the call to its result; the device is open by then",
-        )?;
-        let table = Table::begin(vec![
-            Column::left("call", 8),
-            Column::left("cache", 8),
-            Column::right("first call", 11),
-            Column::right("second call", 11),
-            Column::right("opening the device", 18),
-        ])?;
-        for first in &self.first {
-            table.row(&[
-                first.call.as_str().into(),
-                first.cache.as_str().into(),
-                format_seconds(first.first.median).into(),
-                format_seconds(first.second.median).into(),
-                format_seconds(first.open.median).into(),
-            ])?;
-        }
-        Ok(())
     }
+    terminal::print("\nfirst call of a process, from the call to its result; the device is open by then")?;
+    let table = Table::begin(vec![
+        Column::left("call", 8),
+        Column::left("cache", 8),
+        Column::right("first call", 11),
+        Column::right("second call", 11),
+        Column::right("opening the device", 18),
+    ])?;
+    for first in &cost.first {
+        table.row(&[
+            first.call.as_str().into(),
+            first.cache.as_str().into(),
+            seconds(first.first.median).into(),
+            seconds(first.second.median).into(),
+            seconds(first.open.median).into(),
+        ])?;
+    }
+    Ok(())
 }

@@ -3,47 +3,18 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use causeway::evidence::{Measurement, Summary};
 use causeway::{Device, Result};
-use serde::{Deserialize, Serialize};
 
 use super::buffers::{Buffers, Call, Inputs};
 use super::check;
 use super::floor::Pass;
-use super::samples::{Part, Rounds, Summary};
+use super::samples::{Part, Rounds};
 
 /// Calls of each way to make the floor's pass before the fastest is chosen.
 const TRIALS: usize = 5;
 /// Rounds: the least are measured even if they take longer than the budget, and more than the most would not tell more.
 const ROUNDS: RangeInclusive<usize> = 5..=2000;
-
-/// What is known about one call on one shape.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Measurement {
-    /// Of the call, in seconds.
-    pub time: Summary,
-    /// Of the pass that moves the same bytes, in seconds.
-    pub floor: Summary,
-    /// How the pass was made.
-    pub floor_method: String,
-    /// Median of the call by median of the floor.
-    pub ratio: f64,
-    /// Difference of two interleaved series of the same call: smaller ones mean nothing.
-    pub noise: f64,
-    /// Bytes that the call reads and writes, each once.
-    pub bytes: u64,
-    /// Sets of tensors that the calls took in turn, and what they hold together.
-    pub sets: usize,
-    pub rotation_bytes: u64,
-    /// What was found wrong with the results; absent when they were right.
-    pub wrong: Option<String>,
-}
-
-impl Measurement {
-    /// Bytes by median time, in 10⁹ bytes per second.
-    pub fn gigabytes_per_second(&self) -> f64 {
-        self.bytes as f64 / self.time.median / 1e9
-    }
-}
 
 /// Measures one call on a CPU, each time on the next set of tensors.
 pub(super) fn measure(

@@ -9,27 +9,27 @@ mod host_cost;
 mod measure;
 mod products;
 mod replays;
+mod rows;
 mod samples;
-mod saved;
 mod turns;
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
+use causeway::backend::gpu::artifact::Artifacts;
 use causeway::causal_conv1d::Activation;
+use causeway::evidence::words::{self, seconds};
+use causeway::evidence::{Benchmark, Change, Content, Host, Measurement, Report, Row, Verdict};
 use causeway::suite::{Case, Layout, Problem, Suite};
-use causeway::{DType, Device};
+use causeway::{DType, Device, files};
 
 use crate::VERSION;
 use crate::device::DeviceArgs;
-use crate::evidence::DeviceEvidence;
 use crate::failure::Failure;
-use crate::host::{Host, format_bytes};
 use crate::table::{Cell, Column, FAIL, PASS, Table, WARN};
 use crate::{kernels, terminal};
 use buffers::{Call, Inputs};
-use measure::{Measurement, measure};
-use saved::{Change, SavedRow, SavedRun, Verdict};
+use measure::measure;
 
 pub(crate) use host_cost::FirstCallArgs;
 pub(crate) use host_cost::first_call;
@@ -96,7 +96,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MIB")]
     rotation: Option<u64>,
 
-    /// Write the run as JSON
+    /// Write a report of the run, as JSON (`causeway report` makes a page of it)
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
 
@@ -118,26 +118,26 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         return Err(Failure::input(format!("--seconds is {}: expected 0 to 3600", args.seconds)));
     }
     // Read first: a typing error should not cost the time of a run.
-    let before = args.compare.as_deref().map(SavedRun::read).transpose()?;
+    let before = args.compare.as_deref().map(rows::read).transpose()?;
     args.device.with(|device| {
         if matches!(device, Device::Simulated(_)) {
             return Err(Failure::input(format!("{device} has no speed to measure"))
                 .with_help("bench runs on cpu, cuda and hip; verify and run take the simulator as well"));
         }
         let cases = args.cases(device)?;
-        let run = args.measure(&cases, device)?;
+        let report = args.measure(&cases, device)?;
+        let Content::Benchmark(run) = &report.content else { unreachable!("a benchmark was measured") };
         if let Some(path) = &args.save {
-            run.write(path)?;
+            files::write_bytes(path, report.to_json().as_bytes())?;
         }
-        let changes = before.as_ref().map(|before| run.compare(before));
+        let changes = before.as_ref().map(|(_, before)| run.compare(before));
         if args.json {
-            terminal::print_json(&serde_json::json!({ "run": run, "changes": changes }))?;
-        } else if let (Some(changes), Some(before)) = (&changes, &before) {
+            terminal::print_json(&serde_json::json!({ "run": report.to_value(), "changes": changes }))?;
+        } else if let (Some(changes), Some((before, _))) = (&changes, &before) {
             print_changes(changes, before)?;
         }
-        let wrong = run.rows.iter().any(|row| row.measurement.wrong.is_some());
         let slower = changes.iter().flatten().any(|change| change.verdict == Verdict::Slower);
-        if wrong || slower { Err(Failure::Negative) } else { Ok(()) }
+        if report.passed() && !slower { Ok(()) } else { Err(Failure::Negative) }
     })
 }
 
@@ -164,39 +164,31 @@ impl Args {
     fn chooses(&self, case: &Case) -> bool {
         let problem = &case.problem;
         self.case.as_ref().is_none_or(|text| case.name.contains(text.as_str()))
-            && self.shape.is_none_or(|wanted| saved::sizes(problem).starts_with(&wanted))
+            && self.shape.is_none_or(|wanted| rows::sizes(problem).starts_with(&wanted))
             && self.dtype.is_none_or(|wanted| wanted == problem.dtype())
             && self.layout.is_none_or(|wanted| wanted.name() == problem.layout())
             && self.activation.is_none_or(|wanted| problem.options().contains(&wanted.to_string()))
     }
 
-    fn measure(&self, cases: &[Case], device: &Device) -> Result<SavedRun, Failure> {
-        let host = Host::detect();
-        let rotation = Rotation::of(&host, self.rotation, device);
-        let mut run = SavedRun {
-            format: SavedRun::FORMAT,
-            causeway: VERSION.to_string(),
-            suite: self.suite.clone(),
-            device: device.to_string(),
-            threads: rayon::current_num_threads(),
-            method: rotation.describe(),
-            host,
-            device_evidence: DeviceEvidence::of(device),
-            unix_time: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs()),
-            rows: Vec::new(),
-            host_cost: None,
-        };
+    fn measure(&self, cases: &[Case], device: &Device) -> Result<Report, Failure> {
+        let start = Instant::now();
+        let mut report = Report::begin(device, VERSION, Content::Benchmark(Benchmark::default()));
+        report.command = terminal::command_line();
+        let rotation = Rotation::of(&report.host, self.rotation, device);
+        let mut run =
+            Benchmark { suite: self.suite.clone(), method: rotation.describe(), ..Benchmark::default() };
         if let Device::Gpu(stream) = device {
             kernels::prepare(stream.device(), cases);
         }
         let (with_products, convolutions): (Vec<Case>, Vec<Case>) =
             cases.iter().cloned().partition(|case| products::comparable(case).is_some());
         if !convolutions.is_empty() {
-            self.measure_convolutions(&convolutions, device, &rotation, &mut run)?;
+            self.measure_convolutions(&convolutions, device, &rotation, &mut run, &mut report.kernels)?;
         }
         if !with_products.is_empty() {
             let budget = Duration::from_secs_f64(self.seconds);
-            products::measure(&with_products, device, budget, rotation.bytes, self.json, &mut run)?;
+            let found = (&mut run, &mut report.kernels);
+            products::measure(&with_products, device, budget, rotation.bytes, self.json, found)?;
         }
         if self.host {
             let Device::Gpu(stream) = device else {
@@ -205,11 +197,13 @@ impl Args {
             };
             let cost = host_cost::measure(stream)?;
             if !self.json {
-                cost.print()?;
+                host_cost::print(&cost)?;
             }
             run.host_cost = Some(cost);
         }
-        Ok(run)
+        report.content = Content::Benchmark(run);
+        report.conclude(start.elapsed().as_secs_f64());
+        Ok(report)
     }
 
     fn measure_convolutions(
@@ -217,9 +211,10 @@ impl Args {
         cases: &[Case],
         device: &Device,
         rotation: &Rotation,
-        run: &mut SavedRun,
+        run: &mut Benchmark,
+        kernels: &mut Artifacts,
     ) -> Result<(), Failure> {
-        let table = (!self.json).then(|| begin_table(run, cases)).transpose()?;
+        let table = (!self.json).then(|| begin_table(run, device, cases)).transpose()?;
         let calls = cases.iter().map(|case| Call::of(&case.problem).len() as u64).sum();
         let progress = terminal::progress(calls);
         for case in cases {
@@ -229,11 +224,11 @@ impl Args {
                 progress.set_message(format!("{} {}", case.name, call.name()));
                 let budget = Duration::from_secs_f64(self.seconds);
                 let count = |streamed| rotation.sets(streamed);
-                let measurement = match device {
-                    Device::Gpu(stream) => gpu::measure(&inputs, call, stream, budget, count)?,
-                    _ => measure(&inputs, call, device, budget, count)?,
+                let (measurement, launches) = match device {
+                    Device::Gpu(stream) => gpu::measure(&inputs, call, stream, budget, count, kernels)?,
+                    _ => (measure(&inputs, call, device, budget, count)?, Vec::new()),
                 };
-                let row = SavedRow::new(case, call, measurement, &run.rows);
+                let row = rows::row(case, call, measurement, launches, &run.rows);
                 if let Some(table) = &table {
                     progress.suspend(|| print_row(table, &row))?;
                 }
@@ -262,10 +257,10 @@ impl Rotation {
             (Some(mebibytes), ..) => (mebibytes.saturating_mul(1 << 20), "as --rotation says".to_string()),
             (None, Device::Gpu(stream), _) => {
                 let bytes = gpu::default_rotation(stream);
-                (bytes, format!("three times the last-level cache of {}", format_bytes(bytes / 3)))
+                (bytes, format!("three times the last-level cache of {}", words::bytes(bytes / 3)))
             }
             (None, _, Some(cache)) => {
-                (cache * 2, format!("twice the last-level cache of {}", format_bytes(cache)))
+                (cache * 2, format!("twice the last-level cache of {}", words::bytes(cache)))
             }
             (None, _, None) => {
                 (ASSUMED_CACHE * 2, "the system does not tell its last-level cache".to_string())
@@ -286,7 +281,7 @@ impl Rotation {
     fn describe(&self) -> Vec<String> {
         let cold = format!(
             "cold: calls go through {} of tensors before they return to the same ones ({})",
-            format_bytes(self.bytes),
+            words::bytes(self.bytes),
             self.reason,
         );
         let (times, floor) = if self.on_gpu {
@@ -314,10 +309,10 @@ fn is_empty(problem: &Problem) -> bool {
     problem.shape().iter().any(|&(name, size)| size == 0 && name != "state_len")
 }
 
-fn begin_table(run: &SavedRun, cases: &[Case]) -> Result<Table, Failure> {
-    let threads = run.threads;
+fn begin_table(run: &Benchmark, device: &Device, cases: &[Case]) -> Result<Table, Failure> {
+    let threads = rayon::current_num_threads();
     let plural = if threads == 1 { "" } else { "s" };
-    terminal::print(&format!("bench {} on {}, {threads} thread{plural}", run.suite, run.device))?;
+    terminal::print(&format!("bench {} on {device}, {threads} thread{plural}", run.suite))?;
     for line in &run.method {
         terminal::print(&format!("  {line}"))?;
     }
@@ -338,16 +333,16 @@ fn begin_table(run: &SavedRun, cases: &[Case]) -> Result<Table, Failure> {
     ])
 }
 
-fn print_row(table: &Table, row: &SavedRow) -> Result<(), Failure> {
+fn print_row(table: &Table, row: &Row) -> Result<(), Failure> {
     let found = &row.measurement;
     table.row(&[
         row.case.as_str().into(),
         row.call.as_str().into(),
-        format_seconds(found.time.median).into(),
-        format_seconds(found.time.p20).into(),
-        format_seconds(found.time.p80).into(),
+        seconds(found.time.median).into(),
+        seconds(found.time.p20).into(),
+        seconds(found.time.p80).into(),
         format!("{:.1}", found.gigabytes_per_second()).into(),
-        format_seconds(found.floor.median).into(),
+        seconds(found.floor.median).into(),
         format!("{:.2}", found.ratio).into(),
         row.by_plain.map_or("-".to_string(), |ratio| format!("{ratio:.2}")).into(),
         format!("{:.1}%", found.noise * 100.0).into(),
@@ -362,7 +357,7 @@ fn results(found: &Measurement) -> Cell {
     }
 }
 
-fn print_changes(changes: &[Change], before: &SavedRun) -> Result<(), Failure> {
+fn print_changes(changes: &[Change], before: &Report) -> Result<(), Failure> {
     terminal::print(&format!("\ncompared with causeway {} on {}", before.causeway, before.device))?;
     let longest = changes.iter().map(|change| change.case.len()).max().unwrap_or(0);
     let table = Table::begin(vec![
@@ -384,8 +379,8 @@ fn print_changes(changes: &[Change], before: &SavedRun) -> Result<(), Failure> {
         table.row(&[
             change.case.as_str().into(),
             change.call.as_str().into(),
-            format_seconds(change.seconds_before).into(),
-            format_seconds(change.seconds_after).into(),
+            seconds(change.seconds_before).into(),
+            seconds(change.seconds_after).into(),
             format!("{:.3}", change.time).into(),
             format!("{:.3}", change.ratio).into(),
             format!("{:.1}%", change.threshold * 100.0).into(),
@@ -394,17 +389,6 @@ fn print_changes(changes: &[Change], before: &SavedRun) -> Result<(), Failure> {
     }
     let slower = changes.iter().filter(|change| change.verdict == Verdict::Slower).count();
     terminal::print(&format!("{} rows compared, {slower} slower", changes.len()))
-}
-
-/// Four digits with a unit.
-fn format_seconds(seconds: f64) -> String {
-    let (value, unit) = match seconds {
-        s if s < 1e-3 => (s * 1e6, "µs"),
-        s if s < 1.0 => (s * 1e3, "ms"),
-        s => (s, "s"),
-    };
-    let digits = if value < 10.0 { 3 } else { 2 };
-    format!("{value:.digits$} {unit}")
 }
 
 fn parse_shape(text: &str) -> Result<[i64; 3], String> {

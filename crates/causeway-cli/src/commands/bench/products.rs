@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use causeway::Device;
+use causeway::backend::gpu::artifact::Artifacts;
 use causeway::backend::gpu::vendor_blas::VendorBlas;
+use causeway::evidence::words::seconds;
+use causeway::evidence::{Benchmark, Measurement, Row};
 use causeway::suite::{Case, Gemm, MatrixLayout, Problem};
 
 use super::gemm::{self, Product};
-use super::measure::Measurement;
-use super::saved::{SavedRow, SavedRun};
-use super::{format_seconds, results};
+use super::results;
 use crate::failure::Failure;
 use crate::table::{Column, Table};
 use crate::terminal;
@@ -33,7 +34,7 @@ pub(super) fn measure(
     budget: Duration,
     rotation: u64,
     quiet: bool,
-    run: &mut SavedRun,
+    (run, kernels): (&mut Benchmark, &mut Artifacts),
 ) -> Result<(), Failure> {
     let Device::Gpu(stream) = device else {
         return Err(Failure::input(format!("products are not measured on {device}"))
@@ -41,16 +42,17 @@ pub(super) fn measure(
     };
     let blas = VendorBlas::open(stream.device())?;
     run.method.push(format!("products: in turns with {}, whose time stands for the floor", blas.name()));
-    let table = (!quiet).then(|| begin_product_table(run, cases)).transpose()?;
+    let table = (!quiet).then(|| begin_product_table(run, device, cases)).transpose()?;
     let progress = terminal::progress(cases.len() as u64 * Product::ALL.len() as u64);
     for (case, problem) in cases.iter().filter_map(|case| Some((case, comparable(case)?))) {
         for product in Product::ALL {
             progress.set_message(format!("{} {}", case.name, product.name()));
-            let measurement = gemm::measure(&case.name, problem, product, stream, &blas, budget, rotation)?;
+            let (measurement, launches) =
+                gemm::measure(&case.name, problem, product, stream, &blas, budget, rotation, kernels)?;
             if let Some(table) = &table {
                 progress.suspend(|| print_product(table, case, problem, product, &measurement))?;
             }
-            run.rows.push(SavedRow {
+            run.rows.push(Row {
                 case: case.name.clone(),
                 call: product.name().to_string(),
                 shape: vec![problem.m, problem.n, problem.k],
@@ -61,6 +63,8 @@ pub(super) fn measure(
                 activation: None,
                 variant: Vec::new(),
                 by_plain: None,
+                operations: Some(product.operations(problem)),
+                launches,
                 measurement,
             });
             progress.inc(1);
@@ -70,8 +74,8 @@ pub(super) fn measure(
     Ok(())
 }
 
-fn begin_product_table(run: &SavedRun, cases: &[Case]) -> Result<Table, Failure> {
-    terminal::print(&format!("bench {} on {}", run.suite, run.device))?;
+fn begin_product_table(run: &Benchmark, device: &Device, cases: &[Case]) -> Result<Table, Failure> {
+    terminal::print(&format!("bench {} on {device}", run.suite))?;
     for line in &run.method {
         terminal::print(&format!("  {line}"))?;
     }
@@ -102,11 +106,11 @@ fn print_product(
     table.row(&[
         case.name.as_str().into(),
         product.name().into(),
-        format_seconds(found.time.median).into(),
-        format_seconds(found.time.p20).into(),
-        format_seconds(found.time.p80).into(),
+        seconds(found.time.median).into(),
+        seconds(found.time.p20).into(),
+        seconds(found.time.p80).into(),
         format!("{:.1}", product.operations(problem) / found.time.median * 1e-12).into(),
-        format_seconds(found.floor.median).into(),
+        seconds(found.floor.median).into(),
         format!("{:.3}", 1.0 / found.ratio).into(),
         format!("{:.1}%", found.noise * 100.0).into(),
         results(found),

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use causeway::Result;
 use causeway::backend::gpu::{Event, Graph, Stream};
+use causeway::evidence::Summary;
 
-use super::samples::{Part, Rounds, Summary};
+use super::samples::{Part, Rounds};
 
 /// Replays before times count.
 const WARM_UP: usize = 2;

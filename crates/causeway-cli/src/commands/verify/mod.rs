@@ -1,19 +1,18 @@
 //! `causeway verify`: every case of a suite against the oracle.
 
-mod markdown;
-mod report;
-
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use causeway::suite::{Case, CaseReport, OutputReport, Suite, distinct_plans, run_case_repeatedly};
-use causeway::{Device, files};
+use causeway::Device;
+use causeway::backend::gpu::artifact::Artifacts;
+use causeway::evidence::{Content, Report, Verification, complaints, words};
+use causeway::suite::{Case, CaseReport, OutputReport, Suite, distinct_plans, run_case_noting};
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::table::{Cell, Column, FAIL, PASS, Table};
-use crate::{kernels, terminal};
-use report::RunReport;
+use crate::{VERSION, kernels, terminal};
 
 /// Outputs with a column of their own; the others share one.
 const MAIN_OUTPUTS: [&str; 4] = ["y", "dx", "dweight", "dbias"];
@@ -48,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1")]
     repeat: NonZero<u32>,
 
-    /// Write run.json and report.md to this directory
+    /// Write run.json, report.md and report.html to this directory
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
 
@@ -64,15 +63,24 @@ pub(crate) struct Args {
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let cases = args.cases()?;
     args.device.with(|device| {
-        let mut run = RunReport::begin(device, &args.suites, args.case.as_deref(), args.repeat);
+        let start = Instant::now();
+        let mut run = Verification {
+            suites: args.suites.clone(),
+            case_filter: args.case.clone(),
+            asked: cases.len(),
+            repeats: args.repeat.get(),
+            ..Verification::default()
+        };
+        let mut report = Report::begin(device, VERSION, Content::Verification(Verification::default()));
+        report.command = terminal::command_line();
         let mut asked = Vec::new();
-        for case in cases {
+        for (suite, case) in cases {
             match case.not_asked_of(device)? {
-                Some(reason) => run.skip(case, reason),
-                None => asked.push(case),
+                Some(reason) => run.skipped.entry(reason).or_default().push(case.name),
+                None => asked.push((suite, case)),
             }
         }
-        let cases = asked;
+        let (suites, cases): (Vec<String>, Vec<Case>) = asked.into_iter().unzip();
         if cases.is_empty() {
             let reason = run.skipped.keys().next().map_or(String::new(), |reason| format!(": {reason}"));
             return Err(Failure::input(format!("no case is left for {device}{reason}")));
@@ -81,17 +89,21 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
             run.preparation = Some(kernels::prepare(stream.device(), &cases));
         }
         prepare(&cases, device)?;
-        run.cases = args.verify(&cases, device, &run)?;
-        run.conclude(device);
+        run.cases = args.verify(&cases, device, &run, &mut report.kernels)?;
+        for (case, suite) in run.cases.iter_mut().zip(suites) {
+            case.suite = suite;
+        }
+        report.content = Content::Verification(run);
+        report.conclude(start.elapsed().as_secs_f64());
         if let Some(directory) = &args.report {
-            write_report(directory, &run)?;
+            super::report::write(directory, &report)?;
         }
         if args.json {
-            terminal::print_json(&run)?
+            terminal::print_text(&report.to_json())?
         } else {
-            print_summary(&run, args.report.as_deref())?
+            print_summary(&report, args.report.as_deref())?
         }
-        if run.passed { Ok(()) } else { Err(Failure::Negative) }
+        if report.passed() { Ok(()) } else { Err(Failure::Negative) }
     })
 }
 
@@ -106,14 +118,15 @@ fn prepare(cases: &[Case], device: &Device) -> Result<(), Failure> {
 }
 
 impl Args {
-    fn cases(&self) -> Result<Vec<Case>, Failure> {
+    /// The cases that the filter leaves, each with its suite.
+    fn cases(&self) -> Result<Vec<(String, Case)>, Failure> {
         let mut cases = Vec::new();
         for name in &self.suites {
             let suite = Suite::open(name).map_err(|error| Failure::input(error.to_string()))?;
-            cases.extend(suite.cases);
+            cases.extend(suite.cases.into_iter().map(|case| (suite.name.clone(), case)));
         }
         if let Some(text) = &self.case {
-            cases.retain(|case| case.name.contains(text));
+            cases.retain(|(_, case)| case.name.contains(text));
         }
         if cases.is_empty() {
             let suites = self.suites.join(", ");
@@ -125,13 +138,19 @@ impl Args {
         Ok(cases)
     }
 
-    fn verify(&self, cases: &[Case], device: &Device, run: &RunReport) -> Result<Vec<CaseReport>, Failure> {
-        let table = (!self.json).then(|| begin_table(run, cases)).transpose()?;
+    fn verify(
+        &self,
+        cases: &[Case],
+        device: &Device,
+        run: &Verification,
+        artifacts: &mut Artifacts,
+    ) -> Result<Vec<CaseReport>, Failure> {
+        let table = (!self.json).then(|| begin_table(run, device, cases)).transpose()?;
         let progress = terminal::progress(cases.len() as u64);
         let mut reports = Vec::with_capacity(cases.len());
         for case in cases {
             progress.set_message(case.name.clone());
-            let report = run_case_repeatedly(case, device, self.repeat);
+            let report = run_case_noting(case, device, self.repeat, Some(&mut *artifacts));
             if let Some(table) = &table {
                 progress.suspend(|| print_case(table, &report))?;
             }
@@ -143,9 +162,9 @@ impl Args {
     }
 }
 
-fn begin_table(run: &RunReport, cases: &[Case]) -> Result<Table, Failure> {
+fn begin_table(run: &Verification, device: &Device, cases: &[Case]) -> Result<Table, Failure> {
     let (count, suites) = (cases.len(), run.suites.join(", "));
-    terminal::print(&format!("verify {suites} on {}: {count} cases", run.device))?;
+    terminal::print(&format!("verify {suites} on {device}: {count} cases"))?;
     if let Some(kernels) = &run.preparation {
         let (all, compiled, seconds) = (kernels.kernels, kernels.compiled, kernels.seconds);
         terminal::print(&format!("{all} kernels, {compiled} of them compiled, in {seconds:.1} s"))?;
@@ -169,42 +188,35 @@ fn print_case(table: &Table, report: &CaseReport) -> Result<(), Failure> {
         report.outputs.iter().filter(|output| of(output)).map(value).reduce(f64::max)
     };
     let error = |of: &dyn Fn(&OutputReport) -> bool| {
-        largest(of, &|output| output.comparison.max_error).map_or("-".to_string(), format_error)
+        largest(of, &|output| output.comparison.max_error).map_or("-".to_string(), words::error)
     };
     let all = |_: &OutputReport| true;
     let mut cells: Vec<Cell> = vec![report.name.as_str().into()];
     cells.extend(MAIN_OUTPUTS.map(|name| error(&|output| output.name == name).into()));
     cells.push(error(&|output| !MAIN_OUTPUTS.contains(&output.name.as_str())).into());
     let fraction = largest(&all, &|output| output.comparison.fraction);
-    cells.push(fraction.map_or("-".to_string(), |part| format!("{:.1}%", part * 100.0)).into());
+    cells.push(fraction.map_or("-".to_string(), words::percent).into());
     let ulps = largest(&all, &|output| output.comparison.max_ulps);
-    cells.push(ulps.map_or("-".to_string(), format_ulps).into());
+    cells.push(ulps.map_or("-".to_string(), words::ulps).into());
     let seconds: f64 = report.timings.iter().map(|timing| timing.seconds).sum();
     cells.push(format!("{:.2} ms", seconds * 1e3).into());
     cells.push(if report.passed { Cell::styled("pass", PASS) } else { Cell::styled("FAIL", FAIL) });
     table.row(&cells)?;
-    for line in report::complaints(report) {
+    for line in complaints(report) {
         terminal::print(&format!("  {FAIL}{line}{FAIL:#}"))?;
     }
     Ok(())
 }
 
-fn format_error(error: f64) -> String {
-    if error == 0.0 { "0".to_string() } else { format!("{error:.1e}") }
-}
-
-/// Results that cancel to almost nothing have a tiny last place: their error counts many of them.
-fn format_ulps(ulps: f64) -> String {
-    if ulps < 1000.0 { format!("{ulps:.2}") } else { format!("{ulps:.0e}") }
-}
-
-fn print_summary(run: &RunReport, directory: Option<&Path>) -> Result<(), Failure> {
-    let failed = run.cases.iter().filter(|case| !case.passed).count();
-    let (count, seconds) = (run.cases.len(), run.seconds);
+fn print_summary(report: &Report, directory: Option<&Path>) -> Result<(), Failure> {
+    let Content::Verification(run) = &report.content else { return Ok(()) };
+    let (count, failed, seconds) = (run.cases.len(), run.failed(), report.seconds);
     terminal::print("")?;
     for (reason, names) in &run.skipped {
-        let names = report::shortened(names);
-        terminal::print(&format!("did not run: {names}: {reason}"))?;
+        terminal::print(&format!("did not run: {}: {reason}", words::shortened(names)))?;
+    }
+    for refused in report.kernels.0.iter().flat_map(|kernel| &kernel.refused) {
+        terminal::print(&format!("{FAIL}altered{FAIL:#}, refused and made anew: {refused}"))?;
     }
     if failed == 0 {
         let repeats = match run.repeats {
@@ -219,18 +231,7 @@ fn print_summary(run: &RunReport, directory: Option<&Path>) -> Result<(), Failur
         }
     }
     match directory {
-        Some(directory) => terminal::print(&format!("report: {}", directory.join("report.md").display())),
+        Some(directory) => terminal::print(&format!("report: {}", directory.join("report.html").display())),
         None => Ok(()),
     }
-}
-
-fn write_report(directory: &Path, run: &RunReport) -> Result<(), Failure> {
-    let fail =
-        |path: &Path, error: &dyn std::fmt::Display| Failure::input(format!("{}: {error}", path.display()));
-    std::fs::create_dir_all(directory).map_err(|error| fail(directory, &error))?;
-    let json = serde_json::to_string_pretty(run).map_err(|error| fail(directory, &error))?;
-    for (name, text) in [("run.json", json + "\n"), ("report.md", markdown::render(run))] {
-        files::write_bytes(&directory.join(name), text.as_bytes())?;
-    }
-    Ok(())
 }

@@ -20,6 +20,8 @@ pub struct Code {
     pub origin: Origin,
     /// The compiler, `NVRTC 13.0`.
     pub compiler: String,
+    /// BLAKE3 digest of the program's whole text.
+    pub source: blake3::Hash,
 }
 
 /// Compilers and the cache, found once.
@@ -82,16 +84,17 @@ impl Builder {
     pub fn build(&self, program: &Program<'_>, target: &Target, newest: Option<u32>) -> Result<Code> {
         let compiler = self.compiler(target.vendor(), newest)?;
         let flattened = flatten(program)?;
+        let source = blake3::hash(flattened.text.as_bytes());
         let compile = || compiler.compile(program, &flattened.text, target);
         if !self.cache.is_on() {
             let (image, compiler) = (compile()?, compiler.name()?);
-            return Ok(Code { image, key: None, origin: Origin::Compiled, compiler });
+            return Ok(Code { image, key: None, origin: Origin::Compiled, compiler, source });
         }
         let identity = compiler.identity(&self.cache)?;
         let key = key(program, &flattened, target, identity);
-        let ingredients = ingredients(key, program, &flattened, target, identity);
+        let ingredients = ingredients(key, program, (&flattened, source), target, identity);
         let (image, origin) = self.cache.get_or_compile(key, &ingredients, compile)?;
-        Ok(Code { image, key: Some(key), origin, compiler: identity.name.clone() })
+        Ok(Code { image, key: Some(key), origin, compiler: identity.name.clone(), source })
     }
 }
 
@@ -113,7 +116,7 @@ fn key(program: &Program<'_>, flattened: &Flattened, target: &Target, compiler: 
 fn ingredients(
     key: CacheKey,
     program: &Program<'_>,
-    flattened: &Flattened,
+    (flattened, source): (&Flattened, blake3::Hash),
     target: &Target,
     compiler: &Identity,
 ) -> String {
@@ -125,7 +128,7 @@ fn ingredients(
         compiler.digest,
         target.options().join(" "),
         program.entry,
-        blake3::hash(flattened.text.as_bytes()).to_hex(),
+        source.to_hex(),
     );
     for (name, digest) in &flattened.files {
         // Writing to a `String` cannot fail.

@@ -105,6 +105,17 @@ pub struct Cache {
     warned: Arc<AtomicBool>,
 }
 
+/// What the file of an entry holds now, beside code that was read from it or stored in it before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Comparison {
+    /// The same code.
+    Same(PathBuf),
+    /// There is no such file, or the cache is off.
+    Absent,
+    /// Something else, and what.
+    Altered(String),
+}
+
 /// One whole entry.
 struct Entry {
     ingredients: String,
@@ -198,6 +209,24 @@ impl Cache {
         Ok((code, Origin::Compiled))
     }
 
+    /// Reads the file of an entry again and compares its code with a digest. Changes nothing.
+    pub fn compare(&self, key: CacheKey, code: &blake3::Hash) -> Comparison {
+        if !self.is_on() {
+            return Comparison::Absent;
+        }
+        let path = self.file(key);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Comparison::Absent,
+            Err(error) => return Comparison::Altered(format!("it cannot be read: {error}")),
+        };
+        match parse(&bytes, Some(key)) {
+            Ok(entry) if blake3::hash(&entry.code) == *code => Comparison::Same(path),
+            Ok(_) => Comparison::Altered("it holds other code than the device has loaded".to_string()),
+            Err(damage) => Comparison::Altered(damage.to_string()),
+        }
+    }
+
     /// What the entry of a key was made from: its ingredients as text, its size and place.
     ///
     /// `key` may be the beginning of a key, as long as one entry has it.
@@ -220,10 +249,11 @@ impl Cache {
         let bytes = fs::read(path).map_err(|error| failed(error.to_string()))?;
         let entry = parse(&bytes, None).map_err(|damage| failed(format!("it is damaged: {damage}")))?;
         Ok(format!(
-            "{}file          {}\ncode          {} bytes\n",
+            "{}file          {}\ncode          {} bytes, digest {}\n",
             entry.ingredients,
             path.display(),
-            entry.code.len()
+            entry.code.len(),
+            blake3::hash(&entry.code).to_hex(),
         ))
     }
 

@@ -2,8 +2,22 @@
 
 use std::fmt;
 
+use super::artifact::Artifact;
 use super::plan::{DeviceFacts, Plan};
 use crate::error::Result;
+
+/// A compiler as reports name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompilerFacts {
+    /// Name and version.
+    pub name: String,
+    /// Its program or library.
+    pub file: String,
+    /// BLAKE3 digest of that file.
+    pub digest: String,
+    /// Options of every compilation.
+    pub options: Vec<String>,
+}
 
 /// Runs a GPU's kernels on host memory, at once: planners and argument blocks are those of a real launch.
 pub trait Executor: fmt::Debug + Send + Sync {
@@ -20,6 +34,21 @@ pub trait Executor: fmt::Debug + Send + Sync {
     fn prepare(&self, plans: &[Plan]) -> Result<()> {
         let _ = plans;
         Ok(())
+    }
+
+    /// What compiles the kernels, if anything does.
+    fn compiler(&self) -> Option<CompilerFacts> {
+        None
+    }
+
+    /// Reads the file of a plan's kernel again and tells what was seen; a file that holds something else than what was
+    /// loaded is refused, and the kernel made anew. None, where there is no file.
+    ///
+    /// # Errors
+    /// As for [`Executor::prepare`].
+    fn check(&self, plan: &Plan) -> Result<Option<Artifact>> {
+        let _ = plan;
+        Ok(None)
     }
 
     /// Runs a plan to its end, with workspace and counters of its own.

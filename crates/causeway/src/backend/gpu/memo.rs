@@ -134,6 +134,11 @@ impl Memo {
         plans.get(key.words()).cloned()
     }
 
+    /// Forgets every plan, and the kernels that came along.
+    pub fn clear(&self) {
+        self.plans.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     fn keep(&self, key: &Key, known: Known) {
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= MOST_PLANS {

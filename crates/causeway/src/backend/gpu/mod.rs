@@ -4,6 +4,7 @@
 //! run-time compilers, [`cache`] keeps what they make, and [`runtime`] puts a [`plan`] on a stream.
 
 mod argument;
+pub mod artifact;
 pub mod builder;
 pub mod cache;
 pub mod causal_conv1d;
@@ -26,7 +27,7 @@ pub mod vendor_blas;
 
 pub use self::argument::Workspace;
 pub use self::device::{DeviceReport, devices};
-pub use self::executor::Executor;
+pub use self::executor::{CompilerFacts, Executor};
 pub use self::memory::DeviceBuffer;
 pub use self::runtime::GpuDevice;
 pub use self::stream::{Event, Graph, Stream, StreamHandle};

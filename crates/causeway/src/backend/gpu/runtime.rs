@@ -1,7 +1,9 @@
 //! An open GPU: gets a plan's kernel and launches it.
 
+mod check;
+
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
@@ -46,12 +48,20 @@ type Kernels = FxHashMap<String, Arc<Kernel>>;
 
 /// A kernel in the device's memory.
 pub(super) struct Kernel {
+    entry: &'static str,
     function: usize,
     /// Bytes of dynamic shared memory that the driver has been asked to allow.
     shared_allowed: AtomicU32,
     origin: Origin,
     key: Option<CacheKey>,
     compiler: String,
+    /// Of the program's whole text.
+    source: blake3::Hash,
+    /// Of the machine code.
+    digest: blake3::Hash,
+    bytes: u64,
+    /// Set when the cache holds something else under the key and cannot be changed.
+    in_no_file: AtomicBool,
 }
 
 /// What a loaded kernel takes of a multiprocessor, and where it came from.
@@ -348,11 +358,16 @@ impl GpuDevice {
             return Ok(Arc::clone(kernel));
         }
         let kernel = Arc::new(Kernel {
+            entry: plan.entry,
             function,
             shared_allowed: AtomicU32::new(0),
             origin: code.origin,
             key: code.key,
             compiler: code.compiler,
+            source: code.source,
+            digest: blake3::hash(&code.image),
+            bytes: code.image.len() as u64,
+            in_no_file: AtomicBool::new(false),
         });
         kernels[at].1.insert(plan.instantiation.clone(), Arc::clone(&kernel));
         Ok(kernel)
@@ -439,11 +454,16 @@ impl Kernel {
     /// One that is nowhere loaded.
     pub(super) fn for_test() -> Self {
         Kernel {
+            entry: "",
             function: 0,
             shared_allowed: AtomicU32::new(0),
             origin: Origin::Compiled,
             key: None,
             compiler: String::new(),
+            source: blake3::hash(b""),
+            digest: blake3::hash(b""),
+            bytes: 0,
+            in_no_file: AtomicBool::new(false),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! What this machine's processor is: evidence for saved runs, and for `doctor`.
+//! What this machine's processor is.
 
 use serde::{Deserialize, Serialize};
 
 /// The processor and its memory. What the system does not tell is absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Host {
+pub struct Host {
     /// Model, as the processor names itself.
     pub processor: Option<String>,
     /// `x86_64`, `aarch64` …
@@ -24,6 +24,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
+    /// Asks the system.
     pub fn detect() -> Self {
         Host {
             processor: processor(),
@@ -32,23 +33,10 @@ impl Host {
             features: features().into_iter().map(str::to_string).collect(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             last_level_cache: last_level_cache(),
-            memory: causeway::memory::total(),
-            available_memory: causeway::memory::available(),
+            memory: crate::memory::total(),
+            available_memory: crate::memory::available(),
         }
     }
-}
-
-/// Bytes with a binary unit, for people.
-pub(crate) fn format_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let digits = usize::from(unit > 0 && value < 100.0);
-    format!("{value:.digits$} {}", UNITS[unit])
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -99,19 +87,6 @@ fn last_level_cache() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_are_written_for_people() {
-        for (bytes, text) in [
-            (0, "0 bytes"),
-            (1023, "1023 bytes"),
-            (1536, "1.5 KiB"),
-            (480 << 20, "480 MiB"),
-            (24 << 30, "24.0 GiB"),
-        ] {
-            assert_eq!(format_bytes(bytes), text);
-        }
-    }
 
     #[test]
     fn the_machine_that_runs_this_is_described() {

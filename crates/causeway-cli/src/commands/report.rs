@@ -1,0 +1,129 @@
+//! `causeway report`: saved runs as a page, and saved runs checked again.
+
+use std::path::{Path, PathBuf};
+
+use causeway::evidence::html::{self, Source};
+use causeway::evidence::{self, Content, Mismatch, Report};
+use causeway::files;
+
+use crate::failure::Failure;
+use crate::table::{FAIL, PASS, WARN};
+use crate::{VERSION, terminal};
+
+const NOTES: &str = "\
+Examples:
+  causeway verify --report out/ && causeway bench --save bench.json
+  causeway report out/run.json bench.json --out report.html
+  causeway report bench.json --compare before.json --out report.html
+  causeway report --check out/run.json bench.json
+
+The page is one file that loads nothing: summary, evidence and non-claims, errors against their bounds, speed \
+against the floor and against another run, device, program and kernels with their digests.
+
+--check reads reports again: the digest of their facts, whether every case that was asked for is there, and whether \
+verdicts and sentences follow from the facts. Saved bench runs of format 1 have no digest.
+
+Exit status:
+  0  the page is written; with --check, every report is as it was written
+  1  with --check: a report was changed, is not complete, or contradicts itself
+  2  a file cannot be read, or is no report";
+
+/// Saved runs as one self-contained page, or checked again
+#[derive(Debug, clap::Args)]
+#[command(after_help = NOTES)]
+pub(crate) struct Args {
+    /// Reports: run.json of `verify --report`, or what `bench --save` wrote
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+
+    /// Write the page to this file
+    #[arg(long, value_name = "FILE", required_unless_present = "check")]
+    out: Option<PathBuf>,
+
+    /// A saved bench run to stand beside those on the page
+    #[arg(long, value_name = "FILE", requires = "out")]
+    compare: Option<PathBuf>,
+
+    /// Check the reports; exit status 1 if one is not sound
+    #[arg(long)]
+    check: bool,
+
+    /// Print what the check found as JSON
+    #[arg(long, requires = "check")]
+    json: bool,
+}
+
+/// What was found of one file.
+#[derive(serde::Serialize)]
+struct Finding {
+    file: String,
+    title: String,
+    mismatches: Vec<String>,
+}
+
+/// Writes the page, checks, or both.
+pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
+    let sources: Vec<Source> = args.files.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
+    let before = args.compare.as_deref().map(read).transpose()?;
+    if let Some(before) = before.as_ref().filter(|b| !matches!(b.report.content, Content::Benchmark(_))) {
+        let message = format!("--compare is {}: it is {:?}", before.file, before.report.title());
+        return Err(
+            Failure::input(message).with_help("`causeway bench --save FILE` writes a run to compare with")
+        );
+    }
+    if let Some(out) = &args.out {
+        files::write_bytes(out, html::page(&sources, before.as_ref()).as_bytes())?;
+    }
+    let mut files = args.files.iter().zip(&sources);
+    if !args.check {
+        let mut unsound = files.filter(|(_, source)| !source.mismatches.is_empty());
+        return unsound.try_for_each(|(path, source)| print(path, source));
+    }
+    if args.json {
+        let findings: Vec<_> = files.map(|(path, source)| finding(path, source)).collect();
+        terminal::print_json(&findings)?;
+    } else {
+        files.try_for_each(|(path, source)| print(path, source))?;
+    }
+    let sound = sources.iter().all(|source| source.mismatches.is_empty());
+    if sound { Ok(()) } else { Err(Failure::Negative) }
+}
+
+/// Writes a report to a directory, as JSON, Markdown and a page.
+pub(super) fn write(directory: &Path, report: &Report) -> Result<(), Failure> {
+    std::fs::create_dir_all(directory)
+        .map_err(|error| Failure::input(format!("{}: {error}", directory.display())))?;
+    let source = Source { file: "run.json".to_string(), report: report.clone(), mismatches: Vec::new() };
+    let page = html::page(&[source], None);
+    for (name, text) in
+        [("run.json", report.to_json()), ("report.md", report.to_markdown()), ("report.html", page)]
+    {
+        files::write_bytes(&directory.join(name), text.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Source, Failure> {
+    let file = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::input(format!("{file}: {error}")))?;
+    let (report, mismatches) =
+        evidence::check(&text, &file, VERSION).map_err(|error| Failure::input(error.to_string()))?;
+    // A page is for others, who have other directories.
+    let file = path.file_name().map_or(file, |name| name.to_string_lossy().into_owned());
+    Ok(Source { file, report, mismatches })
+}
+
+fn finding(path: &Path, source: &Source) -> Finding {
+    let mismatches = source.mismatches.iter().map(Mismatch::to_string).collect();
+    Finding { file: path.display().to_string(), title: source.report.title(), mismatches }
+}
+
+fn print(path: &Path, source: &Source) -> Result<(), Failure> {
+    let verdict = match source.mismatches.as_slice() {
+        [] => format!("{PASS}sound{PASS:#}"),
+        [Mismatch::NoDigest] => format!("{WARN}not sealed{WARN:#}"),
+        _ => format!("{FAIL}NOT SOUND{FAIL:#}"),
+    };
+    terminal::print(&format!("{}: {verdict} ({})", path.display(), source.report.title()))?;
+    source.mismatches.iter().try_for_each(|line| terminal::print(&format!("  {line}")))
+}

@@ -1,0 +1,130 @@
+//! `causeway report`: reports that were written, changed, and are none.
+
+use std::fs;
+use std::path::Path;
+
+use crate::process::{Files, output, refusal, success, text};
+
+/// A report of two small cases.
+fn verified(files: &Files) -> String {
+    let suite = files.path("mine.toml");
+    let text = "name = \"mine\"\nabout = \"For a test.\"\n\n[[conv1d]]\nname = \"ragged\"\nshape = [2, 5, 7]\nwidth = 4\n\
+                layout = \"channel-last\"\nbias = true\nactivation = [\"none\", \"silu\"]\ndtype = \"f32\"\n";
+    fs::write(&suite, text).unwrap();
+    let directory = files.path("report");
+    let (suite, directory) = (suite.to_str().unwrap(), directory.to_str().unwrap());
+    success(&["verify", "--suite", suite, "--device", "cpu", "--report", directory]);
+    format!("{directory}/run.json")
+}
+
+#[test]
+fn a_report_is_sound_until_it_is_changed() {
+    let files = Files::new();
+    let path = verified(&files);
+    let printed = success(&["report", "--check", &path]);
+    assert!(printed.contains("run.json: sound (Verification on cpu ("), "{printed}");
+
+    let written = fs::read_to_string(&path).unwrap();
+    fs::write(&path, written.replacen("\"threads\": ", "\"threads\": 1", 1)).unwrap();
+    let changed = output(&["report", "--check", &path]);
+    let printed = text(&changed.stdout);
+    assert_eq!(changed.status.code(), Some(1), "{printed}");
+    assert!(
+        printed.contains("NOT SOUND") && printed.contains("it was changed after it was written"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn the_report_names_the_program_that_computed() {
+    let files = Files::new();
+    let run: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(verified(&files)).unwrap()).unwrap();
+    let program = env!("CARGO_BIN_EXE_causeway");
+    assert_eq!(run["program"]["file"], fs::canonicalize(program).unwrap().to_str().unwrap());
+    assert_eq!(run["program"]["digest"].as_str().unwrap().len(), 64);
+    assert_eq!(run["command"][1], "verify");
+    assert!(run["cases"][0]["timings"][0]["bytes"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn the_page_is_written_beside_the_report_and_from_reports() {
+    let files = Files::new();
+    let path = verified(&files);
+    let page = fs::read_to_string(files.path("report/report.html")).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("ragged-2x5x7-f32-silu"));
+
+    let (bench, out) = (files.path("bench.json"), files.path("page.html"));
+    let (bench, out) = (bench.to_str().unwrap(), out.to_str().unwrap());
+    let suite = files.path("mine.toml");
+    let few =
+        ["bench", "--suite", suite.to_str().unwrap(), "--device", "cpu", "--seconds", "0", "--rotation", "1"];
+    success(&[&few[..], &["--save", bench]].concat());
+    success(&["report", "--check", bench]);
+    success(&["report", &path, bench, "--compare", bench, "--out", out]);
+    let page = fs::read_to_string(out).unwrap();
+    for words in [
+        "Causeway: 2 runs",
+        "Verification on cpu",
+        "Benchmark on cpu",
+        "fraction of floor",
+        "(compared with)",
+    ] {
+        assert!(page.contains(words), "{words}");
+    }
+    let message = refusal(&["report", bench, "--compare", &path, "--out", out]);
+    assert!(message.contains("--compare is run.json: it is \"Verification on"), "{message}");
+}
+
+#[test]
+fn what_cannot_be_read_is_refused() {
+    let files = Files::new();
+    let path = files.path("poem.json");
+    fs::write(&path, "[]").unwrap();
+    let message = refusal(&["report", "--check", path.to_str().unwrap()]);
+    assert!(message.contains("is not a report: it is not an object"), "{message}");
+    assert!(refusal(&["report", "--check", "absent.json"]).contains("absent.json: "));
+    assert!(refusal(&["report"]).contains("FILE"));
+}
+
+#[test]
+fn saved_runs_of_the_repository_are_read() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/performance");
+    let mut read = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        // Times of PyTorch's calls are not of `bench`.
+        let is_run =
+            path.extension().is_some_and(|e| e == "json") && !path.ends_with("h200-pytorch-calls.json");
+        if !is_run {
+            continue;
+        }
+        let checked = output(&["report", "--check", path.to_str().unwrap()]);
+        let printed = text(&checked.stdout);
+        assert!(printed.contains("Benchmark on "), "{}: {printed}", path.display());
+        match checked.status.code() {
+            Some(0) => {}
+            Some(1) => {
+                assert!(printed.contains("it has no digest") && printed.lines().count() == 2, "{printed}")
+            }
+            _ => panic!("{}: {}", path.display(), text(&checked.stderr)),
+        }
+        read += 1;
+    }
+    assert!(read >= 4, "{read}");
+}
+
+#[test]
+fn the_samples_of_the_repository_are_sound() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reports");
+    let mut samples = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let sample = entry.unwrap().path().join("run.json");
+        if sample.exists() {
+            let printed = success(&["report", "--check", sample.to_str().unwrap()]);
+            assert!(printed.contains("sound (Verification on "), "{printed}");
+            samples += 1;
+        }
+    }
+    assert!(samples >= 2, "{samples}");
+}

@@ -1,0 +1,106 @@
+//! Whether the file of a loaded kernel still holds its code. Launches do not ask: reports do, before a case's first.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use super::{GpuDevice, Kernel};
+use crate::backend::gpu::artifact::{Artifact, Artifacts};
+use crate::backend::gpu::builder::Builder;
+use crate::backend::gpu::cache::{Comparison, Origin};
+use crate::backend::gpu::plan::Plan;
+use crate::error::Result;
+
+impl GpuDevice {
+    /// Gets a plan's kernel as a launch would, reads its file in the cache again, and tells what was seen.
+    ///
+    /// A file that holds anything but the code that is loaded is refused: the kernel is forgotten and made anew, from
+    /// the cache if that holds a whole entry by then, else by the compiler.
+    ///
+    /// # Errors
+    /// Those of [`GpuDevice::prepare`].
+    pub fn check(&self, plan: &Plan) -> Result<Artifact> {
+        let mut kernel = self.kernel(plan)?;
+        let mut refused = Vec::new();
+        let mut file = None;
+        match kernel.compare() {
+            Comparison::Same(path) => file = Some(path),
+            Comparison::Absent => {}
+            Comparison::Altered(because) => {
+                self.forget(plan);
+                kernel = self.load(plan)?;
+                match kernel.compare() {
+                    Comparison::Same(path) => file = Some(path),
+                    // A cache that cannot be written keeps what it has: from now on the code is in no file.
+                    _ => kernel.in_no_file.store(true, Ordering::Relaxed),
+                }
+                refused.push(match &file {
+                    Some(path) => format!("{}: {because}", path.display()),
+                    None => because,
+                });
+            }
+        }
+        let mut artifact = kernel.artifact(plan.header, &plan.instantiation);
+        artifact.checks = u64::from(file.is_some());
+        artifact.file = file.map(|path| path.display().to_string());
+        artifact.refused = refused;
+        Ok(artifact)
+    }
+
+    /// Every kernel that is loaded, with the file that holds its code now.
+    pub fn artifacts(&self) -> Artifacts {
+        let kernels = self.0.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all = Artifacts::default();
+        for (header, by_text) in kernels.iter() {
+            for (instantiation, kernel) in by_text {
+                let mut artifact = kernel.artifact(header, instantiation);
+                if let Comparison::Same(path) = kernel.compare() {
+                    artifact.file = Some(path.display().to_string());
+                }
+                all.add(artifact);
+            }
+        }
+        all.0.sort_by(|a, b| (&a.header, &a.id).cmp(&(&b.header, &b.id)));
+        all
+    }
+
+    /// Launches after this get the plan's kernel anew. What runs keeps its module, which stays loaded.
+    fn forget(&self, plan: &Plan) {
+        let mut kernels = self.0.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, by_text)) = kernels.iter_mut().find(|(header, _)| *header == plan.header) {
+            by_text.remove(plan.instantiation.as_str());
+        }
+        self.0.memo.clear();
+    }
+}
+
+impl Kernel {
+    /// What is known of it without its file.
+    fn artifact(&self, header: &str, instantiation: &str) -> Artifact {
+        let source_digest = self.source.to_hex().to_string();
+        Artifact {
+            id: Artifact::id_of(&source_digest),
+            entry: self.entry.to_string(),
+            header: header.to_string(),
+            instantiation: instantiation.to_string(),
+            source_digest,
+            compiler: self.compiler.clone(),
+            cache_key: self.key.map(|key| key.to_string()),
+            file: None,
+            digest: self.digest.to_hex().to_string(),
+            bytes: self.bytes,
+            compiled: self.origin == Origin::Compiled,
+            checks: 0,
+            refused: Vec::new(),
+        }
+    }
+
+    /// The kernel's file beside its code.
+    fn compare(&self) -> Comparison {
+        match self.key {
+            Some(key) if !self.in_no_file.load(Ordering::Relaxed) => {
+                Builder::global().cache().compare(key, &self.digest)
+            }
+            _ => Comparison::Absent,
+        }
+    }
+}

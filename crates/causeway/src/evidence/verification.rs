@@ -1,0 +1,91 @@
+//! A run of `verify`: every case against the oracle.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::suite::{CaseReport, OutputReport};
+
+/// Cases against the oracle.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Verification {
+    /// Names or paths of the suites.
+    pub suites: Vec<String>,
+    /// The text that the names of cases had to contain.
+    pub case_filter: Option<String>,
+    /// Cases of the suites that the filter left.
+    pub asked: usize,
+    /// How often every call was made.
+    pub repeats: u32,
+    /// The kernels of a GPU, made before the first case.
+    pub preparation: Option<Preparation>,
+    /// True when every case that ran passed.
+    pub passed: bool,
+    /// The output that left its bound the farthest.
+    pub worst_failure: Option<String>,
+    /// The cases that ran.
+    pub cases: Vec<CaseReport>,
+    /// Names of cases that did not run, by the reason.
+    pub skipped: BTreeMap<String, Vec<String>>,
+}
+
+/// What making the kernels of a run took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Preparation {
+    /// Distinct kernels.
+    pub kernels: usize,
+    /// Those that were compiled; the others came from the cache.
+    pub compiled: usize,
+    /// Those that could not be made: the cases that need them say why.
+    pub failed: usize,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl Verification {
+    /// Cases that failed.
+    pub fn failed(&self) -> usize {
+        self.cases.iter().filter(|case| !case.passed).count()
+    }
+
+    /// Every output, with its case.
+    pub fn outputs(&self) -> impl Iterator<Item = (&CaseReport, &OutputReport)> {
+        self.cases.iter().flat_map(|case| case.outputs.iter().map(move |output| (case, output)))
+    }
+
+    pub(super) fn conclude(&mut self) {
+        self.passed = self.cases.iter().all(|case| case.passed);
+        self.worst_failure = worst_failure(&self.cases);
+    }
+}
+
+/// What is wrong with a case, one line each.
+pub fn complaints(case: &CaseReport) -> Vec<String> {
+    let mut lines: Vec<_> = case.error.iter().map(|error| format!("refused: {error}")).collect();
+    for output in case.outputs.iter().filter(|output| !output.passed()) {
+        if let Some(worst) = output.comparison.worst.as_ref().filter(|_| !output.comparison.passed()) {
+            let (failures, elements) = (output.comparison.failures, output.comparison.elements);
+            lines.push(format!(
+                "{}{worst}; {failures} of {elements} elements are outside their bound",
+                output.name
+            ));
+        }
+        if output.differed {
+            lines.push(format!("{}: not the same bits in each of {} runs", output.name, case.repeats));
+        }
+        if output.stray_bytes > 0 {
+            lines.push(format!(
+                "{}: {} bytes beside its elements were changed",
+                output.name, output.stray_bytes
+            ));
+        }
+    }
+    lines
+}
+
+pub(super) fn worst_failure(cases: &[CaseReport]) -> Option<String> {
+    let failed = cases.iter().filter(|case| !case.passed);
+    let farthest = |case: &CaseReport| case.worst_output().map_or(f64::INFINITY, |o| o.comparison.fraction);
+    let worst = failed.max_by(|a, b| farthest(a).total_cmp(&farthest(b)))?;
+    Some(format!("{}: {}", worst.name, complaints(worst).into_iter().next()?))
+}
