@@ -98,15 +98,14 @@ def causal_conv1d_fn(
 
     silu = is_silu(activation)
     expect_tensors(
-        {
-            "bias": bias,
-            "initial_states": states,
-            "seq_idx": seq_idx,
-            "cu_seqlens": cu_seqlens,
-            "residual": residual,
-            "final_states_out": final_states_out,
-        },
+        ("weight",),
         weight=weight,
+        bias=bias,
+        initial_states=states,
+        seq_idx=seq_idx,
+        cu_seqlens=cu_seqlens,
+        residual=residual,
+        final_states_out=final_states_out,
     )
     wants_states = return_final_states or final_states_out is not None
     forward = transforms.Convolution.apply if is_transformed() else operators.forward
@@ -138,14 +137,20 @@ def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens,
         if result is not None:
             return result
     silu = is_silu(activation)
-    indices = {"cache_seqlens": cache_seqlens, "conv_state_indices": conv_state_indices}
-    expect_tensors({"bias": bias} | indices, conv_state=conv_state, weight=weight)
+    expect_tensors(
+        ("conv_state", "weight"),
+        conv_state=conv_state,
+        weight=weight,
+        bias=bias,
+        cache_seqlens=cache_seqlens,
+        conv_state_indices=conv_state_indices,
+    )
     return operators.update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """See `causeway.causal_conv1d_varlen_states`."""
     if is_compiling() or not is_direct(x, cu_seqlens):
-        expect_tensors(cu_seqlens=cu_seqlens)
+        expect_tensors(("cu_seqlens",), cu_seqlens=cu_seqlens)
         return operators.varlen_states(x, cu_seqlens, state_len)
     return kernels.varlen_states(x, cu_seqlens, state_len)

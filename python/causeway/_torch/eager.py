@@ -49,11 +49,10 @@ def cast(tensor, dtype):
     return tensor.to(dtype)
 
 
-def expect_tensors(optional=None, **required):
-    """Every argument is a tensor of PyTorch's, or None where it may be absent."""
-    absent = {name: value for name, value in (optional or {}).items() if value is not None}
-    for name, value in (required | absent).items():
-        if not isinstance(value, torch.Tensor):
+def expect_tensors(required, **arguments):
+    """Every argument is a tensor of PyTorch's, or None if it is not among the required ones."""
+    for name, value in arguments.items():
+        if (value is not None or name in required) and not isinstance(value, torch.Tensor):
             raise TypeError(f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are")
 
 
