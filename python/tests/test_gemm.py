@@ -33,8 +33,9 @@ def assert_rounded(found, left, right):
     left, right = left.double(), right.double()
     terms = left.shape[1]
     truth, magnitude = left @ right, left.abs() @ right.abs()
-    bound = terms * 2.0**-24 * magnitude + torch.finfo(found.dtype).eps / 2 * truth.abs()
-    assert ((found.double() - truth).abs() <= bound + torch.finfo(found.dtype).tiny).all()
+    of = torch.finfo(found.dtype)
+    bound = terms * 2.0**-24 * magnitude + of.eps / 2 * truth.abs()
+    assert ((found.double() - truth).abs() <= bound + of.eps * of.tiny).all()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
