@@ -181,7 +181,9 @@ def main():
     arguments = parser.parse_args()
     device = arguments.device
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    print(f"causeway {causeway.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {name}\n")
+    print(
+        f"causeway {causeway.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {name}\n"
+    )
     hosts = host_costs(device)
     print(f"{'host time of a call':<30} {'causeway':>12} {'F.conv1d':>12} {'nothing':>12}")
     for row, times in hosts.items():
@@ -194,7 +196,11 @@ def main():
         print(f"{row:<30} {milliseconds:>9.3f} ms")
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"device": name, "torch": torch.__version__, "host_us": hosts, "step_ms": steps}, file, indent=1)
+            json.dump(
+                {"device": name, "torch": torch.__version__, "host_us": hosts, "step_ms": steps},
+                file,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":

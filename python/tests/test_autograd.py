@@ -107,11 +107,11 @@ TRANSFORMS = {
     "per-sample gradients": lambda f: torch.func.vmap(
         torch.func.grad(lambda x, w: f(x[None], w).sin().sum(), argnums=1), in_dims=(0, None)
     ),
-    "vmap over weight": lambda f: lambda x, w: torch.func.vmap(f, in_dims=(None, 1), out_dims=1)(
-        x, torch.stack([w, 2 * w, -w], 1)
+    "vmap over weight": lambda f: (
+        lambda x, w: torch.func.vmap(f, in_dims=(None, 1), out_dims=1)(x, torch.stack([w, 2 * w, -w], 1))
     ),
-    "vmap over the last axis": lambda f: lambda x, w: torch.func.vmap(f, in_dims=(3, None))(
-        torch.stack([x, 2 * x], 3), w
+    "vmap over the last axis": lambda f: (
+        lambda x, w: torch.func.vmap(f, in_dims=(3, None))(torch.stack([x, 2 * x], 3), w)
     ),
 }
 

@@ -67,7 +67,12 @@ def test_work_goes_to_the_current_stream():
 @pytest.mark.parametrize("width", [4, 6], ids=["warm", "first use inside of the capture"])
 def test_graph_capture(width):
     dtype = torch.bfloat16
-    x, weight, bias, dy = draw(2, 64, 640, dtype=dtype), draw(64, width), draw(64), draw(2, 64, 640, seed=9, dtype=dtype)
+    x, weight, bias, dy = (
+        draw(2, 64, 640, dtype=dtype),
+        draw(64, width),
+        draw(64),
+        draw(2, 64, 640, seed=9, dtype=dtype),
+    )
     state = torch.zeros(2, 64, width - 1, device="cuda", dtype=dtype)
     if width == 4:
         step(x, weight, bias, dy)
@@ -115,7 +120,10 @@ layout = ["channel-first", "channel-last"]
 @pytest.fixture(scope="module")
 def planned_workspaces(tmp_path_factory):
     """What `causeway plan` says about the backward calls of SUITE, by case."""
-    if torch.cuda.get_device_capability() != (9, 0) or torch.cuda.get_device_properties(0).multi_processor_count != 132:
+    if (
+        torch.cuda.get_device_capability() != (9, 0)
+        or torch.cuda.get_device_properties(0).multi_processor_count != 132
+    ):
         pytest.skip("the command plans for an H200")
     suite = tmp_path_factory.mktemp("suite") / "memory.toml"
     suite.write_text(SUITE)

@@ -91,7 +91,16 @@ def causal_conv1d_fn(
     if result is True:
         silu = activation is not None
         return _apply(
-            x, weight, bias, states, seq_idx, cu_seqlens, residual, silu, return_final_states, final_states_out
+            x,
+            weight,
+            bias,
+            states,
+            seq_idx,
+            cu_seqlens,
+            residual,
+            silu,
+            return_final_states,
+            final_states_out,
         )
     if result is not None:
         return result
@@ -109,9 +118,7 @@ def causal_conv1d_fn(
     )
     wants_states = return_final_states or final_states_out is not None
     forward = transforms.Convolution.apply if is_transformed() else operators.forward
-    y, final_states = forward(
-        x, weight, bias, states, seq_idx, cu_seqlens, residual, silu, wants_states
-    )
+    y, final_states = forward(x, weight, bias, states, seq_idx, cu_seqlens, residual, silu, wants_states)
     if final_states_out is not None:
         _write_final_states(final_states_out, final_states)
     return (y, final_states) if return_final_states else y

@@ -3,7 +3,14 @@
 import torch
 
 from causeway._torch import kernels, operators, transforms
-from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_compiling, is_direct, is_transformed
+from causeway._torch.eager import (
+    autocast_dtype,
+    cast,
+    expect_tensors,
+    is_compiling,
+    is_direct,
+    is_transformed,
+)
 
 
 class _Gemm(torch.autograd.Function):
