@@ -43,31 +43,69 @@ def plain(x, weight, bias):
     return F.silu(y[..., : x.shape[-1]])
 
 
+class Nothing(torch.autograd.Function):
+    """Allocates what a convolution allocates, and computes nothing: what PyTorch itself asks for a call from Python."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight, bias)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return tuple(torch.empty_like(saved) for saved in ctx.saved_tensors)
+
+
 def host_costs(device):
-    """Microseconds per call, by name."""
+    """Microseconds per call, by name: of Causeway, of `F.conv1d`, and of `Nothing`."""
     x, weight, bias = torch.randn(1, 64, 64), torch.randn(64, 4), torch.randn(64)
     x, weight, bias = (t.to(device) for t in (x, weight, bias))
     state, dy = torch.zeros(1, 64, 3, device=device), torch.ones_like(x)
     leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
-    fn = lambda *args: causeway.causal_conv1d_fn(*args, activation="silu")  # noqa: E731
     packed = weight[:, None].contiguous()
-    conv1d = lambda x, w, b: F.conv1d(x, w, b, padding=3, groups=64)  # noqa: E731
     packed_leaves = [leaves[0], packed.clone().requires_grad_(), leaves[2]]
-    gradients = lambda f, args: torch.autograd.grad(f(*args), args, dy)  # noqa: E731
-    cut = lambda *args: conv1d(*args)[..., :64]  # noqa: E731
+
+    def causal(*args):
+        return causeway.causal_conv1d_fn(*args, activation="silu")
+
+    def conv1d(x, weight, bias):
+        return F.conv1d(x, weight, bias, padding=3, groups=64)
+
+    def gradients(function, args):
+        return torch.autograd.grad(function(*args), args, dy)
+
+    def in_this_thread(function, args):
+        with torch.autograd.set_multithreading_enabled(False):
+            return gradients(function, args)
+
+    def cut(*args):
+        return conv1d(*args)[..., :64]
+
     rows = {
         "forward, no gradient": (
-            lambda: fn(x, weight, bias),
+            lambda: causal(x, weight, bias),
             lambda: conv1d(x, packed, bias),
+            lambda: torch.empty_like(x),
         ),
-        "forward, for a gradient": (lambda: fn(*leaves), lambda: conv1d(*packed_leaves)),
+        "forward, for a gradient": (
+            lambda: causal(*leaves),
+            lambda: conv1d(*packed_leaves),
+            lambda: Nothing.apply(*leaves),
+        ),
         "forward and backward": (
-            lambda: gradients(fn, leaves),
+            lambda: gradients(causal, leaves),
             lambda: gradients(cut, packed_leaves),
+            lambda: gradients(Nothing.apply, leaves),
+        ),
+        "both, autograd in this thread": (
+            lambda: in_this_thread(causal, leaves),
+            lambda: in_this_thread(cut, packed_leaves),
+            lambda: in_this_thread(Nothing.apply, leaves),
         ),
         "update": (
             lambda: causeway.causal_conv1d_update(x[..., 0], state, weight, bias, "silu"),
             None,
+            lambda: torch.empty_like(x[..., 0]),
         ),
     }
     return {
@@ -143,21 +181,26 @@ def main():
     arguments = parser.parse_args()
     device = arguments.device
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    print(f"causeway {causeway.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {name}\n")
+    print(
+        f"causeway {causeway.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {name}\n"
+    )
     hosts = host_costs(device)
-    print(f"{'host time of a call':<28} {'causeway':>12} {'F.conv1d':>12}")
-    for row, (ours, theirs) in hosts.items():
-        other = "-" if theirs is None else f"{theirs:.1f} us"
-        print(f"{row:<28} {ours:>9.1f} us {other:>12}")
+    print(f"{'host time of a call':<30} {'causeway':>12} {'F.conv1d':>12} {'nothing':>12}")
+    for row, times in hosts.items():
+        print(f"{row:<30}", *("-".rjust(12) if time is None else f"{time:>9.1f} us" for time in times))
     shape = dict(batch=4, dim=2048, seqlen=4096) if device == "cuda" else dict(batch=1, dim=256, seqlen=512)
     steps = step_times(device, **shape, steps=20 if device == "cuda" else 5)
     size = " x ".join(f"{key} {value}" for key, value in shape.items())
     print(f"\n{f'step of a block, bf16, {size}':<60}")
     for row, milliseconds in steps.items():
-        print(f"{row:<28} {milliseconds:>9.3f} ms")
+        print(f"{row:<30} {milliseconds:>9.3f} ms")
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"device": name, "torch": torch.__version__, "host_us": hosts, "step_ms": steps}, file, indent=1)
+            json.dump(
+                {"device": name, "torch": torch.__version__, "host_us": hosts, "step_ms": steps},
+                file,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The extension module: the library's calls with all outputs given. See the functions of `causeway` instead."""
+"""The extension module: the library's calls with all outputs given, and whole calls of PyTorch's tensors.
+
+See the functions of `causeway` instead.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +47,60 @@ def causal_conv1d_update(
     out: Any,
 ) -> None: ...
 def causal_conv1d_varlen_states(x: Any, cu_seqlens: Any, states: Any) -> None: ...
+def torch_forward(
+    x: Any,
+    weight: Any,
+    bias: Any | None,
+    initial_states: Any | None,
+    seq_idx: Any | None,
+    cu_seqlens: Any | None,
+    residual: Any | None,
+    silu: bool,
+    wants_states: bool,
+    final_states_out: Any | None,
+) -> Any: ...
+def torch_backward(
+    x: Any,
+    weight: Any,
+    bias: Any | None,
+    initial_states: Any | None,
+    seq_idx: Any | None,
+    cu_seqlens: Any | None,
+    dy: Any,
+    dfinal_states: Any | None,
+    silu: bool,
+) -> tuple[Any, Any, Any | None, Any | None]: ...
+def torch_update(
+    x: Any,
+    conv_state: Any,
+    weight: Any,
+    bias: Any | None,
+    silu: bool,
+    cache_seqlens: Any | None,
+    conv_state_indices: Any | None,
+) -> Any: ...
+def eager_forward(
+    x: Any,
+    weight: Any,
+    bias: Any | None,
+    seq_idx: Any | None,
+    initial_states: Any | None,
+    return_final_states: bool,
+    final_states_out: Any | None,
+    activation: str | None,
+    cu_seqlens: Any | None,
+    residual: Any | None,
+    is_cast: bool,
+) -> Any: ...
+def eager_update(
+    x: Any,
+    conv_state: Any,
+    weight: Any,
+    bias: Any | None,
+    activation: str | None,
+    cache_seqlens: Any | None,
+    conv_state_indices: Any | None,
+) -> Any: ...
 def gemm_forward(a: Any, b: Any, algorithm_name: str, c: Any) -> None: ...
 def gemm_grad_a(grad_c: Any, b: Any, algorithm_name: str, grad_a: Any) -> None: ...
 def gemm_grad_b(grad_c: Any, a: Any, algorithm_name: str, grad_b: Any) -> None: ...

@@ -1,15 +1,15 @@
 //! Runs a call where its tensors are.
 
-use causeway::backend::gpu::plan::{DeviceFacts, Plan};
-use causeway::backend::gpu::{GpuDevice, StreamHandle, Workspace};
+use causeway::backend::gpu::{GpuDevice, Ready, StreamHandle, Workspace};
 use causeway::causal_conv1d::{Backward, Forward, Update, VarlenStates};
 use causeway::{Device, Error, Location, Result, gemm};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 
 use crate::error::{Renamed, exception};
-use crate::tensor::{Tensor, Torch, data_ptr};
+use crate::tensor::Tensor;
 use crate::threads;
+use crate::torch::{Torch, data_ptr};
 
 /// Work below this stays on the calling thread, in elements (convolutions) or products (GEMM). The library's own
 /// threshold is higher; what it runs on one thread needs no pool.
@@ -20,30 +20,33 @@ pub trait Call: Send {
     /// Computes on a device.
     fn run(&mut self, device: &Device) -> Result<()>;
     /// The launches that it is on a GPU, in order.
-    fn plans(&mut self, facts: &DeviceFacts) -> Result<[Option<Plan>; 2]>;
+    fn ready(&mut self, device: &GpuDevice) -> Result<[Option<Ready>; 2]>;
 }
 
 macro_rules! calls {
-    ($($operation:ty)*) => {$(
+    ($($operation:ty, $this:ident, $device:ident => $launches:expr;)*) => {$(
         impl Call for $operation {
             fn run(&mut self, device: &Device) -> Result<()> {
                 <$operation>::run(self, device)
             }
-            fn plans(&mut self, facts: &DeviceFacts) -> Result<[Option<Plan>; 2]> {
-                Ok([self.plan(facts)?, None])
+            fn ready(&mut $this, $device: &GpuDevice) -> Result<[Option<Ready>; 2]> {
+                Ok($launches)
             }
         }
     )*};
 }
-calls!(Forward<'_> Backward<'_> Update<'_> VarlenStates<'_> gemm::Forward<'_> gemm::GradA<'_> gemm::GradB<'_>);
-
-impl Call for gemm::GradAB<'_> {
-    fn run(&mut self, device: &Device) -> Result<()> {
-        gemm::GradAB::run(self, device)
-    }
-    fn plans(&mut self, facts: &DeviceFacts) -> Result<[Option<Plan>; 2]> {
-        gemm::GradAB::plans(self, facts)
-    }
+calls! {
+    Forward<'_>, self, device => [Forward::ready(self, device)?, None];
+    Backward<'_>, self, device => [Backward::ready(self, device)?, None];
+    Update<'_>, self, device => [Update::ready(self, device)?, None];
+    VarlenStates<'_>, self, device => [VarlenStates::ready(self, device)?, None];
+    gemm::Forward<'_>, self, device => [device.ready_plan(self.plan(device.facts())?)?, None];
+    gemm::GradA<'_>, self, device => [device.ready_plan(self.plan(device.facts())?)?, None];
+    gemm::GradB<'_>, self, device => [device.ready_plan(self.plan(device.facts())?)?, None];
+    gemm::GradAB<'_>, self, device => {
+        let [of_a, of_b] = self.plans(device.facts())?;
+        [device.ready_plan(of_a)?, device.ready_plan(of_b)?]
+    };
 }
 
 /// Every tensor of a call, by name, for the checks and decisions that concern all of them.
@@ -132,32 +135,39 @@ fn on_host(py: Python<'_>, tensor: &Tensor, size: i64, call: &mut impl Call) -> 
     if size < SMALL {
         return Ok(call.run(&device)?);
     }
-    let threads = if tensor.is_torch() { torch(py)?.thread_count(py)? } else { 0 };
+    let threads = if tensor.is_torch() { Torch::of_tensors(py)?.thread_count(py)? } else { 0 };
     let pool = threads::pool(threads)?;
     Ok(py.detach(|| pool.install(|| call.run(&device)))?)
 }
 
 fn on_gpu(first: &Bound<'_, PyAny>, ordinal: u32, call: &mut impl Call) -> Result<(), Failure> {
     let py = first.py();
-    let torch = torch(py)?;
+    let torch = Torch::of_tensors(py)?;
     let stream = StreamHandle::from_address(torch.current_stream(py, ordinal)?);
     let device = GpuDevice::open(torch.vendor(), ordinal)?;
-    for plan in call.plans(device.facts())?.iter().flatten() {
+    // What needs no workspace is launched without taking Python's lock in between.
+    let left = py.detach(|| {
+        let mut launches = call.ready(&device)?;
+        for launch in &mut launches {
+            match launch {
+                Some(ready) if ready.workspace_bytes() > 0 => break,
+                // SAFETY: see below.
+                Some(ready) => unsafe { ready.launch(stream, None) }?,
+                None => {}
+            }
+            *launch = None;
+        }
+        Ok::<_, Error>(launches)
+    })?;
+    for ready in left.iter().flatten() {
+        let bytes = ready.workspace_bytes();
         // Freed at the end of the turn: PyTorch hands it out again only behind what the stream holds now.
-        let memory =
-            (plan.workspace_bytes > 0).then(|| torch.allocate(first, plan.workspace_bytes)).transpose()?;
-        let workspace = match &memory {
-            Some(memory) => Some(Workspace { address: data_ptr(memory)?, bytes: plan.workspace_bytes }),
-            None => None,
-        };
-        // SAFETY: the plan was made from views of memory on this device. PyTorch keeps that memory, and the
+        let memory = (bytes > 0).then(|| torch.allocate(first, bytes)).transpose()?;
+        let address = memory.as_ref().map(data_ptr).transpose()?;
+        let workspace = address.map(|address| Workspace { address, bytes });
+        // SAFETY: the call was made from views of memory on this device. PyTorch keeps that memory, and the
         // workspace, until its current stream has come this far, and never destroys its streams.
-        py.detach(|| unsafe { device.launch(plan, stream, workspace) })?;
+        py.detach(|| unsafe { ready.launch(stream, workspace) })?;
     }
     Ok(())
-}
-
-/// PyTorch, which a tensor has come from.
-fn torch(py: Python<'_>) -> PyResult<&Torch> {
-    Torch::imported(py)?.ok_or_else(|| PyRuntimeError::new_err("PyTorch is gone from sys.modules"))
 }

@@ -9,12 +9,12 @@ use crate::error::Renamed;
 use crate::tensor::Tensor;
 
 /// An argument as Python passes it.
-type Object<'a, 'py> = &'a Bound<'py, PyAny>;
+pub type Object<'a, 'py> = &'a Bound<'py, PyAny>;
 
 const FORWARD: Renamed = &[("final_states", "final_states_out")];
 const UPDATE: Renamed = &[("y", "out")];
 
-fn activation(silu: bool) -> Activation {
+pub fn activation(silu: bool) -> Activation {
     if silu { Activation::Silu } else { Activation::None }
 }
 
@@ -36,6 +36,160 @@ unsafe fn view_mut<'a>(argument: &str, tensor: &Option<Tensor>) -> PyResult<Opti
     tensor.as_ref().map(|tensor| unsafe { tensor.view_mut(argument) }).transpose()
 }
 
+/// The inputs of [`Forward`], as they were read.
+pub struct ForwardInputs {
+    pub x: Tensor,
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+    pub initial_states: Option<Tensor>,
+    pub seq_idx: Option<Tensor>,
+    pub cu_seqlens: Option<Tensor>,
+    pub residual: Option<Tensor>,
+    pub activation: Activation,
+}
+
+/// The inputs of [`Backward`], as they were read.
+pub struct BackwardInputs {
+    pub x: Tensor,
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+    pub dy: Tensor,
+    pub initial_states: Option<Tensor>,
+    pub seq_idx: Option<Tensor>,
+    pub cu_seqlens: Option<Tensor>,
+    pub dfinal_states: Option<Tensor>,
+    pub activation: Activation,
+}
+
+/// The inputs of [`Update`], as they were read; `conv_state` is an output too.
+pub struct UpdateInputs {
+    pub x: Tensor,
+    pub conv_state: Tensor,
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+    pub cache_seqlens: Option<Tensor>,
+    pub conv_state_indices: Option<Tensor>,
+    pub activation: Activation,
+}
+
+impl ForwardInputs {
+    /// Computes; `x` is the object that was read as such.
+    pub fn run(&self, x: Object, y: Tensor, final_states: Option<Tensor>) -> PyResult<()> {
+        Tensors {
+            inputs: &[
+                ("x", Some(self.x)),
+                ("weight", Some(self.weight)),
+                ("bias", self.bias),
+                ("initial_states", self.initial_states),
+                ("seq_idx", self.seq_idx),
+                ("cu_seqlens", self.cu_seqlens),
+                ("residual", self.residual),
+            ],
+            outputs: &[("y", Some(y)), ("final_states_out", final_states)],
+        }
+        .check()?;
+        // SAFETY: the caller holds the objects during the call, and no output shares memory with another tensor.
+        // Threads that write to an input meanwhile would race with NumPy and PyTorch just so.
+        let mut call = unsafe {
+            Forward {
+                x: self.x.view()?,
+                weight: self.weight.view()?,
+                bias: view(&self.bias)?,
+                initial_states: view(&self.initial_states)?,
+                seq_idx: view(&self.seq_idx)?,
+                cu_seqlens: view(&self.cu_seqlens)?,
+                residual: view(&self.residual)?,
+                activation: self.activation,
+                y: y.view_mut("y")?,
+                final_states: view_mut("final_states_out", &final_states)?,
+            }
+        };
+        run(x, &self.x, self.x.element_count(), &mut call, FORWARD)
+    }
+}
+
+impl BackwardInputs {
+    /// As [`ForwardInputs::run`].
+    pub fn run(
+        &self,
+        x: Object,
+        dx: Tensor,
+        dweight: Tensor,
+        dbias: Option<Tensor>,
+        dinitial_states: Option<Tensor>,
+    ) -> PyResult<()> {
+        Tensors {
+            inputs: &[
+                ("x", Some(self.x)),
+                ("weight", Some(self.weight)),
+                ("bias", self.bias),
+                ("dy", Some(self.dy)),
+                ("initial_states", self.initial_states),
+                ("seq_idx", self.seq_idx),
+                ("cu_seqlens", self.cu_seqlens),
+                ("dfinal_states", self.dfinal_states),
+            ],
+            outputs: &[
+                ("dx", Some(dx)),
+                ("dweight", Some(dweight)),
+                ("dbias", dbias),
+                ("dinitial_states", dinitial_states),
+            ],
+        }
+        .check()?;
+        // SAFETY: as in `ForwardInputs::run`.
+        let mut call = unsafe {
+            Backward {
+                x: self.x.view()?,
+                weight: self.weight.view()?,
+                bias: view(&self.bias)?,
+                dy: self.dy.view()?,
+                initial_states: view(&self.initial_states)?,
+                seq_idx: view(&self.seq_idx)?,
+                cu_seqlens: view(&self.cu_seqlens)?,
+                dfinal_states: view(&self.dfinal_states)?,
+                activation: self.activation,
+                dx: dx.view_mut("dx")?,
+                dweight: dweight.view_mut("dweight")?,
+                dbias: view_mut("dbias", &dbias)?,
+                dinitial_states: view_mut("dinitial_states", &dinitial_states)?,
+            }
+        };
+        run(x, &self.x, self.x.element_count(), &mut call, &[])
+    }
+}
+
+impl UpdateInputs {
+    /// As [`ForwardInputs::run`].
+    pub fn run(&self, x: Object, out: Tensor) -> PyResult<()> {
+        Tensors {
+            inputs: &[
+                ("x", Some(self.x)),
+                ("weight", Some(self.weight)),
+                ("bias", self.bias),
+                ("cache_seqlens", self.cache_seqlens),
+                ("conv_state_indices", self.conv_state_indices),
+            ],
+            outputs: &[("conv_state", Some(self.conv_state)), ("out", Some(out))],
+        }
+        .check()?;
+        // SAFETY: as in `ForwardInputs::run`.
+        let mut call = unsafe {
+            Update {
+                x: self.x.view()?,
+                conv_state: self.conv_state.view_mut("conv_state")?,
+                weight: self.weight.view()?,
+                bias: view(&self.bias)?,
+                cache_seqlens: view(&self.cache_seqlens)?,
+                conv_state_indices: view(&self.conv_state_indices)?,
+                activation: self.activation,
+                y: out.view_mut("out")?,
+            }
+        };
+        run(x, &self.x, self.x.element_count(), &mut call, UPDATE)
+    }
+}
+
 /// Writes `y`, of x's shape and dtype, and `final_states`, if it is given.
 ///
 /// `y = act(bias + weight ∗ x) + residual`. Any strides. No autograd: see `causeway.causal_conv1d_fn`.
@@ -53,45 +207,18 @@ pub fn causal_conv1d_forward(
     y: Object,
     final_states: Option<Object>,
 ) -> PyResult<()> {
-    let tensor = Tensor::read("x", x)?;
-    let weight = Tensor::read("weight", weight)?;
-    let bias = Tensor::read_optional("bias", bias)?;
-    let initial_states = Tensor::read_optional("initial_states", initial_states)?;
-    let seq_idx = Tensor::read_optional("seq_idx", seq_idx)?;
-    let cu_seqlens = Tensor::read_optional("cu_seqlens", cu_seqlens)?;
-    let residual = Tensor::read_optional("residual", residual)?;
-    let y = Tensor::read("y", y)?;
-    let final_states = Tensor::read_optional("final_states_out", final_states)?;
-    Tensors {
-        inputs: &[
-            ("x", Some(tensor)),
-            ("weight", Some(weight)),
-            ("bias", bias),
-            ("initial_states", initial_states),
-            ("seq_idx", seq_idx),
-            ("cu_seqlens", cu_seqlens),
-            ("residual", residual),
-        ],
-        outputs: &[("y", Some(y)), ("final_states_out", final_states)],
-    }
-    .check()?;
-    // SAFETY: the caller holds the objects during the call, and no output shares memory with another tensor.
-    // Threads that write to an input meanwhile would race with NumPy and PyTorch just so.
-    let mut call = unsafe {
-        Forward {
-            x: tensor.view()?,
-            weight: weight.view()?,
-            bias: view(&bias)?,
-            initial_states: view(&initial_states)?,
-            seq_idx: view(&seq_idx)?,
-            cu_seqlens: view(&cu_seqlens)?,
-            residual: view(&residual)?,
-            activation: activation(silu),
-            y: y.view_mut("y")?,
-            final_states: view_mut("final_states_out", &final_states)?,
-        }
+    let inputs = ForwardInputs {
+        x: Tensor::read("x", x)?,
+        weight: Tensor::read("weight", weight)?,
+        bias: Tensor::read_optional("bias", bias)?,
+        initial_states: Tensor::read_optional("initial_states", initial_states)?,
+        seq_idx: Tensor::read_optional("seq_idx", seq_idx)?,
+        cu_seqlens: Tensor::read_optional("cu_seqlens", cu_seqlens)?,
+        residual: Tensor::read_optional("residual", residual)?,
+        activation: activation(silu),
     };
-    run(x, &tensor, tensor.element_count(), &mut call, FORWARD)
+    let y = Tensor::read("y", y)?;
+    inputs.run(x, y, Tensor::read_optional("final_states_out", final_states)?)
 }
 
 /// Writes the gradients `dx`, `dweight` (of weight's dtype or float32), and `dbias` (of dweight's dtype) and
@@ -116,56 +243,24 @@ pub fn causal_conv1d_backward(
     dbias: Option<Object>,
     dinitial_states: Option<Object>,
 ) -> PyResult<()> {
-    let tensor = Tensor::read("x", x)?;
-    let weight = Tensor::read("weight", weight)?;
-    let bias = Tensor::read_optional("bias", bias)?;
-    let dy = Tensor::read("dy", dy)?;
-    let initial_states = Tensor::read_optional("initial_states", initial_states)?;
-    let seq_idx = Tensor::read_optional("seq_idx", seq_idx)?;
-    let cu_seqlens = Tensor::read_optional("cu_seqlens", cu_seqlens)?;
-    let dfinal_states = Tensor::read_optional("dfinal_states", dfinal_states)?;
-    let dx = Tensor::read("dx", dx)?;
-    let dweight = Tensor::read("dweight", dweight)?;
-    let dbias = Tensor::read_optional("dbias", dbias)?;
-    let dinitial_states = Tensor::read_optional("dinitial_states", dinitial_states)?;
-    Tensors {
-        inputs: &[
-            ("x", Some(tensor)),
-            ("weight", Some(weight)),
-            ("bias", bias),
-            ("dy", Some(dy)),
-            ("initial_states", initial_states),
-            ("seq_idx", seq_idx),
-            ("cu_seqlens", cu_seqlens),
-            ("dfinal_states", dfinal_states),
-        ],
-        outputs: &[
-            ("dx", Some(dx)),
-            ("dweight", Some(dweight)),
-            ("dbias", dbias),
-            ("dinitial_states", dinitial_states),
-        ],
-    }
-    .check()?;
-    // SAFETY: as in `causal_conv1d_forward`.
-    let mut call = unsafe {
-        Backward {
-            x: tensor.view()?,
-            weight: weight.view()?,
-            bias: view(&bias)?,
-            dy: dy.view()?,
-            initial_states: view(&initial_states)?,
-            seq_idx: view(&seq_idx)?,
-            cu_seqlens: view(&cu_seqlens)?,
-            dfinal_states: view(&dfinal_states)?,
-            activation: activation(silu),
-            dx: dx.view_mut("dx")?,
-            dweight: dweight.view_mut("dweight")?,
-            dbias: view_mut("dbias", &dbias)?,
-            dinitial_states: view_mut("dinitial_states", &dinitial_states)?,
-        }
+    let inputs = BackwardInputs {
+        x: Tensor::read("x", x)?,
+        weight: Tensor::read("weight", weight)?,
+        bias: Tensor::read_optional("bias", bias)?,
+        dy: Tensor::read("dy", dy)?,
+        initial_states: Tensor::read_optional("initial_states", initial_states)?,
+        seq_idx: Tensor::read_optional("seq_idx", seq_idx)?,
+        cu_seqlens: Tensor::read_optional("cu_seqlens", cu_seqlens)?,
+        dfinal_states: Tensor::read_optional("dfinal_states", dfinal_states)?,
+        activation: activation(silu),
     };
-    run(x, &tensor, tensor.element_count(), &mut call, &[])
+    inputs.run(
+        x,
+        Tensor::read("dx", dx)?,
+        Tensor::read("dweight", dweight)?,
+        Tensor::read_optional("dbias", dbias)?,
+        Tensor::read_optional("dinitial_states", dinitial_states)?,
+    )
 }
 
 /// Writes `out`, of x's shape and dtype, and changes `conv_state` in place.
@@ -181,38 +276,16 @@ pub fn causal_conv1d_update(
     conv_state_indices: Option<Object>,
     out: Object,
 ) -> PyResult<()> {
-    let tensor = Tensor::read("x", x)?;
-    let conv_state = Tensor::read("conv_state", conv_state)?;
-    let weight = Tensor::read("weight", weight)?;
-    let bias = Tensor::read_optional("bias", bias)?;
-    let cache_seqlens = Tensor::read_optional("cache_seqlens", cache_seqlens)?;
-    let conv_state_indices = Tensor::read_optional("conv_state_indices", conv_state_indices)?;
-    let out = Tensor::read("out", out)?;
-    Tensors {
-        inputs: &[
-            ("x", Some(tensor)),
-            ("weight", Some(weight)),
-            ("bias", bias),
-            ("cache_seqlens", cache_seqlens),
-            ("conv_state_indices", conv_state_indices),
-        ],
-        outputs: &[("conv_state", Some(conv_state)), ("out", Some(out))],
-    }
-    .check()?;
-    // SAFETY: as in `causal_conv1d_forward`.
-    let mut call = unsafe {
-        Update {
-            x: tensor.view()?,
-            conv_state: conv_state.view_mut("conv_state")?,
-            weight: weight.view()?,
-            bias: view(&bias)?,
-            cache_seqlens: view(&cache_seqlens)?,
-            conv_state_indices: view(&conv_state_indices)?,
-            activation: activation(silu),
-            y: out.view_mut("out")?,
-        }
+    let inputs = UpdateInputs {
+        x: Tensor::read("x", x)?,
+        conv_state: Tensor::read("conv_state", conv_state)?,
+        weight: Tensor::read("weight", weight)?,
+        bias: Tensor::read_optional("bias", bias)?,
+        cache_seqlens: Tensor::read_optional("cache_seqlens", cache_seqlens)?,
+        conv_state_indices: Tensor::read_optional("conv_state_indices", conv_state_indices)?,
+        activation: activation(silu),
     };
-    run(x, &tensor, tensor.element_count(), &mut call, UPDATE)
+    inputs.run(x, Tensor::read("out", out)?)
 }
 
 /// Writes `states (n, dim, state_len)` from the packed `x (total, dim)`.

@@ -1,17 +1,19 @@
 //! The extension module of the Python package: views of NumPy's and PyTorch's tensors, and calls of the library.
 //!
-//! Functions here take every tensor as it is, outputs included, and check nothing that the library checks. The
-//! package's Python code allocates outputs and knows about autograd.
+//! Functions take every tensor as it is, outputs included, and check nothing that the library checks. Those of `eager`
+//! allocate their outputs; the package's Python code knows the rest about autograd and compilers.
 
 mod call;
 mod command;
 mod conv1d;
 mod dlpack;
+mod eager;
 mod error;
 mod gemm;
 mod overlap;
 mod tensor;
 mod threads;
+mod torch;
 
 /// `causeway._native`.
 #[pyo3::pymodule(gil_used = true)]
@@ -22,6 +24,8 @@ mod _native {
     use super::conv1d::{
         causal_conv1d_backward, causal_conv1d_forward, causal_conv1d_update, causal_conv1d_varlen_states,
     };
+    #[pymodule_export]
+    use super::eager::{eager_forward, eager_update, torch_backward, torch_forward, torch_update};
     #[pymodule_export]
     use super::gemm::{gemm_forward, gemm_grad_a, gemm_grad_ab, gemm_grad_b};
 

@@ -12,9 +12,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
 
-use crate::dlpack::Reader;
+use crate::dlpack::Description;
 use crate::error::exception;
 use crate::overlap::{self, Layout};
+use crate::torch::Torch;
 
 /// What was read from a Python tensor. The caller keeps the object, and so its memory, alive.
 #[derive(Debug, Clone, Copy)]
@@ -34,97 +35,21 @@ unsafe impl Send for Tensor {}
 // SAFETY: as above.
 unsafe impl Sync for Tensor {}
 
-/// What is needed of PyTorch, once it has been imported by whoever made the tensors.
-pub struct Torch {
-    tensor: Py<PyType>,
-    parameter: Py<PyType>,
-    reader: Option<Reader>,
-    dtypes: Vec<(Py<PyAny>, DType)>,
-    vendor: Vendor,
-    current_stream: Option<Py<PyAny>>,
-    thread_count: Py<PyAny>,
-    /// Keyword arguments for `Tensor.new_empty`.
-    bytes: Py<pyo3::types::PyDict>,
-}
-
-static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
 static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
-impl Torch {
-    /// PyTorch, if this process has imported it.
-    pub fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
-        if let Some(torch) = TORCH.get(py) {
-            return Ok(Some(torch));
-        }
-        let modules = py.import("sys")?.getattr("modules")?;
-        let Ok(module) = modules.get_item("torch") else { return Ok(None) };
-        // While it is being imported, it may not have a Tensor yet.
-        if !module.hasattr("Tensor")? || !module.hasattr("nn")? || !module.hasattr("get_num_threads")? {
-            return Ok(None);
-        }
-        TORCH.get_or_try_init(py, || Self::new(&module)).map(Some)
-    }
-
-    fn new(module: &Bound<'_, PyAny>) -> PyResult<Torch> {
-        let py = module.py();
-        let names = [
-            ("float32", DType::F32),
-            ("float16", DType::F16),
-            ("bfloat16", DType::BF16),
-            ("float64", DType::F64),
-            ("int32", DType::I32),
-            ("int64", DType::I64),
-        ];
-        let dtypes = names.into_iter().map(|(name, dtype)| Ok((module.getattr(name)?.unbind(), dtype)));
-        let is_hip = !module.getattr("version")?.getattr("hip")?.is_none();
-        let bytes = pyo3::types::PyDict::new(py);
-        bytes.set_item("dtype", module.getattr("uint8")?)?;
-        let tensor = module.getattr("Tensor")?;
-        Ok(Torch {
-            reader: Reader::of(&tensor),
-            tensor: tensor.cast_into::<PyType>()?.unbind(),
-            parameter: module.getattr("nn")?.getattr("Parameter")?.cast_into::<PyType>()?.unbind(),
-            dtypes: dtypes.collect::<PyResult<_>>()?,
-            vendor: if is_hip { Vendor::Amd } else { Vendor::Nvidia },
-            // A build for processors has none.
-            current_stream: module
-                .getattr("_C")?
-                .getattr("_cuda_getCurrentRawStream")
-                .ok()
-                .map(Bound::unbind),
-            thread_count: module.getattr("get_num_threads")?.unbind(),
-            bytes: bytes.unbind(),
-        })
-    }
-
-    /// Whose GPUs this build of PyTorch is for.
-    pub fn vendor(&self) -> Vendor {
-        self.vendor
-    }
-
-    /// The address of the stream that PyTorch puts work of this thread on.
-    pub fn current_stream(&self, py: Python<'_>, ordinal: u32) -> PyResult<usize> {
-        match &self.current_stream {
-            Some(function) => function.bind(py).call1((ordinal,))?.extract(),
-            None => Err(PyNotImplementedError::new_err("this build of PyTorch has no GPU support")),
+impl From<Description> for Tensor {
+    fn from(found: Description) -> Self {
+        Tensor {
+            pointer: found.pointer,
+            dtype: found.dtype,
+            rank: found.rank,
+            shape: found.shape,
+            strides: found.strides,
+            location: found.location,
+            is_torch: true,
+            read_only: false,
         }
     }
-
-    /// `torch.get_num_threads()`.
-    pub fn thread_count(&self, py: Python<'_>) -> PyResult<usize> {
-        self.thread_count.bind(py).call0()?.extract()
-    }
-
-    /// Uninitialised memory from PyTorch's allocator, on the device and the current stream of `like`.
-    pub fn allocate<'py>(&self, like: &Bound<'py, PyAny>, bytes: u64) -> PyResult<Bound<'py, PyAny>> {
-        let py = like.py();
-        like.call_method(intern!(py, "new_empty"), (bytes,), Some(self.bytes.bind(py)))
-    }
-}
-
-/// The device address of a tensor that [`Torch::allocate`] made.
-pub fn data_ptr(tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
-    tensor.call_method0(intern!(tensor.py(), "data_ptr"))?.extract()
 }
 
 impl Tensor {
@@ -136,13 +61,12 @@ impl Tensor {
     pub fn read(argument: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
         if let Some(torch) = Torch::imported(py)? {
-            let kind = object.get_type();
-            if (kind.is(&torch.tensor) || kind.is(&torch.parameter))
+            if torch.is_plain(object)
                 && let Some(tensor) = Self::of_dlpack(object, torch)?
             {
                 return Ok(tensor);
             }
-            if object.is_instance(torch.tensor.bind(py))? {
+            if object.is_instance(torch.tensor_type(py))? {
                 return Self::of_torch(argument, object, torch);
             }
         }
@@ -164,27 +88,26 @@ impl Tensor {
 
     /// The short way; None for a tensor that only [`Tensor::of_torch`] has words for.
     fn of_dlpack(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Self>> {
-        let Some(found) = torch.reader.and_then(|reader| reader.read(object)) else { return Ok(None) };
+        let Some(found) = torch.describe(object) else { return Ok(None) };
         if object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()? {
             return Ok(None);
         }
-        Ok(Some(Tensor {
-            pointer: found.pointer,
-            dtype: found.dtype,
-            rank: found.rank,
-            shape: found.shape,
-            strides: found.strides,
-            location: found.location,
-            is_torch: true,
-            read_only: false,
-        }))
+        Ok(Some(found.into()))
+    }
+
+    /// As [`Tensor::read`], for a tensor of PyTorch's that was just made, and so holds no negated values.
+    pub fn read_new(argument: &str, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Self> {
+        match torch.describe(object) {
+            Some(found) => Ok(found.into()),
+            None => Self::of_torch(argument, object, torch),
+        }
     }
 
     fn of_torch(argument: &str, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Self> {
         let py = object.py();
         let location = if object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
             let ordinal = object.call_method0(intern!(py, "get_device"))?.extract()?;
-            match torch.vendor {
+            match torch.vendor() {
                 Vendor::Nvidia => Location::Cuda(ordinal),
                 Vendor::Amd => Location::Hip(ordinal),
             }
@@ -197,7 +120,7 @@ impl Tensor {
             )));
         };
         let found = object.getattr(intern!(py, "dtype"))?;
-        let Some((_, dtype)) = torch.dtypes.iter().find(|(known, _)| known.is(&found)) else {
+        let Some(dtype) = torch.dtype(&found) else {
             let expected = "expected torch.float32, float16, bfloat16, float64, int32 or int64";
             return Err(PyTypeError::new_err(format!("{argument} has dtype {found}: {expected}")));
         };
@@ -215,7 +138,7 @@ impl Tensor {
         let pointer: usize = object.call_method0(intern!(py, "data_ptr")).map_err(unreadable)?.extract()?;
         Ok(Tensor {
             pointer: pointer as *mut u8,
-            dtype: *dtype,
+            dtype,
             rank,
             shape,
             strides,
@@ -277,6 +200,11 @@ impl Tensor {
     /// True for a tensor of PyTorch's.
     pub fn is_torch(&self) -> bool {
         self.is_torch
+    }
+
+    /// Its sizes.
+    pub fn shape(&self) -> &[i64] {
+        &self.shape[..self.rank]
     }
 
     /// Number of elements.

@@ -107,11 +107,11 @@ TRANSFORMS = {
     "per-sample gradients": lambda f: torch.func.vmap(
         torch.func.grad(lambda x, w: f(x[None], w).sin().sum(), argnums=1), in_dims=(0, None)
     ),
-    "vmap over weight": lambda f: lambda x, w: torch.func.vmap(f, in_dims=(None, 1), out_dims=1)(
-        x, torch.stack([w, 2 * w, -w], 1)
+    "vmap over weight": lambda f: (
+        lambda x, w: torch.func.vmap(f, in_dims=(None, 1), out_dims=1)(x, torch.stack([w, 2 * w, -w], 1))
     ),
-    "vmap over the last axis": lambda f: lambda x, w: torch.func.vmap(f, in_dims=(3, None))(
-        torch.stack([x, 2 * x], 3), w
+    "vmap over the last axis": lambda f: (
+        lambda x, w: torch.func.vmap(f, in_dims=(3, None))(torch.stack([x, 2 * x], 3), w)
     ),
 }
 
@@ -156,12 +156,18 @@ def test_a_dispatch_mode_sees_the_operator():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_casts_as_a_convolution(dtype):
-    x, weight, bias = draw(2, 8, 16, dtype=torch.float32), draw(8, 4, dtype=torch.float32), draw(8).float()
-    with torch.autocast("cpu", dtype=dtype):
+def test_autocast_casts_as_a_convolution(device, dtype):
+    draws = [draw(2, 8, 16), draw(8, 4), draw(8)]
+    x, weight, bias = (t.detach().float().to(device).requires_grad_() for t in draws)
+    states = torch.zeros(2, 8, 3, device=device, dtype=dtype)
+    with torch.autocast(device, dtype=dtype):
         y = causeway.causal_conv1d_fn(x, weight, bias, activation="silu")
         assert y.dtype == torch.nn.functional.conv1d(x, weight[:, None], groups=8).dtype == dtype
-        assert causeway.causal_conv1d_fn(x.double(), weight.double()).dtype == torch.float64
+        if device == "cpu":
+            assert causeway.causal_conv1d_fn(x.double(), weight.double()).dtype == torch.float64
+        with torch.no_grad():
+            found = causeway.causal_conv1d_fn(x, weight, return_final_states=True, final_states_out=states)
+        assert found[0].dtype == dtype and found[1] is states and torch.equal(states, x[..., -3:].to(dtype))
     y.float().sum().backward()
     assert x.grad.dtype == weight.grad.dtype == torch.float32
     expected = causeway.causal_conv1d_fn(x.to(dtype), weight, bias, activation="silu")

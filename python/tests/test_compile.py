@@ -73,14 +73,11 @@ def test_update_compiles_and_changes_the_state(device):
 
 
 def test_varlen_states_and_gemm_compile(device):
-    if device == "cuda":
-        pytest.skip("GEMM runs on the CPU")
-
     def both(x, ends, a, b):
         return causeway.causal_conv1d_varlen_states(x, ends, 3), causeway.gemm(a, b)
 
-    x, ends = torch.randn(9, 4), torch.tensor([0, 2, 9])
-    a, b = torch.randn(8, 5).half().requires_grad_(), torch.randn(5, 3).half().requires_grad_()
+    x, ends = torch.randn(9, 4, device=device), torch.tensor([0, 2, 9], device=device)
+    a, b = (torch.randn(*s, device=device).half().requires_grad_() for s in [(8, 5), (5, 3)])
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
     found, expected = compiled(x, ends, a, b), both(x, ends, a, b)
     torch.testing.assert_close(found, expected)

@@ -136,6 +136,7 @@ GEMM = [
     (dict(b=torch.randn(3, 2).bfloat16()), TypeError, "b has dtype bf16"),
     (dict(algorithm="best"), ValueError, "algorithm is"),
     (dict(b=np.zeros((3, 2), np.float16)), TypeError, "b is a ndarray"),
+    (dict(b=None), TypeError, "b is a NoneType"),
 ]
 
 

@@ -8,7 +8,7 @@ import causeway  # noqa: E402
 
 KINDS = ["plain", "no-bias", "states", "short-states", "seq_idx", "cu_seqlens"]
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-DTYPES = [(F32, F32), (F16, F16), (BF16, BF16), (BF16, F32)]
+DTYPES = [(F32, F32), (F16, F16), (BF16, BF16), (F16, F32), (BF16, F32), (F32, BF16), (BF16, F16)]
 
 
 def laid_out(tensor, layout):
@@ -56,6 +56,27 @@ def test_gradients_are_within_their_bounds(parity, device, kind, layout, dtypes,
     found = torch.autograd.grad(outputs, [t[name] for name in leaves], gradients)
     found = {"d" + name: value.cpu() for name, value in zip(leaves, found)}
     assert parity.check(f"{kind} {layout}", found, tensors, silu)
+
+
+@pytest.mark.parametrize("silu", [False, True], ids=["none", "silu"])
+@pytest.mark.parametrize("layout", ["channel-first", "channel-last", "strided"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_float64_on_a_cpu(parity, kind, layout, silu):
+    t = parity.make(kind, layout, torch.float64, torch.float64, seed=len(kind) + 7 * silu)
+    t["x"], t["dy"] = laid_out(t["x"], layout), laid_out(t["dy"], layout)
+    expected = parity.gradients(t, silu)
+    leaves = [name for name in parity.DIFFERENTIABLE if name in t]
+    for name in leaves:
+        t[name].requires_grad_()
+    y, final_states = call(t, silu)
+    loss = (y * t["dy"]).sum()
+    if "dfinal_states" in t:
+        loss = loss + (final_states * t["dfinal_states"]).sum()
+    found = torch.autograd.grad(loss, [t[name] for name in leaves])
+    truth, _ = parity.reference(t, silu)
+    torch.testing.assert_close(y, truth, rtol=1e-13, atol=1e-13)
+    for name, gradient in zip(leaves, found):
+        torch.testing.assert_close(gradient, expected["d" + name], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("silu", [False, True], ids=["none", "silu"])

@@ -1,5 +1,6 @@
 """The kernels as functions without autograd, as `mamba_ssm` calls them from autograd functions of its own."""
 
+import causal_conv1d_cuda
 import torch
 
 from causeway import kernels
@@ -14,12 +15,12 @@ def causal_conv1d_fwd_function(
     final_states_out: torch.Tensor | None,
     silu_activation: bool,
 ) -> torch.Tensor:
-    """y; final_states_out is written where it is given."""
-    y = torch.empty_like(x)
-    kernels.causal_conv1d_forward(
-        x, weight, bias, initial_states, seq_idx, None, None, silu_activation, y, final_states_out
+    """The result; final_states_out is written where it is given."""
+    out = torch.empty_like(x)
+    causal_conv1d_cuda.causal_conv1d_fwd(
+        x, weight, bias, seq_idx, initial_states, out, final_states_out, silu_activation
     )
-    return y
+    return out
 
 
 def causal_conv1d_bwd_function(
@@ -70,7 +71,7 @@ def causal_conv1d_update_function(
 ) -> torch.Tensor:
     """The outputs at the new positions; conv_state is changed in place."""
     out = torch.empty_like(x)
-    kernels.causal_conv1d_update(
-        x, conv_state, weight, bias, silu_activation, cache_seqlens, conv_state_indices, out
+    causal_conv1d_cuda.causal_conv1d_update(
+        x, conv_state, weight, bias, out, silu_activation, cache_seqlens, conv_state_indices
     )
     return out

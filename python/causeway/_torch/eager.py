@@ -49,10 +49,10 @@ def cast(tensor, dtype):
     return tensor.to(dtype)
 
 
-def expect_tensors(**arguments):
-    """Every argument is a tensor of PyTorch's, or None where it may be."""
+def expect_tensors(required, **arguments):
+    """Every argument is a tensor of PyTorch's, or None if it is not among the required ones."""
     for name, value in arguments.items():
-        if value is not None and not isinstance(value, torch.Tensor):
+        if (value is not None or name in required) and not isinstance(value, torch.Tensor):
             raise TypeError(f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are")
 
 

@@ -3,7 +3,14 @@
 import torch
 
 from causeway._torch import kernels, operators, transforms
-from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_compiling, is_direct, is_transformed
+from causeway._torch.eager import (
+    autocast_dtype,
+    cast,
+    expect_tensors,
+    is_compiling,
+    is_direct,
+    is_transformed,
+)
 
 
 class _Gemm(torch.autograd.Function):
@@ -37,7 +44,7 @@ def _is_kernel_call(*tensors):
 
 def gemm(a, b, algorithm):
     """See `causeway.gemm`."""
-    expect_tensors(a=a, b=b)
+    expect_tensors(("a", "b"), a=a, b=b)
     dtype = autocast_dtype(a)
     if dtype is not None:
         a, b = cast(a, dtype), cast(b, dtype)
@@ -52,7 +59,7 @@ def gemm(a, b, algorithm):
 
 def gemm_grad_a(grad_c, b, algorithm):
     """See `causeway.gemm_grad_a`; a product too, where it is differentiated or compiled."""
-    expect_tensors(grad_c=grad_c, b=b)
+    expect_tensors(("grad_c", "b"), grad_c=grad_c, b=b)
     if _is_kernel_call(grad_c, b):
         return kernels.gemm_grad_a(grad_c, b, algorithm)
     return gemm(grad_c, b.transpose(0, 1), algorithm)
@@ -60,7 +67,7 @@ def gemm_grad_a(grad_c, b, algorithm):
 
 def gemm_grad_b(grad_c, a, algorithm):
     """See `causeway.gemm_grad_b`."""
-    expect_tensors(grad_c=grad_c, a=a)
+    expect_tensors(("grad_c", "a"), grad_c=grad_c, a=a)
     if _is_kernel_call(grad_c, a):
         return kernels.gemm_grad_b(grad_c, a, algorithm)
     return gemm(a.transpose(0, 1), grad_c, algorithm)
@@ -68,7 +75,7 @@ def gemm_grad_b(grad_c, a, algorithm):
 
 def gemm_grad_ab(grad_c, a, b, algorithm):
     """See `causeway.gemm_grad_ab`."""
-    expect_tensors(grad_c=grad_c, a=a, b=b)
+    expect_tensors(("grad_c", "a", "b"), grad_c=grad_c, a=a, b=b)
     if _is_kernel_call(grad_c, a, b):
         return kernels.gemm_grad_ab(grad_c, a, b, algorithm)
     return gemm_grad_a(grad_c, b, algorithm), gemm_grad_b(grad_c, a, algorithm)

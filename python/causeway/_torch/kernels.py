@@ -6,54 +6,17 @@ from causeway import _native
 from causeway._torch.eager import require_axes
 
 
-def empty_final_states(x, weight, cu_seqlens):
-    """Room for one row of states per sequence."""
-    batch, dim, _ = require_axes("x", x, "(batch, dim, seqlen)")
-    _, width = require_axes("weight", weight, "(dim, width)")
-    rows = batch if cu_seqlens is None else require_axes("cu_seqlens", cu_seqlens, "(n + 1)")[0] - 1
-    return x.new_empty((rows, dim, width - 1))
+# (x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states, final_states_out)
+# -> y in the order of x's strides, or (y, final_states)
+forward = _native.torch_forward
 
+# (x, weight, bias, initial_states, seq_idx, cu_seqlens, dy, dfinal_states, silu)
+# -> (dx, dweight, dbias, dinitial_states), None for the gradient of what is not there
+backward = _native.torch_backward
 
-def forward(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, final_states):
-    """y, in the order of x's strides; final_states are written where they are given."""
-    y = torch.empty_like(x)
-    _native.causal_conv1d_forward(
-        x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states
-    )
-    return y
-
-
-def backward(x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu):
-    """(dx, dweight, dbias, dinitial_states); None for the gradient of what is not there."""
-    dx = torch.empty_like(x)
-    dweight = torch.empty_like(weight)
-    dbias = None if bias is None else torch.empty_like(bias)
-    dinitial_states = None if initial_states is None else torch.empty_like(initial_states)
-    _native.causal_conv1d_backward(
-        x,
-        weight,
-        bias,
-        dy,
-        initial_states,
-        seq_idx,
-        cu_seqlens,
-        dfinal_states,
-        silu,
-        dx,
-        dweight,
-        dbias,
-        dinitial_states,
-    )
-    return dx, dweight, dbias, dinitial_states
-
-
-def update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices):
-    """The new outputs; conv_state is changed in place, and autograd is told so."""
-    out = torch.empty_like(x)
-    _native.causal_conv1d_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out)
-    if not conv_state.is_inference():
-        torch.autograd.graph.increment_version(conv_state)
-    return out
+# (x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
+# -> the new outputs; conv_state is changed in place, and autograd is told so
+update = _native.torch_update
 
 
 def varlen_states(x, cu_seqlens, state_len):

@@ -6,6 +6,7 @@ An operator returns no None: an output that was not asked for is a tensor with n
 import torch
 
 from causeway._torch import kernels
+from causeway._torch.eager import require_axes
 
 _library = torch.library.Library("causeway", "DEF")
 
@@ -35,19 +36,26 @@ def _absent(like):
 
 
 def _forward(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states):
-    states = kernels.empty_final_states(x, weight, cu_seqlens) if wants_states else None
-    y = kernels.forward(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, states)
-    return y, _absent(x) if states is None else states
+    tensors = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
+    result = kernels.forward(*tensors, silu, wants_states, None)
+    return result if wants_states else (result, _absent(x))
 
 
 def _forward_fake(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states):
-    states = kernels.empty_final_states(x, weight, cu_seqlens) if wants_states else _absent(x)
+    states = _empty_final_states(x, weight, cu_seqlens) if wants_states else _absent(x)
     return torch.empty_like(x), states
+
+
+def _empty_final_states(x, weight, cu_seqlens):
+    batch, dim, _ = require_axes("x", x, "(batch, dim, seqlen)")
+    _, width = require_axes("weight", weight, "(dim, width)")
+    rows = batch if cu_seqlens is None else require_axes("cu_seqlens", cu_seqlens, "(n + 1)")[0] - 1
+    return x.new_empty((rows, dim, width - 1))
 
 
 def _backward(x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu):
     dx, dweight, dbias, dstates = kernels.backward(
-        x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu
+        x, weight, bias, initial_states, seq_idx, cu_seqlens, dy, dfinal_states, silu
     )
     return (
         dx,
@@ -96,10 +104,11 @@ gemm = _define(
     lambda a, b, algorithm: kernels.empty_gemm(a, b),
 )
 
+
 def _save_convolution(ctx, inputs, output):
     x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states = inputs
     ctx.save_for_backward(x, weight, bias, initial_states, seq_idx, cu_seqlens)
-    ctx.silu, ctx.wants_states, ctx.has_residual = silu, wants_states, residual is not None
+    ctx.silu, ctx.wants_states = silu, wants_states
     ctx.set_materialize_grads(False)
 
 
@@ -126,7 +135,7 @@ def convolution_gradients(ctx, dy, dfinal_states):
         None if initial_states is None else dinitial_states,
         None,
         None,
-        dy if ctx.has_residual else None,
+        dy if ctx.needs_input_grad[6] else None,
         None,
         None,
     )

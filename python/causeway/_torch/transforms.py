@@ -98,9 +98,7 @@ class ConvolutionBackward(torch.autograd.Function):
         operators.refuse_second_derivative(ctx, *gradients)
 
     @staticmethod
-    def vmap(
-        info, in_dims, x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu
-    ):
+    def vmap(info, in_dims, x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu):
         """The added batch as channels."""
         channels = _Channels(info.batch_size, in_dims, seq=(5, 6))
         dx, dweight, dbias, dinitial_states = ConvolutionBackward.apply(

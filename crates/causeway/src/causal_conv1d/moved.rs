@@ -1,8 +1,9 @@
-//! The calls of this module as the memo of plans sees them.
+//! The calls of this module as the memo of plans sees them, and as callers with streams of their own launch them.
 
 use super::{Activation, Backward, Forward, Update, VarlenStates};
+use crate::backend::gpu::GpuDevice;
 use crate::backend::gpu::causal_conv1d as planners;
-use crate::backend::gpu::memo::Operation;
+use crate::backend::gpu::memo::{Operation, Ready};
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::error::Result;
 use crate::tensor::{Meta, TensorMut, TensorRef};
@@ -149,3 +150,20 @@ impl Operation for VarlenStates<'_> {
         planners::varlen_states::plan(&moved, &moved.validate()?, facts)
     }
 }
+
+macro_rules! ready {
+    ($($operation:ident)*) => {$(
+        impl $operation<'_> {
+            /// Plans the call for a GPU and loads its kernel, or finds both from a call with the same shapes; `None` if
+            /// all outputs are empty.
+            ///
+            /// # Errors
+            /// As for `run`, but for the launch.
+            pub fn ready(&self, device: &GpuDevice) -> Result<Option<Ready>> {
+                self.validate()?;
+                device.ready(self)
+            }
+        }
+    )*};
+}
+ready!(Forward Backward Update VarlenStates);

@@ -50,10 +50,12 @@ pub(crate) trait Operation {
     fn plan_moved(&self, facts: &DeviceFacts, distance: impl Fn(usize) -> u64) -> Result<Option<Plan>>;
 }
 
-/// A call that is ready to launch.
-pub(crate) struct Ready {
+/// A call whose plan is made and whose kernel is loaded: for callers with streams and an allocator of their own.
+pub struct Ready {
+    device: GpuDevice,
     known: Arc<Known>,
-    argument: [u8; MOST_ARGUMENT_BYTES],
+    /// The argument block with the addresses of this call; the plan's own if None.
+    argument: Option<[u8; MOST_ARGUMENT_BYTES]>,
 }
 
 /// A plan and where its argument block holds addresses.
@@ -139,18 +141,18 @@ impl Memo {
         self.plans.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    fn keep(&self, key: &Key, known: Known) {
+    fn keep(&self, key: &Key, known: Arc<Known>) {
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         if plans.len() >= MOST_PLANS {
             plans.clear();
         }
-        plans.insert(key.words().into(), Arc::new(known));
+        plans.insert(key.words().into(), known);
     }
 }
 
 impl Known {
-    /// The call on other memory.
-    fn at(self: Arc<Self>, key: &Key) -> Ready {
+    /// The plan's argument block for the call on other memory.
+    fn at(&self, key: &Key) -> [u8; MOST_ARGUMENT_BYTES] {
         let mut argument = [0; MOST_ARGUMENT_BYTES];
         argument[..self.plan.arguments.len()].copy_from_slice(&self.plan.arguments);
         for &(byte, tensor) in &self.places {
@@ -159,11 +161,71 @@ impl Known {
             let word = place.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
             place.copy_from_slice(&word.wrapping_add(moved).to_le_bytes());
         }
-        Ready { known: self, argument }
+        argument
+    }
+}
+
+impl Ready {
+    /// Bytes of workspace that the launch needs.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.known.plan.workspace_bytes
+    }
+
+    /// Puts the call on a stream, as [`GpuDevice::launch`] does.
+    ///
+    /// # Errors
+    /// As for [`GpuDevice::launch`].
+    ///
+    /// # Safety
+    /// As for [`GpuDevice::launch`], of the tensors of the call.
+    pub unsafe fn launch(&self, stream: StreamHandle, workspace: Option<Workspace>) -> Result<()> {
+        let Known { plan, kernel, .. } = &*self.known;
+        let argument = match &self.argument {
+            Some(argument) => &argument[..plan.arguments.len()],
+            None => &plan.arguments,
+        };
+        // SAFETY: the caller's promise: the addresses are those of the call's tensors.
+        unsafe { self.device.launch_kernel(plan, kernel, argument, stream, workspace) }
     }
 }
 
 impl GpuDevice {
+    /// Plans a call, unless one of its kind has been planned before, and loads its kernel; None if there is nothing to
+    /// launch. The operation is validated, and its tensors are on this device.
+    ///
+    /// # Errors
+    /// Those of the planner and of [`GpuDevice::prepare`].
+    pub(crate) fn ready(&self, operation: &impl Operation) -> Result<Option<Ready>> {
+        let key = Key::of(operation);
+        if key.complete
+            && let Some(known) = self.memo().find(&key)
+        {
+            let argument = Some(known.at(&key));
+            return Ok(Some(Ready { device: *self, known, argument }));
+        }
+        let Some(plan) = operation.plan_moved(self.facts(), |_| 0)? else { return Ok(None) };
+        let places = places(operation, self.facts(), &plan, &key)?;
+        let Some(mut ready) = self.ready_plan(Some(plan))? else { return Ok(None) };
+        if let Some(places) = places
+            && let Some(known) = Arc::get_mut(&mut ready.known)
+        {
+            (known.addresses, known.places) = (key.addresses, places);
+            self.memo().keep(&key, Arc::clone(&ready.known));
+        }
+        Ok(Some(ready))
+    }
+
+    /// Loads the kernel of a plan, which is not remembered; None if there is nothing to launch.
+    ///
+    /// # Errors
+    /// Those of [`GpuDevice::prepare`].
+    pub fn ready_plan(&self, plan: Option<Plan>) -> Result<Option<Ready>> {
+        let Some(plan) = plan.filter(|plan| !plan.grid.contains(&0)) else { return Ok(None) };
+        let kernel = self.kernel(&plan)?;
+        let known = Arc::new(Known { plan, kernel, addresses: [0; MOST_TENSORS], places: Vec::new() });
+        Ok(Some(Ready { device: *self, known, argument: None }))
+    }
+
     /// Puts a call on a stream, planned if it is the first of its kind.
     ///
     /// # Errors
@@ -177,24 +239,11 @@ impl GpuDevice {
         stream: StreamHandle,
         workspace: Option<Workspace>,
     ) -> Result<()> {
-        let key = Key::of(operation);
-        if key.complete
-            && let Some(known) = self.memo().find(&key)
-        {
-            let ready = known.at(&key);
-            let Known { plan, kernel, .. } = &*ready.known;
-            let argument = &ready.argument[..plan.arguments.len()];
-            // SAFETY: the caller's promise: the addresses are those of the operation's tensors.
-            return unsafe { self.launch_kernel(plan, kernel, argument, stream, workspace) };
+        match self.ready(operation)? {
+            // SAFETY: the caller's promise.
+            Some(ready) => unsafe { ready.launch(stream, workspace) },
+            None => Ok(()),
         }
-        let Some(plan) = operation.plan_moved(self.facts(), |_| 0)? else { return Ok(()) };
-        let kernel = self.kernel(&plan)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_kernel(&plan, &kernel, &plan.arguments, stream, workspace) }?;
-        if let Some(places) = places(operation, self.facts(), &plan, &key)? {
-            self.memo().keep(&key, Known { plan, kernel, addresses: key.addresses, places });
-        }
-        Ok(())
     }
 }
 
@@ -291,13 +340,13 @@ mod tests {
             // x, its two ends, the residual with its own, and three more.
             assert!(places.len() >= 5, "{places:?}");
             let kernel = Arc::new(Kernel::for_test());
-            let known = Arc::new(Known { plan, kernel, addresses: key.addresses, places });
+            let known = Known { plan, kernel, addresses: key.addresses, places };
             let other = forward(others, 128, Activation::Silu);
             let other_key = Key::of(&other);
             assert_eq!(other_key.words(), key.words());
             let expected = other.plan(&facts).unwrap().unwrap();
-            let ready = known.at(&other_key);
-            assert_eq!(ready.argument[..expected.arguments.len()], expected.arguments[..]);
+            let argument = known.at(&other_key);
+            assert_eq!(argument[..expected.arguments.len()], expected.arguments[..]);
         }
     }
 

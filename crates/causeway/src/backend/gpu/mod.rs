@@ -28,6 +28,7 @@ pub mod vendor_blas;
 pub use self::argument::Workspace;
 pub use self::device::{DeviceReport, devices};
 pub use self::executor::{CompilerFacts, Executor};
+pub use self::memo::Ready;
 pub use self::memory::DeviceBuffer;
 pub use self::runtime::GpuDevice;
 pub use self::stream::{Event, Graph, Stream, StreamHandle};

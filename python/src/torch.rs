@@ -1,0 +1,207 @@
+//! PyTorch as the extension needs it: its types, a few of its functions, its streams and its allocator.
+//!
+//! Nothing is imported here that somebody has not imported before.
+
+use causeway::DType;
+use causeway::backend::gpu::plan::Vendor;
+use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyType};
+
+use crate::dlpack::{Description, Reader};
+
+/// What is needed of PyTorch, once it has been imported by whoever made the tensors.
+pub struct Torch {
+    tensor: Py<PyType>,
+    parameter: Py<PyType>,
+    reader: Option<Reader>,
+    dtypes: Vec<(Py<PyAny>, DType)>,
+    vendor: Vendor,
+    current_stream: Option<Py<PyAny>>,
+    thread_count: Py<PyAny>,
+    empty_like: Py<PyAny>,
+    increment_version: Py<PyAny>,
+    watchers: Watchers,
+    /// Keyword arguments for `Tensor.new_empty`.
+    bytes: Py<PyDict>,
+}
+
+/// Functions that tell whether somebody wants to see operations before they run.
+struct Watchers {
+    /// Number of dispatch modes.
+    dispatch_modes: Py<PyAny>,
+    /// The innermost transform of `torch.func`, or None.
+    transform: Py<PyAny>,
+    /// True while `torch.jit.trace` records.
+    is_tracing: Py<PyAny>,
+    /// True in a region of autocast, for any device.
+    is_autocast: Py<PyAny>,
+    is_grad_enabled: Py<PyAny>,
+    /// The module with `_current_level`, which is not negative where forward-mode gradients are made.
+    forward_ad: Py<PyAny>,
+}
+
+/// Who has to see an operation before it runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Watched {
+    /// Nobody.
+    No,
+    /// Autograd, if a tensor requires a gradient.
+    Grad,
+    /// Autocast, which wants tensors of another dtype, or somebody to whom an operation is more than its kernel.
+    Yes,
+}
+
+static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+
+impl Torch {
+    /// PyTorch, if this process has imported it.
+    pub fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
+        if let Some(torch) = TORCH.get(py) {
+            return Ok(Some(torch));
+        }
+        let modules = py.import("sys")?.getattr("modules")?;
+        let Ok(module) = modules.get_item("torch") else { return Ok(None) };
+        // While it is being imported, it may not have a Tensor yet; what it gets last is the compiler's entry.
+        for name in ["Tensor", "nn", "get_num_threads", "autograd", "compiler"] {
+            if !module.hasattr(name)? {
+                return Ok(None);
+            }
+        }
+        TORCH.get_or_try_init(py, || Self::new(&module)).map(Some)
+    }
+
+    /// PyTorch, which a tensor has come from.
+    pub fn of_tensors(py: Python<'_>) -> PyResult<&Torch> {
+        Self::imported(py)?.ok_or_else(|| PyRuntimeError::new_err("PyTorch is gone from sys.modules"))
+    }
+
+    fn new(module: &Bound<'_, PyAny>) -> PyResult<Torch> {
+        let py = module.py();
+        let names = [
+            ("float32", DType::F32),
+            ("float16", DType::F16),
+            ("bfloat16", DType::BF16),
+            ("float64", DType::F64),
+            ("int32", DType::I32),
+            ("int64", DType::I64),
+        ];
+        let dtypes = names.into_iter().map(|(name, dtype)| Ok((module.getattr(name)?.unbind(), dtype)));
+        let is_hip = !module.getattr("version")?.getattr("hip")?.is_none();
+        let bytes = PyDict::new(py);
+        bytes.set_item("dtype", module.getattr("uint8")?)?;
+        let tensor = module.getattr("Tensor")?;
+        let inner = module.getattr("_C")?;
+        let of_inner = |name: &str| Ok::<_, PyErr>(inner.getattr(name)?.unbind());
+        let graph = py.import("torch.autograd.graph")?;
+        Ok(Torch {
+            reader: Reader::of(&tensor),
+            tensor: tensor.cast_into::<PyType>()?.unbind(),
+            parameter: module.getattr("nn")?.getattr("Parameter")?.cast_into::<PyType>()?.unbind(),
+            dtypes: dtypes.collect::<PyResult<_>>()?,
+            vendor: if is_hip { Vendor::Amd } else { Vendor::Nvidia },
+            // A build for processors has none.
+            current_stream: of_inner("_cuda_getCurrentRawStream").ok(),
+            thread_count: module.getattr("get_num_threads")?.unbind(),
+            empty_like: module.getattr("empty_like")?.unbind(),
+            increment_version: graph.getattr("increment_version")?.unbind(),
+            watchers: Watchers {
+                dispatch_modes: of_inner("_len_torch_dispatch_stack")?,
+                transform: inner.getattr("_functorch")?.getattr("peek_interpreter_stack")?.unbind(),
+                is_tracing: of_inner("_is_tracing")?,
+                is_autocast: of_inner("_is_any_autocast_enabled")?,
+                is_grad_enabled: module.getattr("is_grad_enabled")?.unbind(),
+                forward_ad: py.import("torch.autograd.forward_ad")?.into_any().unbind(),
+            },
+            bytes: bytes.unbind(),
+        })
+    }
+
+    /// The type of tensors.
+    pub fn tensor_type<'py>(&self, py: Python<'py>) -> &Bound<'py, PyType> {
+        self.tensor.bind(py)
+    }
+
+    /// True for a tensor or a parameter that is of no class of somebody else's.
+    #[inline]
+    pub fn is_plain(&self, object: &Bound<'_, PyAny>) -> bool {
+        let kind = object.get_type();
+        kind.is(&self.tensor) || kind.is(&self.parameter)
+    }
+
+    /// A tensor by way of DLPack; None if this PyTorch lacks it, or for a tensor without a word there.
+    #[inline]
+    pub fn describe(&self, object: &Bound<'_, PyAny>) -> Option<Description> {
+        self.reader.and_then(|reader| reader.read(object))
+    }
+
+    /// A dtype that kernels know.
+    pub fn dtype(&self, object: &Bound<'_, PyAny>) -> Option<DType> {
+        self.dtypes.iter().find(|(known, _)| known.is(object)).map(|(_, dtype)| *dtype)
+    }
+
+    /// Who has to see the operations of this thread. Autocast does not count where it `is_cast` already.
+    pub fn watched(&self, py: Python<'_>, is_cast: bool) -> PyResult<Watched> {
+        let watchers = &self.watchers;
+        let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
+        if is(&watchers.dispatch_modes)?
+            || !watchers.transform.bind(py).call0()?.is_none()
+            || is(&watchers.is_tracing)?
+            || (!is_cast && is(&watchers.is_autocast)?)
+            || watchers.forward_ad.bind(py).getattr(intern!(py, "_current_level"))?.extract::<i64>()? >= 0
+        {
+            return Ok(Watched::Yes);
+        }
+        Ok(if is(&watchers.is_grad_enabled)? { Watched::Grad } else { Watched::No })
+    }
+
+    /// Whose GPUs this build of PyTorch is for.
+    pub fn vendor(&self) -> Vendor {
+        self.vendor
+    }
+
+    /// The address of the stream that PyTorch puts work of this thread on.
+    pub fn current_stream(&self, py: Python<'_>, ordinal: u32) -> PyResult<usize> {
+        match &self.current_stream {
+            Some(function) => function.bind(py).call1((ordinal,))?.extract(),
+            None => Err(PyNotImplementedError::new_err("this build of PyTorch has no GPU support")),
+        }
+    }
+
+    /// `torch.get_num_threads()`.
+    pub fn thread_count(&self, py: Python<'_>) -> PyResult<usize> {
+        self.thread_count.bind(py).call0()?.extract()
+    }
+
+    /// `torch.empty_like(like)`.
+    pub fn empty_like<'py>(&self, like: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.empty_like.bind(like.py()).call1((like,))
+    }
+
+    /// Tells autograd that a tensor's values have changed.
+    pub fn increment_version(&self, written: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = written.py();
+        if !written.call_method0(intern!(py, "is_inference"))?.is_truthy()? {
+            self.increment_version.bind(py).call1((written,))?;
+        }
+        Ok(())
+    }
+
+    /// Uninitialised memory from PyTorch's allocator, on the device and the current stream of `like`.
+    pub fn allocate<'py>(&self, like: &Bound<'py, PyAny>, bytes: u64) -> PyResult<Bound<'py, PyAny>> {
+        let py = like.py();
+        like.call_method(intern!(py, "new_empty"), (bytes,), Some(self.bytes.bind(py)))
+    }
+}
+
+/// The device address of a tensor that [`Torch::allocate`] made.
+pub fn data_ptr(tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
+    tensor.call_method0(intern!(tensor.py(), "data_ptr"))?.extract()
+}
+
+/// True for a tensor that autograd has to follow, where it follows any; False for None.
+pub fn requires_grad(tensor: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+    tensor.map_or(Ok(false), |tensor| tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy())
+}

@@ -1,0 +1,115 @@
+"""Matrix products under autograd: against float64, for every layout and wanted gradient, and in a training loop."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import causeway  # noqa: E402
+
+DTYPES = [torch.float16, torch.bfloat16]
+ALGORITHMS = ["fast", "exact"]
+
+
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def laid_out(matrix, layout):
+    """The same values in another memory order."""
+    if layout == "transposed":
+        return matrix.T.contiguous().T
+    if layout == "padded":
+        return torch.nn.functional.pad(matrix, (1, 2))[:, 1:-2]
+    return matrix
+
+
+def draw(rows, columns, device, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed + 100 * rows + columns)
+    return torch.randn(rows, columns, generator=generator).to(device, dtype)
+
+
+def assert_rounded(found, left, right):
+    """A product that is off by the roundings of its f32 sum and of its elements, and no more."""
+    left, right = left.double(), right.double()
+    terms = left.shape[1]
+    truth, magnitude = left @ right, left.abs() @ right.abs()
+    of = torch.finfo(found.dtype)
+    bound = terms * 2.0**-24 * magnitude + of.eps / 2 * truth.abs()
+    assert ((found.double() - truth).abs() <= bound + of.eps * of.tiny).all()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("layout", ["rows", "transposed", "padded"])
+@pytest.mark.parametrize("sizes", [(33, 29, 47), (64, 128, 32), (1, 1, 1)], ids=str)
+def test_values_and_gradients(device, sizes, layout, dtype, algorithm):
+    m, n, k = sizes
+    a = laid_out(draw(m, k, device, dtype), layout).requires_grad_()
+    b = laid_out(draw(k, n, device, dtype, seed=1), layout).requires_grad_()
+    grad_c = laid_out(draw(m, n, device, dtype, seed=2), layout)
+    c = causeway.gemm(a, b, algorithm=algorithm)
+    c.backward(grad_c)
+    assert c.dtype == dtype and c.shape == (m, n)
+    a64, b64 = a.detach(), b.detach()
+    assert_rounded(c.detach(), a64, b64)
+    assert_rounded(a.grad, grad_c, b64.T)
+    assert_rounded(b.grad, a64.T, grad_c)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (3, 0, 4), (3, 4, 0)], ids=str)
+def test_empty(device, sizes):
+    m, n, k = sizes
+    a, b = (draw(*s, device, torch.float16).requires_grad_() for s in [(m, k), (k, n)])
+    c = causeway.gemm(a, b)
+    c.sum().backward()
+    assert c.shape == (m, n) and not c.any() and not a.grad.any() and not b.grad.any()
+
+
+@pytest.mark.parametrize("wanted", ["a", "b"])
+def test_only_the_gradient_that_is_wanted(device, wanted):
+    t = {"a": draw(5, 6, device, torch.float16), "b": draw(6, 7, device, torch.float16)}
+    t[wanted].requires_grad_()
+    causeway.gemm(**t).sum().backward()
+    assert all((t[name].grad is not None) == (name == wanted) for name in t)
+
+
+def test_gradients_can_be_differentiated_again(device):
+    a, b = (draw(*s, device, torch.bfloat16).requires_grad_() for s in [(5, 6), (6, 7)])
+    for product in (causeway.gemm, torch.matmul):
+        (grad_a,) = torch.autograd.grad(product(a, b).square().sum(), a, create_graph=True)
+        (grad_a * grad_a.detach()).sum().backward()
+    # Both have added the same to b.grad.
+    twice = b.grad.clone()
+    b.grad = None
+    (grad_a,) = torch.autograd.grad(torch.matmul(a, b).square().sum(), a, create_graph=True)
+    (grad_a * grad_a.detach()).sum().backward()
+    torch.testing.assert_close(twice, 2 * b.grad, rtol=0.05, atol=0.05 * b.grad.abs().max().item())
+
+
+def losses_of_training(product, device, dtype, steps=60):
+    """A two-layer perceptron that learns a fixed one, by gradient descent: the loss of every step."""
+    x = draw(64, 24, device, torch.float32)
+    target = torch.tanh(x @ draw(24, 8, device, torch.float32, seed=1) / 5)
+    # Parameters are float32, as in mixed-precision training; the products are in half precision.
+    first = (draw(24, 40, device, torch.float32, seed=2) / 5).requires_grad_()
+    second = (draw(40, 8, device, torch.float32, seed=3) / 6).requires_grad_()
+    optimizer = torch.optim.SGD([first, second], lr=0.5)
+    losses = []
+    for _ in range(steps):
+        hidden = torch.relu(product(x.to(dtype), first.to(dtype)))
+        loss = (product(hidden, second.to(dtype)).float() - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_a_perceptron_learns_as_with_pytorch(device, dtype, algorithm):
+    found = losses_of_training(lambda a, b: causeway.gemm(a, b, algorithm=algorithm), device, dtype)
+    expected = losses_of_training(torch.matmul, device, dtype)
+    assert found[-1] < 0.1 * found[0]
+    for ours, theirs in zip(found, expected):
+        assert abs(ours - theirs) <= 4 * torch.finfo(dtype).eps * theirs
