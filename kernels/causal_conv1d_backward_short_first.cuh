@@ -36,7 +36,7 @@ public:
     CAUSEWAY_DEVICE explicit ShortFirstBackward(const BackwardArguments& a) : a(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
-        channel = (i64)block * CHANNELS + thread_index() / EACH;
+        channel = (i32)(block * CHANNELS + thread_index() / EACH);
 #pragma unroll
         for (int j = 0; j <= W; ++j) sums[j] = 0.0f;
         const u32 units = (u32)a.batch * a.pieces;
@@ -49,6 +49,8 @@ public:
                 compute(packets);
                 unit += EACH;
                 if (unit >= units) break;
+                // Its products with the strides, kept from round to round, would be registers too many.
+                channel = opaque(channel);
                 packets = load_packets(unit);
             }
         }
@@ -155,7 +157,7 @@ private:
     }
 
     const BackwardArguments& a;
-    i64 channel;
+    i32 channel;  // this kernel is for calls of fewer than 2^31 elements
     float weight[W], bias, sums[W + 1];
 };
 

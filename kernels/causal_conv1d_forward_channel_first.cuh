@@ -75,6 +75,16 @@ template <typename X, class Tile> struct Rows {
     static CAUSEWAY_DEVICE void add_states(Packet<16>& packet, i32 t, const X* states, i64 stride) {
         if constexpr (Tile::shifted) {
             if (t >= 0) return;
+            if constexpr (Halo == 1) {
+                // Of COUNT branches, one of which inserts, compilers make one insertion at a computed place: the packet
+                // then lies in private memory.
+                const u32 state = load<sizeof(X)>(states).word[0];
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    packet.word[i / PER_WORD] |= t + i == -1 ? state << (32 / PER_WORD * (i % PER_WORD)) : 0;
+                }
+                return;
+            }
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 if (t + i < 0 && t + i >= -Halo) insert(packet, i, states + (t + i + Halo) * stride);

@@ -248,7 +248,7 @@ CAUSEWAY_DEVICE float shuffle(float value, u32 source CAUSEWAY_AND_SITE) {
 }
 
 // The same value, of which the compiler no longer knows where it came from. It then keeps the value in registers
-// where it would rather compute it again at every use. An address is for load() and async_copy(), which say that they
+// where it would rather compute it again at every use; and what is computed from the value is computed again. An address is for load() and async_copy(), which say that they
 // access global memory.
 CAUSEWAY_DEVICE const char* opaque(const char* address) {
 #if defined(CAUSEWAY_NVIDIA)
@@ -260,6 +260,13 @@ CAUSEWAY_DEVICE const char* opaque(const char* address) {
 CAUSEWAY_DEVICE float opaque(float value) {
 #if defined(CAUSEWAY_NVIDIA)
     asm("" : "+f"(value));
+#endif
+    return value;
+}
+
+CAUSEWAY_DEVICE i32 opaque(i32 value) {
+#if defined(CAUSEWAY_NVIDIA)
+    asm("" : "+r"(value));
 #endif
     return value;
 }

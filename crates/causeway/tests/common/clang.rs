@@ -11,9 +11,16 @@ fn clang() -> String {
     std::env::var("CAUSEWAY_TEST_CLANG").unwrap_or_else(|_| "clang++-19".to_string())
 }
 
+/// What the clang says it is; None if this machine has not got it.
+pub fn version() -> Option<String> {
+    let output =
+        Command::new(clang()).arg("--version").output().ok().filter(|output| output.status.success())?;
+    String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_string)
+}
+
 /// True if this machine has the clang; says so if it has not. `CAUSEWAY_TEST_REQUIRE=clang` makes that a failure.
 pub fn is_present() -> bool {
-    let present = Command::new(clang()).arg("--version").output().is_ok_and(|output| output.status.success());
+    let present = version().is_some();
     let required = std::env::var("CAUSEWAY_TEST_REQUIRE").unwrap_or_default();
     assert!(present || !required.split(',').any(|part| part == "clang"), "{} is required here", clang());
     if !present {

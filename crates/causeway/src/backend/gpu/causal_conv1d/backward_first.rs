@@ -36,6 +36,7 @@ impl Planner<'_> {
             element,
             silu: self.op.activation == Activation::Silu,
             careful,
+            ragged_states: ragged && has_states,
             all_options,
             overfull: dim as u64 > u64::from(self.facts.multiprocessors * OVERFULL_THREADS / wave),
         })?;

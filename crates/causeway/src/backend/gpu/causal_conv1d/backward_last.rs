@@ -2,7 +2,8 @@
 //! in small calls, short ones.
 
 use super::backward::{Launch, Planner};
-use super::{Constants, View, backward_tiles, weight_access};
+use super::backward_tiles::{self, LastCall};
+use super::{Constants, View, takes_more_registers, weight_access};
 use crate::causal_conv1d::Sizes;
 
 impl Planner<'_> {
@@ -28,7 +29,14 @@ impl Planner<'_> {
         {
             return Some(short);
         }
-        let tile = backward_tiles::last(width, elements_each, legal * element, self.has_places())?;
+        let call = LastCall {
+            width,
+            elements: elements_each,
+            bytes: legal * element,
+            places: self.has_places(),
+            takes_more_registers: takes_more_registers(self.facts),
+        };
+        let tile = backward_tiles::last(&call)?;
         let channels = legal.min(tile.channels).min((tile.bytes / element).max(1));
         let across = (dim as u64).div_ceil(u64::from(channels));
         let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;

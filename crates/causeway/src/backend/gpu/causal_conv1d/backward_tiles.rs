@@ -110,14 +110,28 @@ const LAST: &[Rule] = &[
     },
 ];
 
-/// The tile for a width, a number of elements of x per multiprocessor and the widest legal access.
-pub(super) fn last(width: i64, elements: u64, bytes: u32, places: bool) -> Option<LastTile> {
-    LAST.iter()
-        .find(|rule| {
-            let fits = width <= rule.width && elements <= rule.elements && bytes <= rule.bytes;
-            fits && (rule.places || !places)
-        })
-        .map(|rule| rule.tile)
+/// What the channel-last tile depends on.
+pub(super) struct LastCall {
+    pub width: i64,
+    /// Elements of x per multiprocessor.
+    pub elements: u64,
+    /// The widest legal access.
+    pub bytes: u32,
+    /// cu_seqlens or seq_idx is given.
+    pub places: bool,
+    pub takes_more_registers: bool,
+}
+
+/// The tile for a call.
+pub(super) fn last(call: &LastCall) -> Option<LastTile> {
+    let fits =
+        |rule: &&Rule| call.width <= rule.width && call.elements <= rule.elements && call.bytes <= rule.bytes;
+    let tile = LAST.iter().find(|rule| fits(rule) && (rule.places || !call.places))?.tile;
+    // Masks for boundaries, beside four channels.
+    if call.takes_more_registers && call.places && tile.channels == 4 {
+        return Some(LastTile { threads: 128, resident: 3, ..tile });
+    }
+    Some(tile)
 }
 
 /// What the channel-first tile depends on.
@@ -128,6 +142,8 @@ pub(super) struct FirstCall {
     pub silu: bool,
     /// Some tiles take the careful path, which needs more registers.
     pub careful: bool,
+    /// Rows that begin or end inside a packet, and states: more registers where a packet has 8 positions.
+    pub ragged_states: bool,
     /// All options at once, which need even more.
     pub all_options: bool,
     /// More channels than waves that are resident.
@@ -136,7 +152,7 @@ pub(super) struct FirstCall {
 
 /// The tile for a call.
 pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
-    let &FirstCall { width, element, silu, careful, all_options, overfull } = call;
+    let &FirstCall { width, element, silu, careful, ragged_states, all_options, overfull } = call;
     // A lane needs as many positions as a halo.
     let bytes = if i64::from(16 / element) < width - 1 { 32 } else { 16 };
     // Where waves run in several rounds, channels are cut finely, so that the last round is short. What a channel costs
@@ -151,6 +167,8 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
         (..=4, false, _) if least_waves > 1 => 768,
         (..=4, false, _) if element == 2 => 640,
         (_, _, true) => 256,
+        // 128 registers are some too few (docs/code-objects.md).
+        (..=4, ..) if ragged_states && element == 2 => 384,
         _ => 512,
     };
     let tile = FirstTile {

@@ -5,7 +5,8 @@ use bytemuck::{Pod, Zeroable};
 use super::forward_tiles::{WIDEST, checked_threads, first_tile, last_tile};
 use super::{
     Constants, Divisor, PACKET, Strides2, Strides3, View, address, blocks_of, bytes, instantiation,
-    kernel_macro, layers, meta_bytes, most_blocks, plain_plan, refuse_f64, striding_blocks, weight_access,
+    kernel_macro, layers, meta_bytes, most_blocks, plain_plan, refuse_f64, striding_blocks,
+    takes_more_registers, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Forward, Sizes};
@@ -159,7 +160,9 @@ impl Planner<'_> {
         let op = self.op;
         let resident = if op.residual.is_some() || (op.seq_idx.is_some() && self.sizes.packed) {
             tile.resident.min(8)
-        } else if self.is_checked() && op.initial_states.is_some() {
+        } else if self.is_checked() && op.initial_states.is_some()
+            || tile.rows >= 12 && takes_more_registers(self.facts)
+        {
             tile.resident.min(10)
         } else {
             tile.resident

@@ -18,7 +18,7 @@ pub mod varlen_states;
 use bytemuck::{Pod, Zeroable};
 
 use super::launch::{Constants, PACKET, most_blocks, plain_plan, power_of_two_in};
-use super::plan::DeviceFacts;
+use super::plan::{DeviceFacts, Vendor};
 use crate::causal_conv1d::Activation;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Meta, TensorMut, TensorRef};
@@ -197,6 +197,12 @@ fn kernel_macro(threads: u32, resident: u32, cluster: u32) -> String {
     } else {
         format!("CAUSEWAY_KERNEL({threads}, {resident})")
     }
+}
+
+/// Tiles and their caps on registers are measured on sm_90. Code for NVIDIA's other architectures needs a few registers more
+/// where the cap is tight (docs/code-objects.md).
+fn takes_more_registers(facts: &DeviceFacts) -> bool {
+    facts.vendor == Vendor::Nvidia && !facts.architecture.starts_with("sm_90")
 }
 
 /// Blocks of `size` that cover `count`; neither is negative.

@@ -25,8 +25,11 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
     let (left, right) = (Access::left(problem), Access::right(problem));
     // A thread's neighbouring results: 4, or 2 of the smallest tile.
     let results = result_bytes(problem, (size / 8).min(8));
-    // Two blocks on a multiprocessor cap a thread's registers at 128. Accesses of 4 and 8 bytes take a few more.
-    let resident = if [left.bytes, right.bytes].iter().all(|bytes| matches!(bytes, 2 | 16)) { 2 } else { 1 };
+    // Two blocks on a multiprocessor cap a thread's registers at 128. Accesses of 4 and 8 bytes take a few more, and so do
+    // two kinds of access on sm_75.
+    let fits = [left.bytes, right.bytes].iter().all(|bytes| matches!(bytes, 2 | 16))
+        && (left.bytes == right.bytes || facts.architecture != "sm_75");
+    let resident = if fits { 2 } else { 1 };
     let text = format!(
         "{}{}CAUSEWAY_KERNEL({THREADS}, {resident}) {ENTRY}(const causeway::gemm::Arguments arguments) {{\n    \
          causeway::gemm::exact<Problem, Tile>(arguments);\n}}\n",
