@@ -134,7 +134,7 @@ impl CodeObject {
         argument: Raw,
     ) -> Result<(), ()> {
         let mut message = [0; 1024];
-        let (order, seed, workers) = (0, 0, 1);
+        let (order, seed, workers) = (0, 0, 2);
         let status = unsafe {
             (self.launch)(
                 self.call as Raw,
