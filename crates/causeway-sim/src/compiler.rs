@@ -126,6 +126,18 @@ impl Compiler {
         &self.folder
     }
 
+    /// The command that makes a shared object, without its source and its result.
+    pub fn command(&self) -> Vec<String> {
+        let mut words = vec![self.program.display().to_string()];
+        words.extend(self.options.iter().cloned());
+        words.extend([
+            "-shared".to_string(),
+            "-Wl,-Bsymbolic".to_string(),
+            self.runtime.display().to_string(),
+        ]);
+        words
+    }
+
     /// A name for what this compiler makes of a text.
     pub fn key(&self, text: &str) -> String {
         short(&blake3::Hasher::new().update(self.identity.as_bytes()).update(text.as_bytes()).finalize())

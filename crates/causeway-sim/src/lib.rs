@@ -180,6 +180,13 @@ impl Simulator {
         self
     }
 
+    /// The command that compiles a kernel's C++ to a shared object with the simulator's runtime in it: a program and its
+    /// arguments, to which the source, `-o` and the result come. For who launches kernels by other ways than a [`Plan`],
+    /// with `causeway_simulator_launch` of runtime/simulator.cpp. It is good as long as this simulator is there.
+    pub fn compile_command(&self) -> Vec<String> {
+        self.compiler.command()
+    }
+
     fn fault(plan: &Plan, message: String) -> Error {
         Error::SimulatedFault { entry: plan.entry.to_string(), header: plan.header.to_string(), message }
     }

@@ -1,7 +1,11 @@
 //! The command as people start it: a process with arguments, files, output and an exit status.
 
+#[path = "../../../causeway/tests/common/fake_gpu.rs"]
+mod fake_gpu;
+
 mod bench;
 mod general;
+mod hip;
 mod kernels;
 mod process;
 mod report;

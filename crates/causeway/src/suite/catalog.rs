@@ -279,6 +279,13 @@ mod tests {
             ),
             (suite(&row("shape = [1, 2, 3]\nseq_idx = [[0, 1]]")), "seq_idx needs runs of positive length"),
             (
+                suite(
+                    &row(&format!("shape = [{}]", "[1, 2, 3], ".repeat(200)))
+                        .replace("width = 4", &format!("width = [{}]", "1, ".repeat(200))),
+                ),
+                "its lists (shape, width) multiply to 40000 cases: at most 10000 are allowed",
+            ),
+            (
                 suite(&row("shape = [1, 2, 3]").replace("width = 4", "width = 257")),
                 "width is 257: expected 1 to 256",
             ),

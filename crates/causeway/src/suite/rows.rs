@@ -26,6 +26,9 @@ const MULTIPLYING: [&str; 12] = [
     "algorithm",
 ];
 
+/// Most cases of one row: a few lists of a small file would fill the memory.
+const MOST_CASES: usize = 10_000;
+
 /// The cases of one row, which `base` completes.
 pub(super) fn cases<R: Row>(
     base: Option<&toml::Table>,
@@ -35,6 +38,16 @@ pub(super) fn cases<R: Row>(
     let mut whole = base.cloned().unwrap_or_default();
     whole.extend(row.clone());
     let listed: Vec<&str> = MULTIPLYING.into_iter().filter(|key| list(&whole, key).is_some()).collect();
+    let combinations = listed
+        .iter()
+        .filter_map(|key| list(&whole, key))
+        .fold(1usize, |product, values| product.saturating_mul(values.len()));
+    if combinations > MOST_CASES {
+        return Err(format!(
+            "its lists ({}) multiply to {combinations} cases: at most {MOST_CASES} are allowed; split the row",
+            listed.join(", ")
+        ));
+    }
     expand(whole)
         .into_iter()
         .map(|row| {

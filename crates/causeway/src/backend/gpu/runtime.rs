@@ -102,8 +102,14 @@ impl GpuDevice {
         report.expect_supported()?;
         let context = driver.context(handle)?;
         let pool = match report.memory_pools {
-            // A driver that has pools but refuses this one still has plain allocation.
-            true => driver.enter(context)?.create_pool(ordinal, POOL_KEEPS).ok(),
+            true => match driver.enter(context) {
+                // A driver that has pools but refuses this one still has plain allocation.
+                Ok(current) => current.create_pool(ordinal, POOL_KEEPS).ok(),
+                Err(error) => {
+                    driver.give_back(handle);
+                    return Err(error);
+                }
+            },
             false => None,
         };
         let device = GpuDevice(Box::leak(Box::new(Inner {
@@ -329,18 +335,20 @@ impl GpuDevice {
             Builder::global().build(&plan.program(), &self.0.target, self.0.driver.compiler_major())?;
         let current = self.enter()?;
         // Kernels may be needed first while a stream is being recorded.
-        let module = current.outside_capture(|| current.load_module(&code.image))?;
-        let module = module.map_err(|message| Error::InvalidImage {
-            device: self.to_string(),
-            architecture: self.facts().architecture.clone(),
-            message,
-            compiler: code.compiler.clone(),
-        })?;
-        // SAFETY: the module was just loaded; without the entry nobody will use it.
-        let function = current.outside_capture(|| unsafe {
-            current
-                .function(module, plan.entry)
-                .or_else(|error| current.unload_module(module).and(Err(error)))
+        let (module, function) = current.outside_capture(|| {
+            let module = current.load_module(&code.image)?.map_err(|message| Error::InvalidImage {
+                device: self.to_string(),
+                architecture: self.facts().architecture.clone(),
+                message,
+                compiler: code.compiler.clone(),
+            })?;
+            // SAFETY: the module was just loaded; without the entry nobody will use it.
+            let function = unsafe {
+                current
+                    .function(module, plan.entry)
+                    .or_else(|error| current.unload_module(module).and(Err(error)))
+            };
+            Ok((module, function?))
         })?;
 
         let mut kernels = self.0.kernels.write().unwrap_or_else(PoisonError::into_inner);

@@ -76,7 +76,7 @@ impl Scratch {
         let (owner, recording) = match unsafe { current.recording(stream) }? {
             Some(recording) => (Owner::Recorded(stream), recording),
             // SAFETY: as above.
-            None => (Owner::Eager(unsafe { current.stream_id(stream) }), 0),
+            None => (Owner::Eager(unsafe { current.stream_id(stream) }?), 0),
         };
         let counters = self.of(owner);
         let mut counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,11 +90,19 @@ impl Scratch {
             let zeroing = if recording == 0 { stream } else { self.zeroing_stream(current)? };
             let bytes = u64::from(count) * COUNTER_BYTES;
             let Some(address) = current.outside_capture(|| current.allocate(bytes))? else { return Ok(None) };
-            // SAFETY: the memory was just allocated with this size.
-            unsafe { current.fill(address, 0, bytes, zeroing) }?;
-            if recording != 0 {
+            let zeroed = || {
+                // SAFETY: the memory was just allocated with this size.
+                unsafe { current.fill(address, 0, bytes, zeroing) }?;
+                if recording == 0 {
+                    return Ok(());
+                }
                 // SAFETY: the stream is never destroyed.
-                current.outside_capture(|| unsafe { current.synchronize(zeroing) })?;
+                current.outside_capture(|| unsafe { current.synchronize(zeroing) })
+            };
+            if let Err(error) = zeroed() {
+                // SAFETY: no launch has been given the memory; freeing waits for the filling.
+                let _ = current.outside_capture(|| unsafe { current.free(address) });
+                return Err(error);
             }
             *counters = Counters { recording, address, count };
         }
@@ -120,13 +128,12 @@ impl Scratch {
         Ok(*self.zeroing.get_or_init(|| stream))
     }
 
-    /// Forgets a stream that is about to be destroyed, and frees the counters of its eager launches.
+    /// Forgets a stream that is about to be destroyed, and frees the counters of its eager launches. `id` is the
+    /// stream's number.
     ///
     /// # Safety
-    /// The stream must have done all its work and be launched on no more.
-    pub unsafe fn forget(&self, current: &Current<'_>, stream: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
-        let id = unsafe { current.stream_id(stream) };
+    /// The stream must be launched on no more.
+    pub unsafe fn forget(&self, current: &Current<'_>, stream: usize, id: u64) -> Result<()> {
         let mut owners = self.owners.write().unwrap_or_else(PoisonError::into_inner);
         owners.remove(&Owner::Recorded(stream));
         let Some(counters) = owners.remove(&Owner::Eager(id)) else { return Ok(()) };
@@ -135,7 +142,7 @@ impl Scratch {
         if counters.count == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's promise: nobody uses them any more.
+        // SAFETY: the caller's promise: nobody will use them any more, and freeing waits for those that do.
         current.outside_capture(|| unsafe { current.free(counters.address) })
     }
 }

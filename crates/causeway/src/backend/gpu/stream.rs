@@ -32,6 +32,8 @@ pub struct Stream(Arc<OwnStream>);
 struct OwnStream {
     device: GpuDevice,
     handle: usize,
+    /// The driver's number for it.
+    id: u64,
 }
 
 impl Stream {
@@ -40,8 +42,13 @@ impl Stream {
     /// # Errors
     /// What the driver says.
     pub fn new(device: GpuDevice) -> Result<Self> {
-        let handle = device.enter()?.create_stream()?;
-        Ok(Stream(Arc::new(OwnStream { device, handle })))
+        let current = device.enter()?;
+        let handle = current.create_stream()?;
+        // SAFETY: the stream is live; nobody else has it.
+        let id = unsafe {
+            current.stream_id(handle).or_else(|error| current.destroy_stream(handle).and(Err(error)))?
+        };
+        Ok(Stream(Arc::new(OwnStream { device, handle, id })))
     }
 
     /// The device.
@@ -102,11 +109,10 @@ impl Drop for OwnStream {
     fn drop(&mut self) {
         // An error here means that the device is lost, and the stream with it.
         let Ok(current) = self.device.enter() else { return };
-        // SAFETY: nobody has the stream any more, and after `synchronize` it holds no work.
+        // SAFETY: nobody has the stream any more.
         unsafe {
-            if current.synchronize(self.handle).is_ok() {
-                let _ = self.device.scratch().forget(&current, self.handle);
-            }
+            let _ = current.synchronize(self.handle);
+            let _ = self.device.scratch().forget(&current, self.handle, self.id);
             let _ = current.destroy_stream(self.handle);
         }
     }

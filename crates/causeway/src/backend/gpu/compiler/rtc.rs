@@ -13,29 +13,37 @@ use crate::error::{Error, Result};
 
 type RawProgram = *mut std::ffi::c_void;
 
+/// Program, text, its name, how many headers, their texts and names.
+type CreateProgram = unsafe extern "C" fn(
+    *mut RawProgram,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+
+/// Something about a program, and where to store it.
+type Ask<T> = unsafe extern "C" fn(RawProgram, *mut T) -> c_int;
+
 /// `NVRTC_ERROR_INVALID_OPTION` and its twin.
 const INVALID_OPTION: c_int = 5;
 /// `NVRTC_ERROR_COMPILATION` and its twin.
 const COMPILATION: c_int = 6;
 
+/// A function and its name, for messages.
+type Named<F> = (F, &'static str);
+
 /// An open run-time compiler.
 pub(super) struct Rtc {
-    create: unsafe extern "C" fn(
-        *mut RawProgram,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const *const c_char,
-        *const *const c_char,
-    ) -> c_int,
-    compile: unsafe extern "C" fn(RawProgram, c_int, *const *const c_char) -> c_int,
-    log_size: unsafe extern "C" fn(RawProgram, *mut usize) -> c_int,
-    log: unsafe extern "C" fn(RawProgram, *mut c_char) -> c_int,
-    code_size: unsafe extern "C" fn(RawProgram, *mut usize) -> c_int,
-    code: unsafe extern "C" fn(RawProgram, *mut c_char) -> c_int,
-    destroy: unsafe extern "C" fn(*mut RawProgram) -> c_int,
-    error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    prefix: &'static str,
+    create: Named<CreateProgram>,
+    compile: Named<unsafe extern "C" fn(RawProgram, c_int, *const *const c_char) -> c_int>,
+    log_size: Named<Ask<usize>>,
+    log: Named<Ask<c_char>>,
+    code_size: Named<Ask<usize>>,
+    code: Named<Ask<c_char>>,
+    destroy: Named<unsafe extern "C" fn(*mut RawProgram) -> c_int>,
+    error_string: Named<unsafe extern "C" fn(c_int) -> *const c_char>,
     /// Major and minor version.
     pub version: (u32, u32),
     /// HIPRTC's: ROCm 5.2 ends the process when two threads compile at once.
@@ -55,13 +63,13 @@ pub(super) enum Outcome {
     InvalidOption(String),
 }
 
-/// Function names: NVRTC's, HIPRTC's.
+/// A function by its names: NVRTC's, HIPRTC's.
 macro_rules! symbol {
     ($library:expr, $path:expr, $index:expr, $nvrtc:literal / $hiprtc:literal) => {{
         let name = [$nvrtc, $hiprtc][$index];
         // SAFETY: the fields of `Rtc` have the signatures that both vendors document for these names.
         match unsafe { $library.get(name.as_bytes()) } {
-            Ok(symbol) => *symbol,
+            Ok(symbol) => (*symbol, name),
             Err(_) => {
                 let fix = ["install NVRTC 11.2 or later", "install ROCm 5.0 or later"][$index];
                 return Err(Error::SymbolMissing { path: $path.clone(), symbol: name, fix });
@@ -77,18 +85,9 @@ impl Rtc {
         let Opened { library, path } = opened;
         let file = path;
         let path = file.display().to_string();
-        let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
+        let version: Named<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int> =
             symbol!(library, path, index, "nvrtcVersion" / "hiprtcVersion");
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: both are places for the answers.
-        unsafe { version(&mut major, &mut minor) };
-        let mut version = (major.unsigned_abs(), minor.unsigned_abs());
-        let mut builtins = None;
-        match vendor {
-            Vendor::Nvidia => builtins = open_builtins(&file, version),
-            Vendor::Amd => version = rocm_version(&library, &file),
-        }
-        Ok(Rtc {
+        let mut rtc = Rtc {
             create: symbol!(library, path, index, "nvrtcCreateProgram" / "hiprtcCreateProgram"),
             compile: symbol!(library, path, index, "nvrtcCompileProgram" / "hiprtcCompileProgram"),
             log_size: symbol!(library, path, index, "nvrtcGetProgramLogSize" / "hiprtcGetProgramLogSize"),
@@ -97,12 +96,20 @@ impl Rtc {
             code: symbol!(library, path, index, "nvrtcGetCUBIN" / "hiprtcGetCode"),
             destroy: symbol!(library, path, index, "nvrtcDestroyProgram" / "hiprtcDestroyProgram"),
             error_string: symbol!(library, path, index, "nvrtcGetErrorString" / "hiprtcGetErrorString"),
-            prefix: ["nvrtc", "hiprtc"][index],
-            version,
+            version: (0, 0),
             one_at_a_time: (vendor == Vendor::Amd).then(Mutex::default),
-            _builtins: builtins,
+            _builtins: None,
             _library: library,
-        })
+        };
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both are places for the answers.
+        rtc.check(version.1, unsafe { (version.0)(&mut major, &mut minor) })?;
+        rtc.version = (major.unsigned_abs(), minor.unsigned_abs());
+        match vendor {
+            Vendor::Nvidia => rtc._builtins = open_builtins(&file, rtc.version),
+            Vendor::Amd => rtc.version = rocm_version(&rtc._library, &file),
+        }
+        Ok(rtc)
     }
 
     /// Compiles one text to machine code.
@@ -116,29 +123,31 @@ impl Rtc {
         let mut program = Handle { rtc: self, raw: ptr::null_mut() };
         // SAFETY: `raw` is a place for the answer; the text and the name end in zero; there are no headers.
         let status = unsafe {
-            (self.create)(&mut program.raw, text.as_ptr(), c"kernel".as_ptr(), 0, ptr::null(), ptr::null())
+            (self.create.0)(&mut program.raw, text.as_ptr(), c"kernel".as_ptr(), 0, ptr::null(), ptr::null())
         };
-        self.check("CreateProgram", status)?;
+        self.check(self.create.1, status)?;
         // SAFETY: the program is live, and `options` holds as many texts as is said.
-        let status = unsafe { (self.compile)(program.raw, options.len() as c_int, options.as_ptr()) };
+        let status = unsafe { (self.compile.0)(program.raw, options.len() as c_int, options.as_ptr()) };
         let log = program.log();
         match status {
             COMPILATION => return Ok(Outcome::Refused(log)),
             INVALID_OPTION => return Ok(Outcome::InvalidOption(log)),
-            _ => self.check("CompileProgram", status)?,
+            _ => self.check(self.compile.1, status)?,
         }
         let mut size = 0;
         // SAFETY: the program is compiled; `size` is a place for the answer.
-        self.check("GetCodeSize", unsafe { (self.code_size)(program.raw, &mut size) })?;
+        let status = unsafe { (self.code_size.0)(program.raw, &mut size) };
+        self.check(self.code_size.1, status)?;
         let mut code = vec![0u8; size];
         // SAFETY: the buffer has the size that the compiler named.
-        self.check("GetCode", unsafe { (self.code)(program.raw, code.as_mut_ptr().cast()) })?;
+        let status = unsafe { (self.code.0)(program.raw, code.as_mut_ptr().cast()) };
+        self.check(self.code.1, status)?;
         Ok(Outcome::Code(code, log))
     }
 
     fn c_text(&self, text: &str) -> Result<CString> {
         CString::new(text).map_err(|_| Error::Driver {
-            call: self.prefix,
+            call: self.create.1,
             code: INVALID_OPTION,
             message: "the text holds a zero byte".to_string(),
         })
@@ -150,10 +159,10 @@ impl Rtc {
         }
         // SAFETY: the compilers return constant texts, for any number.
         let words = unsafe {
-            let words = (self.error_string)(status);
+            let words = (self.error_string.0)(status);
             if words.is_null() { String::new() } else { CStr::from_ptr(words).to_string_lossy().into_owned() }
         };
-        Err(Error::Driver { call, code: status, message: format!("{} {words} ({status})", self.prefix) })
+        Err(Error::Driver { call, code: status, message: format!("{words} ({status})") })
     }
 }
 
@@ -168,12 +177,12 @@ impl Handle<'_> {
     fn log(&self) -> String {
         let mut size = 0;
         // SAFETY: the program is live; `size` is a place for the answer.
-        if unsafe { (self.rtc.log_size)(self.raw, &mut size) } != 0 || size <= 1 {
+        if unsafe { (self.rtc.log_size.0)(self.raw, &mut size) } != 0 || size <= 1 {
             return String::new();
         }
         let mut log = vec![0u8; size];
         // SAFETY: the buffer has the size that the compiler named.
-        unsafe { (self.rtc.log)(self.raw, log.as_mut_ptr().cast()) };
+        unsafe { (self.rtc.log.0)(self.raw, log.as_mut_ptr().cast()) };
         let text = log.split(|&byte| byte == 0).next().unwrap_or_default();
         String::from_utf8_lossy(text).trim().to_string()
     }
@@ -183,7 +192,7 @@ impl Drop for Handle<'_> {
     fn drop(&mut self) {
         if !self.raw.is_null() {
             // SAFETY: the program is live and is not used again.
-            unsafe { (self.rtc.destroy)(&mut self.raw) };
+            unsafe { (self.rtc.destroy.0)(&mut self.raw) };
         }
     }
 }
@@ -196,6 +205,11 @@ fn rocm_version(hiprtc: &Library, file: &Path) -> (u32, u32) {
         let mut number = 0;
         // SAFETY: HIP documents this signature; `number` is a place for the answer.
         let status = unsafe { library.get::<Version>(b"hipRuntimeGetVersion").ok()?(&mut number) };
+        if status != 0 {
+            // Nobody else shall find this error as HIP's last one.
+            // SAFETY: HIP documents this signature.
+            unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"hipGetLastError").ok()?() };
+        }
         let number = u32::try_from(number).ok().filter(|_| status == 0)?;
         Some((number / 10_000_000, number / 100_000 % 100))
     };

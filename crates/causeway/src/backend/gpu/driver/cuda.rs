@@ -42,6 +42,7 @@ const MAX_DYNAMIC_SHARED: c_int = 8;
 /// Functions without a counterpart of the same form in HIP.
 pub(super) struct Cuda {
     primary_retain: unsafe extern "C" fn(*mut Raw, c_int) -> c_int,
+    primary_release: unsafe extern "C" fn(c_int) -> c_int,
     current_get: unsafe extern "C" fn(*mut Raw) -> c_int,
     current_push: unsafe extern "C" fn(Raw) -> c_int,
     current_pop: unsafe extern "C" fn(*mut Raw) -> c_int,
@@ -123,6 +124,7 @@ impl Cuda {
         }
         Ok(Cuda {
             primary_retain: symbol!("cuDevicePrimaryCtxRetain"),
+            primary_release: symbol!("cuDevicePrimaryCtxRelease_v2"),
             current_get: symbol!("cuCtxGetCurrent"),
             current_push: symbol!("cuCtxPushCurrent_v2"),
             current_pop: symbol!("cuCtxPopCurrent_v2"),
@@ -150,13 +152,19 @@ impl Cuda {
         }
     }
 
-    /// The device's primary context: the one that PyTorch and the CUDA runtime use. It is never released,
-    /// since memory and kernels live in it until the process ends.
+    /// The device's primary context: the one that PyTorch and the CUDA runtime use. Once a device is open it is never
+    /// released, since memory and kernels live in it until the process ends.
     pub fn retain_primary(&self, device: c_int) -> (Raw, &'static str, Status) {
         let mut context: Raw = ptr::null_mut();
         // SAFETY: `context` is a place for the answer.
         let status = unsafe { (self.primary_retain)(&mut context, device) };
         (context, "cuDevicePrimaryCtxRetain", Status(status))
+    }
+
+    /// Gives a primary context back that was retained for a device that is not opened after all.
+    pub fn release_primary(&self, device: c_int) {
+        // SAFETY: takes a number; the context was retained. An error of this repeats an earlier one.
+        unsafe { (self.primary_release)(device) };
     }
 
     /// Makes a context current if it is not. True if [`Cuda::leave`] has to undo that.

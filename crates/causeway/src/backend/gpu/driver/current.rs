@@ -53,10 +53,11 @@ impl Current<'_> {
         };
         let mut pool: Raw = ptr::null_mut();
         let mut keep = keep;
-        // SAFETY: `pool` is a place for the answer; the attribute is a 64-bit number.
+        // SAFETY: `pool` is a place for the answer; the attribute is a 64-bit number; nobody has seen the pool.
         unsafe {
             call_optional!(driver.pool_create(&mut pool, &properties))?;
-            call_optional!(driver.pool_set(pool, RELEASE_THRESHOLD, (&raw mut keep).cast()))?;
+            call_optional!(driver.pool_set(pool, RELEASE_THRESHOLD, (&raw mut keep).cast()))
+                .or_else(|error| call_optional!(driver.pool_destroy(pool)).and(Err(error)))?;
         }
         Ok(pool as usize)
     }
@@ -175,20 +176,20 @@ impl Current<'_> {
     /// A number for a stream that no other stream of this process ever has, where the driver keeps one; else
     /// its handle, which a later stream may get again.
     ///
+    /// A driver that keeps them and does not answer is an error: two numbers for one stream would be two sets of
+    /// counters.
+    ///
     /// # Safety
     /// As for [`Current::synchronize`]. On a stream that is being recorded, asking breaks the recording.
     #[inline]
-    pub unsafe fn stream_id(&self, stream: usize) -> u64 {
+    pub unsafe fn stream_id(&self, stream: usize) -> Result<u64> {
         let driver = self.driver;
-        let mut id = 0;
-        if let Some((function, _)) = driver.table.stream_id {
+        let mut id = stream as u64;
+        if let Some((function, name)) = driver.table.stream_id {
             // SAFETY: the caller's promise; `id` is a place for the answer.
-            if unsafe { function(raw(stream), &mut id) } == 0 {
-                return id;
-            }
-            driver.forget_error();
+            driver.check(name, Status(unsafe { function(raw(stream), &mut id) }))?;
         }
-        stream as u64
+        Ok(id)
     }
 
     /// Makes a stream wait for an event.
@@ -422,7 +423,8 @@ impl Current<'_> {
         unsafe {
             call!(driver.capture_end(raw(stream), &mut graph))?;
             let made = call_optional!(driver.graph_instantiate(&mut executable, graph, 0));
-            call!(driver.graph_destroy(graph))?;
+            // An error of this repeats an earlier one, and what was made must not be lost by it.
+            let _ = call!(driver.graph_destroy(graph));
             made?;
         }
         Ok(executable as usize)
@@ -468,12 +470,16 @@ impl Current<'_> {
         const RELAXED: c_int = 2;
         let driver = self.driver;
         let mut mode = RELAXED;
+        // The mode is the thread's own: swapping it has no failure but an earlier one, which `work` meets as well. What
+        // `work` makes must not be lost by it, nor what it frees be kept.
         // SAFETY: swaps the thread's mode with `mode`.
-        unsafe { call!(driver.capture_mode_exchange(&mut mode)) }?;
+        let swapped = unsafe { call!(driver.capture_mode_exchange(&mut mode)) };
         let result = work();
-        // SAFETY: as above, back again.
-        let restored = unsafe { call!(driver.capture_mode_exchange(&mut mode)) };
-        result.and_then(|value| restored.map(|()| value))
+        if swapped.is_ok() {
+            // SAFETY: as above, back again.
+            let _ = unsafe { call!(driver.capture_mode_exchange(&mut mode)) };
+        }
+        result
     }
 }
 

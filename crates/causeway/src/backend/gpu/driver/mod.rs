@@ -356,6 +356,13 @@ impl Driver {
         }
     }
 
+    /// Gives a context back that nothing was made in.
+    pub fn give_back(&self, device: c_int) {
+        if let Native::Cuda(cuda) = &self.native {
+            cuda.release_primary(device);
+        }
+    }
+
     /// Makes a context current on this thread until the guard is dropped.
     #[inline]
     pub fn enter(&self, context: Context) -> Result<Current<'_>> {

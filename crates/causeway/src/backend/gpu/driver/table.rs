@@ -121,6 +121,7 @@ table! {
         // CUDA 11.2, ROCm 5.2; usable where the device says so.
         pool_create(*mut Raw, *const PoolProperties) = "cuMemPoolCreate" / "hipMemPoolCreate";
         pool_set(Raw, c_int, *mut c_void) = "cuMemPoolSetAttribute" / "hipMemPoolSetAttribute";
+        pool_destroy(Raw) = "cuMemPoolDestroy" / "hipMemPoolDestroy";
         pool_allocate(*mut u64, usize, Raw, Raw) = "cuMemAllocFromPoolAsync" / "hipMallocFromPoolAsync";
         pool_free(u64, Raw) = "cuMemFreeAsync" / "hipFreeAsync";
     }

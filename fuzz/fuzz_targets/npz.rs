@@ -1,0 +1,6 @@
+//! Any bytes as an npz file.
+#![no_main]
+
+use causeway::files::Format;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::files::read_all(Format::Npz, data));
