@@ -50,7 +50,8 @@ fn every_variant_that_full_launches_is_launched() {
                     !launched.contains_key(*variant) && !TOO_LARGE.iter().any(|large| case.starts_with(large))
                 })
                 .collect();
-            println!("{device}: {} of {} variants", full.len() - missing.len(), full.len());
+            let executed = full.keys().filter(|variant| launched.contains_key(*variant)).count();
+            println!("{device}: {executed} of {} variants", full.len());
             assert!(
                 missing.is_empty(),
                 "suites/sim.toml lacks a small shape with the kernels that these cases launch on {device}: {missing:#?}"
