@@ -49,11 +49,8 @@ public:
                 compute(packets);
                 unit += EACH;
                 if (unit >= units) break;
-                // Its products with the strides, kept from round to round, would be registers too many there. Elsewhere
-                // computing them again costs up to 4 %.
-                if constexpr (Problem::silu && (SAME<X, bf16> || (sizeof(X) == 2 && THREADS == 1024))) {
-                    channel = opaque(channel);
-                }
+                // Its products with the strides, kept from round to round, would be registers too many.
+                channel = opaque(channel);
                 packets = load_packets(unit);
             }
         }

@@ -9,8 +9,7 @@
 //
 // update_vector serves one new position: a thread owns a packet of neighbouring channels of `repeats` batch entries,
 // and its parameters stay in registers. State rows that lie side by side (channel by channel, or column by column)
-// move in wide accesses, those of a ring too: memory moves whole sectors anyway. update_general serves everything else, one
-// channel of one batch entry per thread.
+// move in wide accesses, those of a ring too: memory moves whole sectors anyway. update_general serves everything else, one channel of one batch entry per thread.
 //
 // Cost per channel and entry, width 4, state_len 4, bf16: 2 bytes of x, 2 of y, 8 + 8 of state, and weight and bias
 // from a cache (10 bytes per thread and channel, for all its entries). It is bound by latency when the batch is small:

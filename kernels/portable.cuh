@@ -248,8 +248,8 @@ CAUSEWAY_DEVICE float shuffle(float value, u32 source CAUSEWAY_AND_SITE) {
 }
 
 // The same value, of which the compiler no longer knows where it came from. It then keeps the value in registers
-// where it would rather compute it again at every use; and what is computed from the value is computed again. An address
-// is for load() and async_copy(), which say that they access global memory.
+// where it would rather compute it again at every use; and what is computed from the value is computed again. An address is for load() and async_copy(), which say that they
+// access global memory.
 CAUSEWAY_DEVICE const char* opaque(const char* address) {
 #if defined(CAUSEWAY_NVIDIA)
     asm("" : "+l"(address));
