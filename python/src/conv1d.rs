@@ -73,6 +73,29 @@ pub struct UpdateInputs {
 }
 
 impl ForwardInputs {
+    /// Reads the arguments, which errors name.
+    pub fn read(
+        x: Object,
+        weight: Object,
+        bias: Option<Object>,
+        initial_states: Option<Object>,
+        seq_idx: Option<Object>,
+        cu_seqlens: Option<Object>,
+        residual: Option<Object>,
+        activation: Activation,
+    ) -> PyResult<Self> {
+        Ok(ForwardInputs {
+            x: Tensor::read("x", x)?,
+            weight: Tensor::read("weight", weight)?,
+            bias: Tensor::read_optional("bias", bias)?,
+            initial_states: Tensor::read_optional("initial_states", initial_states)?,
+            seq_idx: Tensor::read_optional("seq_idx", seq_idx)?,
+            cu_seqlens: Tensor::read_optional("cu_seqlens", cu_seqlens)?,
+            residual: Tensor::read_optional("residual", residual)?,
+            activation,
+        })
+    }
+
     /// Computes; `x` is the object that was read as such.
     pub fn run(&self, x: Object, y: Tensor, final_states: Option<Tensor>) -> PyResult<()> {
         Tensors {
@@ -109,6 +132,31 @@ impl ForwardInputs {
 }
 
 impl BackwardInputs {
+    /// As [`ForwardInputs::read`].
+    pub fn read(
+        x: Object,
+        weight: Object,
+        bias: Option<Object>,
+        dy: Object,
+        initial_states: Option<Object>,
+        seq_idx: Option<Object>,
+        cu_seqlens: Option<Object>,
+        dfinal_states: Option<Object>,
+        activation: Activation,
+    ) -> PyResult<Self> {
+        Ok(BackwardInputs {
+            x: Tensor::read("x", x)?,
+            weight: Tensor::read("weight", weight)?,
+            bias: Tensor::read_optional("bias", bias)?,
+            dy: Tensor::read("dy", dy)?,
+            initial_states: Tensor::read_optional("initial_states", initial_states)?,
+            seq_idx: Tensor::read_optional("seq_idx", seq_idx)?,
+            cu_seqlens: Tensor::read_optional("cu_seqlens", cu_seqlens)?,
+            dfinal_states: Tensor::read_optional("dfinal_states", dfinal_states)?,
+            activation,
+        })
+    }
+
     /// As [`ForwardInputs::run`].
     pub fn run(
         &self,
@@ -207,16 +255,16 @@ pub fn causal_conv1d_forward(
     y: Object,
     final_states: Option<Object>,
 ) -> PyResult<()> {
-    let inputs = ForwardInputs {
-        x: Tensor::read("x", x)?,
-        weight: Tensor::read("weight", weight)?,
-        bias: Tensor::read_optional("bias", bias)?,
-        initial_states: Tensor::read_optional("initial_states", initial_states)?,
-        seq_idx: Tensor::read_optional("seq_idx", seq_idx)?,
-        cu_seqlens: Tensor::read_optional("cu_seqlens", cu_seqlens)?,
-        residual: Tensor::read_optional("residual", residual)?,
-        activation: activation(silu),
-    };
+    let inputs = ForwardInputs::read(
+        x,
+        weight,
+        bias,
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        residual,
+        activation(silu),
+    )?;
     let y = Tensor::read("y", y)?;
     inputs.run(x, y, Tensor::read_optional("final_states_out", final_states)?)
 }
@@ -243,17 +291,17 @@ pub fn causal_conv1d_backward(
     dbias: Option<Object>,
     dinitial_states: Option<Object>,
 ) -> PyResult<()> {
-    let inputs = BackwardInputs {
-        x: Tensor::read("x", x)?,
-        weight: Tensor::read("weight", weight)?,
-        bias: Tensor::read_optional("bias", bias)?,
-        dy: Tensor::read("dy", dy)?,
-        initial_states: Tensor::read_optional("initial_states", initial_states)?,
-        seq_idx: Tensor::read_optional("seq_idx", seq_idx)?,
-        cu_seqlens: Tensor::read_optional("cu_seqlens", cu_seqlens)?,
-        dfinal_states: Tensor::read_optional("dfinal_states", dfinal_states)?,
-        activation: activation(silu),
-    };
+    let inputs = BackwardInputs::read(
+        x,
+        weight,
+        bias,
+        dy,
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        dfinal_states,
+        activation(silu),
+    )?;
     inputs.run(
         x,
         Tensor::read("dx", dx)?,

@@ -49,16 +49,8 @@ pub fn eager_forward<'py>(
         Watched::Grad => return Ok(Some(PyBool::new(py, true).to_owned().into_any())),
         Watched::No => {}
     }
-    let inputs = ForwardInputs {
-        x: Tensor::read("x", x)?,
-        weight: Tensor::read("weight", weight)?,
-        bias: Tensor::read_optional("bias", bias)?,
-        initial_states: Tensor::read_optional("initial_states", initial_states)?,
-        seq_idx: Tensor::read_optional("seq_idx", seq_idx)?,
-        cu_seqlens: Tensor::read_optional("cu_seqlens", cu_seqlens)?,
-        residual: Tensor::read_optional("residual", residual)?,
-        activation,
-    };
+    let inputs =
+        ForwardInputs::read(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, activation)?;
     let wants_states = return_final_states.is_truthy()?;
     let (y, final_states) = forward(torch, x, &inputs, wants_states, final_states_out)?;
     result(y, if wants_states { final_states } else { None }).map(Some)
@@ -81,16 +73,16 @@ pub fn torch_forward<'py>(
     wants_states: Object<'_, 'py>,
     final_states_out: Option<Object<'_, 'py>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let inputs = ForwardInputs {
-        x: Tensor::read("x", x)?,
-        weight: Tensor::read("weight", weight)?,
-        bias: Tensor::read_optional("bias", bias)?,
-        initial_states: Tensor::read_optional("initial_states", initial_states)?,
-        seq_idx: Tensor::read_optional("seq_idx", seq_idx)?,
-        cu_seqlens: Tensor::read_optional("cu_seqlens", cu_seqlens)?,
-        residual: Tensor::read_optional("residual", residual)?,
-        activation: activation(silu),
-    };
+    let inputs = ForwardInputs::read(
+        x,
+        weight,
+        bias,
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        residual,
+        activation(silu),
+    )?;
     let (y, final_states) =
         forward(Torch::of_tensors(x.py())?, x, &inputs, wants_states.is_truthy()?, final_states_out)?;
     result(y, final_states)
@@ -157,17 +149,17 @@ pub fn torch_backward<'py>(
     silu: bool,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let torch = Torch::of_tensors(x.py())?;
-    let inputs = BackwardInputs {
-        x: Tensor::read("x", x)?,
-        weight: Tensor::read("weight", weight)?,
-        bias: Tensor::read_optional("bias", bias)?,
-        dy: Tensor::read("dy", dy)?,
-        initial_states: Tensor::read_optional("initial_states", initial_states)?,
-        seq_idx: Tensor::read_optional("seq_idx", seq_idx)?,
-        cu_seqlens: Tensor::read_optional("cu_seqlens", cu_seqlens)?,
-        dfinal_states: Tensor::read_optional("dfinal_states", dfinal_states)?,
-        activation: activation(silu),
-    };
+    let inputs = BackwardInputs::read(
+        x,
+        weight,
+        bias,
+        dy,
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        dfinal_states,
+        activation(silu),
+    )?;
     let new = |like: Option<Object<'_, 'py>>| like.map(|like| torch.empty_like(like)).transpose();
     let gradients = [new(Some(x))?, new(Some(weight))?, new(bias)?, new(initial_states)?];
     let read = |name, gradient: &Option<Bound<'py, PyAny>>| {
