@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
+use crate::rounding::{bf16_from_f64, f16_from_f64};
 use crate::tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};
 
 /// Bytes that elements are aligned to, and storage is a multiple of: enough for any vector width.
@@ -178,8 +179,8 @@ impl HostTensor {
     pub fn assign(&mut self, value: impl FnMut(usize) -> f64) {
         match self.dtype {
             DType::F32 => self.assign_as::<f32>(value, |v| v as f32),
-            DType::F16 => self.assign_as::<f16>(value, f16::from_f64),
-            DType::BF16 => self.assign_as::<bf16>(value, bf16::from_f64),
+            DType::F16 => self.assign_as::<f16>(value, f16_from_f64),
+            DType::BF16 => self.assign_as::<bf16>(value, bf16_from_f64),
             DType::F64 => self.assign_as::<f64>(value, |v| v),
             DType::I32 => self.assign_as::<i32>(value, |v| v as i32),
             DType::I64 => self.assign_as::<i64>(value, |v| v as i64),

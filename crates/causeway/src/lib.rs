@@ -15,6 +15,7 @@ pub mod memory;
 pub mod named;
 pub mod oracle;
 pub mod placement;
+mod rounding;
 pub mod server;
 pub mod suite;
 pub mod tensor;

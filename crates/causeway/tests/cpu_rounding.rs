@@ -1,7 +1,8 @@
-//! Rounding to 16 bits on the CPU, bit by bit: a convolution of width 1 is a product, rounded to f32 and then to x's dtype.
+//! Rounding to 16 bits on the CPU, bit by bit. A convolution of width 1 is a product, rounded to f32 and then to x's
+//! dtype; its dweight is one product, too.
 
 use causeway::backend::cpu::{Cpu, Level};
-use causeway::causal_conv1d::{Activation, Forward};
+use causeway::causal_conv1d::{Activation, Backward, Forward};
 use causeway::{DType, Device, HostTensor};
 use half::{bf16, f16};
 
@@ -71,4 +72,40 @@ fn every_bf16_product_is_rounded_correctly() {
 #[test]
 fn every_f16_product_is_rounded_correctly() {
     check(DType::F16, |bits| f16::from_bits(bits).to_f32(), |value| f16::from_f32(value).to_bits());
+}
+
+/// dweight is kept in f64 and rounded to the dtype once: a sum just above the middle between two numbers of 16 bits
+/// goes up, though the middle itself goes down to the even one.
+#[test]
+fn gradients_of_parameters_are_rounded_once() {
+    for (dtype, fraction) in [(DType::BF16, 8), (DType::F16, 11)] {
+        let middle = 1.0 + 0.5f32.powi(fraction);
+        for (term, expected) in [(middle, 1.0), (middle + 0.5f32.powi(22), 1.0 + 0.5f64.powi(fraction - 1))] {
+            for level in Level::ALL {
+                let Ok(cpu) = Cpu::with_level(level) else { continue };
+                let one = HostTensor::from_slice(&[1.0f32], &[1, 1, 1]).unwrap();
+                let x = HostTensor::from_slice(&[term], &[1, 1, 1]).unwrap();
+                let weight = HostTensor::zeros(dtype, &[1, 1]).unwrap();
+                let (mut dx, mut dweight) = (x.clone(), weight.clone());
+                Backward {
+                    x: x.view(),
+                    weight: weight.view(),
+                    bias: None,
+                    dy: one.view(),
+                    initial_states: None,
+                    seq_idx: None,
+                    cu_seqlens: None,
+                    dfinal_states: None,
+                    activation: Activation::None,
+                    dx: dx.view_mut(),
+                    dweight: dweight.view_mut(),
+                    dbias: None,
+                    dinitial_states: None,
+                }
+                .run(&Device::Cpu(cpu))
+                .unwrap();
+                assert_eq!(dweight.view().to_f64(), [expected], "{dtype} of {term} on {level}");
+            }
+        }
+    }
 }

@@ -6,6 +6,7 @@
 use half::{bf16, f16};
 
 use crate::backend::cpu::simd::Number;
+use crate::rounding::{bf16_from_f64, f16_from_f64};
 use crate::tensor::{DType, TensorMut, TensorRef};
 
 /// A tensor that is read.
@@ -113,8 +114,8 @@ impl ParameterMut {
         // SAFETY: the caller's promise; the dtype is the view's.
         unsafe {
             match self.dtype {
-                DType::F16 => *self.pointer.cast::<f16>().wrapping_offset(offset) = f16::from_f64(value),
-                DType::BF16 => *self.pointer.cast::<bf16>().wrapping_offset(offset) = bf16::from_f64(value),
+                DType::F16 => *self.pointer.cast::<f16>().wrapping_offset(offset) = f16_from_f64(value),
+                DType::BF16 => *self.pointer.cast::<bf16>().wrapping_offset(offset) = bf16_from_f64(value),
                 DType::F64 => *self.pointer.cast::<f64>().wrapping_offset(offset) = value,
                 _ => *self.pointer.cast::<f32>().wrapping_offset(offset) = value as f32,
             }

@@ -18,6 +18,7 @@ mod neon;
 use half::{bf16, f16};
 
 use super::{Cpu, Level};
+use crate::rounding::{bf16_from_f64, f16_from_f64};
 use crate::tensor::Element;
 pub(crate) use plain::Plain;
 
@@ -118,8 +119,8 @@ macro_rules! number_in_f32 {
     };
 }
 number_in_f32!(f32, 0.0, F32, |x| x, |x| x, |x| x as f32);
-number_in_f32!(f16, f16::ZERO, F16, f16::to_f32, f16::from_f32, f16::from_f64);
-number_in_f32!(bf16, bf16::ZERO, Bf16, bf16::to_f32, bf16::from_f32, bf16::from_f64);
+number_in_f32!(f16, f16::ZERO, F16, f16::to_f32, f16::from_f32, f16_from_f64);
+number_in_f32!(bf16, bf16::ZERO, Bf16, bf16::to_f32, bf16::from_f32, bf16_from_f64);
 // f64 uses the plain body, compiled for the instructions of the level.
 number!(f64, f64, run_avx512_f64, run_avx2_f64, Plain::<f64, true>::new(), 0.0, F32, |x| x, |x| x, |x| x);
 
