@@ -16,6 +16,7 @@
 //             16-byte groups of a 128-byte line swizzled by its number modulo 8
 //   cluster   blocks share one operand: each loads its part and sends it to all (`share_left`: blocks side by side;
 //             else one above the other). Or (`split`) they share one tile, each summing a part of the terms.
+//   rest      The last tiles, too few for all clusters, are summed in pieces by several (`shared_rest`).
 //   by_rows   The copy engine wants addresses in multiples of 16 bytes. Where lines begin anywhere, those of each residue
 //             of the line's number modulo 8 are a matrix with a stride of 8 lines, which is such a multiple, and an
 //             address that is rounded down. The engine copies 72 elements of a line from there, and further warps, the
@@ -29,87 +30,10 @@
 // Cost: 2 · tile_rows · tile_columns · 64 operations and 128 · (tile_rows + tile_columns) bytes from the last cache level
 // per step, less what a cluster shares. docs/kernels/gemm-wgmma.md has the figures.
 #pragma once
-#include "hopper.cuh"
+#include "gemm_wgmma_results.cuh"
 
 namespace causeway {
 namespace gemm {
-
-constexpr int STEP = 64;           // terms of a stage: 128 bytes
-constexpr u32 LINE = STEP * 2;     // bytes of them
-constexpr u32 CHUNK = 16 * LINE;   // what a warp stores at a time: 16 rows × 64 columns
-constexpr u32 CONSUMERS_MEET = 1;  // named barrier
-constexpr u32 RAW_LINE = 144;      // bytes of 72 elements
-constexpr u32 RAW_BOX = 8 * RAW_LINE;
-constexpr u32 RAW_GROUP = 8 * RAW_BOX;  // 64 lines, by residues
-
-// An operand: one map, or one for each residue of a line's number and the elements between the rounded address and the
-// line's own, 4 bits each.
-template <bool ByRows> struct Operand { TensorMap map[1]; };
-template <> struct Operand<true> {
-    TensorMap map[8];
-    u32 shifts;
-};
-
-template <bool ByRows> struct Result { TensorMap map[1]; };
-template <> struct Result<true> {
-    u64 address;
-    i64 row_stride;  // elements
-    i32 rows, columns;
-};
-
-template <typename T> struct Arguments {
-    Operand<T::left_by_rows> left;
-    Operand<T::right_by_rows> right;
-    Result<T::result_by_rows> result;
-    i32 row_tiles, column_tiles;  // in units of a cluster's tiles
-    i32 steps;                    // ⌈terms / 64⌉
-    i32 band;                     // rows of tiles that are walked together
-};
-
-// The sizes that follow from a choice of tile.
-template <typename T> struct Shape {
-    static constexpr int GROUPS = T::tile_rows / 64;
-    static constexpr int WARPS = GROUPS * 4;  // that multiply
-    static constexpr int THREADS = WARPS * 32;
-    static constexpr int SHARE_ROWS = T::split || T::share_left ? 1 : T::cluster;  // blocks of a cluster above each other
-    static constexpr int SHARE_COLUMNS = T::split || !T::share_left ? 1 : T::cluster;
-    static constexpr u32 LEFT = T::tile_rows * LINE;
-    static constexpr u32 STAGE = LEFT + T::tile_columns * LINE;
-    static constexpr u32 STAGES = STAGE * T::stages;
-    // By rows: groups of 64 lines, those of left first.
-    static constexpr int LEFT_GROUPS = T::left_by_rows ? T::tile_rows / 64 : 0;
-    static constexpr int RAW_GROUPS = LEFT_GROUPS + (T::right_by_rows ? T::tile_columns / 64 : 0);
-    static constexpr u32 RAW_STAGE = RAW_GROUPS * RAW_GROUP;
-    static constexpr u32 DIRECT = (T::left_by_rows ? 0 : LEFT) + (T::right_by_rows ? 0 : T::tile_columns * LINE);
-    static constexpr u32 RAW = STAGES;
-    static constexpr u32 STAGING = RAW + RAW_STAGE * T::raw_stages;
-    static constexpr u32 WARP_STAGING = CHUNK * T::staging;
-    static constexpr u32 BARRIERS = STAGING + WARP_STAGING * WARPS;
-    // Split: a block's own sums, in place of the stages. The padding spreads rows over the banks.
-    static constexpr u32 SUMS_PITCH = T::tile_columns * 4 + 32;
-    static_assert(!T::split || T::tile_rows * SUMS_PITCH <= STAGES, "the sums of a split tile take the stages' place");
-    static_assert(!T::split || T::cluster > 1, "a tile is split over a cluster");
-    static_assert((RAW_GROUPS > 0) == (T::aligners > 0) && (RAW_GROUPS > 0) == (T::raw_stages > 0), "aligners align");
-    static_assert(RAW_GROUPS == 0 || SHARE_ROWS * SHARE_COLUMNS == 1, "lines that begin anywhere are not shared");
-};
-
-// The stage that comes next, and the parity of its pass through the ring.
-template <int Stages> struct Ring {
-    u32 stage = 0, parity = 0;
-    CAUSEWAY_DEVICE void next() {
-        if (++stage == Stages) stage = 0, parity ^= 1;
-    }
-};
-
-// Tiles in the order of bands of `band` rows of tiles, column by column within a band: those under way at one time form
-// a patch that is about as high as it is wide, and share their operands in the last cache level.
-template <typename T> CAUSEWAY_DEVICE void tile_at(const Arguments<T>& a, i32 tile, i32& row, i32& column) {
-    const i32 per_band = a.band * a.column_tiles;
-    const i32 first = tile / per_band * a.band, rest = tile % per_band;
-    const i32 rows = max(1, min(a.row_tiles - first, a.band));  // a tile past the last one is asked for and not used
-    column = rest / rows;
-    row = first + rest % rows;
-}
 
 // Copies this block's part of one operand's stage: `first` is the tile's row (left) or column (right), `term` the first
 // term. A part goes to all blocks of the cluster when there are several. For one lane.
@@ -139,38 +63,16 @@ CAUSEWAY_DEVICE void load_lines(const TensorMap* maps, u32 to, u32 barrier, i32 
     }
 }
 
-// Where one block stands.
-template <typename T> struct Block {
-    using S = Shape<T>;
-    u32 base;            // of the stages, in shared memory
-    u32 rank;            // within the cluster
-    i32 tile, tiles;     // the cluster's first tile, and all of them
-    i32 tile_step;       // clusters
-    i32 begin, end;      // steps of a tile that this block sums
-
-    CAUSEWAY_DEVICE i32 row(i32 tile_row) const {
-        return (tile_row * S::SHARE_ROWS + (S::SHARE_ROWS > 1 ? (i32)rank : 0)) * T::tile_rows;
-    }
-    CAUSEWAY_DEVICE i32 column(i32 tile_column) const {
-        return (tile_column * S::SHARE_COLUMNS + (S::SHARE_COLUMNS > 1 ? (i32)rank : 0)) * T::tile_columns;
-    }
-    CAUSEWAY_DEVICE u32 full(u32 stage) const { return base + S::BARRIERS + 16 * stage; }
-    CAUSEWAY_DEVICE u32 empty(u32 stage) const { return full(stage) + 8; }
-    CAUSEWAY_DEVICE u32 raw_full(u32 stage) const { return full(T::stages + stage); }
-    CAUSEWAY_DEVICE u32 raw_empty(u32 stage) const { return empty(T::stages + stage); }
-    CAUSEWAY_DEVICE u32 staging(u32 warp) const { return base + S::STAGING + warp * S::WARP_STAGING; }
-};
-
 // The producer: fills stage after stage, for tile after tile.
-template <typename T> CAUSEWAY_DEVICE void produce(const Arguments<T>& a, const Block<T>& block, i32 row, i32 column) {
+template <typename T> CAUSEWAY_DEVICE void produce(const Arguments<T>& a, const Block<T>& block, Walk<T> walk, i32 row, i32 column) {
     using S = Shape<T>;
     const bool first_lane = lane_index() == 0;
     if (S::RAW_GROUPS == 0 && !first_lane) return;
     Ring<T::stages> ring;
     Ring<T::raw_stages> raw;
-    for (i32 tile = block.tile; tile < block.tiles;) {
+    for (; walk.any(a); walk.next(a), tile_at(a, walk.tile, row, column)) {
         const i32 first_row = block.row(row), first_column = block.column(column);
-        for (i32 step = block.begin; step < block.end; ++step) {
+        for (i32 step = walk.begin; step < walk.end; ++step) {
             if constexpr (S::RAW_GROUPS > 0) {
                 const u32 full = block.raw_full(raw.stage), to = block.base + S::RAW + raw.stage * S::RAW_STAGE;
                 barrier_wait(block.raw_empty(raw.stage), raw.parity ^ 1);
@@ -199,8 +101,6 @@ template <typename T> CAUSEWAY_DEVICE void produce(const Arguments<T>& a, const 
             }
             ring.next();
         }
-        tile += block.tile_step;
-        tile_at(a, tile, row, column);
     }
     // Another block's warps arrive at this block's barriers, so it has to outlive them: until every stage has been given
     // back. What others send here has landed by then, since this block's own warps waited for it.
@@ -210,17 +110,6 @@ template <typename T> CAUSEWAY_DEVICE void produce(const Arguments<T>& a, const 
             ring.next();
         }
     }
-}
-
-CAUSEWAY_DEVICE uint4 load_group(u32 address) {
-    uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
-    return v;
-}
-
-CAUSEWAY_DEVICE void store_group(u32 address, uint4 v) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
 }
 
 // Eight elements of sixteen, from number `shift` (0 … 7) on.
@@ -236,7 +125,7 @@ CAUSEWAY_DEVICE uint4 shifted(uint4 low, uint4 high, u32 shift) {
 
 // An aligner: moves lines from raw stages to stages. A lane moves one line at a time; lanes of one residue take
 // different boxes' lines, so that neither the reads, at distances of 144 bytes, nor the swizzled writes meet in a bank.
-template <typename T> CAUSEWAY_DEVICE void align(const Arguments<T>& a, const Block<T>& block, u32 aligner) {
+template <typename T> CAUSEWAY_DEVICE void align(const Arguments<T>& a, const Block<T>& block, Walk<T> walk, u32 aligner) {
     using S = Shape<T>;
     const u32 lane = lane_index(), residue = lane & 7;
     u32 left_shift = 0, right_shift = 0;
@@ -244,8 +133,8 @@ template <typename T> CAUSEWAY_DEVICE void align(const Arguments<T>& a, const Bl
     if constexpr (T::right_by_rows) right_shift = a.right.shifts >> 4 * residue & 7;
     Ring<T::stages> ring;
     Ring<T::raw_stages> raw;
-    for (i32 tile = block.tile; tile < block.tiles; tile += block.tile_step) {
-        for (i32 step = block.begin; step < block.end; ++step) {
+    for (; walk.any(a); walk.next(a)) {
+        for (i32 step = walk.begin; step < walk.end; ++step) {
             barrier_wait(block.raw_full(raw.stage), raw.parity);
             barrier_wait(block.empty(ring.stage), ring.parity ^ 1);
             for (u32 half = aligner; half < 2 * S::RAW_GROUPS; half += T::aligners) {
@@ -276,60 +165,8 @@ template <typename T> CAUSEWAY_DEVICE void align(const Arguments<T>& a, const Bl
     }
 }
 
-template <bool Bf16> CAUSEWAY_DEVICE u32 pair(float low, float high) {
-    return Bf16 ? pair_bf16(low, high) : pair_f16(low, high);
-}
-
-// Stores what one warp has staged: Rows rows of 64 columns.
-template <typename T, int Rows>
-CAUSEWAY_DEVICE void store_chunk(const Arguments<T>& a, u32 from, i32 row, i32 column) {
-    const i32 lane = (i32)lane_index();
-    if constexpr (T::result_by_rows) {
-        wave_barrier();
-        char* line = (char*)a.result.address + ((i64)row * a.result.row_stride + column) * 2;
-#pragma unroll 1  // the addresses of several lines at a time would not fit the registers
-        for (i32 i = 0; i < Rows; ++i) {
-#pragma unroll
-            for (i32 at = lane; at < 64; at += 32) {
-                u16 value;
-                asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from + i * LINE + ((at / 8 ^ i & 7) << 4) + at % 8 * 2));
-                if (row + i < a.result.rows && column + at < a.result.columns) ((u16*)line)[at] = value;
-            }
-            line += a.result.row_stride * 2;
-        }
-    } else {
-        shared_writes_to_async();
-        wave_barrier();
-        if (lane == 0) {
-            box_store(a.result.map, from, column, row);
-            box_store_commit();
-        }
-    }
-}
-
-// Rounds a warp's sums, 16 rows of the tile, and stores them, 64 columns at a time through `staging` buffers.
-template <typename T>
-CAUSEWAY_DEVICE void store_sums(const Arguments<T>& a, const float (&sums)[T::tile_columns / 2], u32 staging, u32& buffer,
-                                i32 row, i32 column) {
-    const u32 lane = lane_index(), line = lane & 15, group = lane >> 4;
-#pragma unroll
-    for (int chunk = 0; chunk < T::tile_columns / 64; ++chunk) {
-        const u32 to = staging + buffer * CHUNK;
-        buffer = buffer + 1 == T::staging ? 0 : buffer + 1;
-        box_store_wait_read<T::staging - 1>();
-        wave_barrier();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float* const s = sums + chunk * 32 + i * 8;
-            matrix_store(to + line * LINE + ((2 * i + group ^ line & 7) << 4), pair<T::bf16>(s[0], s[1]),
-                         pair<T::bf16>(s[2], s[3]), pair<T::bf16>(s[4], s[5]), pair<T::bf16>(s[6], s[7]));
-        }
-        store_chunk<T, 16>(a, to, row, column + chunk * 64);
-    }
-}
-
 // A consumer: one of the warps that multiply.
-template <typename T> CAUSEWAY_DEVICE void consume(const Arguments<T>& a, const Block<T>& block, i32 row, i32 column) {
+template <typename T> CAUSEWAY_DEVICE void consume(const Arguments<T>& a, const Block<T>& block, Walk<T> walk, i32 row, i32 column) {
     using S = Shape<T>;
     const u32 warp = thread_index() / 32, lane = lane_index();
     const u32 left_part = warp / 4 * 64 * LINE;  // the warpgroup's 64 rows, in either layout
@@ -344,23 +181,36 @@ template <typename T> CAUSEWAY_DEVICE void consume(const Arguments<T>& a, const 
             if (lane == 0) barrier_arrive(block.empty(stage));
         }
     };
-    for (i32 tile = block.tile; tile < block.tiles;) {
-        u32 before = 0;
-        for (i32 step = block.begin; step < block.end; ++step) {
-            const u32 stage = block.base + ring.stage * S::STAGE;
-            const u64 left = matrix_descriptor<T::left_row_major>(stage + left_part);
-            const u64 right = matrix_descriptor<T::right_row_major>(stage + S::LEFT);
-            barrier_wait(block.full(ring.stage), ring.parity);
-            matrix_fence();
+    // Issues the products of a stage. The first ones of a tile do not add to what the sums were.
+    const auto multiply = [&](bool add) {
+        const u32 stage = block.base + ring.stage * S::STAGE;
+        const u64 left = matrix_descriptor<T::left_row_major>(stage + left_part);
+        const u64 right = matrix_descriptor<T::right_row_major>(stage + S::LEFT);
+        barrier_wait(block.full(ring.stage), ring.parity);
+        matrix_fence();
 #pragma unroll
-            for (int i = 0; i < STEP / 16; ++i) {
-                matrix_multiply_add<T::tile_columns, T::bf16, T::left_row_major, T::right_row_major>(
-                    sums, left + i * NEXT_TERMS<T::left_row_major>, right + i * NEXT_TERMS<T::right_row_major>,
-                    (step - block.begin | i) != 0);
-            }
-            matrix_commit();
+        for (int i = 0; i < STEP / 16; ++i) {
+            matrix_multiply_add<T::tile_columns, T::bf16, T::left_row_major, T::right_row_major>(
+                sums, left + i * NEXT_TERMS<T::left_row_major>, right + i * NEXT_TERMS<T::right_row_major>, add || i > 0);
+        }
+        matrix_commit();
+    };
+    for (; walk.any(a); walk.next(a), tile_at(a, walk.tile, row, column)) {
+        i32 step = walk.begin;
+        u32 before = 0;
+        // The first step for itself tells the compiler that sums are not needed from tile to tile, so share_sums has their
+        // registers. Elsewhere it would only be more code to fetch: 2 to 4 % of a small product.
+        if constexpr (T::shared_rest) {
+            multiply(false);
+            before = ring.stage;
+            ring.next();
+            ++step;
+        }
+        for (; step < walk.end; ++step) {
+            const bool follows = T::shared_rest || step > walk.begin;
+            multiply(follows);
             matrix_wait<1>();
-            if (step > block.begin) give_back(before);
+            if (follows) give_back(before);
             before = ring.stage;
             ring.next();
         }
@@ -382,51 +232,13 @@ template <typename T> CAUSEWAY_DEVICE void consume(const Arguments<T>& a, const 
             }
             return;
         } else {
-            store_sums(a, sums, block.staging(warp), buffer, block.row(row) + (i32)warp * 16, block.column(column));
-            tile += block.tile_step;
-            tile_at(a, tile, row, column);
-        }
-    }
-}
-
-// Adds the sums of a cluster's blocks, in the order of the blocks, and stores them; each warp of the cluster takes some
-// of the tile's pieces of 8 rows × 64 columns.
-template <typename T> CAUSEWAY_DEVICE void combine(const Arguments<T>& a, const Block<T>& block, i32 row, i32 column) {
-    using S = Shape<T>;
-    constexpr u32 ACROSS = T::tile_columns / 64, PIECES = T::tile_rows / 8 * ACROSS;
-    const u32 warp = thread_index() / 32, lane = lane_index(), group = lane % 8;
-    const u32 to = block.staging(warp);
-    for (u32 piece = block.rank * S::WARPS + warp; piece < PIECES; piece += T::cluster * S::WARPS) {
-        const u32 first_row = piece / ACROSS * 8, first_column = piece % ACROSS * 64;
-        float4 parts[T::cluster][4];
-#pragma unroll
-        for (u32 rank = 0; rank < T::cluster; ++rank) {
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                const u32 from = block.base + (first_row + lane / 8 + i / 2 * 4) * S::SUMS_PITCH +
-                                 (first_column + group * 8 + i % 2 * 4) * 4;
-                parts[rank][i] = load_of_block(from, rank);
+            const i32 first_row = block.row(row) + (i32)warp * 16, first_column = block.column(column);
+            if (walk.in_pieces(a)) {
+                share_sums(a, walk, block.rank, sums, block.staging(warp), buffer, first_row, first_column);
+            } else {
+                store_sums(a, sums, block.staging(warp), buffer, first_row, first_column);
             }
         }
-#pragma unroll
-        for (u32 rank = 1; rank < T::cluster; ++rank) {
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                parts[0][i].x += parts[rank][i].x, parts[0][i].y += parts[rank][i].y;
-                parts[0][i].z += parts[rank][i].z, parts[0][i].w += parts[rank][i].w;
-            }
-        }
-        box_store_wait_read<0>();
-        wave_barrier();
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-            const u32 line = lane / 8 + half * 4;
-            const float4 l = parts[0][half * 2], h = parts[0][half * 2 + 1];
-            store_group(to + line * LINE + ((group ^ line) << 4),
-                        make_uint4(pair<T::bf16>(l.x, l.y), pair<T::bf16>(l.z, l.w), pair<T::bf16>(h.x, h.y),
-                                   pair<T::bf16>(h.z, h.w)));
-        }
-        store_chunk<T, 8>(a, to, row + (i32)first_row, column + (i32)first_column);
     }
 }
 
@@ -436,11 +248,6 @@ template <typename T> CAUSEWAY_DEVICE void gemm_wgmma(const Arguments<T>& a) {
     Block<T> block;
     block.base = shared_window();
     block.rank = T::cluster > 1 ? cluster_rank() : 0;
-    block.tile = (i32)(blockIdx.x / T::cluster);
-    block.tile_step = (i32)(gridDim.x / T::cluster);
-    block.tiles = a.row_tiles * a.column_tiles;
-    block.begin = T::split ? (i32)block.rank * a.steps / T::cluster : 0;
-    block.end = T::split ? ((i32)block.rank + 1) * a.steps / T::cluster : a.steps;
     const u32 warp = thread_index() / 32;
 
     if (thread_index() == 0) {
@@ -458,8 +265,9 @@ template <typename T> CAUSEWAY_DEVICE void gemm_wgmma(const Arguments<T>& a) {
         if constexpr (!T::result_by_rows) prefetch(a.result.map);
     }
     if constexpr (T::cluster > 1) cluster_arrive_relaxed();
+    const Walk<T> walk(a, block.rank);
     i32 row, column;
-    tile_at(a, block.tile, row, column);  // its divisions overlap the barrier
+    tile_at(a, walk.tile, row, column);  // its divisions overlap the barrier
     asm volatile("" : "+r"(row), "+r"(column));
     if constexpr (T::cluster > 1) cluster_wait();
     else block_barrier();
@@ -467,12 +275,12 @@ template <typename T> CAUSEWAY_DEVICE void gemm_wgmma(const Arguments<T>& a) {
     next_launch_allow();
 
     if (warp == S::WARPS) {
-        produce(a, block, row, column);
+        produce(a, block, walk, row, column);
         wave_barrier();
     } else if (warp < S::WARPS) {
-        consume(a, block, row, column);
+        consume(a, block, walk, row, column);
     } else {
-        align(a, block, warp - S::WARPS - 1);
+        align(a, block, walk, warp - S::WARPS - 1);
     }
     if constexpr (T::split) {
         cluster_arrive();

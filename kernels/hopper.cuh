@@ -194,6 +194,22 @@ CAUSEWAY_DEVICE void named_barrier(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Counts warps, of any blocks, as they finish a piece of work. True in all lanes of the one that arrives last, which then
+// sees everything that the others wrote before they arrived, through load_mutable. The counter is 0 before the first
+// arrival and again after the last.
+CAUSEWAY_DEVICE bool last_warp_to_arrive(u32* counter, u32 warps) {
+    u32 before = 0;
+    wave_barrier();
+    if (lane_index() == 0) {
+        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                     : "=r"(before)
+                     : "l"(counter), "r"(warps - 1)
+                     : "memory");
+    }
+    // A vote, of which the compiler knows that all lanes see the same.
+    return __any_sync(0xffffffffu, lane_index() == 0 && before == warps - 1);
+}
+
 // Until the launch before this one is done and its writes are visible. A launch that may begin early has to call this
 // in every block before it touches memory that others use.
 CAUSEWAY_DEVICE void previous_launch_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -1,6 +1,6 @@
 //! The tables and their compilers, and one variant's way from its text to its facts.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use causeway::backend::gpu::builder::Builder;
 use causeway::backend::gpu::cache::Cache;
 use causeway::backend::gpu::compiler::Target;
@@ -92,6 +92,7 @@ impl Workshop {
             let path = directory.path().join("object");
             std::fs::write(&path, object)?;
             let listing = Listing::of(&path, is_nvidia)?;
+            ensure!(!listing.is_serialized(), "every matrix product waits for the one before it");
             facts.private_accesses = listing.private_accesses;
             facts.matrix = listing.matrix;
         }

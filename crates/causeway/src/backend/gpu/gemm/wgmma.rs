@@ -1,7 +1,7 @@
 //! Products on Hopper's matrix units: kernels/gemm_wgmma.cuh.
 
 use super::problem::{Matrix, Problem};
-use super::wgmma_tiles::{Cluster, Tile, choose};
+use super::wgmma_tiles::{Choice, Cluster, choose};
 use crate::backend::gpu::launch::Constants;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, TensorMap, Vendor};
 use crate::tensor::DType;
@@ -33,8 +33,8 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Option<Plan> {
     let result = Lines::of_result(problem)?;
     let by_lines = !left.direct || !right.direct;
     let steps = (problem.reduction as u64).div_ceil(STEP);
-    let (tile, cluster) = choose(problem.rows as u64, problem.columns as u64, steps, by_lines, facts);
-    Some(Launch { problem, left, right, result, tile, cluster, steps }.plan(facts))
+    let choice = choose(problem.rows as u64, problem.columns as u64, steps, by_lines, facts);
+    Some(Launch { problem, left, right, result, choice, steps }.plan())
 }
 
 /// A matrix as lines of elements that lie side by side. For operands, a line has the terms of one row (or column of the
@@ -135,6 +135,8 @@ impl Lines {
 struct Block {
     bytes: Vec<u8>,
     maps: Vec<(usize, TensorMap)>,
+    /// Where the addresses of workspace and counters go.
+    workspace_at: usize,
 }
 
 impl Block {
@@ -162,7 +164,7 @@ impl Block {
         self.align(64);
     }
 
-    fn numbers(&mut self, numbers: [u64; 4]) {
+    fn numbers(&mut self, numbers: &[u64]) {
         // Each is below 2^31: sizes are, and these are quotients of sizes.
         self.bytes.extend(numbers.iter().flat_map(|number| (*number as i32).to_ne_bytes()));
     }
@@ -173,37 +175,30 @@ struct Launch<'a> {
     left: Lines,
     right: Lines,
     result: Lines,
-    tile: Tile,
-    cluster: Cluster,
+    choice: Choice,
     steps: u64,
 }
 
 impl Launch<'_> {
-    fn plan(&self, facts: &DeviceFacts) -> Plan {
-        let (tile, blocks) = (&self.tile, self.cluster.blocks());
-        let share_left = self.cluster == Cluster::ShareLeft;
-        let across = if share_left { 2 } else { 1 };
-        let row_tiles = (self.problem.rows as u64).div_ceil(u64::from(tile.rows));
-        let column_tiles = (self.problem.columns as u64).div_ceil(u64::from(tile.columns * across));
-        let arguments = self.arguments(row_tiles, column_tiles, across);
+    fn plan(&self) -> Plan {
+        let Choice { tile, cluster, clusters, rest, .. } = self.choice;
+        let arguments = self.arguments();
         let threads = self.threads();
-        let clusters = match self.cluster {
-            Cluster::Split(_) => row_tiles * column_tiles,
-            // Blocks stay and walk over tiles.
-            _ => (row_tiles * column_tiles).min(u64::from((facts.multiprocessors / blocks).max(1))),
-        };
+        let warps = u64::from(cluster.blocks() * tile.rows / 16);
+        // A piece has the f32 sums of a cluster's tile; a tile of the rest, a counter for each warp.
+        let tile_bytes = u64::from(cluster.blocks() * tile.rows * tile.columns) * 4;
         Plan {
             header: "gemm_wgmma.cuh",
             instantiation: self.instantiation(threads),
             entry: "gemm_wgmma",
-            grid: [(clusters * u64::from(blocks)) as u32, 1, 1],
+            grid: [(clusters * u64::from(cluster.blocks())) as u32, 1, 1],
             block: [threads, 1, 1],
             shared_bytes: self.shared_bytes(),
-            workspace_bytes: 0,
-            counters: 0,
+            workspace_bytes: rest.map_or(0, |rest| rest.tiles * rest.pieces * tile_bytes),
+            counters: rest.map_or(0, |rest| (rest.tiles * warps) as u32),
+            workspace_at: rest.map(|_| arguments.workspace_at),
+            counters_at: rest.map(|_| arguments.workspace_at + 8),
             arguments: arguments.bytes,
-            workspace_at: None,
-            counters_at: None,
             tensor_maps: arguments.maps,
             begins_early: true,
             read_bytes: self.problem.read_bytes(),
@@ -211,15 +206,16 @@ impl Launch<'_> {
         }
     }
 
-    fn arguments(&self, row_tiles: u64, column_tiles: u64, across: u32) -> Block {
-        let (tile, dtype) = (&self.tile, self.problem.dtype);
+    fn arguments(&self) -> Block {
+        let Choice { tile, cluster, tiles, rest, .. } = self.choice;
+        let dtype = self.problem.dtype;
         let box_lines = |lines: &Lines, extent| if lines.row_major { STEP as u32 } else { extent };
         let mut block = Block::default();
         // Blocks that share an operand load a part each.
-        block.operand(&self.left, dtype, box_lines(&self.left, tile.rows / across));
+        block.operand(&self.left, dtype, box_lines(&self.left, tile.rows / cluster.across()));
         block.operand(&self.right, dtype, box_lines(&self.right, tile.columns));
         if self.result.direct {
-            let piece = if matches!(self.cluster, Cluster::Split(_)) { 8 } else { 16 };
+            let piece = if matches!(cluster, Cluster::Split(_)) { 8 } else { 16 };
             block.map(self.result.map(dtype, piece));
         } else {
             block.bytes.extend(self.result.address.to_ne_bytes());
@@ -227,7 +223,15 @@ impl Launch<'_> {
             block.bytes.extend((self.problem.rows as i32).to_ne_bytes());
             block.bytes.extend((self.problem.columns as i32).to_ne_bytes());
         }
-        block.numbers([row_tiles, column_tiles, self.steps, u64::from((BAND_ROWS / tile.rows).max(1))]);
+        block.numbers(&[tiles.down, tiles.across, self.steps, u64::from((BAND_ROWS / tile.rows).max(1))]);
+        let whole = tiles.count() - rest.map_or(0, |rest| rest.tiles);
+        block.numbers(&match rest {
+            Some(rest) => [whole, rest.pieces, rest.head, rest.part],
+            None => [whole, 0, 0, 0],
+        });
+        block.workspace_at = block.bytes.len();
+        // Workspace and counters.
+        block.bytes.extend([0; 16]);
         block.align(64);
         block
     }
@@ -235,15 +239,15 @@ impl Launch<'_> {
     /// Groups of 64 lines that are copied raw.
     fn raw_groups(&self) -> u32 {
         let groups = |lines: &Lines, extent: u32| if lines.direct { 0 } else { extent / 64 };
-        groups(&self.left, self.tile.rows) + groups(&self.right, self.tile.columns)
+        groups(&self.left, self.choice.tile.rows) + groups(&self.right, self.choice.tile.columns)
     }
 
     fn threads(&self) -> u32 {
-        self.tile.rows * 2 + 32 + self.tile.aligners * 32
+        self.choice.tile.rows * 2 + 32 + self.choice.tile.aligners * 32
     }
 
     fn shared_bytes(&self) -> u32 {
-        let tile = &self.tile;
+        let tile = &self.choice.tile;
         let stages = tile.stages * (tile.rows + tile.columns) * 128;
         let raw = tile.raw_stages * self.raw_groups() * RAW_GROUP;
         let barriers = 16 * (tile.stages + tile.raw_stages);
@@ -251,7 +255,8 @@ impl Launch<'_> {
     }
 
     fn instantiation(&self, threads: u32) -> String {
-        let (tile, blocks) = (&self.tile, self.cluster.blocks());
+        let Choice { tile, cluster, rest, .. } = self.choice;
+        let blocks = cluster.blocks();
         let constants = Constants::new("Tile")
             .flag("bf16", self.problem.dtype == DType::BF16)
             .flag("left_row_major", self.left.row_major)
@@ -259,8 +264,9 @@ impl Launch<'_> {
             .flag("left_by_rows", !self.left.direct)
             .flag("right_by_rows", !self.right.direct)
             .flag("result_by_rows", !self.result.direct)
-            .flag("share_left", self.cluster == Cluster::ShareLeft)
-            .flag("split", matches!(self.cluster, Cluster::Split(_)))
+            .flag("share_left", cluster == Cluster::ShareLeft)
+            .flag("split", matches!(cluster, Cluster::Split(_)))
+            .flag("shared_rest", rest.is_some())
             .int("tile_rows", tile.rows)
             .int("tile_columns", tile.columns)
             .int("stages", tile.stages)

@@ -52,6 +52,19 @@ fn aligned_matrices_have_a_map_each() {
 }
 
 #[test]
+fn a_shared_rest_has_a_workspace_and_counters() {
+    let plan = planned(&problem(8192, 14336, 4096, 0));
+    assert_eq!((constant(&plan, "shared_rest"), plan.grid[0]), ("true".into(), 132));
+    // Row tiles, pairs of column tiles, steps, band; whole tiles, pieces, steps of the first and of any other.
+    let numbers = [0, 4, 8, 12, 16, 20, 24, 28].map(|at| number(&plan, 384 + at));
+    assert_eq!(numbers, [64, 28, 64, 16, 64 * 28 - 10, 4, 16, 16]);
+    // Sums of 128 × 512, and a counter for each of 16 warps.
+    assert_eq!((plan.workspace_bytes, plan.counters), (10 * 4 * 128 * 512 * 4, 10 * 16));
+    assert_eq!((plan.workspace_at, plan.counters_at), (Some(416), Some(424)));
+    assert_eq!(planned(&problem(4096, 4096, 4096, 0)).workspace_at, None);
+}
+
+#[test]
 fn transposed_operands_are_read_as_they_lie() {
     let straight = problem(512, 512, 512, 0);
     let across = Problem { left: straight.left.transposed(), right: straight.right.transposed(), ..straight };

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! and the tile with the least is taken. `step` and `tail` were fitted to measurements on an H200; see
-//! docs/kernels/gemm-wgmma.md.
+//! docs/kernels/gemm-wgmma.md. The last round is seldom full; where its tiles are long, clusters share them.
 
 use crate::backend::gpu::plan::DeviceFacts;
 
@@ -49,6 +49,11 @@ impl Cluster {
             Cluster::Split(parts) => parts,
         }
     }
+
+    /// Tiles side by side that its blocks compute.
+    pub fn across(self) -> u32 {
+        if self == Cluster::ShareLeft { 2 } else { 1 }
+    }
 }
 
 /// Operands that the copy engine takes as they are.
@@ -75,14 +80,84 @@ const fn tile(rows: u32, columns: u32, stages: u32, staging: u32, step: u64, tai
     Tile { rows, columns, stages, staging, raw_stages: 0, aligners: 0, step, tail }
 }
 
-/// The tile and cluster for a result of `rows` × `columns` and sums over `steps` · 64 terms.
-pub(super) fn choose(
-    rows: u64,
-    columns: u64,
-    steps: u64,
-    by_lines: bool,
-    facts: &DeviceFacts,
-) -> (Tile, Cluster) {
+/// Clocks in which the warps of a block write or read the sums of a tile, per column: 512 bytes for 128 rows.
+const SUMS_PER_COLUMN: u64 = 10;
+
+/// Clocks that a workspace costs: its allocation, and the way to the last cache level, three times.
+const HANDOVER: u64 = 8000;
+
+/// Pieces of every tile of the rest that are tried.
+const PIECES: std::ops::RangeInclusive<u64> = 2..=8;
+
+/// Least steps of a piece.
+const RUN: u64 = 4;
+
+/// Of a result, in units of what a cluster computes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tiles {
+    pub down: u64,
+    pub across: u64,
+}
+
+impl Tiles {
+    fn new(rows: u64, columns: u64, tile: &Tile, cluster: Cluster) -> Self {
+        let across = columns.div_ceil(u64::from(tile.columns * cluster.across()));
+        Tiles { down: rows.div_ceil(u64::from(tile.rows)), across }
+    }
+
+    pub fn count(self) -> u64 {
+        self.down * self.across
+    }
+}
+
+/// The last tiles, fewer than there are clusters, when several clusters sum a tile in pieces.
+///
+/// Clusters that share rows or columns should read the same terms at the same time. So as many clusters as there are
+/// tiles take a first piece each, and the others take all other pieces in turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rest {
+    pub tiles: u64,
+    /// Of each tile.
+    pub pieces: u64,
+    /// Steps of the first piece.
+    pub head: u64,
+    /// Steps of every other piece.
+    pub part: u64,
+    /// Pieces that one of the other clusters takes, at most.
+    turns: u64,
+}
+
+impl Rest {
+    /// `clusters` are more than `tiles`. None if pieces would be too short.
+    fn new(tiles: u64, pieces: u64, steps: u64, clusters: u64) -> Option<Self> {
+        let turns = ((pieces - 1) * tiles).div_ceil(clusters - tiles);
+        // The first pieces are to take as long as the turns of the others.
+        let part = steps / (turns + pieces - 1);
+        (part >= RUN).then(|| Rest { tiles, pieces, head: steps - (pieces - 1) * part, part, turns })
+    }
+
+    /// From the beginning of the first piece to the end of the last tile.
+    fn clocks(self, tile: &Tile) -> u64 {
+        let sums = u64::from(tile.columns) * SUMS_PER_COLUMN;
+        let piece = |steps| steps * tile.step + tile.tail + sums;
+        piece(self.head).max(self.turns * piece(self.part)) + HANDOVER + self.pieces * sums
+    }
+}
+
+/// How a product is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub tile: Tile,
+    pub cluster: Cluster,
+    pub tiles: Tiles,
+    /// That are launched.
+    pub clusters: u64,
+    /// None if every tile is one cluster's.
+    pub rest: Option<Rest>,
+}
+
+/// For a result of `rows` × `columns` and sums over `steps` · 64 terms.
+pub(super) fn choose(rows: u64, columns: u64, steps: u64, by_lines: bool, facts: &DeviceFacts) -> Choice {
     let candidates = if by_lines { BY_LINES } else { DIRECT };
     let clusters =
         [Cluster::ShareLeft, Cluster::None, Cluster::Split(2), Cluster::Split(4), Cluster::Split(8)];
@@ -94,14 +169,22 @@ pub(super) fn choose(
         // The sums take the place of the stages, and every block has terms to sum.
         Cluster::Split(parts) => tile.columns <= 128 && steps >= u64::from(*parts),
     });
-    let fastest = possible.min_by_key(|(tile, cluster)| clocks(rows, columns, steps, tile, *cluster, facts));
-    fastest.expect("the first tile is always possible, on its own")
+    let timed = possible.map(|(tile, cluster)| timed(rows, columns, steps, tile, cluster, facts));
+    let (_, fastest) = timed.min_by_key(|(clocks, _)| *clocks).expect("the first tile is always possible");
+    fastest
 }
 
-fn clocks(rows: u64, columns: u64, steps: u64, tile: &Tile, cluster: Cluster, facts: &DeviceFacts) -> u64 {
+/// The choice of this tile and cluster, and its clocks.
+fn timed(
+    rows: u64,
+    columns: u64,
+    steps: u64,
+    tile: Tile,
+    cluster: Cluster,
+    facts: &DeviceFacts,
+) -> (u64, Choice) {
     let blocks = u64::from(cluster.blocks());
-    let across = columns.div_ceil(u64::from(tile.columns));
-    let down = rows.div_ceil(u64::from(tile.rows));
+    let tiles = Tiles::new(rows, columns, &tile, cluster);
     // A cluster lies within one of the groups that multiprocessors come in, whose sizes leave some over.
     let usable = match blocks {
         1 | 2 => u64::from(facts.multiprocessors),
@@ -109,15 +192,35 @@ fn clocks(rows: u64, columns: u64, steps: u64, tile: &Tile, cluster: Cluster, fa
         _ => u64::from(facts.multiprocessors) * 3 / 4,
     };
     let at_a_time = (usable / blocks).max(1);
-    match cluster {
-        Cluster::None => (down * across).div_ceil(at_a_time) * (steps * tile.step + tile.tail) * 51 / 50,
-        Cluster::ShareLeft => {
-            (down * across.div_ceil(2)).div_ceil(at_a_time) * (steps * tile.step + tile.tail)
-        }
-        Cluster::Split(_) => {
-            (down * across).div_ceil(at_a_time) * (steps.div_ceil(blocks) * tile.step + tile.tail + SPLIT)
-        }
+    let rounds = tiles.count().div_ceil(at_a_time);
+    let choice = |clusters, rest| Choice { tile, cluster, tiles, clusters, rest };
+    if let Cluster::Split(_) = cluster {
+        let clocks = rounds * (steps.div_ceil(blocks) * tile.step + tile.tail + SPLIT);
+        return (clocks, choice(tiles.count(), None));
     }
+    let round = steps * tile.step + tile.tail;
+    // Blocks stay and walk over tiles.
+    let whole = (rounds * round, choice(tiles.count().min(at_a_time), None));
+    let shared = shared(tiles.count(), steps, at_a_time, &tile).map(|rest| {
+        let clocks = (rounds - 1) * round + rest.clocks(&tile);
+        // Estimates are that good, and a workspace costs something too.
+        (clocks * 101 / 100, choice(at_a_time, Some(rest)))
+    });
+    let (clocks, choice) =
+        shared.into_iter().fold(whole, |best, next| if next.0 < best.0 { next } else { best });
+    // Blocks that share nothing read more.
+    (if cluster == Cluster::None { clocks * 51 / 50 } else { clocks }, choice)
+}
+/// The best way to share the tiles of the last round, if that round is not full.
+fn shared(tiles: u64, steps: u64, at_a_time: u64, tile: &Tile) -> Option<Rest> {
+    let rest = tiles % at_a_time;
+    // Where there is no full round, all is over too soon to gain from it (docs/kernels/gemm-wgmma.md). Warps that align
+    // leave too few registers.
+    if rest == 0 || tiles < at_a_time || tile.aligners > 0 {
+        return None;
+    }
+    let possible = PIECES.filter_map(|pieces| Rest::new(rest, pieces, steps, at_a_time));
+    possible.min_by_key(|rest| rest.clocks(tile))
 }
 
 #[cfg(test)]
@@ -125,8 +228,8 @@ mod tests {
     use super::*;
 
     fn chosen(rows: u64, columns: u64, terms: u64) -> (u32, u32, Cluster) {
-        let (tile, cluster) = choose(rows, columns, terms.div_ceil(64), false, &DeviceFacts::h200());
-        (tile.rows, tile.columns, cluster)
+        let choice = choose(rows, columns, terms.div_ceil(64), false, &DeviceFacts::h200());
+        (choice.tile.rows, choice.tile.columns, choice.cluster)
     }
 
     #[test]
@@ -141,6 +244,42 @@ mod tests {
         assert_eq!(chosen(1024, 1024, 1024), (128, 64, Cluster::ShareLeft));
         assert_eq!(chosen(1536, 1536, 1536), (128, 192, Cluster::ShareLeft));
         assert_eq!(chosen(512, 512, 512).0, 64);
+    }
+
+    #[test]
+    fn tiles_of_a_last_round_are_shared_where_they_are_long() {
+        let rest = |rows, columns, terms: u64| {
+            let choice = choose(rows, columns, terms.div_ceil(64), false, &DeviceFacts::h200());
+            let before = choice.tiles.count() - choice.rest.map_or(0, |rest| rest.tiles);
+            assert!(choice.rest.is_none() || before.is_multiple_of(choice.clusters), "{choice:?}");
+            choice.rest.map(|rest| (rest.tiles, rest.pieces, rest.head, rest.part))
+        };
+        // 1792 tiles of two blocks on 66 pairs of multiprocessors: 27 rounds, and 10 tiles for 66.
+        assert_eq!(rest(8192, 14336, 4096), Some((10, 4, 16, 16)));
+        // 34 tiles leave 32 clusters for their other pieces.
+        assert_eq!(rest(8192, 8192, 8192), Some((34, 3, 78, 25)));
+        // The last round is nearly full, or is the only one, or is over soon.
+        for (rows, columns, terms) in
+            [(4096, 4096, 4096), (4096, 50304, 2048), (512, 512, 4096), (2176, 2176, 256)]
+        {
+            assert_eq!(rest(rows, columns, terms), None, "{rows}×{columns}×{terms}");
+        }
+        // Those of suites/huge.toml, with one and with several pieces for each of the other clusters.
+        assert!(rest(896, 1216, 8192).is_some() && rest(2880, 1024, 6144).is_some());
+    }
+
+    #[test]
+    fn pieces_make_up_a_tile() {
+        for (tiles, steps, clusters) in
+            [(1, 8, 66), (10, 64, 66), (34, 128, 66), (65, 786, 66), (131, 1000, 132)]
+        {
+            for pieces in PIECES {
+                let Some(rest) = Rest::new(tiles, pieces, steps, clusters) else { continue };
+                assert_eq!(rest.head + (pieces - 1) * rest.part, steps, "{rest:?}");
+                assert!(rest.part >= RUN && rest.head >= rest.part, "{rest:?}");
+                assert!(rest.turns * (clusters - tiles) >= (pieces - 1) * tiles, "{rest:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,0 +1,165 @@
+// How the sums of gemm_wgmma.cuh become a result: rounded and stored, after those of several blocks are added where
+// blocks have summed parts of one tile.
+//
+//   store_sums   sums in registers ─► staging, 16 rows × 64 columns a warp ─► copy engine, or elements one by one
+//   combine      `split`: blocks of a cluster add the sums that lie in each other's shared memory
+//   share_sums   `shared_rest`: warps of several clusters leave theirs in the workspace, and the last one adds them
+#pragma once
+#include "gemm_wgmma_work.cuh"
+#include "portable_memory.cuh"
+
+namespace causeway {
+namespace gemm {
+
+CAUSEWAY_DEVICE uint4 load_group(u32 address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+    return v;
+}
+
+CAUSEWAY_DEVICE void store_group(u32 address, uint4 v) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+template <bool Bf16> CAUSEWAY_DEVICE u32 pair(float low, float high) {
+    return Bf16 ? pair_bf16(low, high) : pair_f16(low, high);
+}
+
+// Stores what one warp has staged: Rows rows of 64 columns.
+template <typename T, int Rows>
+CAUSEWAY_DEVICE void store_chunk(const Arguments<T>& a, u32 from, i32 row, i32 column) {
+    const i32 lane = (i32)lane_index();
+    if constexpr (T::result_by_rows) {
+        wave_barrier();
+        char* line = (char*)a.result.address + ((i64)row * a.result.row_stride + column) * 2;
+#pragma unroll 1  // the addresses of several lines at a time would not fit the registers
+        for (i32 i = 0; i < Rows; ++i) {
+#pragma unroll
+            for (i32 at = lane; at < 64; at += 32) {
+                u16 value;
+                asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from + i * LINE + ((at / 8 ^ i & 7) << 4) + at % 8 * 2));
+                if (row + i < a.result.rows && column + at < a.result.columns) ((u16*)line)[at] = value;
+            }
+            line += a.result.row_stride * 2;
+        }
+    } else {
+        shared_writes_to_async();
+        wave_barrier();
+        if (lane == 0) {
+            box_store(a.result.map, from, column, row);
+            box_store_commit();
+        }
+    }
+}
+
+// Rounds 16 rows × 64 columns of a warp's sums and stores them through one of its `staging` buffers.
+template <typename T>
+CAUSEWAY_DEVICE void store_64_columns(const Arguments<T>& a, const float* sums, u32 staging, u32& buffer, i32 row,
+                                      i32 column) {
+    const u32 lane = lane_index(), line = lane & 15, group = lane >> 4;
+    const u32 to = staging + buffer * CHUNK;
+    buffer = buffer + 1 == T::staging ? 0 : buffer + 1;
+    box_store_wait_read<T::staging - 1>();
+    wave_barrier();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float* const s = sums + i * 8;
+        matrix_store(to + line * LINE + ((2 * i + group ^ line & 7) << 4), pair<T::bf16>(s[0], s[1]),
+                     pair<T::bf16>(s[2], s[3]), pair<T::bf16>(s[4], s[5]), pair<T::bf16>(s[6], s[7]));
+    }
+    store_chunk<T, 16>(a, to, row, column);
+}
+
+// A warp's sums, 16 rows of the tile.
+template <typename T>
+CAUSEWAY_DEVICE void store_sums(const Arguments<T>& a, const float (&sums)[T::tile_columns / 2], u32 staging, u32& buffer,
+                                i32 row, i32 column) {
+#pragma unroll
+    for (int i = 0; i < T::tile_columns / 64; ++i) {
+        store_64_columns(a, sums + i * 32, staging, buffer, row, column + i * 64);
+    }
+}
+
+// Adds the sums of a cluster's blocks, in the order of the blocks, and stores them; each warp of the cluster takes some
+// of the tile's pieces of 8 rows × 64 columns.
+template <typename T> CAUSEWAY_DEVICE void combine(const Arguments<T>& a, const Block<T>& block, i32 row, i32 column) {
+    using S = Shape<T>;
+    constexpr u32 ACROSS = T::tile_columns / 64, PIECES = T::tile_rows / 8 * ACROSS;
+    const u32 warp = thread_index() / 32, lane = lane_index(), group = lane % 8;
+    const u32 to = block.staging(warp);
+    for (u32 piece = block.rank * S::WARPS + warp; piece < PIECES; piece += T::cluster * S::WARPS) {
+        const u32 first_row = piece / ACROSS * 8, first_column = piece % ACROSS * 64;
+        float4 parts[T::cluster][4];
+#pragma unroll
+        for (u32 rank = 0; rank < T::cluster; ++rank) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                const u32 from = block.base + (first_row + lane / 8 + i / 2 * 4) * S::SUMS_PITCH +
+                                 (first_column + group * 8 + i % 2 * 4) * 4;
+                parts[rank][i] = load_of_block(from, rank);
+            }
+        }
+#pragma unroll
+        for (u32 rank = 1; rank < T::cluster; ++rank) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                parts[0][i].x += parts[rank][i].x, parts[0][i].y += parts[rank][i].y;
+                parts[0][i].z += parts[rank][i].z, parts[0][i].w += parts[rank][i].w;
+            }
+        }
+        box_store_wait_read<0>();
+        wave_barrier();
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            const u32 line = lane / 8 + half * 4;
+            const float4 l = parts[0][half * 2], h = parts[0][half * 2 + 1];
+            store_group(to + line * LINE + ((group ^ line) << 4),
+                        make_uint4(pair<T::bf16>(l.x, l.y), pair<T::bf16>(l.z, l.w), pair<T::bf16>(h.x, h.y),
+                                   pair<T::bf16>(h.z, h.w)));
+        }
+        store_chunk<T, 8>(a, to, row + (i32)first_row, column + (i32)first_column);
+    }
+}
+
+// Puts a warp's sums of one piece of a tile into the workspace. The warp that comes last of those with the same rows and
+// columns then adds those of all pieces, in their order, and stores the result.
+//
+//   workspace   tile → piece → block of the cluster → warp → four sums at a time → lane
+template <typename T>
+CAUSEWAY_DEVICE void share_sums(const Arguments<T>& a, const Walk<T>& walk, u32 rank,
+                                const float (&sums)[T::tile_columns / 2], u32 staging, u32& buffer, i32 row, i32 column) {
+    using S = Shape<T>;
+    constexpr u32 FOUR = 4 * 32, WARP = T::tile_columns / 8 * FOUR, PIECE = WARP * S::WARPS * T::cluster;
+    const u32 nth = (u32)(walk.tile - a.whole), piece = walk.begin == 0 ? 0 : (u32)((walk.begin - a.head) / a.part) + 1;
+    const u32 of_cluster = rank * S::WARPS + thread_index() / 32;
+    float* const first = a.workspace + (u64)(nth * a.pieces) * PIECE + of_cluster * WARP + lane_index() * 4;
+    float* const own = first + (u64)piece * PIECE;
+#pragma unroll
+    for (int i = 0; i < T::tile_columns / 8; ++i) {
+        Packet<16> four;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) four.word[e] = as_bits(sums[4 * i + e]);
+        store(own + i * FOUR, four);
+    }
+    if (!last_warp_to_arrive(a.counters + nth * (S::WARPS * T::cluster) + of_cluster, a.pieces)) return;
+    // Not into `sums`: the compiler would make every product wait for the one before it.
+#pragma unroll 1
+    for (int i = 0; i < T::tile_columns / 64; ++i) {
+        float total[32] = {};
+#pragma unroll 1
+        for (u32 p = 0; p < a.pieces; ++p) {
+            const float* const from = first + (u64)p * PIECE + i * (8 * FOUR);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const Packet<16> four = load_mutable<16>(from + j * FOUR);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) total[4 * j + e] += as_float(four.word[e]);
+            }
+        }
+        store_64_columns(a, total, staging, buffer, row, column + i * 64);
+    }
+}
+
+}  // namespace gemm
+}  // namespace causeway

@@ -1,0 +1,164 @@
+// What a block of gemm_wgmma.cuh works on: its arguments, the sizes that follow from a choice of tile, its places in
+// shared memory, and its walk over tiles and terms.
+//
+//   whole tiles   0 … whole - 1: a cluster takes every (number of clusters)-th of them, all terms of it
+//   the rest      fewer tiles than there are clusters. Each is summed in `pieces` pieces, the first one longer than the
+//                 others. As many clusters as there are tiles take a first piece each; the others, of which there may be
+//                 few, take the other pieces in turns:
+//
+//                   cluster 0       tile whole       |---- head ----|
+//                   cluster 1       tile whole + 1   |---- head ----|
+//                   cluster 2       tile whole                      |-part-|   then tile whole + 1   |-part-|
+//
+//                 So clusters that share rows or columns read the same terms at the same time, and the last cache level
+//                 reads them once.
+//
+// Without the rest (`shared_rest` is false) all tiles are whole ones.
+#pragma once
+#include "hopper.cuh"
+
+namespace causeway {
+namespace gemm {
+
+constexpr int STEP = 64;           // terms of a stage: 128 bytes
+constexpr u32 LINE = STEP * 2;     // bytes of them
+constexpr u32 CHUNK = 16 * LINE;   // what a warp stores at a time: 16 rows × 64 columns
+constexpr u32 CONSUMERS_MEET = 1;  // named barrier
+constexpr u32 RAW_LINE = 144;      // bytes of 72 elements
+constexpr u32 RAW_BOX = 8 * RAW_LINE;
+constexpr u32 RAW_GROUP = 8 * RAW_BOX;  // 64 lines, by residues
+// An operand: one map, or one for each residue of a line's number and the elements between the rounded address and the
+// line's own, 4 bits each.
+template <bool ByRows> struct Operand { TensorMap map[1]; };
+template <> struct Operand<true> {
+    TensorMap map[8];
+    u32 shifts;
+};
+
+template <bool ByRows> struct Result { TensorMap map[1]; };
+template <> struct Result<true> {
+    u64 address;
+    i64 row_stride;  // elements
+    i32 rows, columns;
+};
+
+template <typename T> struct Arguments {
+    Operand<T::left_by_rows> left;
+    Operand<T::right_by_rows> right;
+    Result<T::result_by_rows> result;
+    i32 row_tiles, column_tiles;  // in units of a cluster's tiles
+    i32 steps;                    // ⌈terms / 64⌉
+    i32 band;                     // rows of tiles that are walked together
+    i32 whole;                    // tiles that one cluster sums
+    u32 pieces;                   // of each other tile
+    i32 head, part;               // steps of the first piece and of any other
+    float* workspace;             // the sums of pieces
+    u32* counters;                // one for each warp of each tile of the rest: pieces that are in the workspace
+};
+
+// The sizes that follow from a choice of tile.
+template <typename T> struct Shape {
+    static constexpr int GROUPS = T::tile_rows / 64;
+    static constexpr int WARPS = GROUPS * 4;  // that multiply
+    static constexpr int THREADS = WARPS * 32;
+    static constexpr int SHARE_ROWS = T::split || T::share_left ? 1 : T::cluster;  // blocks of a cluster above each other
+    static constexpr int SHARE_COLUMNS = T::split || !T::share_left ? 1 : T::cluster;
+    static constexpr u32 LEFT = T::tile_rows * LINE;
+    static constexpr u32 STAGE = LEFT + T::tile_columns * LINE;
+    static constexpr u32 STAGES = STAGE * T::stages;
+    // By rows: groups of 64 lines, those of left first.
+    static constexpr int LEFT_GROUPS = T::left_by_rows ? T::tile_rows / 64 : 0;
+    static constexpr int RAW_GROUPS = LEFT_GROUPS + (T::right_by_rows ? T::tile_columns / 64 : 0);
+    static constexpr u32 RAW_STAGE = RAW_GROUPS * RAW_GROUP;
+    static constexpr u32 DIRECT = (T::left_by_rows ? 0 : LEFT) + (T::right_by_rows ? 0 : T::tile_columns * LINE);
+    static constexpr u32 RAW = STAGES;
+    static constexpr u32 STAGING = RAW + RAW_STAGE * T::raw_stages;
+    static constexpr u32 WARP_STAGING = CHUNK * T::staging;
+    static constexpr u32 BARRIERS = STAGING + WARP_STAGING * WARPS;
+    // Split: a block's own sums, in place of the stages. The padding spreads rows over the banks.
+    static constexpr u32 SUMS_PITCH = T::tile_columns * 4 + 32;
+    static_assert(!T::split || T::tile_rows * SUMS_PITCH <= STAGES, "the sums of a split tile take the stages' place");
+    static_assert(!T::split || T::cluster > 1, "a tile is split over a cluster");
+    static_assert((RAW_GROUPS > 0) == (T::aligners > 0) && (RAW_GROUPS > 0) == (T::raw_stages > 0), "aligners align");
+    static_assert(RAW_GROUPS == 0 || SHARE_ROWS * SHARE_COLUMNS == 1, "lines that begin anywhere are not shared");
+};
+// The stage that comes next, and the parity of its pass through the ring.
+template <int Stages> struct Ring {
+    u32 stage = 0, parity = 0;
+    CAUSEWAY_DEVICE void next() {
+        if (++stage == Stages) stage = 0, parity ^= 1;
+    }
+};
+// Where one block stands.
+template <typename T> struct Block {
+    using S = Shape<T>;
+    u32 base;            // of the stages, in shared memory
+    u32 rank;            // within the cluster
+
+    CAUSEWAY_DEVICE i32 row(i32 tile_row) const {
+        return (tile_row * S::SHARE_ROWS + (S::SHARE_ROWS > 1 ? (i32)rank : 0)) * T::tile_rows;
+    }
+    CAUSEWAY_DEVICE i32 column(i32 tile_column) const {
+        return (tile_column * S::SHARE_COLUMNS + (S::SHARE_COLUMNS > 1 ? (i32)rank : 0)) * T::tile_columns;
+    }
+    CAUSEWAY_DEVICE u32 full(u32 stage) const { return base + S::BARRIERS + 16 * stage; }
+    CAUSEWAY_DEVICE u32 empty(u32 stage) const { return full(stage) + 8; }
+    CAUSEWAY_DEVICE u32 raw_full(u32 stage) const { return full(T::stages + stage); }
+    CAUSEWAY_DEVICE u32 raw_empty(u32 stage) const { return empty(T::stages + stage); }
+    CAUSEWAY_DEVICE u32 staging(u32 warp) const { return base + S::STAGING + warp * S::WARP_STAGING; }
+};
+
+// Tiles in the order of bands of `band` rows of tiles, column by column within a band: those under way at one time form
+// a patch that is about as high as it is wide, and share their operands in the last cache level.
+template <typename T> CAUSEWAY_DEVICE void tile_at(const Arguments<T>& a, i32 tile, i32& row, i32& column) {
+    const i32 per_band = a.band * a.column_tiles;
+    const i32 first = tile / per_band * a.band, rest = tile % per_band;
+    const i32 rows = max(1, min(a.row_tiles - first, a.band));  // a tile past the last one is asked for and not used
+    column = rest / rows;
+    row = first + rest % rows;
+}
+
+// A cluster's way through its tiles: where it is, and what follows. Few numbers: warps that multiply keep it beside
+// their sums.
+template <typename T> struct Walk {
+    i32 tile;
+    i32 begin, end;  // steps of the tile that this block sums
+    u32 ahead;       // shared_rest only: the next piece. Pieces are numbered through all first ones, all second ones …
+
+    CAUSEWAY_DEVICE Walk(const Arguments<T>& a, u32 rank) {
+        tile = (i32)(blockIdx.x / T::cluster);
+        begin = T::split ? (i32)rank * a.steps / T::cluster : 0;
+        end = T::split ? ((i32)rank + 1) * a.steps / T::cluster : a.steps;
+        ahead = (u32)tile;
+        settle(a);
+    }
+
+    CAUSEWAY_DEVICE bool any(const Arguments<T>& a) const {
+        if constexpr (T::shared_rest) return begin < end;
+        else return tile < a.whole;
+    }
+
+    CAUSEWAY_DEVICE void next(const Arguments<T>& a) {
+        tile += (i32)(gridDim.x / T::cluster);
+        settle(a);
+    }
+
+    // This block sums a piece of the tile.
+    CAUSEWAY_DEVICE bool in_pieces(const Arguments<T>& a) const { return T::shared_rest && end - begin < a.steps; }
+
+private:
+    CAUSEWAY_DEVICE void settle(const Arguments<T>& a) {
+        if constexpr (T::shared_rest) {
+            if (tile < a.whole) return;
+            const u32 rest = (u32)(a.row_tiles * a.column_tiles - a.whole), piece = ahead / rest;
+            tile = a.whole + (i32)(ahead % rest);
+            begin = piece == 0 ? 0 : a.head + (i32)(piece - 1) * a.part;
+            end = piece == 0 ? a.head : piece < a.pieces ? begin + a.part : begin;
+            // First pieces have clusters of their own.
+            ahead = piece == 0 ? a.pieces * rest : ahead + gridDim.x / T::cluster - rest;
+        }
+    }
+};
+
+}  // namespace gemm
+}  // namespace causeway
