@@ -126,3 +126,23 @@ def test_the_distribution_has_every_module(root, tmp_path):
     modules = ["__init__", "causal_conv1d_interface", "causal_conv1d_varlen", "cpp_functions"]
     expected = ["causal_conv1d_cuda.py", *(f"causal_conv1d/{module}.py" for module in modules)]
     assert set(expected) <= set(names)
+
+
+@pytest.mark.parametrize("version, refused", [("1.5.0", True), ("1.7.0+causeway", False)])
+def test_it_does_not_replace_the_original(root, tmp_path, monkeypatch, version, refused):
+    import contextlib
+    import importlib.util
+    import sysconfig
+
+    pytest.importorskip("hatchling", reason="hatchling, which builds the drop-in, is not installed")
+    installed = tmp_path / f"causal_conv1d-{version}.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: causal-conv1d\nVersion: {version}\n")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    spec = importlib.util.spec_from_file_location("refuse", root / "shim" / "refuse.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    hook = module.RefuseToReplace(str(root / "shim"), {}, None, None, str(tmp_path), "wheel")
+    refusal = pytest.raises(SystemExit, match="causal-conv1d 1.5.0 is installed in .*pip uninstall causal-conv1d")
+    with refusal if refused else contextlib.nullcontext():
+        hook.initialize("standard", {})
