@@ -3,7 +3,8 @@
     python torch_calls.py [--device cuda] [--json FILE]
 
 Host time is what Python waits for before it goes on: many calls of tensors so small that the device is never behind, by
-the clock of the host, the median of several rounds. Step times are the device's own (events on a GPU), the median.
+the clock of the host, the median of several rounds. Every round has all calls in turn, so that what else a machine does
+meets them alike. Step times are the device's own (events on a GPU), the median.
 """
 
 import argparse
@@ -23,18 +24,20 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
-def host_microseconds(call, device, calls=500, rounds=15):
-    """Median host time of one call."""
-    for _ in range(50):
-        call()
-    times = []
+def host_microseconds(calls, device, repeats=200, rounds=25):
+    """Median host time of each call, by name."""
+    times = {name: [] for name in calls}
     for _ in range(rounds):
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(times)
+        for name, call in calls.items():
+            # The first ones find cold caches.
+            for _ in range(20):
+                call()
+            synchronize(device)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            times[name].append((time.perf_counter() - start) / repeats * 1e6)
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def plain(x, weight, bias):
@@ -108,10 +111,9 @@ def host_costs(device):
             lambda: torch.empty_like(x[..., 0]),
         ),
     }
-    return {
-        name: [None if call is None else host_microseconds(call, device) for call in calls]
-        for name, calls in rows.items()
-    }
+    calls = {(name, at): call for name, row in rows.items() for at, call in enumerate(row) if call}
+    medians = host_microseconds(calls, device)
+    return {name: [medians.get((name, at)) for at in range(len(row))] for name, row in rows.items()}
 
 
 class Block(torch.nn.Module):
