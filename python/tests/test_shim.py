@@ -22,7 +22,10 @@ def shim(root, monkeypatch):
 def tensors(device, dtype=torch.float32):
     torch.manual_seed(0)
     # As mamba_ssm has them: x and dx are halves of larger tensors, channel-first.
-    xz, dxz = torch.randn(2, 16, 20, device=device, dtype=dtype), torch.zeros(2, 16, 20, device=device, dtype=dtype)
+    xz, dxz = (
+        torch.randn(2, 16, 20, device=device, dtype=dtype),
+        torch.zeros(2, 16, 20, device=device, dtype=dtype),
+    )
     weight, bias = torch.randn(8, 4, device=device), torch.randn(8, device=device)
     return xz.chunk(2, dim=1)[0], weight, bias, torch.randn(2, 8, 20, device=device).to(dtype), dxz
 
@@ -84,9 +87,7 @@ def test_extension_module(device):
     causal_conv1d_cuda.causal_conv1d_fwd(x, weight, bias, None, None, out, final, True)
     assert torch.equal(out, y) and torch.equal(final, x[..., -3:])
     target, sums = dxz.chunk(2, dim=1)[0], [torch.ones(8, 4, device=device), torch.ones(8, device=device)]
-    causal_conv1d_cuda.causal_conv1d_bwd(
-        x, weight, bias, dout, None, None, None, target, *sums, None, True
-    )
+    causal_conv1d_cuda.causal_conv1d_bwd(x, weight, bias, dout, None, None, None, target, *sums, None, True)
     assert torch.equal(target, dx)
     torch.testing.assert_close(sums, [dweight + 1, dbias + 1])
     state = torch.zeros(2, 8, 3, device=device, dtype=x.dtype)
@@ -143,6 +144,8 @@ def test_it_does_not_replace_the_original(root, tmp_path, monkeypatch, version, 
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     hook = module.RefuseToReplace(str(root / "shim"), {}, None, None, str(tmp_path), "wheel")
-    refusal = pytest.raises(SystemExit, match="causal-conv1d 1.5.0 is installed in .*pip uninstall causal-conv1d")
+    refusal = pytest.raises(
+        SystemExit, match="causal-conv1d 1.5.0 is installed in .*pip uninstall causal-conv1d"
+    )
     with refusal if refused else contextlib.nullcontext():
         hook.initialize("standard", {})
