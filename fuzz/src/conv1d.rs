@@ -1,11 +1,11 @@
 //! Forward, backward and update against the oracle.
 
 use arbitrary::{Result, Unstructured};
-use causeway::causal_conv1d::{Activation, Backward, Forward, Update};
-use causeway::oracle::causal_conv1d as oracle;
-use causeway::oracle::{Expected, POISON};
-use causeway::{DType, Device, HostTensor, TensorRef};
+use causeway::causal_conv1d::Activation;
+use causeway::oracle::Expected;
+use causeway::{DType, Device, HostTensor};
 
+use crate::calls::{Gradients, Incoming, Inputs, Outputs, UpdateInputs};
 use crate::draw::{Draw, expect, expect_outcome, expect_untouched};
 
 pub fn check(bytes: &mut Unstructured<'_>) -> Result<()> {
@@ -15,10 +15,6 @@ pub fn check(bytes: &mut Unstructured<'_>) -> Result<()> {
     }
     let call = Call::draw(draw)?;
     if draw.flag()? { call.check_forward(draw) } else { call.check_backward(draw) }
-}
-
-fn view(tensor: &Option<HostTensor>) -> Option<TensorRef<'_>> {
-    tensor.as_ref().map(HostTensor::view)
 }
 
 fn check_output(name: &str, truth: &Expected, found: &HostTensor) {
@@ -57,12 +53,7 @@ struct Call {
     common: Common,
     shape: [i64; 3],
     states: [i64; 3],
-    x: HostTensor,
-    weight: HostTensor,
-    bias: Option<HostTensor>,
-    initial_states: Option<HostTensor>,
-    seq_idx: Option<HostTensor>,
-    cu_seqlens: Option<HostTensor>,
+    inputs: Inputs,
 }
 
 impl Call {
@@ -77,117 +68,69 @@ impl Call {
         let states = [sequences.max(0), common.dim, common.width - 1];
         let (with_bias, with_states, with_seq_idx) = (draw.flag()?, draw.flag()?, draw.rarely()?);
         let seq_idx = draw.optional(with_seq_idx, "seq_idx", DType::I32, &[batch, seqlen])?;
-        let seq_idx = seq_idx.map(|mut tensor| -> Result<_> {
-            let (mut index, mut random) = (draw.between(-1, 2)?, draw.between(0, 1 << 30)?);
+        let seq_idx = seq_idx.map(|mut tensor| {
+            let mut index = draw.values.below(4) - 1;
             tensor.assign(|_| {
-                random = (random * 1_103_515_245 + 12_345) & 0x7fff_ffff;
-                if (random >> 16) % 5 == 0 {
-                    index = (random >> 8) % 4 - 1;
+                if draw.values.below(5) == 0 {
+                    index = draw.values.below(4) - 1;
                 }
                 index as f64
             });
-            Ok(tensor)
+            tensor
         });
-        Ok(Call {
+        let inputs = Inputs {
             x: draw.base(common.dtype, &shape)?,
             // Its width is its own; its dim is that of x.
             weight: draw.base(common.weight_dtype, &[common.dim, common.width])?,
             bias: draw.optional(with_bias, "bias", common.weight_dtype, &[common.dim])?,
             initial_states: draw.optional(with_states, "initial_states", common.dtype, &states)?,
-            seq_idx: seq_idx.transpose()?,
+            seq_idx,
             cu_seqlens,
-            common,
-            shape,
-            states,
-        })
+            residual: None,
+            activation: common.activation,
+        };
+        Ok(Call { common, shape, states, inputs })
     }
 
-    fn inputs<'a>(&'a self, residual: &'a Option<HostTensor>) -> oracle::Inputs<'a> {
-        oracle::Inputs {
-            x: self.x.view(),
-            weight: self.weight.view(),
-            bias: view(&self.bias),
-            initial_states: view(&self.initial_states),
-            seq_idx: view(&self.seq_idx),
-            cu_seqlens: view(&self.cu_seqlens),
-            residual: view(residual),
-            activation: self.common.activation,
-        }
-    }
-
-    fn check_forward(&self, draw: &mut Draw<'_, '_>) -> Result<()> {
+    fn check_forward(mut self, draw: &mut Draw<'_, '_>) -> Result<()> {
         let dtype = self.common.dtype;
         let (with_residual, with_final) = (draw.flag()?, draw.flag()?);
-        let residual = draw.optional(with_residual, "residual", dtype, &self.shape)?;
-        let mut y = draw.output("y", dtype, &self.shape)?;
-        let mut final_states = draw.optional_output(with_final, "final_states", dtype, &self.states)?;
-        let outcome = Forward {
-            x: self.x.view(),
-            weight: self.weight.view(),
-            bias: view(&self.bias),
-            initial_states: view(&self.initial_states),
-            seq_idx: view(&self.seq_idx),
-            cu_seqlens: view(&self.cu_seqlens),
-            residual: view(&residual),
-            activation: self.common.activation,
-            y: y.view_mut(),
-            final_states: final_states.as_mut().map(HostTensor::view_mut),
+        self.inputs.residual = draw.optional(with_residual, "residual", dtype, &self.shape)?;
+        let mut outputs = Outputs {
+            y: draw.output("y", dtype, &self.shape)?,
+            final_states: draw.optional_output(with_final, "final_states", dtype, &self.states)?,
+        };
+        let outcome = self.inputs.forward(&mut outputs, &self.common.device);
+        if expect_outcome(outcome, draw.mistake.as_ref()) {
+            let truth = self.inputs.true_outputs();
+            outputs.judged(&truth).for_each(|(name, truth, found)| check_output(name, truth, found));
+        } else {
+            outputs.named().for_each(|(name, found)| expect_untouched(name, found));
         }
-        .run(&self.common.device);
-        if !expect_outcome(outcome, draw.mistake.as_ref()) {
-            expect_untouched("y", &y);
-            final_states.iter().for_each(|states| expect_untouched("final_states", states));
-            return Ok(());
-        }
-        let truth = oracle::forward(&self.inputs(&residual));
-        check_output("y", &truth.y, &y);
-        final_states.iter().for_each(|states| check_output("final_states", &truth.final_states, states));
         Ok(())
     }
 
-    fn check_backward(&self, draw: &mut Draw<'_, '_>) -> Result<()> {
+    fn check_backward(self, draw: &mut Draw<'_, '_>) -> Result<()> {
         let Common { dtype, weight_dtype, dim, width, .. } = self.common;
         let dweight_dtype = if dtype != DType::F64 && draw.flag()? { DType::F32 } else { weight_dtype };
         let with_final = draw.flag()?;
-        let (with_dbias, with_dinitial) = (self.bias.is_some(), self.initial_states.is_some());
-        let dy = draw.independent("dy", dtype, &self.shape)?;
-        let dfinal_states = draw.optional(with_final, "dfinal_states", dtype, &self.states)?;
-        let mut dx = draw.output("dx", dtype, &self.shape)?;
-        let mut dweight = draw.output("dweight", dweight_dtype, &[dim, width])?;
-        let mut dbias = draw.optional_output(with_dbias, "dbias", dweight_dtype, &[dim])?;
-        let mut dinitial = draw.optional_output(with_dinitial, "dinitial_states", dtype, &self.states)?;
-        let outcome = Backward {
-            x: self.x.view(),
-            weight: self.weight.view(),
-            bias: view(&self.bias),
-            dy: dy.view(),
-            initial_states: view(&self.initial_states),
-            seq_idx: view(&self.seq_idx),
-            cu_seqlens: view(&self.cu_seqlens),
-            dfinal_states: view(&dfinal_states),
-            activation: self.common.activation,
-            dx: dx.view_mut(),
-            dweight: dweight.view_mut(),
-            dbias: dbias.as_mut().map(HostTensor::view_mut),
-            dinitial_states: dinitial.as_mut().map(HostTensor::view_mut),
-        }
-        .run(&self.common.device);
-        let ran = expect_outcome(outcome, draw.mistake.as_ref());
-        let truth = ran.then(|| {
-            oracle::backward(&self.inputs(&None), &dy.view(), view(&dfinal_states).as_ref(), dweight_dtype)
-        });
-        let outputs = [
-            ("dx", Some(&dx), truth.as_ref().map(|truth| &truth.dx)),
-            ("dweight", Some(&dweight), truth.as_ref().map(|truth| &truth.dweight)),
-            ("dbias", dbias.as_ref(), truth.as_ref().map(|truth| &truth.dbias)),
-            ("dinitial_states", dinitial.as_ref(), truth.as_ref().map(|truth| &truth.dinitial_states)),
-        ];
-        for (name, found, truth) in outputs {
-            match (found, truth) {
-                (Some(found), Some(truth)) => check_output(name, truth, found),
-                (Some(found), None) => expect_untouched(name, found),
-                (None, _) => {}
-            }
+        let (with_dbias, with_dinitial) = (self.inputs.bias.is_some(), self.inputs.initial_states.is_some());
+        let incoming = Incoming {
+            dy: draw.independent("dy", dtype, &self.shape)?,
+            dfinal_states: draw.optional(with_final, "dfinal_states", dtype, &self.states)?,
+        };
+        let mut gradients = Gradients {
+            dx: draw.output("dx", dtype, &self.shape)?,
+            dweight: draw.output("dweight", dweight_dtype, &[dim, width])?,
+            dbias: draw.optional_output(with_dbias, "dbias", dweight_dtype, &[dim])?,
+            dinitial_states: draw.optional_output(with_dinitial, "dinitial_states", dtype, &self.states)?,
+        };
+        let outcome = self.inputs.backward(&incoming, &mut gradients, &self.common.device);
+        if expect_outcome(outcome, draw.mistake.as_ref()) {
+            let truth = self.inputs.true_gradients(&incoming, dweight_dtype);
+            gradients.judged(&truth).for_each(|(name, truth, found)| check_output(name, truth, found));
+        } else {
+            gradients.named().for_each(|(name, found)| expect_untouched(name, found));
         }
         Ok(())
     }
@@ -261,9 +204,14 @@ fn check_update(draw: &mut Draw<'_, '_>) -> Result<()> {
         }
         lengths = Some(draw.indices(DType::I32, &values)?);
     }
-    let x = draw.base(dtype, &shape)?;
-    let weight = draw.base(weight_dtype, &[dim, width])?;
-    let bias = draw.optional(with_bias, "bias", weight_dtype, &[dim])?;
+    let inputs = UpdateInputs {
+        x: draw.base(dtype, &shape)?,
+        weight: draw.base(weight_dtype, &[dim, width])?,
+        bias: draw.optional(with_bias, "bias", weight_dtype, &[dim])?,
+        cache_seqlens: lengths,
+        conv_state_indices: indices,
+        activation,
+    };
     // A place for each element, and poison between them.
     let values = draw.base(dtype, &[rows, dim, state_len])?.to_contiguous();
     let mut conv_state = draw.output("conv_state", dtype, &[rows, dim, state_len])?;
@@ -276,39 +224,18 @@ fn check_update(draw: &mut Draw<'_, '_>) -> Result<()> {
         return Ok(());
     }
     let before = conv_state.clone();
-    let truth = draw.mistake.is_none().then(|| {
-        oracle::update(&oracle::UpdateInputs {
-            x: x.view(),
-            conv_state: before.view(),
-            weight: weight.view(),
-            bias: view(&bias),
-            cache_seqlens: view(&lengths),
-            conv_state_indices: view(&indices),
-            activation,
-        })
-    });
     // More rows than batch entries are right where indices choose among them.
     if with_indices && conv_state.shape() == [rows + 1, dim, state_len] {
         return Ok(());
     }
-    let outcome = Update {
-        x: x.view(),
-        conv_state: conv_state.view_mut(),
-        weight: weight.view(),
-        bias: view(&bias),
-        cache_seqlens: view(&lengths),
-        conv_state_indices: view(&indices),
-        activation,
-        y: y.view_mut(),
-    }
-    .run(&device);
+    let outcome = inputs.update(&mut conv_state, &mut y, &device);
     if expect_outcome(outcome, draw.mistake.as_ref()) {
-        let truth = truth.expect("there was no mistake");
+        let truth = inputs.truth(&before);
         check_output("y", &truth.y, &y);
         check_output("conv_state", &truth.conv_state, &conv_state);
     } else {
         assert!(before.bytes() == conv_state.bytes(), "conv_state was written although the call was refused");
-        assert!(y.bytes().iter().all(|byte| *byte == POISON), "y was written although the call was refused");
+        expect_untouched("y", &y);
     }
     Ok(())
 }

@@ -2,8 +2,10 @@
 
 use arbitrary::{Result, Unstructured};
 use causeway::backend::cpu::{Cpu, Level};
-use causeway::oracle::{Comparison, POISON};
+use causeway::oracle::Comparison;
 use causeway::{DType, Device, HostTensor};
+
+use crate::memory::{Placement, Random, right, untouched};
 
 /// Draws the arguments of a call. At most one of them is wrong.
 pub struct Draw<'a, 'b> {
@@ -13,13 +15,14 @@ pub struct Draw<'a, 'b> {
     drawn: u8,
     /// What is wrong with the call, if anything.
     pub mistake: Option<String>,
-    values: u64,
+    /// Elements come from here, and not from the bytes: they are many, and no branch depends on them.
+    pub values: Random,
 }
 
 impl<'a, 'b> Draw<'a, 'b> {
     pub fn new(bytes: &'a mut Unstructured<'b>) -> Result<Self> {
         let wrong = bytes.ratio(1, 6)?.then(|| bytes.int_in_range(0..=11)).transpose()?;
-        let values = bytes.arbitrary()?;
+        let values = Random(bytes.arbitrary()?);
         Ok(Draw { bytes, wrong, drawn: 0, mistake: None, values })
     }
 
@@ -62,39 +65,33 @@ impl<'a, 'b> Draw<'a, 'b> {
         Ok(shape)
     }
 
-    /// Zeros of this shape that lie anyhow: axes in any order, gaps, axes that run backwards; with `expanded`, axes of
-    /// which all elements are one.
-    fn place(&mut self, dtype: DType, shape: &[i64], expanded: bool) -> Result<HostTensor> {
-        let rank = shape.len();
-        let mut axes: Vec<usize> = (0..rank).collect();
-        for last in (1..rank).rev() {
-            axes.swap(last, self.bytes.int_in_range(0..=last)?);
+    /// Where a tensor of this many axes lies; with `expanded`, some axes may have one place for all elements.
+    fn placement(&mut self, axes: usize, expanded: bool) -> Result<Placement> {
+        let mut placement = Placement {
+            order: (0..axes as u8).collect(),
+            padding: vec![0; axes],
+            reversed: vec![false; axes],
+            expanded: vec![false; axes],
+            offset: self.between(0, 3)?,
+        };
+        for last in (1..axes).rev() {
+            placement.order.swap(last, self.bytes.int_in_range(0..=last)?);
         }
-        let (mut strides, mut offset) = (vec![0; rank], self.between(0, 3)?);
-        let mut step = 1;
-        for axis in axes {
-            if expanded && self.bytes.ratio(1, 16)? {
-                continue;
+        for axis in 0..axes {
+            placement.expanded[axis] = expanded && self.bytes.ratio(1, 16)?;
+            match self.bytes.int_in_range(0..=7)? {
+                0 => placement.padding[axis] = 2,
+                1 => placement.reversed[axis] = true,
+                _ => {}
             }
-            let kind = self.bytes.int_in_range(0..=7)?;
-            let stride = step * if kind == 0 { 3 } else { 1 };
-            let reach = stride * (shape[axis] - 1).max(0);
-            strides[axis] = stride;
-            if kind == 1 {
-                strides[axis] = -stride;
-                offset += reach;
-            }
-            step = reach + stride + if kind == 2 { 2 } else { 0 };
         }
-        let tensor = HostTensor::zeros(dtype, &[step + 8]).expect("a small tensor");
-        Ok(tensor.restrided(offset, shape, &strides).expect("the layout lies inside"))
+        Ok(placement)
     }
 
     /// An input that other arguments have to agree with, of uniform numbers in (-1, 1).
     pub fn base(&mut self, dtype: DType, shape: &[i64]) -> Result<HostTensor> {
-        let mut tensor = self.place(dtype, shape, true)?;
-        tensor.assign(|_| self.number());
-        Ok(tensor)
+        let placement = self.placement(shape.len(), true)?;
+        Ok(placement.uniform(dtype, shape, &mut self.values, 1.0))
     }
 
     /// An input that has to agree with others.
@@ -117,15 +114,14 @@ impl<'a, 'b> Draw<'a, 'b> {
     /// An input whose signs have to be independent: every element has its own place.
     pub fn independent(&mut self, name: &str, dtype: DType, shape: &[i64]) -> Result<HostTensor> {
         let shape = self.shape(name, shape)?;
-        let mut tensor = self.place(dtype, &shape, false)?;
-        tensor.assign(|_| self.number());
-        Ok(tensor)
+        let placement = self.placement(shape.len(), false)?;
+        Ok(placement.uniform(dtype, &shape, &mut self.values, 1.0))
     }
 
     /// An output, poisoned; once in a while two of its elements share a place.
     pub fn output(&mut self, name: &str, dtype: DType, shape: &[i64]) -> Result<HostTensor> {
         let shape = self.shape(name, shape)?;
-        let mut tensor = self.place(dtype, &shape, false)?;
+        let mut tensor = self.placement(shape.len(), false)?.poisoned(dtype, &shape);
         if self.bytes.ratio(1, 32)?
             && !shape.contains(&0)
             && let Some(axis) = shape.iter().position(|size| *size > 1)
@@ -137,7 +133,6 @@ impl<'a, 'b> Draw<'a, 'b> {
             tensor = tensor.restrided(offset, &shape, &strides).expect("fewer places lie inside");
             self.mistake = Some(format!("{name} of shape {shape:?} has strides {strides:?}"));
         }
-        tensor.fill_bytes(POISON);
         Ok(tensor)
     }
 
@@ -154,33 +149,20 @@ impl<'a, 'b> Draw<'a, 'b> {
 
     /// Indices, as they are given.
     pub fn indices(&mut self, dtype: DType, values: &[i64]) -> Result<HostTensor> {
-        let mut tensor = self.place(dtype, &[values.len() as i64], false)?;
+        let mut tensor = self.placement(1, false)?.zeros(dtype, &[values.len() as i64]);
         tensor.assign(|i| values[i] as f64);
         Ok(tensor)
-    }
-
-    /// A linear congruential generator with D. E. Knuth's MMIX constants.
-    fn number(&mut self) -> f64 {
-        self.values =
-            self.values.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.values >> 11) as f64 + 0.5) * 0.5f64.powi(52) - 1.0
     }
 }
 
 /// Fails unless an output is right and nothing around it was touched.
 pub fn expect(name: &str, result: &Comparison, found: &HostTensor) {
-    assert!(result.passed(), "{name} of {found:?}: {}", result.worst.as_ref().expect("an element failed"));
-    let mut surroundings = found.clone();
-    surroundings.fill_elements(POISON);
-    expect_untouched(name, &surroundings);
+    right(name, result, found).unwrap_or_else(|fault| panic!("{fault}"));
 }
 
 /// Fails if a byte of a tensor is not what outputs are poisoned with.
 pub fn expect_untouched(name: &str, tensor: &HostTensor) {
-    assert!(
-        tensor.bytes().iter().all(|byte| *byte == POISON),
-        "{name} of {tensor:?} was written where it must not be"
-    );
+    untouched(name, tensor).unwrap_or_else(|fault| panic!("{fault}"));
 }
 
 /// What a call has to say: an error if there is a mistake in it, nothing otherwise. True if it ran.

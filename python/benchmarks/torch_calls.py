@@ -3,7 +3,8 @@
     python torch_calls.py [--device cuda] [--json FILE]
 
 Host time is what Python waits for before it goes on: many calls of tensors so small that the device is never behind, by
-the clock of the host, the median of several rounds. Step times are the device's own (events on a GPU), the median.
+the clock of the host, the median of several rounds. Every round has all calls in turn, so that what else a machine does
+meets them alike. Step times are the device's own (events on a GPU), the median.
 """
 
 import argparse
@@ -23,18 +24,20 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
-def host_microseconds(call, device, calls=500, rounds=15):
-    """Median host time of one call."""
-    for _ in range(50):
-        call()
-    times = []
+def host_microseconds(calls, device, repeats=200, rounds=25):
+    """Median host time of each call, by name."""
+    times = {name: [] for name in calls}
     for _ in range(rounds):
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(times)
+        for name, call in calls.items():
+            # The first ones find cold caches.
+            for _ in range(20):
+                call()
+            synchronize(device)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            times[name].append((time.perf_counter() - start) / repeats * 1e6)
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def plain(x, weight, bias):
@@ -56,8 +59,25 @@ class Nothing(torch.autograd.Function):
         return tuple(torch.empty_like(saved) for saved in ctx.saved_tensors)
 
 
+class Multiplication(torch.autograd.Function):
+    """As `Nothing`, with one operation of PyTorch's each way: the least that a function with a kernel takes."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight, bias)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, dy):
+        _, weight, bias = ctx.saved_tensors
+        return dy * 2, torch.empty_like(weight), torch.empty_like(bias)
+
+
+COLUMNS = "Causeway", "F.conv1d", "nothing", "x * 2"
+
+
 def host_costs(device):
-    """Microseconds per call, by name: of Causeway, of `F.conv1d`, and of `Nothing`."""
+    """Microseconds per call, by name, in the order of `COLUMNS`."""
     x, weight, bias = torch.randn(1, 64, 64), torch.randn(64, 4), torch.randn(64)
     x, weight, bias = (t.to(device) for t in (x, weight, bias))
     state, dy = torch.zeros(1, 64, 3, device=device), torch.ones_like(x)
@@ -86,32 +106,36 @@ def host_costs(device):
             lambda: causal(x, weight, bias),
             lambda: conv1d(x, packed, bias),
             lambda: torch.empty_like(x),
+            lambda: x * 2,
         ),
         "forward, for a gradient": (
             lambda: causal(*leaves),
             lambda: conv1d(*packed_leaves),
             lambda: Nothing.apply(*leaves),
+            lambda: Multiplication.apply(*leaves),
         ),
         "forward and backward": (
             lambda: gradients(causal, leaves),
             lambda: gradients(cut, packed_leaves),
             lambda: gradients(Nothing.apply, leaves),
+            lambda: gradients(Multiplication.apply, leaves),
         ),
         "both, autograd in this thread": (
             lambda: in_this_thread(causal, leaves),
             lambda: in_this_thread(cut, packed_leaves),
             lambda: in_this_thread(Nothing.apply, leaves),
+            lambda: in_this_thread(Multiplication.apply, leaves),
         ),
         "update": (
             lambda: causeway.causal_conv1d_update(x[..., 0], state, weight, bias, "silu"),
             None,
             lambda: torch.empty_like(x[..., 0]),
+            lambda: x[..., 0] * 2,
         ),
     }
-    return {
-        name: [None if call is None else host_microseconds(call, device) for call in calls]
-        for name, calls in rows.items()
-    }
+    calls = {(name, at): call for name, row in rows.items() for at, call in enumerate(row) if call}
+    medians = host_microseconds(calls, device)
+    return {name: [medians.get((name, at)) for at in range(len(row))] for name, row in rows.items()}
 
 
 class Block(torch.nn.Module):
@@ -185,7 +209,7 @@ def main():
         f"causeway {causeway.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {name}\n"
     )
     hosts = host_costs(device)
-    print(f"{'host time of a call':<30} {'causeway':>12} {'F.conv1d':>12} {'nothing':>12}")
+    print(f"{'host time of a call':<30}", *(name.rjust(12) for name in COLUMNS))
     for row, times in hosts.items():
         print(f"{row:<30}", *("-".rjust(12) if time is None else f"{time:>9.1f} us" for time in times))
     shape = dict(batch=4, dim=2048, seqlen=4096) if device == "cuda" else dict(batch=1, dim=256, seqlen=512)
@@ -197,7 +221,12 @@ def main():
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(
-                {"device": name, "torch": torch.__version__, "host_us": hosts, "step_ms": steps},
+                {
+                    "device": name,
+                    "torch": torch.__version__,
+                    "host_us": {row: dict(zip(COLUMNS, times)) for row, times in hosts.items()},
+                    "step_ms": steps,
+                },
                 file,
                 indent=1,
             )

@@ -224,9 +224,7 @@ def causal_conv1d_update_ref(x, conv_state, weight, bias=None, activation=None, 
     """
     from causeway import _reference
 
-    return _reference.causal_conv1d_update_ref(
-        x, conv_state, weight, bias, activation, cache_seqlens
-    )
+    return _reference.causal_conv1d_update_ref(x, conv_state, weight, bias, activation, cache_seqlens)
 
 
 def gemm(a, b, *, algorithm="fast"):

@@ -1,6 +1,19 @@
 from typing import Literal, TypeVar, overload
 
-Tensor = TypeVar("Tensor")  # torch.Tensor or numpy.ndarray: all of a call alike
+_Tensor = TypeVar("_Tensor")  # torch.Tensor or numpy.ndarray: all of a call alike
+
+__all__ = [
+    "causal_conv1d_fn",
+    "causal_conv1d_ref",
+    "causal_conv1d_update",
+    "causal_conv1d_update_ref",
+    "causal_conv1d_varlen_states",
+    "gemm",
+    "gemm_grad_a",
+    "gemm_grad_ab",
+    "gemm_grad_b",
+    "__version__",
+]
 
 __version__: str
 
@@ -9,62 +22,76 @@ _Algorithm = Literal["fast", "exact"]
 
 @overload
 def causal_conv1d_fn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    initial_states: Tensor | None = None,
+    x: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    seq_idx: _Tensor | None = None,
+    initial_states: _Tensor | None = None,
     return_final_states: Literal[False] = False,
-    final_states_out: Tensor | None = None,
+    final_states_out: _Tensor | None = None,
     activation: _Activation = None,
     *,
-    cu_seqlens: Tensor | None = None,
-    residual: Tensor | None = None,
-) -> Tensor: ...
+    cu_seqlens: _Tensor | None = None,
+    residual: _Tensor | None = None,
+) -> _Tensor: ...
 @overload
 def causal_conv1d_fn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    seq_idx: Tensor | None = None,
-    initial_states: Tensor | None = None,
+    x: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    seq_idx: _Tensor | None = None,
+    initial_states: _Tensor | None = None,
     *,
     return_final_states: Literal[True],
-    final_states_out: Tensor | None = None,
+    final_states_out: _Tensor | None = None,
     activation: _Activation = None,
-    cu_seqlens: Tensor | None = None,
-    residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
+    cu_seqlens: _Tensor | None = None,
+    residual: _Tensor | None = None,
+) -> tuple[_Tensor, _Tensor]: ...
+@overload
+def causal_conv1d_fn(
+    x: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None,
+    seq_idx: _Tensor | None,
+    initial_states: _Tensor | None,
+    return_final_states: Literal[True],
+    final_states_out: _Tensor | None = None,
+    activation: _Activation = None,
+    *,
+    cu_seqlens: _Tensor | None = None,
+    residual: _Tensor | None = None,
+) -> tuple[_Tensor, _Tensor]: ...
 def causal_conv1d_update(
-    x: Tensor,
-    conv_state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: _Tensor,
+    conv_state: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
     activation: _Activation = None,
-    cache_seqlens: Tensor | None = None,
-    conv_state_indices: Tensor | None = None,
-) -> Tensor: ...
-def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor: ...
+    cache_seqlens: _Tensor | None = None,
+    conv_state_indices: _Tensor | None = None,
+) -> _Tensor: ...
+def causal_conv1d_varlen_states(x: _Tensor, cu_seqlens: _Tensor, state_len: int) -> _Tensor: ...
 def causal_conv1d_ref(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    initial_states: Tensor | None = None,
+    x: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    initial_states: _Tensor | None = None,
     return_final_states: bool = False,
-    final_states_out: Tensor | None = None,
+    final_states_out: _Tensor | None = None,
     activation: _Activation = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 def causal_conv1d_update_ref(
-    x: Tensor,
-    conv_state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    x: _Tensor,
+    conv_state: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
     activation: _Activation = None,
-    cache_seqlens: Tensor | None = None,
-) -> Tensor: ...
-def gemm(a: Tensor, b: Tensor, *, algorithm: _Algorithm = "fast") -> Tensor: ...
-def gemm_grad_a(grad_c: Tensor, b: Tensor, *, algorithm: _Algorithm = "fast") -> Tensor: ...
-def gemm_grad_b(grad_c: Tensor, a: Tensor, *, algorithm: _Algorithm = "fast") -> Tensor: ...
+    cache_seqlens: _Tensor | None = None,
+) -> _Tensor: ...
+def gemm(a: _Tensor, b: _Tensor, *, algorithm: _Algorithm = "fast") -> _Tensor: ...
+def gemm_grad_a(grad_c: _Tensor, b: _Tensor, *, algorithm: _Algorithm = "fast") -> _Tensor: ...
+def gemm_grad_b(grad_c: _Tensor, a: _Tensor, *, algorithm: _Algorithm = "fast") -> _Tensor: ...
 def gemm_grad_ab(
-    grad_c: Tensor, a: Tensor, b: Tensor, *, algorithm: _Algorithm = "fast"
-) -> tuple[Tensor, Tensor]: ...
+    grad_c: _Tensor, a: _Tensor, b: _Tensor, *, algorithm: _Algorithm = "fast"
+) -> tuple[_Tensor, _Tensor]: ...

@@ -48,9 +48,7 @@ def _convolve(history, weight, bias, silu, dtype):
     return _cast(_silu(total) if silu else total, dtype)
 
 
-def causal_conv1d_ref(
-    x, weight, bias, initial_states, return_final_states, final_states_out, activation
-):
+def causal_conv1d_ref(x, weight, bias, initial_states, return_final_states, final_states_out, activation):
     """See `causeway.causal_conv1d_ref`."""
     silu = is_silu(activation)
     batch, dim, seqlen = x.shape

@@ -11,8 +11,9 @@ with a place for each element, and share no memory with an input. Nothing is ret
 
 Shapes, dtypes and errors are those of `causeway.causal_conv1d_fn`; dweight and dbias may also be float32.
 
+    >>> x, weight = numpy.ones((1, 2, 4), numpy.float32), numpy.ones((2, 3), numpy.float32)
     >>> y = numpy.empty_like(x)
-    >>> causal_conv1d_forward(x, weight, None, None, None, None, None, True, y, None)
+    >>> causeway.kernels.causal_conv1d_forward(x, weight, None, None, None, None, None, True, y, None)
 """
 
 from causeway._native import (

@@ -46,9 +46,7 @@ class CausalConv1d(torch.nn.Conv1d):
         )
         self.activation = activation
 
-    def forward(
-        self, x, state=None, *, seq_idx=None, cu_seqlens=None, residual=None, return_state=False
-    ):
+    def forward(self, x, state=None, *, seq_idx=None, cu_seqlens=None, residual=None, return_state=False):
         """The convolution of x (batch, channels, seqlen), from a state on if one is given.
 
         Returns y, or ``(y, state)`` with ``return_state``: the last kernel_size-1 positions, for `step` or a further

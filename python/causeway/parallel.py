@@ -106,7 +106,9 @@ class _Slice:
         self.start, total = sum(lengths[:rank]), sum(lengths)
         self.end = self.start + lengths[rank]
         if ends[0] != 0 or ends[-1] != total or any(a > b for a, b in zip(ends, ends[1:])):
-            raise ValueError(f"cu_seqlens is {ends}: expected boundaries that rise from 0 to {total}, all slices together")
+            raise ValueError(
+                f"cu_seqlens is {ends}: expected boundaries that rise from 0 to {total}, all slices together"
+            )
         parts = [
             (row, max(a, self.start), min(b, self.end))
             for row, (a, b) in enumerate(zip(ends, ends[1:]))
@@ -215,7 +217,9 @@ def causal_conv1d_fn(
             "(dim, width)"
         )
     if cu_seqlens is not None and seq_idx is not None:
-        raise NotImplementedError("seq_idx and cu_seqlens cannot be given together across ranks: use one of them")
+        raise NotImplementedError(
+            "seq_idx and cu_seqlens cannot be given together across ranks: use one of them"
+        )
     call = _packed if cu_seqlens is not None else _indexed if seq_idx is not None else _plain
     index = cu_seqlens if cu_seqlens is not None else seq_idx
     y, final_states, token = call(ring, x, weight, bias, index, initial_states, activation, residual)
@@ -232,7 +236,9 @@ def _plain(ring, x, weight, bias, _, initial_states, activation, residual):
     count = weight.shape[1] - 1
     state = _zeros(x, weight, x.shape[0]) if initial_states is None else initial_states
     waits = x.shape[-1] < count
-    halo, token = _exchange(ring, _anchor(x, initial_states), state, lambda halo: _tail(halo, x, count), waits)
+    halo, token = _exchange(
+        ring, _anchor(x, initial_states), state, lambda halo: _tail(halo, x, count), waits
+    )
     y, final_states = _convolve(x, weight, bias, None, halo, True, None, activation, residual=residual)
     # Only the last rank sees the end.
     return y, final_states if ring.next is None else torch.zeros_like(final_states), token
@@ -243,7 +249,9 @@ def _indexed(ring, x, weight, bias, seq_idx, initial_states, activation, residua
     count = weight.shape[1] - 1
     waits = x.shape[-1] < count
     state = _zeros(x, weight, x.shape[0]) if initial_states is None else initial_states
-    halo, token = _exchange(ring, _anchor(x, initial_states), state, lambda halo: _tail(halo, x, count), waits)
+    halo, token = _exchange(
+        ring, _anchor(x, initial_states), state, lambda halo: _tail(halo, x, count), waits
+    )
     # Initial states carry the index of the first position; without a position, any will do.
     first = seq_idx[:, :1] if seq_idx.shape[1] else seq_idx.new_zeros(seq_idx.shape[0], 1)
     index = first.expand(-1, count).contiguous()

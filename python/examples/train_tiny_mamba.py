@@ -83,7 +83,9 @@ def show_progress(name, step, steps, loss, seconds):
     if sys.stderr.isatty():
         done = 30 * step // steps
         bar = "#" * done + "." * (30 - done)
-        print(f"\r{name:<10} [{bar}] {step}/{steps}  loss {loss:.3f}  {seconds:.0f} s", end="", file=sys.stderr)
+        print(
+            f"\r{name:<10} [{bar}] {step}/{steps}  loss {loss:.3f}  {seconds:.0f} s", end="", file=sys.stderr
+        )
         if step == steps:
             print(file=sys.stderr)
 

@@ -1,6 +1,6 @@
 """One rank of test_parallel.py: compares the convolution over all ranks with one process's own.
 
-    python parallel_worker.py RANK RANKS RENDEZVOUS-FILE gloo|nccl
+python parallel_worker.py RANK RANKS RENDEZVOUS-FILE gloo|nccl
 """
 
 import sys
@@ -77,7 +77,10 @@ def work(rank, world, address, backend):
             here = slice(start, start + lengths[rank])
             whole = make(kind, total)
             if backend == "nccl":
-                whole = {n: v.to(device).float() if v.is_floating_point() else v.to(device) for n, v in whole.items()}
+                whole = {
+                    n: v.to(device).float() if v.is_floating_point() else v.to(device)
+                    for n, v in whole.items()
+                }
             part = {
                 name: value[..., here].contiguous() if name in ("x", "residual", "dy", "seq_idx") else value
                 for name, value in whole.items()

@@ -44,9 +44,7 @@ def test_fullgraph_with_dynamic_shapes_and_gradients(device, backend):
 def test_states_autocast_and_out_tensors_compile(device):
     def step(x, weight, bias, states, out):
         with torch.autocast(device, dtype=torch.bfloat16):
-            y, final = causeway.causal_conv1d_fn(
-                x, weight, bias, None, states, True, out, "silu", residual=x
-            )
+            y, final = causeway.causal_conv1d_fn(x, weight, bias, None, states, True, out, "silu", residual=x)
         return y * 2, final
 
     x, weight, bias, _ = tensors(2, 8, device)
@@ -121,7 +119,9 @@ def test_operators_pass_pytorch_checks():
     leaf = lambda t: t.clone().requires_grad_()  # noqa: E731
     none = (None, None, None, None)
     check(ops.causal_conv1d_forward.default, (leaf(x), leaf(weight), leaf(bias), *none, True, True))
-    check(ops.causal_conv1d_update.default, (x, torch.zeros(2, 6, 4).double(), weight, bias, True, None, None))
+    check(
+        ops.causal_conv1d_update.default, (x, torch.zeros(2, 6, 4).double(), weight, bias, True, None, None)
+    )
     check(ops.causal_conv1d_varlen_states.default, (x[0].T, torch.tensor([0, 3, 8]), 4))
     check(ops.gemm.default, (leaf(torch.randn(4, 5).half()), leaf(torch.randn(5, 3).half()), "exact"))
 

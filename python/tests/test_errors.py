@@ -74,7 +74,11 @@ UPDATE = [
     (dict(conv_state=torch.zeros(2, 4, 2).half()), TypeError, "conv_state has dtype f16"),
     (dict(conv_state=None), TypeError, "conv_state is a NoneType"),
     (dict(conv_state=torch.zeros(4, 2).expand(2, 4, 2)), RuntimeError, "conv_state"),
-    (dict(conv_state=torch.zeros(2, 4, 2, requires_grad=True)), RuntimeError, "conv_state requires a gradient"),
+    (
+        dict(conv_state=torch.zeros(2, 4, 2, requires_grad=True)),
+        RuntimeError,
+        "conv_state requires a gradient",
+    ),
     (dict(cache_seqlens=torch.zeros(2)), TypeError, "cache_seqlens has dtype f32"),
     (dict(cache_seqlens=torch.tensor([0, -1], dtype=I32)), ValueError, "cache_seqlens[1] is -1"),
     (dict(conv_state_indices=torch.tensor([0, 2], dtype=I32)), ValueError, "conv_state_indices[1] is 2"),

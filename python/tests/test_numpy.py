@@ -70,7 +70,9 @@ def test_update_follows_forward():
 def test_references_agree():
     x, weight, bias = draw(2, 3, 8), draw(3, 4), draw(3)
     y, final = causeway.causal_conv1d_ref(x, weight, bias, return_final_states=True, activation="silu")
-    found, found_final = causeway.causal_conv1d_fn(x, weight, bias, return_final_states=True, activation="silu")
+    found, found_final = causeway.causal_conv1d_fn(
+        x, weight, bias, return_final_states=True, activation="silu"
+    )
     np.testing.assert_allclose(found, y, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found_final, final)
     for seen in (None, np.array([4, 9], np.int32)):
@@ -119,7 +121,11 @@ PACKED = np.zeros(2 * 3 * 8, np.dtype([("value", "<f4"), ("more", "u1")]))
         (dict(x=X[0]), ValueError, "x has shape (3, 8)"),
         (dict(weight=draw(4, 4)), ValueError, "weight has dim 4"),
         (dict(activation="gelu"), NotImplementedError, "activation"),
-        (dict(final_states_out=np.broadcast_to(np.float32(0), (2, 3, 3))), ValueError, "final_states_out is read-only"),
+        (
+            dict(final_states_out=np.broadcast_to(np.float32(0), (2, 3, 3))),
+            ValueError,
+            "final_states_out is read-only",
+        ),
     ],
 )
 def test_errors(change, exception, words):

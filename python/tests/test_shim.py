@@ -22,7 +22,10 @@ def shim(root, monkeypatch):
 def tensors(device, dtype=torch.float32):
     torch.manual_seed(0)
     # As mamba_ssm has them: x and dx are halves of larger tensors, channel-first.
-    xz, dxz = torch.randn(2, 16, 20, device=device, dtype=dtype), torch.zeros(2, 16, 20, device=device, dtype=dtype)
+    xz, dxz = (
+        torch.randn(2, 16, 20, device=device, dtype=dtype),
+        torch.zeros(2, 16, 20, device=device, dtype=dtype),
+    )
     weight, bias = torch.randn(8, 4, device=device), torch.randn(8, device=device)
     return xz.chunk(2, dim=1)[0], weight, bias, torch.randn(2, 8, 20, device=device).to(dtype), dxz
 
@@ -84,9 +87,7 @@ def test_extension_module(device):
     causal_conv1d_cuda.causal_conv1d_fwd(x, weight, bias, None, None, out, final, True)
     assert torch.equal(out, y) and torch.equal(final, x[..., -3:])
     target, sums = dxz.chunk(2, dim=1)[0], [torch.ones(8, 4, device=device), torch.ones(8, device=device)]
-    causal_conv1d_cuda.causal_conv1d_bwd(
-        x, weight, bias, dout, None, None, None, target, *sums, None, True
-    )
+    causal_conv1d_cuda.causal_conv1d_bwd(x, weight, bias, dout, None, None, None, target, *sums, None, True)
     assert torch.equal(target, dx)
     torch.testing.assert_close(sums, [dweight + 1, dbias + 1])
     state = torch.zeros(2, 8, 3, device=device, dtype=x.dtype)
@@ -126,3 +127,25 @@ def test_the_distribution_has_every_module(root, tmp_path):
     modules = ["__init__", "causal_conv1d_interface", "causal_conv1d_varlen", "cpp_functions"]
     expected = ["causal_conv1d_cuda.py", *(f"causal_conv1d/{module}.py" for module in modules)]
     assert set(expected) <= set(names)
+
+
+@pytest.mark.parametrize("version, refused", [("1.5.0", True), ("1.7.0+causeway", False)])
+def test_it_does_not_replace_the_original(root, tmp_path, monkeypatch, version, refused):
+    import contextlib
+    import importlib.util
+    import sysconfig
+
+    pytest.importorskip("hatchling", reason="hatchling, which builds the drop-in, is not installed")
+    installed = tmp_path / f"causal_conv1d-{version}.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: causal-conv1d\nVersion: {version}\n")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    spec = importlib.util.spec_from_file_location("refuse", root / "shim" / "refuse.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    hook = module.RefuseToReplace(str(root / "shim"), {}, None, None, str(tmp_path), "wheel")
+    refusal = pytest.raises(
+        SystemExit, match="causal-conv1d 1.5.0 is installed in .*pip uninstall causal-conv1d"
+    )
+    with refusal if refused else contextlib.nullcontext():
+        hook.initialize("standard", {})

@@ -12,11 +12,16 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-SMALL = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, bos_token_id=1, eos_token_id=None, pad_token_id=0)
+SMALL = dict(
+    vocab_size=97, hidden_size=32, num_hidden_layers=2, bos_token_id=1, eos_token_id=None, pad_token_id=0
+)
 CONFIGS = {
     "mamba": ("MambaConfig", dict(state_size=8, conv_kernel=4)),
     "falcon_mamba": ("FalconMambaConfig", dict(state_size=8, conv_kernel=4)),
-    "mamba2": ("Mamba2Config", dict(state_size=8, num_heads=8, head_dim=8, expand=2, n_groups=2, chunk_size=16)),
+    "mamba2": (
+        "Mamba2Config",
+        dict(state_size=8, num_heads=8, head_dim=8, expand=2, n_groups=2, chunk_size=16),
+    ),
     "lfm2": (
         "Lfm2Config",
         dict(

@@ -1,12 +1,13 @@
 //! Two ways to one result: chunks with carried states, tokens one by one.
 
-use causeway::causal_conv1d::{Activation, Update};
+use causeway::causal_conv1d::Activation;
 use causeway::{DType, Device, HostTensor};
 use proptest::prelude::*;
 
-use crate::conv1d::{Conv1d, Results, Tensors, run};
+use crate::calls::{Incoming, Inputs, UpdateInputs};
+use crate::conv1d::{Conv1d, Tensors, run};
 use crate::placement::{Placement, placement};
-use crate::{activation, config, view};
+use crate::{activation, config};
 
 /// A dense f64 problem for the checks that compare two ways of computing one thing.
 fn plain(seqlen: i64, width: i64, activation: Activation, placements: Vec<Placement>, seed: u64) -> Conv1d {
@@ -63,38 +64,38 @@ proptest! {
         let whole = run(&whole_problem, &whole_tensors);
         let chunk = |from: i64, to: i64| {
             let problem = plain(to - from, width, activation, placements.clone(), seed);
-            let tensors = Tensors {
-                x: part(&whole_tensors.x, from, to),
-                dy: part(&whole_tensors.dy, from, to),
-                residual: whole_tensors.residual.as_ref().map(|residual| part(residual, from, to)),
-                ..whole_problem.tensors()
+            let Tensors { inputs, incoming } = whole_tensors.clone();
+            let inputs = Inputs {
+                x: part(&inputs.x, from, to),
+                residual: inputs.residual.as_ref().map(|residual| part(residual, from, to)),
+                ..inputs
             };
-            (problem, tensors)
+            let incoming = Incoming { dy: part(&incoming.dy, from, to), ..incoming };
+            (problem, Tensors { inputs, incoming })
         };
         let (first_problem, mut first_tensors) = chunk(0, cut);
         let (second_problem, mut second_tensors) = chunk(cut, seqlen);
         // Forward: states go on.
-        second_tensors.initial_states = run(&first_problem, &first_tensors).final_states;
+        second_tensors.inputs.initial_states = run(&first_problem, &first_tensors).outputs.final_states;
         let second = run(&second_problem, &second_tensors);
         // Backward: their gradients come back.
-        first_tensors.dfinal_states = second.dinitial_states.clone();
+        first_tensors.incoming.dfinal_states = second.gradients.dinitial_states.clone();
         let first = run(&first_problem, &first_tensors);
 
-        for (name, whole, first, second) in
-            [("y", &whole.y, &first.y, &second.y), ("dx", &whole.dx, &first.dx, &second.dx)]
-        {
+        let in_parts = |name, whole: &HostTensor, first: &HostTensor, second: &HostTensor| {
             close(name, &part(whole, 0, cut).to_f64(), &first.to_f64())?;
-            close(name, &part(whole, cut, seqlen).to_f64(), &second.to_f64())?;
-        }
-        let states = |states: &Option<HostTensor>| states.as_ref().unwrap().to_f64();
-        close("final_states", &states(&whole.final_states), &states(&second.final_states))?;
-        close("dinitial_states", &states(&whole.dinitial_states), &states(&first.dinitial_states))?;
-        let sum = |a: &HostTensor, b: &HostTensor| -> Vec<f64> {
-            a.to_f64().iter().zip(b.to_f64()).map(|(a, b)| a + b).collect()
+            close(name, &part(whole, cut, seqlen).to_f64(), &second.to_f64())
         };
-        close("dweight", &whole.dweight.to_f64(), &sum(&first.dweight, &second.dweight))?;
-        let dbias = |results: &Results| results.dbias.clone().unwrap();
-        close("dbias", &dbias(&whole).to_f64(), &sum(&dbias(&first), &dbias(&second)))?;
+        in_parts("y", &whole.outputs.y, &first.outputs.y, &second.outputs.y)?;
+        in_parts("dx", &whole.gradients.dx, &first.gradients.dx, &second.gradients.dx)?;
+
+        let values = |tensor: &Option<HostTensor>| tensor.as_ref().unwrap().to_f64();
+        let sum = |a: Vec<f64>, b: Vec<f64>| -> Vec<f64> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
+        close("final_states", &values(&whole.outputs.final_states), &values(&second.outputs.final_states))?;
+        let (whole, first, second) = (whole.gradients, first.gradients, second.gradients);
+        close("dinitial_states", &values(&whole.dinitial_states), &values(&first.dinitial_states))?;
+        close("dweight", &whole.dweight.to_f64(), &sum(first.dweight.to_f64(), second.dweight.to_f64()))?;
+        close("dbias", &values(&whole.dbias), &sum(values(&first.dbias), values(&second.dbias)))?;
     }
 
     /// Token by token through update is the whole row through forward.
@@ -111,24 +112,20 @@ proptest! {
         problem.residual = false;
         problem.initial_states = false;
         let tensors = problem.tensors();
-        let whole = run(&problem, &tensors).y;
+        let whole = run(&problem, &tensors).outputs.y;
         let mut conv_state = HostTensor::zeros(DType::F64, &[2, 5, width - 1 + extra]).unwrap();
         for t in 0..seqlen {
-            let x = part(&tensors.x, t, t + 1);
             let mut y = HostTensor::zeros(DType::F64, &[2, 5, 1]).unwrap();
             let lengths = HostTensor::from_fn(DType::I32, &[2], |_| t as f64).unwrap();
-            Update {
-                x: x.view(),
-                conv_state: conv_state.view_mut(),
-                weight: tensors.weight.view(),
-                bias: view(&tensors.bias),
-                cache_seqlens: ring.then(|| lengths.view()),
+            let inputs = UpdateInputs {
+                x: part(&tensors.inputs.x, t, t + 1),
+                weight: tensors.inputs.weight.clone(),
+                bias: tensors.inputs.bias.clone(),
+                cache_seqlens: ring.then_some(lengths),
                 conv_state_indices: None,
                 activation,
-                y: y.view_mut(),
-            }
-            .run(&Device::cpu())
-            .unwrap();
+            };
+            inputs.update(&mut conv_state, &mut y, &Device::cpu()).unwrap();
             close("y", &part(&whole, t, t + 1).to_f64(), &y.to_f64())?;
         }
     }

@@ -1,12 +1,13 @@
 //! Forward and backward.
 
-use causeway::causal_conv1d::{Activation, Backward, Forward};
-use causeway::oracle::{POISON, causal_conv1d as oracle};
+use causeway::causal_conv1d::Activation;
+use causeway::oracle::POISON;
 use causeway::{DType, Device, HostTensor};
 use proptest::prelude::*;
 
+use crate::calls::{Gradients, Incoming, Inputs, Outputs};
 use crate::placement::{Placement, Random, check, cpu, float_dtype, placement, weight_dtype};
-use crate::{activation, config, view, width};
+use crate::{activation, config, width};
 
 fn seqlen() -> impl Strategy<Value = i64> {
     prop_oneof![6 => 1..40i64, 1 => Just(0i64), 2 => 40..300i64]
@@ -81,16 +82,10 @@ pub fn conv1d() -> impl Strategy<Value = Conv1d> {
 }
 
 /// The tensors of a [`Conv1d`].
+#[derive(Clone)]
 pub struct Tensors {
-    pub x: HostTensor,
-    pub weight: HostTensor,
-    pub bias: Option<HostTensor>,
-    pub residual: Option<HostTensor>,
-    pub initial_states: Option<HostTensor>,
-    pub seq_idx: Option<HostTensor>,
-    pub cu_seqlens: Option<HostTensor>,
-    pub dy: HostTensor,
-    pub dfinal_states: Option<HostTensor>,
+    pub inputs: Inputs,
+    pub incoming: Incoming,
 }
 
 impl Conv1d {
@@ -142,37 +137,35 @@ impl Conv1d {
         });
         // The bounds of long sums ask for independent signs of dy within a channel.
         let dy = place(1).clone().without_expanding(&[0, 2]).uniform(self.dtype, &self.shape, random, 1.0);
-        Tensors {
+        let inputs = Inputs {
             x: place(0).uniform(self.dtype, &self.shape, random, 1.0),
             weight: self.flat[0].uniform(self.weight_dtype, &[dim, self.width], random, 0.7),
             bias,
-            residual,
             initial_states,
             seq_idx,
             cu_seqlens,
-            dy,
-            dfinal_states,
-        }
+            residual,
+            activation: self.activation,
+        };
+        Tensors { inputs, incoming: Incoming { dy, dfinal_states } }
     }
 }
 
 /// What a forward and a backward call wrote.
 pub struct Results {
-    pub y: HostTensor,
-    pub final_states: Option<HostTensor>,
-    pub dx: HostTensor,
-    pub dweight: HostTensor,
-    pub dbias: Option<HostTensor>,
-    pub dinitial_states: Option<HostTensor>,
+    pub outputs: Outputs,
+    pub gradients: Gradients,
 }
 
 pub fn run(problem: &Conv1d, tensors: &Tensors) -> Results {
-    let device = &problem.device;
     let poisoned = |at: usize, shape: &[i64]| problem.placements[at].clone().poisoned(problem.dtype, shape);
     let (dim, states) = (problem.shape[1], problem.states_shape());
-    let mut results = Results {
+    let mut outputs = Outputs {
         y: poisoned(5, &problem.shape),
         final_states: problem.final_states.then(|| poisoned(6, &states)),
+    };
+    tensors.inputs.forward(&mut outputs, &problem.device).unwrap();
+    let mut gradients = Gradients {
         dx: poisoned(7, &problem.shape),
         dweight: problem.flat[0].clone().poisoned(problem.dweight_dtype(), &[dim, problem.width]),
         dbias: problem.bias.then(|| {
@@ -182,53 +175,8 @@ pub fn run(problem: &Conv1d, tensors: &Tensors) -> Results {
         }),
         dinitial_states: problem.initial_states.then(|| poisoned(8, &states)),
     };
-    Forward {
-        x: tensors.x.view(),
-        weight: tensors.weight.view(),
-        bias: view(&tensors.bias),
-        initial_states: view(&tensors.initial_states),
-        seq_idx: view(&tensors.seq_idx),
-        cu_seqlens: view(&tensors.cu_seqlens),
-        residual: view(&tensors.residual),
-        activation: problem.activation,
-        y: results.y.view_mut(),
-        final_states: results.final_states.as_mut().map(HostTensor::view_mut),
-    }
-    .run(device)
-    .unwrap();
-    Backward {
-        x: tensors.x.view(),
-        weight: tensors.weight.view(),
-        bias: view(&tensors.bias),
-        dy: tensors.dy.view(),
-        initial_states: view(&tensors.initial_states),
-        seq_idx: view(&tensors.seq_idx),
-        cu_seqlens: view(&tensors.cu_seqlens),
-        dfinal_states: view(&tensors.dfinal_states),
-        activation: problem.activation,
-        dx: results.dx.view_mut(),
-        dweight: results.dweight.view_mut(),
-        dbias: results.dbias.as_mut().map(HostTensor::view_mut),
-        dinitial_states: results.dinitial_states.as_mut().map(HostTensor::view_mut),
-    }
-    .run(device)
-    .unwrap();
-    results
-}
-
-impl Tensors {
-    fn oracle_inputs(&self, activation: Activation) -> oracle::Inputs<'_> {
-        oracle::Inputs {
-            x: self.x.view(),
-            weight: self.weight.view(),
-            bias: view(&self.bias),
-            initial_states: view(&self.initial_states),
-            seq_idx: view(&self.seq_idx),
-            cu_seqlens: view(&self.cu_seqlens),
-            residual: view(&self.residual),
-            activation,
-        }
-    }
+    tensors.inputs.backward(&tensors.incoming, &mut gradients, &problem.device).unwrap();
+    Results { outputs, gradients }
 }
 
 proptest! {
@@ -238,22 +186,12 @@ proptest! {
     fn forward_and_backward_agree_with_the_oracle(problem in conv1d()) {
         let tensors = problem.tensors();
         let results = run(&problem, &tensors);
-        let inputs = tensors.oracle_inputs(problem.activation);
-        let truth = oracle::forward(&inputs);
-        check("y", &truth.y, &results.y)?;
-        if let Some(states) = &results.final_states {
-            check("final_states", &truth.final_states, states)?;
+        for (name, truth, found) in results.outputs.judged(&tensors.inputs.true_outputs()) {
+            check(name, truth, found)?;
         }
-        let dfinal_states = view(&tensors.dfinal_states);
-        let truth =
-            oracle::backward(&inputs, &tensors.dy.view(), dfinal_states.as_ref(), problem.dweight_dtype());
-        check("dx", &truth.dx, &results.dx)?;
-        check("dweight", &truth.dweight, &results.dweight)?;
-        if let Some(dbias) = &results.dbias {
-            check("dbias", &truth.dbias, dbias)?;
-        }
-        if let Some(states) = &results.dinitial_states {
-            check("dinitial_states", &truth.dinitial_states, states)?;
+        let truth = tensors.inputs.true_gradients(&tensors.incoming, problem.dweight_dtype());
+        for (name, truth, found) in results.gradients.judged(&truth) {
+            check(name, truth, found)?;
         }
     }
 }

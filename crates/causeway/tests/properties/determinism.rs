@@ -1,18 +1,12 @@
 //! The same bits for any number of threads, and every time.
 
-use causeway::HostTensor;
 use proptest::prelude::*;
 
 use crate::config;
 use crate::conv1d::{Conv1d, Results, conv1d, run};
 
 fn bytes(results: &Results) -> Vec<&[u8]> {
-    let optional = [&results.final_states, &results.dbias, &results.dinitial_states];
-    [&results.y, &results.dx, &results.dweight]
-        .into_iter()
-        .chain(optional.into_iter().flatten())
-        .map(HostTensor::bytes)
-        .collect()
+    results.outputs.named().chain(results.gradients.named()).map(|(_, tensor)| tensor.bytes()).collect()
 }
 
 /// One call in pools of 1, 2 and 3 threads, and again in each.

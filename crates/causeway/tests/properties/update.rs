@@ -1,12 +1,12 @@
 //! The decode update.
 
-use causeway::causal_conv1d::{Activation, Update};
-use causeway::oracle::causal_conv1d as oracle;
+use causeway::causal_conv1d::Activation;
 use causeway::{DType, Device, HostTensor};
 use proptest::prelude::*;
 
+use crate::calls::UpdateInputs;
 use crate::placement::{Placement, Random, check, cpu, float_dtype, placement, weight_dtype};
-use crate::{activation, config, view, width};
+use crate::{activation, config, width};
 
 /// A decode update.
 #[derive(Debug, Clone)]
@@ -92,28 +92,11 @@ fn check_decode(problem: &Decode) -> Result<(), TestCaseError> {
         })
         .unwrap()
     });
-    let truth = oracle::update(&oracle::UpdateInputs {
-        x: x.view(),
-        conv_state: conv_state.view(),
-        weight: weight.view(),
-        bias: view(&bias),
-        cache_seqlens: view(&cache_seqlens),
-        conv_state_indices: view(&conv_state_indices),
-        activation: problem.activation,
-    });
+    let activation = problem.activation;
+    let inputs = UpdateInputs { x, weight, bias, cache_seqlens, conv_state_indices, activation };
+    let truth = inputs.truth(&conv_state);
     let mut y = problem.flattened(problem.placements[2].clone().poisoned(problem.dtype, &problem.shape));
-    Update {
-        x: x.view(),
-        conv_state: conv_state.view_mut(),
-        weight: weight.view(),
-        bias: view(&bias),
-        cache_seqlens: view(&cache_seqlens),
-        conv_state_indices: view(&conv_state_indices),
-        activation: problem.activation,
-        y: y.view_mut(),
-    }
-    .run(&problem.device)
-    .unwrap();
+    inputs.update(&mut conv_state, &mut y, &problem.device).unwrap();
     check("y", &truth.y, &y)?;
     check("conv_state", &truth.conv_state, &conv_state)
 }

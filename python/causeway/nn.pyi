@@ -1,0 +1,61 @@
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from causeway import _Activation
+
+__all__ = ["CausalConv1d"]
+
+class CausalConv1d(torch.nn.Conv1d):
+    activation: _Activation
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        bias: bool = True,
+        activation: _Activation = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+    @overload  # type: ignore[override]
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        seq_idx: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        residual: Tensor | None = None,
+        return_state: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        seq_idx: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        residual: Tensor | None = None,
+        return_state: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+    def step(
+        self,
+        x: Tensor,
+        state: Tensor,
+        *,
+        cache_seqlens: Tensor | None = None,
+        conv_state_indices: Tensor | None = None,
+    ) -> Tensor: ...
+    def new_state(
+        self,
+        batch: int,
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor: ...
+    @staticmethod
+    def reset_state(state: Tensor, rows: int | slice | Sequence[int] | Tensor | None = None) -> Tensor: ...
