@@ -210,11 +210,4 @@ CAUSEWAY_DEVICE bool last_warp_to_arrive(u32* counter, u32 warps) {
     return __any_sync(0xffffffffu, lane_index() == 0 && before == warps - 1);
 }
 
-// Until the launch before this one is done and its writes are visible. A launch that may begin early has to call this
-// in every block before it touches memory that others use.
-CAUSEWAY_DEVICE void previous_launch_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// Lets the next launch begin to take the places of finished blocks.
-CAUSEWAY_DEVICE void next_launch_allow() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 }  // namespace causeway

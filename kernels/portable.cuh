@@ -172,6 +172,15 @@ CAUSEWAY_DEVICE void wave_barrier(CAUSEWAY_SITE) {
 #endif
 }
 
+// The first statement of every entry. A launch may begin while the one before it on its stream is still at work: blocks
+// take their places, and wait here until that one is over and its writes can be seen. Then the next launch may begin.
+CAUSEWAY_DEVICE void follow_previous_launch() {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The value that lane `source` of the wave passes; every lane of the wave takes part.
 CAUSEWAY_DEVICE u32 shuffle(u32 value, u32 source CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_NVIDIA)

@@ -268,12 +268,13 @@ impl Planner<'_> {
         }
         let op = self.op;
         let inputs = [&op.bias, &op.initial_states, &op.seq_idx, &op.cu_seqlens, &op.dfinal_states];
-        plan.read_bytes = meta_bytes(op.x.meta())
+        let read = meta_bytes(op.x.meta())
             + meta_bytes(op.dy.meta())
             + meta_bytes(op.weight.meta())
             + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>();
         let outputs = [Some(&op.dx), Some(&op.dweight), op.dbias.as_ref(), op.dinitial_states.as_ref()];
-        plan.written_bytes = outputs.into_iter().flatten().map(|tensor| meta_bytes(tensor.meta())).sum();
+        let written = outputs.into_iter().flatten().map(|tensor| meta_bytes(tensor.meta())).sum();
+        plan.moves(read, written, self.facts);
         plan
     }
 

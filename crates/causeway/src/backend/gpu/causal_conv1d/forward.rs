@@ -74,11 +74,12 @@ pub fn plan(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Opti
     let mut plan = fast.flatten().unwrap_or_else(|| planner.general());
 
     let inputs = [&op.bias, &op.initial_states, &op.seq_idx, &op.cu_seqlens, &op.residual];
-    plan.read_bytes = meta_bytes(op.x.meta())
+    let read = meta_bytes(op.x.meta())
         + meta_bytes(op.weight.meta())
         + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>();
-    plan.written_bytes =
+    let written =
         meta_bytes(op.y.meta()) + op.final_states.as_ref().map_or(0, |states| meta_bytes(states.meta()));
+    plan.moves(read, written, facts);
     Ok(Some(plan))
 }
 

@@ -77,11 +77,11 @@ pub fn plan(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Result
         None => (sizes.state_len, sizes.state_len),
     };
     let inputs = [&op.bias, &op.cache_seqlens, &op.conv_state_indices];
-    plan.read_bytes = meta_bytes(op.x.meta())
+    let read = meta_bytes(op.x.meta())
         + meta_bytes(op.weight.meta())
         + rows * read as u64
         + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>();
-    plan.written_bytes = meta_bytes(op.y.meta()) + rows * written as u64;
+    plan.moves(read, meta_bytes(op.y.meta()) + rows * written as u64, facts);
     Ok(Some(plan))
 }
 

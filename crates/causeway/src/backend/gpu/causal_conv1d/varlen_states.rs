@@ -45,8 +45,7 @@ pub fn plan(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFact
     }
     let mut plan = vector(op, sizes, facts).unwrap_or_else(|| general(op, sizes, facts));
     let kept = meta_bytes(op.states.meta());
-    plan.read_bytes = kept.min(meta_bytes(op.x.meta())) + meta_bytes(op.cu_seqlens.meta());
-    plan.written_bytes = kept;
+    plan.moves(kept.min(meta_bytes(op.x.meta())) + meta_bytes(op.cu_seqlens.meta()), kept, facts);
     Ok(Some(plan))
 }
 

@@ -135,7 +135,7 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan
         .int("stages", stages);
     let text = format!(
         "{constants}{}CAUSEWAY_KERNEL({threads}, {}) {ENTRY}(const causeway::gemm::Arguments arguments) {{\n    \
-         causeway::gemm::TileProduct<Problem, Tile, causeway::gemm::{}>::run(arguments);\n}}\n",
+         causeway::follow_previous_launch();\n    causeway::gemm::TileProduct<Problem, Tile, causeway::gemm::{}>::run(arguments);\n}}\n",
         shape.finish(),
         resident,
         unit.text(),
@@ -144,8 +144,7 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan
     plan.grid = [grid.width, grid.height, parts];
     plan.block = [threads, 1, 1];
     plan.shared_bytes = tile.shared_bytes(stages);
-    plan.read_bytes = problem.read_bytes();
-    plan.written_bytes = problem.written_bytes();
+    plan.moves(problem.read_bytes(), problem.written_bytes(), facts);
     if parts > 1 {
         plan.workspace_bytes = grid.tiles * u64::from(parts) * u64::from(tile.rows * tile.columns) * 4;
         plan.counters = grid.tiles as u32;
