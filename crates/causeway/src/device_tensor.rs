@@ -90,7 +90,7 @@ impl DeviceTensor {
     /// If the host has no memory for it, or what the driver says: an earlier kernel's failure shows here.
     pub fn download(&self) -> Result<HostTensor> {
         let size = self.dtype.size() as i64;
-        let mut tensor = HostTensor::zeros(self.dtype, &[self.buffer.len() as i64 / size])?;
+        let mut tensor = HostTensor::zeros_on_pages(self.dtype, &[self.buffer.len() as i64 / size])?;
         self.buffer.download(tensor.bytes_mut())?;
         tensor.restrided(self.offset, &self.shape, &self.strides)
     }

@@ -3,76 +3,9 @@
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
+use crate::host_storage::Storage;
 use crate::rounding::{bf16_from_f64, f16_from_f64};
 use crate::tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};
-
-/// Bytes that elements are aligned to, and storage is a multiple of: enough for any vector width.
-const ALIGNMENT: usize = 64;
-
-/// Storage from so many bytes on asks for large pages, where that is wanted.
-#[cfg(target_os = "linux")]
-const LARGE_PAGES_FROM: usize = 4 << 20;
-
-/// What storage is allocated in: the largest alignment for which allocators give zeroed memory without writing it.
-#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
-#[repr(C, align(16))]
-struct Chunk([u8; 16]);
-
-/// Zeroed memory that begins at a multiple of [`ALIGNMENT`]. Pages that nobody touches cost nothing.
-struct Storage {
-    chunks: Box<[Chunk]>,
-    /// Bytes of `chunks` before the aligned part.
-    skipped: usize,
-    /// Bytes of the aligned part.
-    length: usize,
-}
-
-impl Storage {
-    /// `None` if there is no such memory.
-    fn zeroed(bytes: usize) -> Option<Self> {
-        let length = bytes.checked_next_multiple_of(ALIGNMENT)?;
-        let chunks = length.checked_add(ALIGNMENT)? / size_of::<Chunk>();
-        let chunks = bytemuck::allocation::try_zeroed_slice_box::<Chunk>(chunks).ok()?;
-        let skipped = chunks.as_ptr().cast::<u8>().align_offset(ALIGNMENT);
-        Some(Storage { chunks, skipped, length })
-    }
-
-    /// Asks for large pages, where the system has them and the memory is large enough to gain from it: memory that comes
-    /// page by page takes as long as several copies of it.
-    fn prefer_large_pages(&mut self) {
-        #[cfg(target_os = "linux")]
-        if self.length >= LARGE_PAGES_FROM {
-            const PAGE: usize = 4096;
-            let bytes = self.bytes_mut();
-            let skipped = bytes.as_ptr().align_offset(PAGE);
-            let inside = &mut bytes[skipped..];
-            let length = inside.len() / PAGE * PAGE;
-            // SAFETY: the range is whole pages of this storage, and the advice changes nothing of what they hold.
-            // It may be refused: on pages of another size, or by a system that has no large ones.
-            let _ = unsafe {
-                rustix::mm::madvise(inside.as_mut_ptr().cast(), length, rustix::mm::Advice::LinuxHugepage)
-            };
-        }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.chunks)[self.skipped..self.skipped + self.length]
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.chunks)[self.skipped..self.skipped + self.length]
-    }
-}
-
-impl Clone for Storage {
-    /// # Panics
-    /// If there is no memory for the copy, as for any clone.
-    fn clone(&self) -> Self {
-        let mut copy = Storage::zeroed(self.length).expect("memory for a copy");
-        copy.bytes_mut().copy_from_slice(self.bytes());
-        copy
-    }
-}
 
 /// A tensor in host memory: dense storage seen through a shape and strides.
 ///
@@ -93,6 +26,20 @@ impl HostTensor {
     /// # Errors
     /// If the shape has a negative size, too many axes, or more bytes than can be allocated.
     pub fn zeros(dtype: DType, shape: &[i64]) -> Result<Self> {
+        Self::allocate(dtype, shape, Storage::zeroed)
+    }
+
+    /// The same on pages of its own if it is large: for memory that is filled once and soon given back.
+    pub(crate) fn zeros_on_pages(dtype: DType, shape: &[i64]) -> Result<Self> {
+        Self::allocate(dtype, shape, Storage::zeroed_pages)
+    }
+
+    /// A dense tensor on `memory`, which may have none of these bytes.
+    pub(crate) fn allocate(
+        dtype: DType,
+        shape: &[i64],
+        memory: impl FnOnce(usize) -> Option<Storage>,
+    ) -> Result<Self> {
         let shape = Dims::new(shape)?;
         if shape.iter().any(|&size| size < 0) {
             return Err(Error::NegativeSize { shape });
@@ -104,14 +51,18 @@ impl HostTensor {
             .and_then(|bytes| usize::try_from(bytes).ok())
             .ok_or(too_large.clone())?;
         // Refuses instead of aborting when the memory is not there; the pages themselves come zeroed.
-        let storage = Storage::zeroed(bytes).ok_or(too_large)?;
+        let storage = memory(bytes).ok_or(too_large)?;
         Ok(HostTensor { storage, dtype, offset: 0, shape, strides: shape.contiguous_strides() })
     }
 
-    /// The same tensor, untouched yet, on large pages if it is large: for memory that is filled once and soon given back.
-    pub(crate) fn on_large_pages(mut self) -> Self {
-        self.storage.prefer_large_pages();
-        self
+    /// The memory alone, to be used again.
+    pub(crate) fn into_storage(self) -> Storage {
+        self.storage
+    }
+
+    /// True if the tensor's memory goes back to the system when it is dropped.
+    pub(crate) fn has_own_pages(&self) -> bool {
+        self.storage.has_own_pages()
     }
 
     /// A dense tensor with these elements in row-major order.
@@ -410,19 +361,6 @@ mod tests {
         let tensor = HostTensor::zeros(DType::F64, &[8]).unwrap();
         let error = tensor.restrided(0, &[3, 3], &[3, 1]).unwrap_err();
         assert!(matches!(error, Error::OutOfBounds { lowest: 0, highest: 8, available: 8, .. }), "{error}");
-    }
-
-    #[test]
-    fn storage_is_aligned_and_so_are_its_copies() {
-        for bytes in [0, 1, 63, 64, 65, 1 << 20] {
-            let tensor = HostTensor::from_fn(DType::F16, &[bytes / 2], |i| i as f64).unwrap();
-            let copy = tensor.clone();
-            for tensor in [&tensor, &copy] {
-                assert!(tensor.bytes().as_ptr().addr().is_multiple_of(ALIGNMENT));
-                assert!(tensor.bytes().len().is_multiple_of(ALIGNMENT));
-            }
-            assert_eq!(tensor.to_f64(), copy.to_f64());
-        }
     }
 
     #[test]

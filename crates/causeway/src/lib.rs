@@ -10,6 +10,7 @@ pub mod error;
 pub mod evidence;
 pub mod files;
 pub mod gemm;
+mod host_storage;
 mod host_tensor;
 pub mod memory;
 pub mod named;

@@ -1,14 +1,12 @@
 //! `causeway serve`: the kernel server.
 
-use std::fs::File;
-use std::io::{BufReader, BufWriter};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use causeway::Device;
 use causeway::evidence::{Content, Report};
-use causeway::server::{Interrupted, Protocol, Service};
+use causeway::server::{Interrupted, Protocol, Service, standard_pipes};
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
@@ -109,9 +107,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     }
     #[cfg(unix)]
     stop_on_signals(&service, &ending, None)?;
-    let (input, output) = pipes()?;
-    let mut input = BufReader::with_capacity(1 << 16, input);
-    let mut output = BufWriter::with_capacity(1 << 16, output);
+    let (mut input, mut output) = standard_pipes()?;
     let served = service.serve(&mut input, &mut output);
     lock(&ending).write()?;
     match served {
@@ -121,36 +117,6 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         Err(Interrupted::Io(error)) => Err(error.into()),
     }
 }
-
-/// stdin and stdout without the buffers, meant for lines, that the standard library puts before them.
-#[cfg(unix)]
-fn pipes() -> Result<(File, File), Failure> {
-    use std::os::fd::AsFd;
-    let (input, output) = (std::io::stdin(), std::io::stdout());
-    widen(input.as_fd());
-    widen(output.as_fd());
-    Ok((input.as_fd().try_clone_to_owned()?.into(), output.as_fd().try_clone_to_owned()?.into()))
-}
-
-/// As on Unix.
-#[cfg(windows)]
-fn pipes() -> Result<(File, File), Failure> {
-    use std::os::windows::io::AsHandle;
-    let (input, output) = (std::io::stdin(), std::io::stdout());
-    Ok((input.as_handle().try_clone_to_owned()?.into(), output.as_handle().try_clone_to_owned()?.into()))
-}
-
-/// A pipe holds 64 KiB by default, and large frames then change processes a thousand times: 64 MiB there and back took
-/// 240 ms, and 135 ms with pipes of 1 MiB.
-#[cfg(target_os = "linux")]
-fn widen(pipe: std::os::fd::BorrowedFd<'_>) {
-    // Refused for what is not a pipe, and past the system's limit; the pipe then stays as it is.
-    let _ = rustix::pipe::fcntl_setpipe_size(pipe, 1 << 20);
-}
-
-/// Elsewhere pipes are as large as they are.
-#[cfg(all(unix, not(target_os = "linux")))]
-fn widen(_: std::os::fd::BorrowedFd<'_>) {}
 
 #[cfg(unix)]
 fn listen(

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use causeway::HostTensor;
 use causeway::named::{Call, Operation};
-use causeway::server::{KernelServer, Launch, ServerError};
+use causeway::server::{KernelServer, Launch, ServerError, write_frame};
 
-use crate::process::{forward_inputs, forward_result};
+use crate::process::{Server, forward_inputs, forward_result, request};
 
 pub fn launch() -> Launch {
     let mut launch = Launch::new(env!("CARGO_BIN_EXE_causeway"));
@@ -96,6 +96,23 @@ fn programs_that_are_no_servers_are_told_apart() {
     // An echo repeats the request, which is an image without the facts of a reply.
     assert!(matches!(start("cat", &[]), ServerError::Handshake { .. }));
     assert!(matches!(start("sleep", &["100"]), ServerError::Deadline { .. }));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_answer_to_a_request_that_was_not_read_is_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let answer = directory.path().join("answer");
+    let hello = Server::start(&[]).ask(&request(&[("operation", "hello")], &[]));
+    write_frame(&mut std::fs::File::create(&answer).unwrap(), &hello).unwrap();
+    let mut launch = Launch::new("sh");
+    launch.arguments = ["-c", "cat \"$0\"; exec sleep 100"].map(Into::into).to_vec();
+    launch.arguments.push(answer.into());
+    let error = KernelServer::start(launch).unwrap_err();
+    assert!(
+        matches!(&error, ServerError::Lost { because, .. } if because.contains("before it had read")),
+        "{error}"
+    );
 }
 
 #[test]

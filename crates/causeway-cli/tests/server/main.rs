@@ -2,6 +2,7 @@
 
 mod client;
 mod frames;
+mod large;
 #[cfg(unix)]
 mod listen;
 mod oneshot;

@@ -1,6 +1,8 @@
 //! What a file says about a tensor before its elements are read, and the checks that make it true.
 
 use super::error::FileCause;
+use super::spares::Spares;
+use crate::host_storage::Storage;
 use crate::host_tensor::HostTensor;
 use crate::tensor::{DType, MAX_RANK};
 
@@ -37,10 +39,10 @@ impl Entry {
         self.shape.iter().product::<i64>() as u64 * self.dtype.size() as u64
     }
 
-    /// A tensor of zeros to read into.
-    pub(super) fn allocate(&self) -> Result<HostTensor, FileCause> {
-        HostTensor::zeros(self.dtype, &self.shape)
-            .map(HostTensor::on_large_pages)
+    /// A tensor to read into, in memory that `spares` has kept if there is any. What it holds is to be overwritten.
+    pub(super) fn allocate(&self, spares: &Spares) -> Result<HostTensor, FileCause> {
+        let memory = |bytes| spares.take(bytes).or_else(|| Storage::zeroed_pages(bytes));
+        HostTensor::allocate(self.dtype, &self.shape, memory)
             .map_err(|_| FileCause::OutOfMemory { bytes: self.byte_count() })
     }
 

@@ -15,6 +15,7 @@ mod npy;
 mod npz;
 mod replace;
 mod safetensors;
+mod spares;
 mod stream;
 
 use std::borrow::Cow;
@@ -24,6 +25,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 pub use error::{FileCause, FileError};
+pub(crate) use spares::Spares;
 pub use stream::{TensorImage, TensorStream};
 
 use crate::host_tensor::HostTensor;
@@ -130,7 +132,7 @@ impl<R: Read + Seek> TensorFile<R> {
             Content::Safetensors(reader, tensors) => {
                 let read = |located: &safetensors::Located| {
                     reader.seek(SeekFrom::Start(located.begin))?;
-                    safetensors::read_tensor(reader, located)
+                    safetensors::read_tensor(reader, located, &Spares::default())
                 };
                 tensors.get(name).map(read)
             }
@@ -170,11 +172,16 @@ pub fn to_safetensors(tensors: &[(&str, &HostTensor)], metadata: &Metadata) -> V
     bytes
 }
 
+/// The bytes of a contiguous tensor's elements.
+fn element_bytes(tensor: &HostTensor) -> &[u8] {
+    &tensor.bytes()[..tensor.element_count() * tensor.dtype().size()]
+}
+
 /// The elements in row-major order, little-endian.
 fn write_elements<W: Write>(writer: &mut W, tensor: &HostTensor) -> io::Result<()> {
     let dense =
         if tensor.is_contiguous() { Cow::Borrowed(tensor) } else { Cow::Owned(tensor.to_contiguous()) };
-    let bytes = &dense.bytes()[..tensor.element_count() * tensor.dtype().size()];
+    let bytes = element_bytes(&dense);
     if HOST_IS_BIG_ENDIAN {
         let mut bytes = bytes.to_vec();
         swap_bytes(&mut bytes, tensor.dtype(), true);

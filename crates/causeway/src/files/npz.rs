@@ -7,6 +7,7 @@ use zip::result::ZipError;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
+use super::Spares;
 use super::entry::swap_bytes;
 use super::error::{FileCause, FileError};
 use super::npy::{self, NpyHeader};
@@ -106,7 +107,7 @@ fn read_elements<R: Read>(reader: &mut R, header: &NpyHeader) -> Result<HostTens
     if header.fortran_order {
         stored.shape.reverse();
     }
-    let mut tensor = stored.allocate()?;
+    let mut tensor = stored.allocate(&Spares::default())?;
     let bytes = &mut tensor.bytes_mut()[..stored.byte_count() as usize];
     reader.read_exact(bytes)?;
     swap_bytes(bytes, stored.dtype, header.big_endian != cfg!(target_endian = "big"));

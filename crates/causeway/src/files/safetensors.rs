@@ -14,6 +14,7 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use super::Metadata;
 use super::entry::{Entry, HOST_IS_BIG_ENDIAN, swap_bytes};
 use super::error::{FileCause, FileError};
+use super::spares::Spares;
 use crate::host_tensor::HostTensor;
 use crate::tensor::DType;
 
@@ -101,8 +102,12 @@ fn locate(
 }
 
 /// Reads one tensor, whose bytes are next in the reader, into memory of its own.
-pub(super) fn read_tensor<R: Read>(reader: &mut R, located: &Located) -> Result<HostTensor, FileCause> {
-    let mut tensor = located.entry.allocate()?;
+pub(super) fn read_tensor<R: Read>(
+    reader: &mut R,
+    located: &Located,
+    spares: &Spares,
+) -> Result<HostTensor, FileCause> {
+    let mut tensor = located.entry.allocate(spares)?;
     let bytes = &mut tensor.bytes_mut()[..located.entry.byte_count() as usize];
     reader.read_exact(bytes)?;
     swap_bytes(bytes, located.entry.dtype, HOST_IS_BIG_ENDIAN);
@@ -146,10 +151,15 @@ impl<'a> Image<'a> {
         8 + self.header.len() as u64 + self.element_bytes
     }
 
-    pub fn write<W: Write>(&self, writer: &mut W) -> io::Result<()> {
+    /// Writes all before the elements, then has `write` write those of each tensor.
+    pub fn write_by<W: Write>(
+        &self,
+        writer: &mut W,
+        write: impl Fn(&mut W, &HostTensor) -> io::Result<()>,
+    ) -> io::Result<()> {
         writer.write_all(&(self.header.len() as u64).to_le_bytes())?;
         writer.write_all(&self.header)?;
-        self.tensors.iter().try_for_each(|tensor| super::write_elements(writer, tensor))
+        self.tensors.iter().try_for_each(|tensor| write(writer, tensor))
     }
 }
 

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 
+use super::entry::HOST_IS_BIG_ENDIAN;
 use super::safetensors::{self, Image, Located};
-use super::{FileError, Metadata};
+use super::spares::Spares;
+use super::{FileError, Metadata, write_elements};
 use crate::host_tensor::HostTensor;
 
 /// An image of a known length whose header has been read and checked; its elements are next in the reader.
@@ -40,13 +42,24 @@ impl<R: Read> TensorStream<R> {
     ///
     /// # Errors
     /// If the elements cannot be read, or there is no memory for them.
-    pub fn read_all(mut self) -> Result<BTreeMap<String, HostTensor>, FileError> {
+    pub fn read_all(self) -> Result<BTreeMap<String, HostTensor>, FileError> {
+        self.read_all_again(&Spares::default())
+    }
+
+    /// The same, into memory of tensors that nobody needs any longer, where it is large enough.
+    ///
+    /// # Errors
+    /// As for [`TensorStream::read_all`].
+    pub(crate) fn read_all_again(
+        mut self,
+        spares: &Spares,
+    ) -> Result<BTreeMap<String, HostTensor>, FileError> {
         let mut in_order: Vec<_> = self.tensors.iter().collect();
         // The header's check left no gaps and no overlaps; an empty tensor shares its place with the next one.
         in_order.sort_by_key(|(_, located)| located.begin);
         let mut read = BTreeMap::new();
         for (name, located) in in_order {
-            let tensor = safetensors::read_tensor(&mut self.reader, located);
+            let tensor = safetensors::read_tensor(&mut self.reader, located, spares);
             read.insert(name.clone(), tensor.map_err(|cause| cause.in_tensor(&self.name, name))?);
         }
         Ok(read)
@@ -72,7 +85,20 @@ impl<'a> TensorImage<'a> {
     /// # Errors
     /// Those of the writer.
     pub fn write<W: Write>(&self, writer: &mut W) -> io::Result<()> {
-        self.0.write(writer)
+        self.0.write_by(writer, write_elements)
+    }
+
+    /// Writes the image; `lend` has a writer that takes memory instead of copies write the bytes of a tensor, where they
+    /// lie in memory as they do in the image.
+    pub(crate) fn write_lending<W: Write>(
+        &self,
+        writer: &mut W,
+        lend: impl Fn(&mut W, &HostTensor, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.0.write_by(writer, |writer, tensor| match tensor.is_contiguous() && !HOST_IS_BIG_ENDIAN {
+            true => lend(writer, tensor, super::element_bytes(tensor)),
+            false => write_elements(writer, tensor),
+        })
     }
 }
 

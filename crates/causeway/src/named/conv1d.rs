@@ -4,7 +4,6 @@ use super::tensors::{Inputs, Results, timed};
 use crate::causal_conv1d::{Activation, Backward, Forward, MAX_WIDTH, Update};
 use crate::device::Device;
 use crate::error::Result;
-use crate::host_tensor::HostTensor;
 use crate::placement::Output;
 
 pub(super) fn forward(
@@ -14,9 +13,8 @@ pub(super) fn forward(
     return_final_states: bool,
 ) -> Result<Results> {
     let placed = inputs.place(device)?;
-    let mut y = Output::place(device, inputs.zeros_like("x")?)?;
-    let states = || Output::place(device, zero_states(inputs)?);
-    let mut final_states = return_final_states.then(states).transpose()?;
+    let mut y = inputs.zeros_like(device, "x")?;
+    let mut final_states = return_final_states.then(|| zero_states(device, inputs)).transpose()?;
     let mut operation = Forward {
         x: placed.required("x"),
         weight: placed.required("weight"),
@@ -35,7 +33,7 @@ pub(super) fn forward(
 
 pub(super) fn backward(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Results> {
     let placed = inputs.place(device)?;
-    let like = |name: &str| Output::place(device, inputs.zeros_like(name)?);
+    let like = |name: &str| inputs.zeros_like(device, name);
     let like_optional = |name: &str| inputs.optional(name).map(|_| like(name)).transpose();
     let (mut dx, mut dweight) = (like("x")?, like("weight")?);
     let (mut dbias, mut dinitial_states) = (like_optional("bias")?, like_optional("initial_states")?);
@@ -67,7 +65,7 @@ pub(super) fn backward(device: &Device, inputs: &Inputs, activation: Activation)
 
 pub(super) fn update(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Results> {
     let placed = inputs.place(device)?;
-    let mut y = Output::place(device, inputs.zeros_like("x")?)?;
+    let mut y = inputs.zeros_like(device, "x")?;
     let mut conv_state = Output::place(device, inputs.required("conv_state").to_contiguous())?;
     let mut operation = Update {
         x: placed.required("x"),
@@ -85,7 +83,7 @@ pub(super) fn update(device: &Device, inputs: &Inputs, activation: Activation) -
 
 /// Room for `(sequences, dim, width - 1)`. Inputs that do not agree on these sizes are left for the
 /// operation to refuse; the width is limited so that a wrong weight cannot ask for all memory before that.
-fn zero_states(inputs: &Inputs) -> Result<HostTensor> {
+fn zero_states(device: &Device, inputs: &Inputs) -> Result<Output> {
     let x = inputs.required("x");
     let axis = |shape: &[i64], axis: usize| shape.get(axis).copied().unwrap_or(0);
     let sequences = match inputs.optional("cu_seqlens") {
@@ -93,5 +91,5 @@ fn zero_states(inputs: &Inputs) -> Result<HostTensor> {
         None => axis(x.shape(), 0),
     };
     let width = axis(inputs.required("weight").shape(), 1).clamp(1, MAX_WIDTH);
-    inputs.zeros(x.dtype(), &[sequences.max(0), axis(x.shape(), 1), width - 1])
+    inputs.zeros(device, x.dtype(), &[sequences.max(0), axis(x.shape(), 1), width - 1])
 }

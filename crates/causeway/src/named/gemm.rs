@@ -10,8 +10,7 @@ use crate::placement::Output;
 /// for the operation to refuse.
 fn zeros(device: &Device, inputs: &Inputs, rows: (&str, usize), columns: (&str, usize)) -> Result<Output> {
     let size = |(name, axis): (&str, usize)| inputs.required(name).shape().get(axis).copied().unwrap_or(0);
-    let tensor = inputs.zeros(inputs.required(rows.0).dtype(), &[size(rows), size(columns)])?;
-    Output::place(device, tensor)
+    inputs.zeros(device, inputs.required(rows.0).dtype(), &[size(rows), size(columns)])
 }
 
 pub(super) fn forward(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Results> {

@@ -5,7 +5,9 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use super::CallError;
+use crate::arrangement::Arrangement;
 use crate::device::Device;
+use crate::device_tensor::DeviceTensor;
 use crate::error::{Error, Result};
 use crate::host_tensor::HostTensor;
 use crate::placement::{Input, Output};
@@ -106,24 +108,44 @@ impl Inputs {
         Ok(PlacedInputs(self.iter().map(place).collect::<Result<_>>()?))
     }
 
-    /// Zeros for a result, within the limit.
-    pub(super) fn zeros(&self, dtype: DType, shape: &[i64]) -> Result<HostTensor> {
+    /// Zeros for a result, within the limit, where the device can write them.
+    pub(super) fn zeros(&self, device: &Device, dtype: DType, shape: &[i64]) -> Result<Output> {
+        self.zeros_stored(device, dtype, shape, false)
+    }
+
+    /// Zeros of this dtype and logical shape, stored as the layout says.
+    pub(super) fn zeros_like(&self, device: &Device, name: &str) -> Result<Output> {
+        let like = self.required(name);
+        let shape = like.shape();
+        if !self.layout.swaps(shape) {
+            return self.zeros(device, like.dtype(), shape);
+        }
+        self.zeros_stored(device, like.dtype(), &[shape[0], shape[2], shape[1]], true)
+    }
+
+    fn zeros_stored(&self, device: &Device, dtype: DType, shape: &[i64], swap: bool) -> Result<Output> {
         let bytes = shape.iter().fold(dtype.size() as i128, |bytes, &size| bytes.saturating_mul(size.into()));
         if bytes > i128::from(self.result_limit) {
             let shape = Dims::new(shape)?;
             return Err(Error::ResultTooLarge { shape, dtype, bytes, limit: self.result_limit });
         }
-        Ok(HostTensor::zeros(dtype, shape)?.on_large_pages())
+        if let Device::Gpu(stream) = device {
+            // Made there: zeros need not travel.
+            let mut arrangement = Arrangement::dense(dtype, shape, 0)?;
+            if swap {
+                let swapped = |sizes: Dims| Dims::new(&SWAP.map(|axis| sizes[axis]));
+                arrangement.shape = swapped(arrangement.shape)?;
+                arrangement.strides = swapped(arrangement.strides)?;
+            }
+            return Ok(Output::Gpu(DeviceTensor::filled(stream, &arrangement, 0)?));
+        }
+        let zeros = HostTensor::zeros_on_pages(dtype, shape)?;
+        Ok(Output::Host(if swap { zeros.permuted(&SWAP) } else { zeros }))
     }
 
-    /// Zeros of this dtype and logical shape, stored as the layout says.
-    pub(super) fn zeros_like(&self, name: &str) -> Result<HostTensor> {
-        let like = self.required(name);
-        let shape = like.shape();
-        if !self.layout.swaps(shape) {
-            return self.zeros(like.dtype(), shape);
-        }
-        Ok(self.zeros(like.dtype(), &[shape[0], shape[2], shape[1]])?.permuted(&SWAP))
+    /// The tensors, when the call is done with them.
+    pub(crate) fn into_tensors(self) -> impl Iterator<Item = HostTensor> {
+        self.tensors.into_values()
     }
 }
 

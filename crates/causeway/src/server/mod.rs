@@ -19,6 +19,7 @@ mod decimal;
 mod frame;
 #[cfg(unix)]
 mod listen;
+mod pipe;
 mod service;
 mod tensors;
 pub mod text;
@@ -28,6 +29,7 @@ pub use client::{KernelServer, Launch, Metrics, Reply, ServerError};
 pub use frame::{Interrupted, read_frame, write_frame};
 #[cfg(unix)]
 pub use listen::{Listener, MAX_CLIENTS};
+pub use pipe::{Lend, PipeWriter, standard_pipes};
 pub use service::{Protocol, Service};
 
 /// Version of the frames and of what the tensors protocol puts in them.

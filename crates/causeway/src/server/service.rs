@@ -1,16 +1,18 @@
 //! The loop of a server: a frame in, a reply out.
 
 use std::fmt;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::frame::{self, Interrupted, Payload};
+use super::pipe::Lend;
 use super::turn::Turns;
 use super::{tensors, text};
 use crate::device::Device;
 use crate::evidence;
+use crate::files::Spares;
 
 /// What payloads hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,6 +59,8 @@ pub struct Service {
     pub(super) turns: Turns,
     /// What was answered and refused so far.
     tally: Mutex<evidence::Service>,
+    /// Memory of requests that were answered.
+    pub(super) spares: Spares,
 }
 
 impl Service {
@@ -64,19 +68,27 @@ impl Service {
     pub fn new(device: Device, threads: rayon::ThreadPool, protocol: Protocol, max_frame: u32) -> Self {
         let tally =
             evidence::Service { protocol: protocol.to_string(), max_frame, ..evidence::Service::default() };
-        Service { device, protocol, max_frame, threads, turns: Turns::default(), tally: Mutex::new(tally) }
+        Service {
+            device,
+            protocol,
+            max_frame,
+            threads,
+            turns: Turns::default(),
+            tally: Mutex::new(tally),
+            spares: Spares::default(),
+        }
     }
 
     /// Answers requests until the input ends between two frames, or [`Service::stop`] is called.
     ///
     /// # Errors
     /// [`Interrupted`] if the input ends inside a frame, or one of the two cannot be read or written.
-    pub fn serve(&self, input: &mut impl Read, output: &mut impl Write) -> Result<(), Interrupted> {
+    pub fn serve(&self, input: &mut impl Read, output: &mut impl Lend) -> Result<(), Interrupted> {
         while let Some(count) = frame::read_count(input)? {
             let mut payload = Payload::new(input, count);
             match self.protocol {
                 Protocol::Tensors => {
-                    let request = tensors::Request::read(&mut payload, count, self.max_frame);
+                    let request = tensors::Request::read(&mut payload, count, self);
                     payload.finish()?;
                     let Some(_in_hand) = self.turns.take_in_hand() else { return Ok(()) };
                     request.answer(self).write(output)?;

@@ -1,9 +1,10 @@
 //! The tensors protocol: requests and replies are safetensors images, see [the module](super).
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 
 use super::PROTOCOL_VERSION;
 use super::frame::{self, Payload};
+use super::pipe::Lend;
 use super::service::Service;
 use crate::files::{FileCause, FileError, Metadata, TensorImage, TensorStream};
 use crate::named::{Call, CallError, Inputs};
@@ -49,7 +50,8 @@ impl From<FileError> for Problem {
 
 impl Request {
     /// Reads a payload of `count` bytes. What is wrong with it is part of the answer.
-    pub fn read<R: Read>(payload: &mut Payload<'_, R>, count: u32, max_frame: u32) -> Self {
+    pub fn read<R: Read>(payload: &mut Payload<'_, R>, count: u32, service: &Service) -> Self {
+        let max_frame = service.max_frame;
         if count > max_frame {
             let message = format!("the frame has {count} bytes: at most {max_frame} are allowed");
             let help = Some("send less at a time, or start the server with a larger --max-frame".to_string());
@@ -58,20 +60,20 @@ impl Request {
         match TensorStream::open(payload, count.into(), "the request") {
             Ok(stream) => {
                 let id = stream.metadata().get(ID).cloned();
-                Request { id, wish: Self::read_wish(stream, max_frame) }
+                Request { id, wish: Self::read_wish(stream, service) }
             }
             Err(error) => Request { id: None, wish: Err(error.into()) },
         }
     }
 
-    fn read_wish<R: Read>(stream: TensorStream<R>, max_frame: u32) -> Result<Wish, Problem> {
+    fn read_wish<R: Read>(stream: TensorStream<R>, service: &Service) -> Result<Wish, Problem> {
         if stream.metadata().get("operation").is_some_and(|operation| operation == HELLO) {
             return Ok(Wish::Facts);
         }
         let call = Call::from_metadata(stream.metadata(), &[ID])?;
         call.check_names(stream.names())?;
-        let inputs = Inputs::new(stream.read_all()?, call.layout.unwrap_or_default());
-        Ok(Wish::Compute(call, inputs.with_result_limit(max_frame.into())))
+        let inputs = Inputs::new(stream.read_all_again(&service.spares)?, call.layout.unwrap_or_default());
+        Ok(Wish::Compute(call, inputs.with_result_limit(service.max_frame.into())))
     }
 
     /// Computes, if that is what was asked for.
@@ -88,7 +90,9 @@ impl Request {
             Wish::Facts => Ok(None),
             Wish::Compute(call, inputs) => {
                 metadata.extend(call.metadata());
-                let results = service.on_device(|device| call.run(device, &inputs))?;
+                let results = service.on_device(|device| call.run(device, &inputs));
+                inputs.into_tensors().for_each(|tensor| service.spares.keep(tensor));
+                let results = results?;
                 service.tally().note_answer(call.operation.name(), results.elapsed.as_secs_f64());
                 Ok(Some(results))
             }
@@ -123,8 +127,8 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// Writes the frame and flushes.
-    pub fn write(mut self, output: &mut impl Write) -> io::Result<()> {
+    /// Writes the frame and flushes. Results in pages of their own are lent: nobody writes to these again.
+    pub fn write(mut self, output: &mut impl Lend) -> io::Result<()> {
         let tensors: Vec<_> = self.tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
         let mut image = TensorImage::new(&tensors, &self.metadata);
         if image.length() > self.max_frame.into() {
@@ -136,7 +140,10 @@ impl Reply {
             image = TensorImage::new(&[], &self.metadata);
         }
         frame::write_count(output, image.length())?;
-        image.write(output)?;
+        image.write_lending(output, |output, tensor, bytes| match tensor.has_own_pages() {
+            true => output.lend(bytes),
+            false => output.write_all(bytes),
+        })?;
         output.flush()
     }
 }
