@@ -3,6 +3,7 @@
 use crate::arrangement::Arrangement;
 use crate::backend::gpu::{DeviceBuffer, Stream};
 use crate::error::Result;
+use crate::files::Spares;
 use crate::host_tensor::HostTensor;
 use crate::tensor::{DType, Dims, Location, TensorMut, TensorRef};
 
@@ -89,8 +90,13 @@ impl DeviceTensor {
     /// # Errors
     /// If the host has no memory for it, or what the driver says: an earlier kernel's failure shows here.
     pub fn download(&self) -> Result<HostTensor> {
-        let size = self.dtype.size() as i64;
-        let mut tensor = HostTensor::zeros_on_pages(self.dtype, &[self.buffer.len() as i64 / size])?;
+        self.download_to(&Spares::default())
+    }
+
+    /// The same, to memory that nobody needs any longer where there is some.
+    pub(crate) fn download_to(&self, spares: &Spares) -> Result<HostTensor> {
+        let elements = self.buffer.len() as i64 / self.dtype.size() as i64;
+        let mut tensor = HostTensor::allocate(self.dtype, &[elements], |bytes| spares.take_or_new(bytes))?;
         self.buffer.download(tensor.bytes_mut())?;
         tensor.restrided(self.offset, &self.shape, &self.strides)
     }

@@ -29,11 +29,6 @@ impl HostTensor {
         Self::allocate(dtype, shape, Storage::zeroed)
     }
 
-    /// The same on pages of its own if it is large: for memory that is filled once and soon given back.
-    pub(crate) fn zeros_on_pages(dtype: DType, shape: &[i64]) -> Result<Self> {
-        Self::allocate(dtype, shape, Storage::zeroed_pages)
-    }
-
     /// A dense tensor on `memory`, which may have none of these bytes.
     pub(crate) fn allocate(
         dtype: DType,

@@ -4,6 +4,7 @@ use crate::arrangement::Arrangement;
 use crate::device::Device;
 use crate::device_tensor::DeviceTensor;
 use crate::error::{Error, Result};
+use crate::files::Spares;
 use crate::host_tensor::HostTensor;
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -160,9 +161,14 @@ impl Output {
     /// # Errors
     /// If the host has no memory for it, or what the driver says: a kernel's failure shows here.
     pub fn fetch(self) -> Result<HostTensor> {
+        self.fetch_to(&Spares::default())
+    }
+
+    /// The same, to memory that nobody needs any longer where there is some.
+    pub(crate) fn fetch_to(self, spares: &Spares) -> Result<HostTensor> {
         match self {
             Output::Host(tensor) => Ok(tensor),
-            Output::Gpu(tensor) => tensor.download(),
+            Output::Gpu(tensor) => tensor.download_to(spares),
         }
     }
 }

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway::Device;
 use causeway::evidence::{Content, Report};
 use causeway::server::{Interrupted, Protocol, Service, standard_pipes};
 
@@ -59,7 +58,6 @@ pub(crate) struct Args {
 /// A report to write when the server ends.
 struct Ending {
     service: Arc<Service>,
-    device: Device,
     report: Option<(PathBuf, Report)>,
     start: Instant,
 }
@@ -69,9 +67,7 @@ impl Ending {
     fn write(&mut self) -> Result<(), Failure> {
         let Some((directory, mut report)) = self.report.take() else { return Ok(()) };
         report.content = Content::Service(self.service.report());
-        if let Device::Gpu(stream) = &self.device {
-            report.kernels = stream.device().artifacts();
-        }
+        report.kernels = self.service.kernels();
         report.conclude(self.start.elapsed().as_secs_f64());
         super::report::write(&directory, &report)
     }
@@ -98,8 +94,9 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         report.command = terminal::command_line();
         (directory, report)
     });
-    let service = Arc::new(Service::new(device.clone(), threads, args.protocol, args.max_frame));
-    let ending = Ending { service: Arc::clone(&service), device, report, start: Instant::now() };
+    let service = Service::new(device, threads, args.protocol, args.max_frame);
+    let service = Arc::new(if report.is_some() { service.with_checks() } else { service });
+    let ending = Ending { service: Arc::clone(&service), report, start: Instant::now() };
     let ending = Arc::new(Mutex::new(ending));
     #[cfg(unix)]
     if let Some(path) = &args.listen {
@@ -108,7 +105,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     #[cfg(unix)]
     stop_on_signals(&service, &ending, None)?;
     let (mut input, mut output) = standard_pipes()?;
-    let served = service.serve(&mut input, &mut output);
+    let served = service.serve_alone(&mut input, &mut output);
     lock(&ending).write()?;
     match served {
         Ok(()) => Ok(()),

@@ -2,7 +2,6 @@
 
 use super::error::FileCause;
 use super::spares::Spares;
-use crate::host_storage::Storage;
 use crate::host_tensor::HostTensor;
 use crate::tensor::{DType, MAX_RANK};
 
@@ -41,8 +40,7 @@ impl Entry {
 
     /// A tensor to read into, in memory that `spares` has kept if there is any. What it holds is to be overwritten.
     pub(super) fn allocate(&self, spares: &Spares) -> Result<HostTensor, FileCause> {
-        let memory = |bytes| spares.take(bytes).or_else(|| Storage::zeroed_pages(bytes));
-        HostTensor::allocate(self.dtype, &self.shape, memory)
+        HostTensor::allocate(self.dtype, &self.shape, |bytes| spares.take_or_new(bytes))
             .map_err(|_| FileCause::OutOfMemory { bytes: self.byte_count() })
     }
 

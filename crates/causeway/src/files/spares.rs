@@ -24,6 +24,11 @@ impl Spares {
         Some(kept.remove(found).resized(bytes))
     }
 
+    /// The same, or new memory; `None` if there is none either.
+    pub fn take_or_new(&self, bytes: usize) -> Option<Storage> {
+        self.take(bytes).or_else(|| Storage::zeroed_pages(bytes))
+    }
+
     /// Keeps the memory of a tensor that is done with, and lets go of the oldest for it.
     pub fn keep(&self, tensor: HostTensor) {
         let storage = tensor.into_storage();
@@ -59,7 +64,7 @@ mod tests {
     use crate::tensor::DType;
 
     fn tensor(mebibytes: i64) -> HostTensor {
-        HostTensor::zeros_on_pages(DType::I64, &[mebibytes << 17]).unwrap()
+        HostTensor::allocate(DType::I64, &[mebibytes << 17], Storage::zeroed_pages).unwrap()
     }
 
     #[test]

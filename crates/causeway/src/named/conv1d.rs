@@ -13,8 +13,8 @@ pub(super) fn forward(
     return_final_states: bool,
 ) -> Result<Results> {
     let placed = inputs.place(device)?;
-    let mut y = inputs.zeros_like(device, "x")?;
-    let mut final_states = return_final_states.then(|| zero_states(device, inputs)).transpose()?;
+    let mut y = inputs.room_like(device, "x")?;
+    let mut final_states = return_final_states.then(|| room_for_states(device, inputs)).transpose()?;
     let mut operation = Forward {
         x: placed.required("x"),
         weight: placed.required("weight"),
@@ -28,12 +28,12 @@ pub(super) fn forward(
         final_states: final_states.as_mut().map(Output::view),
     };
     let elapsed = timed(device, || operation.run(device))?;
-    Results::fetch(vec![("y", Some(y)), ("final_states", final_states)], elapsed)
+    inputs.fetch(vec![("y", Some(y)), ("final_states", final_states)], elapsed)
 }
 
 pub(super) fn backward(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Results> {
     let placed = inputs.place(device)?;
-    let like = |name: &str| inputs.zeros_like(device, name);
+    let like = |name: &str| inputs.room_like(device, name);
     let like_optional = |name: &str| inputs.optional(name).map(|_| like(name)).transpose();
     let (mut dx, mut dweight) = (like("x")?, like("weight")?);
     let (mut dbias, mut dinitial_states) = (like_optional("bias")?, like_optional("initial_states")?);
@@ -60,12 +60,12 @@ pub(super) fn backward(device: &Device, inputs: &Inputs, activation: Activation)
         ("dbias", dbias),
         ("dinitial_states", dinitial_states),
     ];
-    Results::fetch(outputs, elapsed)
+    inputs.fetch(outputs, elapsed)
 }
 
 pub(super) fn update(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Results> {
     let placed = inputs.place(device)?;
-    let mut y = inputs.zeros_like(device, "x")?;
+    let mut y = inputs.room_like(device, "x")?;
     let mut conv_state = Output::place(device, inputs.required("conv_state").to_contiguous())?;
     let mut operation = Update {
         x: placed.required("x"),
@@ -78,12 +78,12 @@ pub(super) fn update(device: &Device, inputs: &Inputs, activation: Activation) -
         y: y.view(),
     };
     let elapsed = timed(device, || operation.run(device))?;
-    Results::fetch(vec![("y", Some(y)), ("conv_state", Some(conv_state))], elapsed)
+    inputs.fetch(vec![("y", Some(y)), ("conv_state", Some(conv_state))], elapsed)
 }
 
 /// Room for `(sequences, dim, width - 1)`. Inputs that do not agree on these sizes are left for the
 /// operation to refuse; the width is limited so that a wrong weight cannot ask for all memory before that.
-fn zero_states(device: &Device, inputs: &Inputs) -> Result<Output> {
+fn room_for_states(device: &Device, inputs: &Inputs) -> Result<Output> {
     let x = inputs.required("x");
     let axis = |shape: &[i64], axis: usize| shape.get(axis).copied().unwrap_or(0);
     let sequences = match inputs.optional("cu_seqlens") {
@@ -91,5 +91,5 @@ fn zero_states(device: &Device, inputs: &Inputs) -> Result<Output> {
         None => axis(x.shape(), 0),
     };
     let width = axis(inputs.required("weight").shape(), 1).clamp(1, MAX_WIDTH);
-    inputs.zeros(device, x.dtype(), &[sequences.max(0), axis(x.shape(), 1), width - 1])
+    inputs.room(device, x.dtype(), &[sequences.max(0), axis(x.shape(), 1), width - 1])
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::CallError;
@@ -9,6 +10,7 @@ use crate::arrangement::Arrangement;
 use crate::device::Device;
 use crate::device_tensor::DeviceTensor;
 use crate::error::{Error, Result};
+use crate::files::Spares;
 use crate::host_tensor::HostTensor;
 use crate::placement::{Input, Output};
 use crate::tensor::{DType, Dims, TensorRef};
@@ -70,6 +72,7 @@ pub struct Inputs {
     tensors: BTreeMap<String, HostTensor>,
     layout: Layout,
     result_limit: u64,
+    spares: Arc<Spares>,
 }
 
 impl Inputs {
@@ -79,12 +82,22 @@ impl Inputs {
             let tensor = layout.swapped(&name, tensor);
             (name, tensor)
         };
-        Inputs { tensors: stored.into_iter().map(logical).collect(), layout, result_limit: u64::MAX }
+        Inputs {
+            tensors: stored.into_iter().map(logical).collect(),
+            layout,
+            result_limit: u64::MAX,
+            spares: Arc::default(),
+        }
     }
 
     /// The same, with a limit for the bytes of one result: inputs with empty axes can ask for huge ones.
     pub fn with_result_limit(self, bytes: u64) -> Self {
         Inputs { result_limit: bytes, ..self }
+    }
+
+    /// The same, with memory that results may take.
+    pub(crate) fn with_spares(self, spares: Arc<Spares>) -> Self {
+        Inputs { spares, ..self }
     }
 
     /// Every tensor with its name.
@@ -108,29 +121,30 @@ impl Inputs {
         Ok(PlacedInputs(self.iter().map(place).collect::<Result<_>>()?))
     }
 
-    /// Zeros for a result, within the limit, where the device can write them.
-    pub(super) fn zeros(&self, device: &Device, dtype: DType, shape: &[i64]) -> Result<Output> {
-        self.zeros_stored(device, dtype, shape, false)
+    /// Room for a result, within the limit, where the device can write it. What it holds is to be overwritten, as
+    /// operations do with all elements of their results.
+    pub(super) fn room(&self, device: &Device, dtype: DType, shape: &[i64]) -> Result<Output> {
+        self.room_stored(device, dtype, shape, false)
     }
 
-    /// Zeros of this dtype and logical shape, stored as the layout says.
-    pub(super) fn zeros_like(&self, device: &Device, name: &str) -> Result<Output> {
+    /// Room for a result of this dtype and logical shape, stored as the layout says.
+    pub(super) fn room_like(&self, device: &Device, name: &str) -> Result<Output> {
         let like = self.required(name);
         let shape = like.shape();
         if !self.layout.swaps(shape) {
-            return self.zeros(device, like.dtype(), shape);
+            return self.room(device, like.dtype(), shape);
         }
-        self.zeros_stored(device, like.dtype(), &[shape[0], shape[2], shape[1]], true)
+        self.room_stored(device, like.dtype(), &[shape[0], shape[2], shape[1]], true)
     }
 
-    fn zeros_stored(&self, device: &Device, dtype: DType, shape: &[i64], swap: bool) -> Result<Output> {
+    fn room_stored(&self, device: &Device, dtype: DType, shape: &[i64], swap: bool) -> Result<Output> {
         let bytes = shape.iter().fold(dtype.size() as i128, |bytes, &size| bytes.saturating_mul(size.into()));
         if bytes > i128::from(self.result_limit) {
             let shape = Dims::new(shape)?;
             return Err(Error::ResultTooLarge { shape, dtype, bytes, limit: self.result_limit });
         }
         if let Device::Gpu(stream) = device {
-            // Made there: zeros need not travel.
+            // Made there: what is overwritten need not travel.
             let mut arrangement = Arrangement::dense(dtype, shape, 0)?;
             if swap {
                 let swapped = |sizes: Dims| Dims::new(&SWAP.map(|axis| sizes[axis]));
@@ -139,8 +153,19 @@ impl Inputs {
             }
             return Ok(Output::Gpu(DeviceTensor::filled(stream, &arrangement, 0)?));
         }
-        let zeros = HostTensor::zeros_on_pages(dtype, shape)?;
-        Ok(Output::Host(if swap { zeros.permuted(&SWAP) } else { zeros }))
+        let room = HostTensor::allocate(dtype, shape, |bytes| self.spares.take_or_new(bytes))?;
+        Ok(Output::Host(if swap { room.permuted(&SWAP) } else { room }))
+    }
+
+    /// Brings the results that there are to the host.
+    pub(super) fn fetch(
+        &self,
+        outputs: Vec<(&'static str, Option<Output>)>,
+        elapsed: Duration,
+    ) -> Result<Results> {
+        let present = outputs.into_iter().filter_map(|(name, output)| Some((name, output?)));
+        let fetch = |(name, output): (_, Output)| Ok((name, output.fetch_to(&self.spares)?));
+        Ok(Results { tensors: present.map(fetch).collect::<Result<_>>()?, elapsed })
     }
 
     /// The tensors, when the call is done with them.
@@ -172,13 +197,6 @@ pub struct Results {
 }
 
 impl Results {
-    /// Brings the results that there are to the host.
-    pub(super) fn fetch(outputs: Vec<(&'static str, Option<Output>)>, elapsed: Duration) -> Result<Self> {
-        let present = outputs.into_iter().filter_map(|(name, output)| Some((name, output?)));
-        let fetch = |(name, output): (_, Output)| Ok((name, output.fetch()?));
-        Ok(Results { tensors: present.map(fetch).collect::<Result<_>>()?, elapsed })
-    }
-
     /// With their axes in the stored order.
     pub(super) fn stored(self, layout: Layout) -> Self {
         let store = |(name, tensor)| (name, layout.swapped(name, tensor));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::PROTOCOL_VERSION;
 use super::frame::{self, Interrupted, Payload};
 use super::pipe::{self, Lend, PipeWriter};
-use super::tensors::{HELLO, ID};
+use super::tensors::{HELLO, ID, TAKES_COPIES};
 use crate::files::{FileError, Metadata, Spares, TensorImage, TensorStream};
 use crate::host_tensor::HostTensor;
 use crate::named::Call;
@@ -290,7 +290,11 @@ impl KernelServer {
     }
 
     fn shake_hands(&mut self, deadline: Instant) -> Result<(), ServerError> {
-        let hello = Metadata::from([("operation".to_string(), HELLO.to_string())]);
+        // A call reads all of its reply, which copies it, and nothing is sent before.
+        let hello = Metadata::from([
+            ("operation".to_string(), HELLO.to_string()),
+            (TAKES_COPIES.to_string(), "true".to_string()),
+        ]);
         let reply = self.converse(0, deadline, &TensorImage::new(&[], &hello))?;
         let found = reply.metadata.get("protocol").cloned().unwrap_or_default();
         let limit = reply.metadata.get("max_frame").and_then(|text| text.parse().ok());
@@ -373,7 +377,7 @@ impl Running {
         let _watch = self.watchdog.until(deadline);
         frame::write_count(&mut self.input, image.length())?;
         // The tensors are borrowed until the reply is there, and so nobody changes them until the server has them.
-        image.write_lending(&mut self.input, |input, _, bytes| input.lend(bytes))?;
+        image.write_lending(&mut self.input, |input, _, bytes| input.lend(bytes).map(|_| ()))?;
         self.input.flush()?;
         let Some(count) = frame::read_count(&mut self.output)? else {
             return Err(Broken::Lost("its output ended".to_string()));

@@ -7,9 +7,11 @@
 //!
 //! * **tensors**: a safetensors image. Metadata of a request: `operation` and its options as in
 //!   [`named::Call`](crate::named::Call), and `id`, any text, which the reply repeats. `operation = hello` takes no
-//!   tensors and answers with facts alone. Metadata of a reply: `causeway` (the version), `protocol` (of this
-//!   page: [`PROTOCOL_VERSION`]), `device`, `threads`, `max_frame`, and `seconds`, the time of the operation on the
-//!   device; or `error` (a stable code), `message` and, where there is something to do about it, `help`.
+//!   tensors and answers with facts alone; `takes_copies = true` with it says that the client copies all of a reply out
+//!   of the pipe before it sends the next request, so that the server may use that reply's memory again. Metadata of a
+//!   reply: `causeway` (the version), `protocol` (of this page: [`PROTOCOL_VERSION`]), `device`, `threads`,
+//!   `max_frame`, and `seconds`, the time of the operation on the device; or `error` (a stable code), `message` and,
+//!   where there is something to do about it, `help`.
 //! * **text**: half-precision GEMM gradients as decimal bit patterns; see [`text`].
 //!
 //! A request that is wrong gets an error for a reply and the server lives on. A frame that is cut short ends it.

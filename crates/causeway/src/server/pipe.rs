@@ -2,8 +2,9 @@
 //!
 //! `write` copies a frame into the pipe's pages, and the reader copies it out of them. A pipe on Linux also takes the
 //! pages of a process as they are (`vmsplice`): the reader then copies out of these. What is lent so must stay as it is
-//! until it has been read. Two kinds of memory do: that of a caller who waits for the answer to it, and pages that nobody
-//! writes to again before they go back to the system.
+//! until it has been read. Three kinds of memory do: that of a caller who waits for the answer to it; pages that nobody
+//! writes to again before they go back to the system; and those that are written to when the reader has said that it has
+//! them.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
@@ -21,12 +22,12 @@ const CAPACITY: usize = 1 << 20;
 
 /// A writer that may take memory as it is instead of copying it.
 pub trait Lend: Write {
-    /// Writes bytes that nobody changes until the reader has them.
+    /// Writes bytes, and says whether their memory has to stay as it is until the reader has them.
     ///
     /// # Errors
     /// As for [`Write::write_all`].
-    fn lend(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.write_all(bytes)
+    fn lend(&mut self, bytes: &[u8]) -> io::Result<bool> {
+        self.write_all(bytes).map(|()| false)
     }
 }
 
@@ -72,7 +73,7 @@ impl Write for PipeWriter {
 
 impl Lend for PipeWriter {
     #[cfg(target_os = "linux")]
-    fn lend(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn lend(&mut self, bytes: &[u8]) -> io::Result<bool> {
         use rustix::io::Errno;
         use rustix::pipe::{IoSliceRaw, SpliceFlags, vmsplice};
 
@@ -93,7 +94,8 @@ impl Lend for PipeWriter {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.buffer.write_all(left)
+        self.buffer.write_all(left)?;
+        Ok(left.len() < bytes.len())
     }
 }
 

@@ -3,14 +3,16 @@
 use std::fmt;
 use std::io::Read;
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::frame::{self, Interrupted, Payload};
 use super::pipe::Lend;
 use super::turn::Turns;
 use super::{tensors, text};
+use crate::backend::gpu::artifact::Artifacts;
 use crate::device::Device;
+use crate::error::Error;
 use crate::evidence;
 use crate::files::Spares;
 
@@ -59,8 +61,10 @@ pub struct Service {
     pub(super) turns: Turns,
     /// What was answered and refused so far.
     tally: Mutex<evidence::Service>,
-    /// Memory of requests that were answered.
-    pub(super) spares: Spares,
+    /// What was seen of the kernels' files, if they are read again before each request.
+    kernels: Option<Mutex<Artifacts>>,
+    /// Memory of requests that were answered, and of their answers.
+    pub(super) spares: Arc<Spares>,
 }
 
 impl Service {
@@ -75,8 +79,16 @@ impl Service {
             threads,
             turns: Turns::default(),
             tally: Mutex::new(tally),
-            spares: Spares::default(),
+            kernels: None,
+            spares: Arc::default(),
         }
+    }
+
+    /// The same, which reads the files of its kernels again right before each request, refuses and rebuilds what was
+    /// altered, and reports it.
+    #[must_use]
+    pub fn with_checks(self) -> Self {
+        Service { kernels: Some(Mutex::default()), ..self }
     }
 
     /// Answers requests until the input ends between two frames, or [`Service::stop`] is called.
@@ -84,14 +96,16 @@ impl Service {
     /// # Errors
     /// [`Interrupted`] if the input ends inside a frame, or one of the two cannot be read or written.
     pub fn serve(&self, input: &mut impl Read, output: &mut impl Lend) -> Result<(), Interrupted> {
+        let mut lent = tensors::Lent::default();
         while let Some(count) = frame::read_count(input)? {
+            lent.next_request(&self.spares);
             let mut payload = Payload::new(input, count);
             match self.protocol {
                 Protocol::Tensors => {
                     let request = tensors::Request::read(&mut payload, count, self);
                     payload.finish()?;
                     let Some(_in_hand) = self.turns.take_in_hand() else { return Ok(()) };
-                    request.answer(self).write(output)?;
+                    request.answer(self, &mut lent).write(output, &mut lent, &self.spares)?;
                 }
                 Protocol::Text => {
                     let request = text::read(&mut payload, count, self.max_frame);
@@ -114,6 +128,19 @@ impl Service {
         Ok(())
     }
 
+    /// As [`Service::serve`], on one of the threads that compute. For a service with one client: two changes of threads
+    /// are most of what a small request costs.
+    ///
+    /// # Errors
+    /// As for [`Service::serve`].
+    pub fn serve_alone(
+        &self,
+        input: &mut (impl Read + Send),
+        output: &mut (impl Lend + Send),
+    ) -> Result<(), Interrupted> {
+        self.threads.install(|| self.serve(input, output))
+    }
+
     /// Lets no further request in, and waits at most `patience` for those in hand to be answered. True if all were.
     pub fn stop(&self, patience: Duration) -> bool {
         self.turns.stop(patience)
@@ -124,9 +151,17 @@ impl Service {
         self.tally().clone()
     }
 
+    /// The kernels that ran, and what was seen of their files.
+    pub fn kernels(&self) -> Artifacts {
+        let mut all = self.kernels.as_ref().map(|seen| lock(seen).clone()).unwrap_or_default();
+        if let Device::Gpu(stream) = &self.device {
+            stream.device().artifacts().0.into_iter().for_each(|artifact| all.add(artifact));
+        }
+        all
+    }
+
     pub(super) fn tally(&self) -> MutexGuard<'_, evidence::Service> {
-        // Counting cannot panic half-way.
-        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tally)
     }
 
     /// Threads of the CPU that work here.
@@ -134,9 +169,26 @@ impl Service {
         self.threads.current_num_threads()
     }
 
-    /// Runs `work` when it is its turn.
-    pub(super) fn on_device<T: Send>(&self, work: impl FnOnce(&Device) -> T + Send) -> T {
+    /// Runs `work` when it is its turn. Its own errors, or those of a kernel that was altered and cannot be made anew.
+    pub(super) fn on_device<T: Send, E: From<Error> + Send>(
+        &self,
+        work: impl FnOnce(&Device) -> Result<T, E> + Send,
+    ) -> Result<T, E> {
         let _turn = self.turns.wait();
-        self.threads.install(|| work(&self.device))
+        let Device::Gpu(stream) = &self.device else {
+            return self.threads.install(|| work(&self.device));
+        };
+        if let Some(seen) = &self.kernels {
+            // Kernels that come with this request are compiled for it, or read from a file by its digest.
+            let now = stream.device().check_all()?;
+            let mut seen = lock(seen);
+            now.0.into_iter().for_each(|artifact| seen.add(artifact));
+        }
+        work(&self.device)
     }
+}
+
+/// What is counted and noted here cannot panic half-way.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

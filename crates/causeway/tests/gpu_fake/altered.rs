@@ -47,6 +47,14 @@ fn altered_code_is_refused() {
     // SAFETY: the fake runs no kernels.
     unsafe { device.launch(&plan, stream.handle(), None) }.unwrap();
 
+    // A server asks for all kernels at once.
+    alter(Path::new(&file));
+    let all = device.check_all().unwrap();
+    let [mended] = all.0.as_slice() else { panic!("{all:?}") };
+    assert_eq!((mended.refused.len(), mended.checks), (1, 1), "{mended:?}");
+    let again = device.check_all().unwrap();
+    assert_eq!((again.0[0].refused.len(), again.0[0].digest.as_str()), (0, first.digest.as_str()));
+
     // The entry of other code under the same name is whole, and not what is loaded.
     let mut other = plan.clone();
     other.instantiation.push_str("// of another name\n");

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::argument::{Argument, Workspace, invalid};
 use super::builder::Builder;
 use super::cache::{CacheKey, Origin};
-use super::compiler::{Compiler, Target};
+use super::compiler::{Compiler, Program, Target};
 use super::device::{self, DeviceReport};
 use super::driver::{Context, Current, Driver, Launch};
 use super::memo::Memo;
@@ -45,6 +45,23 @@ struct Inner {
 
 /// Loaded kernels of one header, by instantiation.
 type Kernels = FxHashMap<String, Arc<Kernel>>;
+
+/// What a kernel is known by.
+struct KernelName<'a> {
+    header: &'static str,
+    instantiation: &'a str,
+    entry: &'static str,
+}
+
+impl<'a> KernelName<'a> {
+    fn of(plan: &'a Plan) -> Self {
+        KernelName { header: plan.header, instantiation: &plan.instantiation, entry: plan.entry }
+    }
+
+    fn program(&self) -> Program<'a> {
+        Program { header: self.header, instantiation: self.instantiation, entry: self.entry }
+    }
+}
 
 /// A kernel in the device's memory.
 pub(super) struct Kernel {
@@ -326,13 +343,13 @@ impl GpuDevice {
             return Ok(Arc::clone(kernel));
         }
         drop(kernels);
-        self.load(plan)
+        self.load(&KernelName::of(plan))
     }
 
     #[cold]
-    fn load(&self, plan: &Plan) -> Result<Arc<Kernel>> {
+    fn load(&self, name: &KernelName<'_>) -> Result<Arc<Kernel>> {
         let code =
-            Builder::global().build(&plan.program(), &self.0.target, self.0.driver.compiler_major())?;
+            Builder::global().build(&name.program(), &self.0.target, self.0.driver.compiler_major())?;
         let current = self.enter()?;
         // Kernels may be needed first while a stream is being recorded.
         let (module, function) = current.outside_capture(|| {
@@ -345,28 +362,28 @@ impl GpuDevice {
             // SAFETY: the module was just loaded; without the entry nobody will use it.
             let function = unsafe {
                 current
-                    .function(module, plan.entry)
+                    .function(module, name.entry)
                     .or_else(|error| current.unload_module(module).and(Err(error)))
             };
             Ok((module, function?))
         })?;
 
         let mut kernels = self.0.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        let at = match kernels.iter().position(|(header, _)| *header == plan.header) {
+        let at = match kernels.iter().position(|(header, _)| *header == name.header) {
             Some(at) => at,
             None => {
-                kernels.push((plan.header, Kernels::default()));
+                kernels.push((name.header, Kernels::default()));
                 kernels.len() - 1
             }
         };
         // Another thread may have been quicker; its kernel may be running, so it is the one to keep.
-        if let Some(kernel) = kernels[at].1.get(&plan.instantiation) {
+        if let Some(kernel) = kernels[at].1.get(name.instantiation) {
             // SAFETY: nobody has seen this module.
             current.outside_capture(|| unsafe { current.unload_module(module) })?;
             return Ok(Arc::clone(kernel));
         }
         let kernel = Arc::new(Kernel {
-            entry: plan.entry,
+            entry: name.entry,
             function,
             shared_allowed: AtomicU32::new(0),
             origin: code.origin,
@@ -377,7 +394,7 @@ impl GpuDevice {
             bytes: code.image.len() as u64,
             in_no_file: AtomicBool::new(false),
         });
-        kernels[at].1.insert(plan.instantiation.clone(), Arc::clone(&kernel));
+        kernels[at].1.insert(name.instantiation.to_string(), Arc::clone(&kernel));
         Ok(kernel)
     }
 

@@ -1,9 +1,9 @@
 //! Whether the file of a loaded kernel still holds its code. Launches do not ask: reports do, before a case's first.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
-use super::{GpuDevice, Kernel};
+use super::{GpuDevice, Kernel, KernelName, Kernels};
 use crate::backend::gpu::artifact::{Artifact, Artifacts};
 use crate::backend::gpu::builder::Builder;
 use crate::backend::gpu::cache::{Comparison, Origin};
@@ -19,15 +19,31 @@ impl GpuDevice {
     /// # Errors
     /// Those of [`GpuDevice::prepare`].
     pub fn check(&self, plan: &Plan) -> Result<Artifact> {
-        let mut kernel = self.kernel(plan)?;
+        self.check_kernel(self.kernel(plan)?, &KernelName::of(plan))
+    }
+
+    /// The same of every kernel that is loaded.
+    ///
+    /// # Errors
+    /// As for [`GpuDevice::check`].
+    pub fn check_all(&self) -> Result<Artifacts> {
+        let mut all = Artifacts::default();
+        for (header, instantiation, kernel) in self.loaded() {
+            let name = KernelName { header, instantiation: &instantiation, entry: kernel.entry };
+            all.add(self.check_kernel(kernel, &name)?);
+        }
+        Ok(all)
+    }
+
+    fn check_kernel(&self, mut kernel: Arc<Kernel>, name: &KernelName<'_>) -> Result<Artifact> {
         let mut refused = Vec::new();
         let mut file = None;
         match kernel.compare() {
             Comparison::Same(path) => file = Some(path),
             Comparison::Absent => {}
             Comparison::Altered(because) => {
-                self.forget(plan);
-                kernel = self.load(plan)?;
+                self.forget(name);
+                kernel = self.load(name)?;
                 match kernel.compare() {
                     Comparison::Same(path) => file = Some(path),
                     // A cache that cannot be written keeps what it has: from now on the code is in no file.
@@ -39,7 +55,7 @@ impl GpuDevice {
                 });
             }
         }
-        let mut artifact = kernel.artifact(plan.header, &plan.instantiation);
+        let mut artifact = kernel.artifact(name.header, name.instantiation);
         artifact.checks = u64::from(file.is_some());
         artifact.file = file.map(|path| path.display().to_string());
         artifact.refused = refused;
@@ -48,26 +64,35 @@ impl GpuDevice {
 
     /// Every kernel that is loaded, with the file that holds its code now.
     pub fn artifacts(&self) -> Artifacts {
-        let kernels = self.0.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let mut all = Artifacts::default();
-        for (header, by_text) in kernels.iter() {
-            for (instantiation, kernel) in by_text {
-                let mut artifact = kernel.artifact(header, instantiation);
-                if let Comparison::Same(path) = kernel.compare() {
-                    artifact.file = Some(path.display().to_string());
-                }
-                all.add(artifact);
+        for (header, instantiation, kernel) in self.loaded() {
+            let mut artifact = kernel.artifact(header, &instantiation);
+            if let Comparison::Same(path) = kernel.compare() {
+                artifact.file = Some(path.display().to_string());
             }
+            all.add(artifact);
         }
         all.0.sort_by(|a, b| (&a.header, &a.id).cmp(&(&b.header, &b.id)));
         all
     }
 
-    /// Launches after this get the plan's kernel anew. What runs keeps its module, which stays loaded.
-    fn forget(&self, plan: &Plan) {
+    /// Headers, instantiations and kernels. Their files are read later, while launches go on.
+    fn loaded(&self) -> Vec<(&'static str, String, Arc<Kernel>)> {
+        let kernels = self.0.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        let of_header = |(header, by_text): &(&'static str, Kernels)| {
+            let header = *header;
+            let kernel =
+                move |(text, kernel): (&String, &Arc<Kernel>)| (header, text.clone(), Arc::clone(kernel));
+            by_text.iter().map(kernel).collect::<Vec<_>>()
+        };
+        kernels.iter().flat_map(of_header).collect()
+    }
+
+    /// Launches after this get the kernel anew. What runs keeps its module, which stays loaded.
+    fn forget(&self, name: &KernelName<'_>) {
         let mut kernels = self.0.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, by_text)) = kernels.iter_mut().find(|(header, _)| *header == plan.header) {
-            by_text.remove(plan.instantiation.as_str());
+        if let Some((_, by_text)) = kernels.iter_mut().find(|(header, _)| *header == name.header) {
+            by_text.remove(name.instantiation);
         }
         self.0.memo.clear();
     }
