@@ -5,11 +5,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use causeway::server::{read_frame, write_frame};
+use causeway::server::{MAX_CLIENTS, read_frame, write_frame};
+use causeway::{DType, HostTensor};
 
-use crate::process::{Server, command, forward_request, forward_result, parse};
+use crate::process::{Server, command, forward_request, forward_result, parse, request};
 
 /// A server on a socket in a directory of its own.
 struct Listening {
@@ -116,6 +118,85 @@ fn a_client_that_does_not_read_holds_nobody_up() {
     let mut other = server.connect();
     ask(&mut other, 3.0);
     drop(silent);
+    assert_eq!(server.signal("-TERM"), Some(0));
+}
+
+#[test]
+fn a_client_with_many_requests_waits_behind_one_with_few() {
+    const MANY: usize = 60;
+    let mut server = Listening::start();
+    let square = HostTensor::from_fn(DType::F16, &[256, 256], |i| (i % 7) as f64).unwrap();
+    let slow =
+        request(&[("operation", "gemm-forward"), ("algorithm", "exact")], &[("A", &square), ("B", &square)]);
+    let (mut greedy, mut modest) = (server.connect(), server.connect());
+    let mut sender = greedy.try_clone().unwrap();
+    let answered = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(move || (0..MANY).for_each(|_| write_frame(&mut sender, &slow).unwrap()));
+        let answered = &answered;
+        let mut take = move || {
+            assert!(read_frame(&mut greedy).unwrap().is_some());
+            answered.fetch_add(1, Ordering::Relaxed)
+        };
+        take();
+        scope.spawn(move || (1..MANY).for_each(|_| _ = take()));
+        (0..3).for_each(|_| ask(&mut modest, 1.0));
+        let before = answered.load(Ordering::Relaxed);
+        assert!(before < MANY / 2, "{before} of {MANY} requests of another client came first");
+    });
+    assert_eq!(server.signal("-TERM"), Some(0));
+}
+
+#[test]
+fn only_so_many_clients_are_served_at_a_time() {
+    let mut server = Listening::start();
+    let mut served: Vec<_> = (0..MAX_CLIENTS).map(|_| server.connect()).collect();
+    served.iter_mut().for_each(|client| ask(client, 1.0));
+    let mut late = server.connect();
+    assert!(
+        read_frame(&mut late).unwrap().is_none(),
+        "a client too many is told so by the end of its connection"
+    );
+    ask(&mut served[0], 2.0);
+    drop(served.pop());
+    let start = Instant::now();
+    loop {
+        // The place is free when the server has seen that its client went.
+        let mut next = server.connect();
+        let sent = write_frame(&mut next, &forward_request(3.0, ""));
+        if sent.is_ok() && matches!(read_frame(&mut next), Ok(Some(_))) {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "no place has become free");
+    }
+    assert_eq!(server.signal("-TERM"), Some(0));
+}
+
+/// The socket's mode keeps other users out; the server looks for itself in case that somebody changes it.
+#[cfg(target_os = "linux")]
+#[test]
+fn another_user_is_turned_away_whatever_the_mode() {
+    let command = |program: &str, arguments: &[&str]| {
+        std::process::Command::new(program).args(arguments).output().expect("a command starts")
+    };
+    if command("id", &["-u"]).stdout != b"0\n" {
+        eprintln!("skipped: only root can become another user");
+        return;
+    }
+    let mut server = Listening::start();
+    for (path, mode) in [(server.directory.path(), 0o755), (&server.path(), 0o666)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let connect = "import os, socket, sys\nos.setuid(int(sys.argv[2]))\nserver = socket.socket(socket.AF_UNIX)\n\
+                   server.connect(sys.argv[1])\nserver.settimeout(5)\n\
+                   try: print('ended' if server.recv(1) == b'' else 'answered')\n\
+                   except socket.timeout: print('served')\nexcept ConnectionResetError: print('ended')\n";
+    let path = server.path();
+    for (user, outcome) in [("65534", "ended\n"), ("0", "served\n")] {
+        let output = command("python3", &["-c", connect, path.to_str().unwrap(), user]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(said, outcome, "user {user}: {}", String::from_utf8_lossy(&output.stderr));
+    }
     assert_eq!(server.signal("-TERM"), Some(0));
 }
 

@@ -12,11 +12,12 @@ use std::io::{self, BufReader, BufWriter, Write};
 /// Bytes that small writes and reads are gathered in.
 const BUFFER: usize = 1 << 16;
 
-/// Smaller pieces are copied: lending them costs more.
+/// Smaller pieces are copied: there is little to save.
 #[cfg(target_os = "linux")]
 const LENT_FROM: usize = 1 << 18;
 
-/// What a pipe holds. Pages that come and go as they are take no memory of the pipe; more of them at a time were slower.
+/// What a pipe holds, instead of the 64 KiB of most systems, with which large frames change processes a thousand times.
+/// It is the most that Linux gives to everybody unless told otherwise.
 #[cfg(target_os = "linux")]
 const CAPACITY: usize = 1 << 20;
 
@@ -163,7 +164,7 @@ fn can_be_lent_to(_: &File) -> bool {
     false
 }
 
-/// A pipe holds 64 KiB by default, and large frames then change processes a thousand times.
+/// Makes room for [`CAPACITY`].
 #[cfg(target_os = "linux")]
 fn widen(pipe: &File) {
     // Refused for what is not a pipe, and past the system's limit; the pipe then stays as it is.
