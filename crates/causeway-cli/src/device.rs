@@ -21,6 +21,14 @@ pub(crate) struct DeviceArgs {
 }
 
 impl DeviceArgs {
+    /// The same choice, for another process of this command.
+    pub fn to_arguments(&self) -> Vec<String> {
+        let mut arguments = vec!["--device".to_string(), self.device.clone()];
+        arguments
+            .extend(self.threads.into_iter().flat_map(|count| ["--threads".to_string(), count.to_string()]));
+        arguments
+    }
+
     /// Opens the device, and makes a pool of the threads that were asked for.
     pub fn open(&self) -> Result<(Device, rayon::ThreadPool), Failure> {
         let (device, threads) = self.device()?;

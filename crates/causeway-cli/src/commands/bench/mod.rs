@@ -11,6 +11,7 @@ mod products;
 mod replays;
 mod rows;
 mod samples;
+mod server;
 mod turns;
 
 use std::path::PathBuf;
@@ -46,6 +47,7 @@ Examples:
   causeway bench --suite variants --device cuda
   causeway bench --suite gemm-shapes --device cuda
   causeway bench --host --device cuda
+  causeway bench --server --device cuda
   causeway bench --save before.json
   causeway bench --compare before.json
 
@@ -53,7 +55,11 @@ The floor is a pass that moves the same bytes and computes nothing, measured in 
 same buffers and threads: y = x for forward, dx = x + dy for backward, a copy of half the bytes for the others. \
 Calls find their tensors in memory, not in the cache. Products are measured on CUDA devices, in turns with cuBLASLt, \
 whose time stands for the floor. `× plain` is the time by that of the plain call of the same \
-shape, dtype and layout. A row regressed when both its time and its ratio to the floor grew by more than the noise.";
+shape, dtype and layout. A row regressed when both its time and its ratio to the floor grew by more than the noise.
+
+--server starts `causeway serve` and sends it requests, in turns with the same call in this process. 64 MiB there and back \
+may take 1.5 times the call and two copies, a small request 100 µs more than a GPU's call, text a second for 200 MB. The \
+exit status is 1 if something takes more than it may in more than four fifths of the rounds.";
 
 /// Median times, GB/s, and the ratio to a floor measured in the same run
 #[derive(Debug, clap::Args)]
@@ -70,6 +76,12 @@ pub(crate) struct Args {
     /// Also measure what a GPU call costs the host, and the first call with an empty and with a filled kernel cache
     #[arg(long)]
     host: bool,
+
+    /// Measure what the kernel server adds to a call, instead of a suite
+    #[arg(long, conflicts_with_all = [
+        "suite", "case", "host", "shape", "dtype", "layout", "activation", "rotation", "save", "compare",
+    ])]
+    server: bool,
 
     /// Only this shape: batch,dim,seqlen of a convolution, M,N,K of a product
     #[arg(long, value_name = "B,D,L", value_parser = parse_shape)]
@@ -117,13 +129,13 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     if !(0.0..=3600.0).contains(&args.seconds) {
         return Err(Failure::input(format!("--seconds is {}: expected 0 to 3600", args.seconds)));
     }
+    if args.server {
+        return server::measure(&args.device, args.seconds, args.json);
+    }
     // Read first: a typing error should not cost the time of a run.
     let before = args.compare.as_deref().map(rows::read).transpose()?;
     args.device.with(|device| {
-        if matches!(device, Device::Simulated(_)) {
-            return Err(Failure::input(format!("{device} has no speed to measure"))
-                .with_help("bench runs on cpu, cuda and hip; verify and run take the simulator as well"));
-        }
+        refuse_simulated(device)?;
         let cases = args.cases(device)?;
         let report = args.measure(&cases, device)?;
         let Content::Benchmark(run) = &report.content else { unreachable!("a benchmark was measured") };
@@ -139,6 +151,14 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         let slower = changes.iter().flatten().any(|change| change.verdict == Verdict::Slower);
         if report.passed() && !slower { Ok(()) } else { Err(Failure::Negative) }
     })
+}
+
+fn refuse_simulated(device: &Device) -> Result<(), Failure> {
+    if matches!(device, Device::Simulated(_)) {
+        return Err(Failure::input(format!("{device} has no speed to measure"))
+            .with_help("bench runs on cpu, cuda and hip; verify and run take the simulator as well"));
+    }
+    Ok(())
 }
 
 impl Args {
