@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 
-    /// Write the page to this file
+    /// Write the page to this file; as Markdown if it ends in .md
     #[arg(long, value_name = "FILE", required_unless_present = "check")]
     out: Option<PathBuf>,
 
@@ -72,7 +72,15 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         );
     }
     if let Some(out) = &args.out {
-        files::write_bytes(out, html::page(&sources, before.as_ref()).as_bytes())?;
+        let page = match out.extension().is_some_and(|extension| extension == "md") {
+            true if before.is_some() => {
+                let message = format!("--compare is for a page in HTML: --out is {}", out.display());
+                return Err(Failure::input(message).with_help("name the page report.html"));
+            }
+            true => sources.iter().map(|source| source.report.to_markdown()).collect::<Vec<_>>().join("\n"),
+            false => html::page(&sources, before.as_ref()),
+        };
+        files::write_bytes(out, page.as_bytes())?;
     }
     let mut files = args.files.iter().zip(&sources);
     if !args.check {
