@@ -72,6 +72,17 @@ fn the_page_is_written_beside_the_report_and_from_reports() {
     ] {
         assert!(page.contains(words), "{words}");
     }
+    let markdown = files.path("page.md");
+    let markdown = markdown.to_str().unwrap();
+    success(&["report", &path, "--out", markdown]);
+    assert_eq!(
+        fs::read_to_string(markdown).unwrap(),
+        fs::read_to_string(files.path("report/report.md")).unwrap()
+    );
+    success(&["report", &path, bench, "--out", markdown]);
+    assert_eq!(fs::read_to_string(markdown).unwrap().matches("\n## Non-claims\n").count(), 2);
+    let message = refusal(&["report", bench, "--compare", bench, "--out", markdown]);
+    assert!(message.contains("--compare is for a page in HTML: --out is "), "{message}");
     let message = refusal(&["report", bench, "--compare", &path, "--out", out]);
     assert!(message.contains("--compare is run.json: it is \"Verification on"), "{message}");
 }
@@ -116,14 +127,12 @@ fn saved_runs_of_the_repository_are_read() {
 #[test]
 fn the_samples_of_the_repository_are_sound() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reports");
-    let mut samples = 0;
-    for entry in fs::read_dir(folder).unwrap() {
-        let sample = entry.unwrap().path().join("run.json");
-        if sample.exists() {
-            let printed = success(&["report", "--check", sample.to_str().unwrap()]);
-            assert!(printed.contains("sound (Verification on "), "{printed}");
-            samples += 1;
+    for (name, device) in [("cpu", "cpu ("), ("h200", "cuda:0 (NVIDIA H200)"), ("simulator", "sim:32")] {
+        let sample = folder.join(name).join("run.json");
+        let printed = success(&["report", "--check", sample.to_str().unwrap()]);
+        assert!(printed.contains(&format!("sound (Verification on {device}")), "{printed}");
+        for file in ["report.md", "report.html"] {
+            assert!(folder.join(name).join(file).exists(), "{name}/{file}");
         }
     }
-    assert!(samples >= 2, "{samples}");
 }

@@ -15,7 +15,9 @@ impl Report {
         }
         for (title, sentences) in [("Evidence", &self.evidence), ("Non-claims", &self.non_claims)] {
             line(&mut page, &format!("\n## {title}\n"));
-            sentences.iter().for_each(|sentence| line(&mut page, &format!("- {}", escape(sentence))));
+            sentences
+                .iter()
+                .for_each(|sentence| line(&mut page, &format!("- {}", escape(&words::grouped(sentence)))));
         }
         match &self.content {
             Content::Verification(run) => verification(&mut page, run),
@@ -134,7 +136,7 @@ fn verification(page: &mut String, run: &Verification) {
     }
     line(page, "\n## Calls\n");
     line(page, "One call each, on data that was just made: no measurement of speed.\n");
-    line(page, "| case | call | kernels | bytes | time | GB/s |");
+    line(page, "| case | call | kernels | bytes moved | time | GB/s |");
     line(page, "|---|---|---|--:|--:|--:|");
     for case in &run.cases {
         for timing in &case.timings {
@@ -147,7 +149,7 @@ fn verification(page: &mut String, run: &Verification) {
                     escape(&case.name),
                     escape(&timing.operation),
                     escape(&entries.join(", ")),
-                    timing.bytes,
+                    words::bytes(timing.bytes),
                     words::seconds(timing.seconds),
                     timing.gigabytes_per_second(),
                 ),
@@ -221,7 +223,7 @@ fn service(page: &mut String, run: &Service) {
             &format!(
                 "| {} | {} | {} | {} |",
                 escape(operation),
-                count.answered,
+                words::thousands(count.answered),
                 words::seconds(count.seconds),
                 words::seconds(count.longest)
             ),
@@ -234,7 +236,7 @@ fn kernels(page: &mut String, report: &Report) {
         return;
     }
     line(page, "\n## Kernels\n");
-    line(page, "| entry | header | bytes | checks | digest of the code | digest of the source | file |");
+    line(page, "| entry | header | size | checks | digest of the code | digest of the source | file |");
     line(page, "|---|---|--:|--:|---|---|---|");
     for kernel in &report.kernels.0 {
         line(
@@ -243,7 +245,7 @@ fn kernels(page: &mut String, report: &Report) {
                 "| {} | {} | {} | {} | {} | {} | {} |",
                 escape(&kernel.entry),
                 escape(&kernel.header),
-                kernel.bytes,
+                words::bytes(kernel.bytes),
                 kernel.checks,
                 escape(&kernel.digest),
                 escape(&kernel.source_digest),

@@ -13,6 +13,37 @@ pub fn bytes(bytes: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
+/// Groups of three digits: `361 977 696`.
+pub fn thousands(number: u64) -> String {
+    group(&number.to_string())
+}
+
+/// A sentence with the digits of its long numbers in groups. Digits that are part of a word, such as a digest or a path,
+/// stay as they are.
+pub fn grouped(sentence: &str) -> String {
+    const LONG: usize = 5;
+    let group_word = |word: &str| {
+        let number = word.trim_matches(|character: char| "().,;:".contains(character));
+        match number.len() >= LONG && number.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => word.replace(number, &group(number)),
+            false => word.to_string(),
+        }
+    };
+    sentence.split(' ').map(group_word).collect::<Vec<_>>().join(" ")
+}
+
+fn group(digits: &str) -> String {
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            // A narrow space that does not break.
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Four digits with a unit: `1.234 ms`.
 pub fn seconds(seconds: f64) -> String {
     let (value, unit) = match seconds {
@@ -83,6 +114,23 @@ mod tests {
             (24 << 30, "24.0 GiB"),
         ] {
             assert_eq!(bytes(number), text);
+        }
+    }
+
+    #[test]
+    fn long_numbers_are_read_in_groups() {
+        for (number, text) in
+            [(0, "0"), (999, "999"), (1000, "1\u{202f}000"), (361_977_696, "361\u{202f}977\u{202f}696")]
+        {
+            assert_eq!(thousands(number), text);
+        }
+        for (sentence, text) in [
+            ("361977696 elements of 189 outputs", "361\u{202f}977\u{202f}696 elements of 189 outputs"),
+            ("sums (12345, 1234).", "sums (12\u{202f}345, 1234)."),
+            ("BLAKE3 12345ab of /tmp/1234567, 1.234567", "BLAKE3 12345ab of /tmp/1234567, 1.234567"),
+            ("", ""),
+        ] {
+            assert_eq!(grouped(sentence), text);
         }
     }
 

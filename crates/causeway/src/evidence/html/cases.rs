@@ -26,7 +26,7 @@ pub(super) fn cards(run: &Verification) -> String {
         figures.push(("largest part of an error bound", words::percent(output.comparison.fraction), where_));
     }
     let outputs = words::count(run.outputs().count(), "output");
-    figures.push(("elements compared with the oracle", thousands(elements), format!("of {outputs}")));
+    figures.push(("elements compared with the oracle", words::thousands(elements), format!("of {outputs}")));
     let again = if run.repeats == 1 {
         "its bits were not compared with another run's"
     } else {
@@ -39,20 +39,6 @@ pub(super) fn cards(run: &Verification) -> String {
         figures.push(("cases that did not run", skipped.to_string(), "the non-claims say why".to_string()));
     }
     cards_of(&figures)
-}
-
-/// Groups of three digits.
-fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            // A narrow space that does not break.
-            text.push('\u{202f}');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 fn colour(output: &str) -> usize {

@@ -118,8 +118,8 @@ impl Page {
                 Content::Service(run) => {
                     let refused: u64 = run.refused.values().sum();
                     self.add(&cards(&[
-                        ("requests answered", run.answered().to_string(), String::new()),
-                        ("requests refused", refused.to_string(), String::new()),
+                        ("requests answered", words::thousands(run.answered()), String::new()),
+                        ("requests refused", words::thousands(refused), String::new()),
                     ]));
                 }
             }
@@ -156,14 +156,17 @@ impl Page {
             let list = |sentences: &[String]| -> String {
                 match sentences {
                     [] => "<li>None: this report is older than such sentences.</li>".to_string(),
-                    _ => {
-                        sentences.iter().map(|sentence| format!("<li>{}</li>", with_code(sentence))).collect()
-                    }
+                    _ => sentences
+                        .iter()
+                        .map(|sentence| format!("<li>{}</li>", with_code(&words::grouped(sentence))))
+                        .collect(),
                 }
             };
+            // Below the name of the run where there are several.
+            let level = if sources.len() > 1 { "h4" } else { "h3" };
             self.add(&format!(
-                "<div class=\"two\"><div class=\"panel does\"><h4>Evidence</h4><ul>{}</ul></div>\
-                 <div class=\"panel not\"><h4>Non-claims</h4><ul>{}</ul></div></div>",
+                "<div class=\"two\"><div class=\"panel does\"><{level}>Evidence</{level}><ul>{}</ul></div>\
+                 <div class=\"panel not\"><{level}>Non-claims</{level}><ul>{}</ul></div></div>",
                 list(&report.evidence),
                 list(&report.non_claims)
             ));
@@ -222,7 +225,7 @@ impl Page {
                 for (operation, count) in &run.operations {
                     table.row(vec![
                         Cell::text(operation),
-                        Cell::number(count.answered as f64, &count.answered.to_string()),
+                        Cell::number(count.answered as f64, &words::thousands(count.answered)),
                         Cell::number(count.seconds, &words::seconds(count.seconds)),
                         Cell::number(count.longest, &words::seconds(count.longest)),
                     ]);
@@ -264,7 +267,7 @@ impl Page {
         }
         let label = escape(&format!("Facts of {}", source.file));
         self.add(&format!(
-            "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{label}\"><table class=\"facts\">\
+            "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{label}\"><table class=\"facts\" aria-label=\"{label}\">\
              <tbody>{rows}</tbody></table></div>"
         ));
     }
@@ -278,7 +281,7 @@ impl Page {
             vec![
                 Column::text("kernel"),
                 Column::text("header"),
-                Column::number("bytes"),
+                Column::number("size"),
                 Column::number("checks"),
                 Column::text("origin"),
                 Column::text("code"),
@@ -296,7 +299,7 @@ impl Page {
                     escape(kernel.instantiation.trim())
                 )),
                 Cell::text(&kernel.header),
-                Cell::number(kernel.bytes as f64, &kernel.bytes.to_string()),
+                Cell::number(kernel.bytes as f64, &words::bytes(kernel.bytes)),
                 Cell::number(kernel.checks as f64, &kernel.checks.to_string()),
                 Cell::text(&format!("{origin}{altered}")),
                 Cell::digest(&kernel.digest),

@@ -73,8 +73,14 @@ fn every_tag_is_closed_in_its_place() {
 
 #[test]
 fn the_page_is_accessible() {
-    let html = full_page();
-    let tags = tags(&html);
+    let before = source(benchmark());
+    is_accessible(&full_page());
+    is_accessible(&page(&[source(verification())], None));
+    is_accessible(&page(&[source(benchmark())], Some(&before)));
+}
+
+fn is_accessible(html: &str) {
+    let tags = tags(html);
     let count = |name: &str| tags.iter().filter(|(tag, _)| tag == name).count();
     assert_eq!((count("h1"), count("main"), count("nav")), (1, 1, 1));
     assert!(html.contains("<html lang=\"en\">") && html.contains("name=\"viewport\""));
@@ -109,7 +115,7 @@ fn the_page_is_accessible() {
     }
     assert_eq!(
         count("table"),
-        html.matches("<caption>").count() + html.matches("<table class=\"facts\">").count()
+        html.matches("<caption>").count() + html.matches("<table class=\"facts\" aria-label=").count()
     );
 
     // Links lead somewhere, and names are given once.
