@@ -20,6 +20,14 @@ pub(crate) fn print_text(text: &str) -> Result<(), Failure> {
     print(text.trim_end_matches('\n'))
 }
 
+/// What starts this command again: a program, and its first arguments.
+pub(crate) fn this_command() -> std::io::Result<(std::path::PathBuf, &'static [&'static str])> {
+    let program = std::env::current_exe()?;
+    // As a Python module, this program is the interpreter.
+    let is_python = program.file_stem().is_some_and(|stem| stem.to_string_lossy().starts_with("python"));
+    Ok((program, if is_python { &["-m", "causeway"] } else { &[] }))
+}
+
 /// The command line of this process, for reports.
 pub(crate) fn command_line() -> Vec<String> {
     std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect()

@@ -70,6 +70,36 @@ fn a_killed_server_is_started_again() {
 }
 
 #[test]
+fn a_server_that_does_not_come_up_is_waited_for_longer_each_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let broken = directory.path().join("broken");
+    let mut launch = launch();
+    let script = format!("test -e '{}' && exit 7; exec \"$0\" \"$@\"", broken.display());
+    let serve = std::mem::replace(&mut launch.program, "sh".into());
+    launch.arguments.splice(0..0, ["-c".into(), script.into(), serve.into()]);
+    launch.backoff = Duration::from_millis(60);
+    let mut server = KernelServer::start(launch).unwrap();
+    std::fs::write(&broken, "").unwrap();
+    kill(&server);
+    // This one shows that the server is gone, if it is not the first that cannot start it.
+    let _ = forward(&mut server, 1.0).unwrap_err();
+    let mut waits = Vec::new();
+    for _ in 0..3 {
+        let start = Instant::now();
+        let error = forward(&mut server, 1.0).unwrap_err();
+        assert!(matches!(error, ServerError::Lost { .. }), "{error}");
+        waits.push(start.elapsed());
+    }
+    let least = |factor: u32| Duration::from_millis(60) * factor;
+    assert!(waits[1] >= least(1) && waits[2] >= least(2), "{waits:?}");
+    std::fs::remove_file(&broken).unwrap();
+    assert_eq!(forward(&mut server, 2.0).unwrap(), forward_result(2.0));
+    let start = Instant::now();
+    assert_eq!(forward(&mut server, 3.0).unwrap(), forward_result(3.0));
+    assert!(start.elapsed() < least(4), "a server that came up is not waited for");
+}
+
+#[test]
 fn a_server_that_hangs_is_given_up_at_the_deadline() {
     let mut launch = launch();
     launch.deadline = Duration::from_millis(700);
@@ -77,6 +107,10 @@ fn a_server_that_hangs_is_given_up_at_the_deadline() {
     let id = server.process_id().unwrap().to_string();
     assert!(std::process::Command::new("kill").args(["-STOP", &id]).status().unwrap().success());
     let start = Instant::now();
+    // One of its threads stops first and tells the others: until then they may still answer.
+    while std::fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|state| !state.contains(") T ")) {
+        assert!(start.elapsed() < Duration::from_secs(10), "the server does not stop");
+    }
     let error = forward(&mut server, 1.0).unwrap_err();
     assert!(matches!(error, ServerError::Deadline { request: 1, .. }), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10));

@@ -14,13 +14,13 @@ use causeway::{DType, HostTensor};
 use crate::process::{Server, command, forward_request, forward_result, parse, request};
 
 /// A server on a socket in a directory of its own.
-struct Listening {
-    child: Child,
-    directory: tempfile::TempDir,
+pub struct Listening {
+    pub child: Child,
+    pub directory: tempfile::TempDir,
 }
 
 impl Listening {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let child = spawn(&directory.path().join("server"));
         let listening = Listening { child, directory };
@@ -28,12 +28,12 @@ impl Listening {
         listening
     }
 
-    fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.directory.path().join("server")
     }
 
     /// A connection, once the server is up.
-    fn connect(&self) -> UnixStream {
+    pub fn connect(&self) -> UnixStream {
         let start = Instant::now();
         loop {
             match UnixStream::connect(self.path()) {
@@ -44,7 +44,7 @@ impl Listening {
         }
     }
 
-    fn signal(&mut self, signal: &str) -> Option<i32> {
+    pub fn signal(&mut self, signal: &str) -> Option<i32> {
         signal_process(&self.child, signal);
         self.child.wait().expect("the server ends").code()
     }
@@ -58,7 +58,7 @@ impl Drop for Listening {
     }
 }
 
-fn spawn(path: &Path) -> Child {
+pub fn spawn(path: &Path) -> Child {
     command(&["serve", "--listen", path.to_str().expect("UTF-8")])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -150,25 +150,24 @@ fn a_client_with_many_requests_waits_behind_one_with_few() {
 #[test]
 fn only_so_many_clients_are_served_at_a_time() {
     let mut server = Listening::start();
-    let mut served: Vec<_> = (0..MAX_CLIENTS).map(|_| server.connect()).collect();
-    served.iter_mut().for_each(|client| ask(client, 1.0));
+    // A place is free when the server has seen that its client went: that of the first connection, too.
+    let served_one = || {
+        let start = Instant::now();
+        loop {
+            let mut client = server.connect();
+            let sent = write_frame(&mut client, &forward_request(1.0, ""));
+            if sent.is_ok() && matches!(read_frame(&mut client), Ok(Some(_))) {
+                return client;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "no place becomes free");
+        }
+    };
+    let mut served: Vec<_> = (0..MAX_CLIENTS).map(|_| served_one()).collect();
     let mut late = server.connect();
-    assert!(
-        read_frame(&mut late).unwrap().is_none(),
-        "a client too many is told so by the end of its connection"
-    );
+    assert!(read_frame(&mut late).unwrap().is_none(), "one too many is told so by the end of its connection");
     ask(&mut served[0], 2.0);
     drop(served.pop());
-    let start = Instant::now();
-    loop {
-        // The place is free when the server has seen that its client went.
-        let mut next = server.connect();
-        let sent = write_frame(&mut next, &forward_request(3.0, ""));
-        if sent.is_ok() && matches!(read_frame(&mut next), Ok(Some(_))) {
-            break;
-        }
-        assert!(start.elapsed() < Duration::from_secs(20), "no place has become free");
-    }
+    ask(&mut served_one(), 3.0);
     assert_eq!(server.signal("-TERM"), Some(0));
 }
 

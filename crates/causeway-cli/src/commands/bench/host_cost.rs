@@ -160,13 +160,9 @@ fn first_calls(call: Call, cache: &str, stream: &Stream) -> Result<FirstCalls, F
 /// Starts this program again, for one call.
 fn run_process(call: Call, device: &str, cache: &Path) -> Result<Process, Failure> {
     let failed = |because: String| Failure::input(format!("the process of a first call: {because}"));
-    let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
-    let mut command = Command::new(&program);
-    // As a Python module, this program is the interpreter.
-    if program.file_stem().is_some_and(|stem| stem.to_string_lossy().starts_with("python")) {
-        command.args(["-m", "causeway"]);
-    }
-    command.args(["first-call", "--call", call.name(), "--device", device]);
+    let (program, first) = terminal::this_command().map_err(|error| failed(error.to_string()))?;
+    let mut command = Command::new(program);
+    command.args(first).args(["first-call", "--call", call.name(), "--device", device]);
     command.env("CAUSEWAY_CACHE_DIR", cache).env("CAUSEWAY_CACHE", "on");
     let output = command.output().map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {

@@ -142,7 +142,9 @@ struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     fn start(args: &DeviceArgs, device: &'a Device, shape: [i64; 3]) -> Result<Self, Failure> {
-        let mut launch = Launch::new(std::env::current_exe()?);
+        let (program, first) = terminal::this_command()?;
+        let mut launch = Launch::new(program);
+        launch.arguments = first.iter().map(Into::into).chain(["serve".into()]).collect();
         launch.arguments.extend(args.to_arguments().into_iter().map(Into::into));
         let fill = |shape: &[i64]| HostTensor::from_fn(DType::F32, shape, |i| (i % 1021) as f64 * 1e-3);
         let (x, weight) = (fill(&shape)?, fill(&[shape[1], 4])?);
