@@ -1,7 +1,16 @@
 //! The server on pipes: requests, mistakes, and frames that lie.
 
+#[cfg(target_os = "linux")]
+use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(target_os = "linux")]
+use std::time::Duration;
+
+#[cfg(target_os = "linux")]
+use causeway::server::write_frame;
 use causeway::{DType, HostTensor};
 
+#[cfg(target_os = "linux")]
+use crate::process::resident_bytes;
 use crate::process::{Server, forward_request, forward_result, parse, request};
 
 #[test]
@@ -30,6 +39,39 @@ fn requests_are_answered_in_order_when_they_come_at_once() {
         assert_eq!(tensors["y"].to_f64(), forward_result(f64::from(number)));
         assert!(facts["seconds"].parse::<f64>().expect("a number") > 0.0);
     }
+    assert_eq!(server.finish().0.code(), Some(0));
+}
+
+/// The pipes fill up, and the client waits: the server reads no further.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_client_that_does_not_read_costs_no_memory() {
+    const REQUESTS: usize = 40_000;
+    let mut server = Server::start(&[]);
+    let mut input = server.input.take().unwrap();
+    let sent = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            for number in 0..REQUESTS {
+                write_frame(&mut input, &forward_request(1.0, &number.to_string())).unwrap();
+                sent.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        // Until nothing has been taken for a while.
+        let mut before = usize::MAX;
+        while before != sent.load(Ordering::Relaxed) || before == 0 {
+            before = sent.load(Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        assert!(before < REQUESTS, "all requests were taken though no reply was read");
+        let resident = resident_bytes(server.child.id()).unwrap();
+        assert!(resident < 64 << 20, "{resident} bytes");
+        for number in 0..REQUESTS {
+            assert_eq!(parse(&server.receive()).1["id"], number.to_string());
+        }
+        sender.join().unwrap();
+    });
+    drop(input);
     assert_eq!(server.finish().0.code(), Some(0));
 }
 

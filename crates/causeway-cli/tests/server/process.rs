@@ -104,3 +104,10 @@ pub fn forward_request(scale: f64, id: &str) -> Vec<u8> {
     let [(x_name, x), (weight_name, weight)] = &forward_inputs(scale);
     request(&[("operation", "conv1d-forward"), ("id", id)], &[(x_name, x), (weight_name, weight)])
 }
+
+/// Memory that a process has.
+#[cfg(target_os = "linux")]
+pub fn resident_bytes(process: u32) -> Option<u64> {
+    let pages = std::fs::read_to_string(format!("/proc/{process}/statm")).ok()?;
+    pages.split(' ').nth(1)?.parse::<u64>().ok().map(|pages| pages * 4096)
+}

@@ -14,6 +14,8 @@ use crate::client::{forward, kill, launch};
 #[cfg(unix)]
 use crate::listen::{Listening, spawn};
 use crate::process::forward_result;
+#[cfg(target_os = "linux")]
+use crate::process::resident_bytes;
 #[cfg(unix)]
 use crate::process::{forward_request, parse, request as named_request};
 #[cfg(unix)]
@@ -68,12 +70,6 @@ fn request(server: &mut KernelServer, random: &mut Random) -> bool {
         Err(ServerError::Lost { .. }) => false,
         Err(error) => panic!("{error}"),
     }
-}
-
-#[cfg(target_os = "linux")]
-fn resident_bytes(process: u32) -> Option<u64> {
-    let pages = std::fs::read_to_string(format!("/proc/{process}/statm")).ok()?;
-    pages.split(' ').nth(1)?.parse::<u64>().ok().map(|pages| pages * 4096)
 }
 
 /// True for a process of this one, be it a zombie.
