@@ -126,6 +126,24 @@ LONG_NUMBERS = r"""
 """
 
 
+# Short words and numbers in more than one line: "2.6" and "7" below it are no number.
+BROKEN = r"""
+(() => {
+  const broken = [];
+  const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode.data.trim();
+    if (!text || text.length > 12 || /[\s-]/.test(text) || !walker.currentNode.parentElement.checkVisibility()) continue;
+    const range = document.createRange();
+    range.selectNodeContents(walker.currentNode);
+    const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+    if (lines.size > 1) broken.push(text);
+  }
+  return broken.slice(0, 10);
+})()
+"""
+
+
 class Checks:
     """Counts what was checked, and collects what failed."""
 
@@ -173,6 +191,8 @@ def looks(browser, check, name, path, shots):
             with Page(browser, path, width, height, scheme) as page:
                 contrast = page.run(CONTRAST)
                 check(f"{label}: contrast", not contrast["low"] and contrast["seen"] > 100, contrast)
+                broken = page.run(BROKEN)
+                check(f"{label}: words", not broken, broken)
                 wide = page.run(OVERFLOW)
                 check(f"{label}: width", not wide, wide)
                 back = page.run("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
@@ -184,6 +204,14 @@ def looks(browser, check, name, path, shots):
                 complaints = page.complaints()
                 check(f"{label}: quiet", not complaints, complaints)
                 page.screenshot(shots / f"{label}.png", whole=where == "desk")
+
+
+def verdicts(browser, check, made):
+    """The page says at its top what is wrong with the report."""
+    for name, path in made.items():
+        with Page(browser, path) as page:
+            badge = page.run("document.querySelector('.badge').innerText")
+            check(f"{name}: verdict", badge.startswith("✗ NOT SOUND" if name == "changed" else "✓"), badge)
 
 
 def names(browser, check, name, path):
@@ -267,8 +295,8 @@ def filters(browser, check, path):
 
 def printed(browser, check, name, path, shots):
     """On paper: black on white whatever the screen, all of every table, and nothing to click."""
-    # A4 between its margins, in the pixels of a style sheet.
-    with Page(browser, path, 703, 1000, "dark", "print") as page:
+    # A4 on its side, between its margins, in the pixels of a style sheet.
+    with Page(browser, path, 1047, 718, "dark", "print") as page:
         contrast = page.run(CONTRAST)
         check(f"{name} printed: contrast", not contrast["low"], contrast["low"])
         hidden = page.run("[...document.querySelectorAll('nav, .controls')].every((e) => !e.checkVisibility())")
@@ -279,6 +307,8 @@ def printed(browser, check, name, path, shots):
         wide = page.run("[...document.querySelectorAll('table, figure, .panel')].map((e) => e.getBoundingClientRect().right)"
                         ".filter((right) => right > innerWidth + 1)")
         check(f"{name} printed: width", not wide, wide)
+        broken = page.run(BROKEN)
+        check(f"{name} printed: words", not broken, broken)
         page.screenshot(shots / f"{name}-print.png")
         pdf = page.call("Page.printToPDF", preferCSSPageSize=True, printBackground=False)["data"]
         check(f"{name} printed: a document", len(pdf) > 10_000, len(pdf))
@@ -309,6 +339,7 @@ def main():
             looks(browser, check, name, path, shots)
             names(browser, check, name, path)
             printed(browser, check, name, path, shots)
+        verdicts(browser, check, made)
         sorting(browser, check, made["h200"])
         filters(browser, check, made["h200"])
         without_script(browser, check, made["h200"])

@@ -315,9 +315,13 @@ impl Page {
             [one] => one.report.title(),
             several => format!("Causeway: {} runs", several.len()),
         };
-        let (class, verdict) = match sources.iter().all(|source| source.report.passed()) {
-            true => ("good", "✓ nothing that was checked was wrong"),
-            false => ("bad", "✗ something that was checked was WRONG"),
+        let is_sound = |source: &Source| source.mismatches.iter().all(|wrong| *wrong == Mismatch::NoDigest);
+        let (class, verdict) = if !sources.iter().all(is_sound) {
+            ("bad", "✗ NOT SOUND: see the summary")
+        } else if sources.iter().all(|source| source.report.passed()) {
+            ("good", "✓ nothing that was checked was wrong")
+        } else {
+            ("bad", "✗ something that was checked was WRONG")
         };
         let when =
             sources.iter().map(|source| source.report.unix_time).max().map_or(String::new(), words::date);

@@ -217,12 +217,14 @@ fn the_page_says_what_the_report_says() {
 fn what_the_check_found_is_on_the_page() {
     let mut changed = source(verification());
     changed.mismatches = vec![Mismatch::Digest { stated: "a".to_string(), computed: "b".to_string() }];
-    assert!(page(&[changed], None).contains("it was changed after it was written"));
+    let html = page(&[changed], None);
+    assert!(html.contains("it was changed after it was written"));
+    assert!(html.contains("✗ NOT SOUND") && !html.contains("✓ nothing"), "a changed report shows nothing");
     let text = benchmark().to_json().replace("\"format\": 2", "\"format\": 1");
     let mut old = source(read_text(&text, "old.json").unwrap());
     old.mismatches = vec![Mismatch::NoDigest];
     let html = page(&[old], None);
-    assert!(html.contains("note warn") && html.contains("it has no digest"));
+    assert!(html.contains("note warn") && html.contains("it has no digest") && !html.contains("NOT SOUND"));
 }
 
 #[test]
