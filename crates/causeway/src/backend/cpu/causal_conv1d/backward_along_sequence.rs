@@ -189,7 +189,6 @@ impl<T: Number> AlongSequence<T> {
             dx: Output { pointer, count, stream: problem.stream },
             sums,
             silu: problem.silu,
-            precision: T::PRECISION,
         };
         // SAFETY: these are positions of the row, whole pairs of them; dy and dx have the shape of x, and no other
         // task writes to these positions of dx.
@@ -246,7 +245,7 @@ impl<T: Number> AlongSequence<T> {
         let Buffers { weight, bias, x, g, dy, .. } = buffers;
         let g = &mut g[self.problem.width - 1..];
         if self.problem.silu {
-            let finish = SiluGradient { dy, precision: T::PRECISION };
+            let finish = SiluGradient::<T> { dy };
             tile::convolve(simd, weight, *bias, x, count, g, &finish);
         } else {
             g[..count].copy_from_slice(&dy[..count]);

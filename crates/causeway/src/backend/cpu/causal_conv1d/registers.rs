@@ -11,14 +11,15 @@
 //! every page.
 
 use super::tile::Finish;
-use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Precision, Simd};
+use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
 
 /// Widths up to this one. Bodies are compiled for width 4, which most models have, and for this one, which passes
 /// over the taps that a smaller width lacks.
 pub(super) const MAX_WIDTH: usize = 8;
 
-/// Vectors whose SiLU is computed together, in pairs.
+/// Vectors whose SiLU is computed together, in pairs; twice as many where there are 32 registers of this many lanes.
 const INTERLEAVED: usize = 4;
+const WIDE_LANES: usize = 16;
 
 /// Bytes between a load and the line that is asked for: about what arrives in two latencies of the memory.
 const AHEAD: usize = 2048;
@@ -153,17 +154,14 @@ pub(super) unsafe fn convolve<S, T, F, const WIDTH: usize>(
     }
     let source = Convolution { taps, width, bias: simd.splat(bias), x, residual, out, finish };
     let mut before = load_history::<S, T>(simd, history);
-    let mut at = 0;
     // SAFETY: the caller's promise.
     unsafe {
-        while at + INTERLEAVED * S::LANES <= out.count {
-            source.vectors::<INTERLEAVED>(simd, &mut before, at);
-            at += INTERLEAVED * S::LANES;
-        }
-        while at < out.count {
-            source.vectors::<2>(simd, &mut before, at);
-            at += 2 * S::LANES;
-        }
+        let at = if S::LANES == WIDE_LANES {
+            source.groups::<{ 2 * INTERLEAVED }>(simd, &mut before, 0)
+        } else {
+            source.groups::<INTERLEAVED>(simd, &mut before, 0)
+        };
+        source.groups::<2>(simd, &mut before, at);
     }
     store_history::<S, T>(simd, before, history);
 }
@@ -186,29 +184,67 @@ where
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
     F: Finish<S>,
 {
-    /// `N` vectors, in pairs.
+    /// Groups of `N` vectors from `at` on, as many as there are, and where they end. The sums of a group are taken before
+    /// those of the one before it are finished: two chains that do not depend on each other lie side by side, and
+    /// the processor's scheduler, which one chain would fill, has work for all of its units.
+    ///
+    /// # Safety
+    /// As for [`convolve`].
+    #[inline(always)]
+    unsafe fn groups<const N: usize>(&self, simd: S, before: &mut [S::Vector; 2], mut at: usize) -> usize {
+        let elements = N * S::LANES;
+        if at + elements > self.out.count {
+            return at;
+        }
+        // SAFETY: the caller's promise; groups end at the count.
+        unsafe {
+            let mut sums = self.sums::<N>(simd, before, at);
+            while at + 2 * elements <= self.out.count {
+                let next = self.sums::<N>(simd, before, at + elements);
+                self.finish(simd, sums, at);
+                sums = next;
+                at += elements;
+            }
+            self.finish(simd, sums, at);
+        }
+        at + elements
+    }
+
+    /// The convolution of `N` vectors, in pairs.
     ///
     /// # Safety
     /// As for [`convolve`], and `at + N · LANES ≤ out.count`.
     #[inline(always)]
-    unsafe fn vectors<const N: usize>(&self, simd: S, before: &mut [S::Vector; 2], at: usize) {
+    unsafe fn sums<const N: usize>(&self, simd: S, before: &mut [S::Vector; 2], at: usize) -> [S::Vector; N] {
         let mut sums = [self.bias; N];
-        // SAFETY: the caller's promise.
-        unsafe {
-            for (pair, sums) in sums.chunks_exact_mut(2).enumerate() {
+        for (pair, sums) in sums.chunks_exact_mut(2).enumerate() {
+            // SAFETY: the caller's promise.
+            let now = unsafe {
                 let source = self.x.add(at + 2 * pair * S::LANES);
                 prefetch_pair(simd, source);
-                let now = T::load_pair(simd, source);
-                for age in (0..WIDTH).rev() {
-                    if age < self.width {
-                        let taken = T::shift_pair_in(simd, *before, now, age);
-                        sums[0] = simd.mul_add(self.taps[age], taken[0], sums[0]);
-                        sums[1] = simd.mul_add(self.taps[age], taken[1], sums[1]);
-                    }
+                T::load_pair(simd, source)
+            };
+            for age in (0..WIDTH).rev() {
+                if age < self.width {
+                    let taken = T::shift_pair_in(simd, *before, now, age);
+                    sums[0] = simd.mul_add(self.taps[age], taken[0], sums[0]);
+                    sums[1] = simd.mul_add(self.taps[age], taken[1], sums[1]);
                 }
-                *before = now;
             }
-            let mut results = self.finish.apply(simd, sums, at);
+            *before = now;
+        }
+        sums
+    }
+
+    /// Takes the results of `N` vectors to their place.
+    ///
+    /// # Safety
+    /// As for [`Self::sums`].
+    #[inline(always)]
+    unsafe fn finish<const N: usize>(&self, simd: S, sums: [S::Vector; N], at: usize) {
+        let mut results = self.finish.apply(simd, sums, at);
+        // SAFETY: the caller's promise.
+        unsafe {
             if !self.residual.is_null() {
                 for (pair, results) in results.chunks_exact_mut(2).enumerate() {
                     let added = T::load_pair(simd, self.residual.add(at + 2 * pair * S::LANES));
@@ -236,7 +272,6 @@ pub(super) struct Gradient<'a, A, T> {
     /// Sums for the taps and the bias.
     pub sums: &'a mut [f64],
     pub silu: bool,
-    pub precision: Precision,
 }
 
 /// ```text
@@ -253,7 +288,7 @@ where
     S: Simd,
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
 {
-    let Gradient { weight, bias, x, dy, x_history, g_history, dx, sums, silu, precision } = work;
+    let Gradient { weight, bias, x, dy, x_history, g_history, dx, sums, silu } = work;
     let width = known::<WIDTH>(weight.len());
     let zero = simd.splat(S::Scalar::ZERO);
     let (mut newest, mut oldest) = ([zero; WIDTH], [zero; WIDTH]);
@@ -263,7 +298,7 @@ where
             oldest[age] = simd.splat(weight[age]);
         }
     }
-    let source = Gradients { newest, oldest, width, bias: simd.splat(bias), x, dy, dx, silu, precision };
+    let source = Gradients { newest, oldest, width, bias: simd.splat(bias), x, dy, dx, silu };
     let mut state = State {
         x: load_history::<S, T>(simd, x_history),
         g: load_history::<S, T>(simd, g_history),
@@ -304,7 +339,6 @@ struct Gradients<S: Simd, T, const WIDTH: usize> {
     dy: *const T,
     dx: Output<T>,
     silu: bool,
-    precision: Precision,
 }
 
 /// What [`gradient`] carries from pair to pair.
@@ -347,7 +381,7 @@ where
                 state.x = now;
             }
             if self.silu {
-                let slopes = simd.silu_slope(pre, self.precision);
+                let slopes = simd.silu_slope::<T, N>(pre);
                 for (g, slope) in g.iter_mut().zip(slopes) {
                     *g = simd.mul(*g, slope);
                 }

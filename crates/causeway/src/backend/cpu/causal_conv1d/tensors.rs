@@ -70,21 +70,24 @@ impl Parameter {
         Parameter { pointer: view.pointer(), dtype: view.dtype(), strides: strides(view.strides()) }
     }
 
-    /// One element.
+    /// One element; of a NaN no more than that it is one, as [`Lanes::store`] wants it.
+    ///
+    /// [`Lanes::store`]: crate::backend::cpu::simd::Lanes::store
     ///
     /// # Safety
     /// The index lies in the tensor.
     pub unsafe fn read<A: Number>(&self, channel: i64, tap: i64) -> A {
         let offset = offset(&self.strides, [channel, tap]);
         // SAFETY: the caller's promise; the dtype is the view's.
-        A::from_f64(unsafe {
+        let value = unsafe {
             match self.dtype {
                 DType::F16 => (*self.pointer.cast::<f16>().wrapping_offset(offset)).to_f64(),
                 DType::BF16 => (*self.pointer.cast::<bf16>().wrapping_offset(offset)).to_f64(),
                 DType::F64 => *self.pointer.cast::<f64>().wrapping_offset(offset),
                 _ => f64::from(*self.pointer.cast::<f32>().wrapping_offset(offset)),
             }
-        })
+        };
+        A::from_f64(if value.is_nan() { f64::NAN } else { value })
     }
 }
 

@@ -10,7 +10,9 @@
 //! A tile is loaded once (any stride, any dtype), convolved with unaligned loads from the cache, and stored
 //! once. The next tile's history is the end of this one's x.
 
-use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Precision, Simd};
+use std::marker::PhantomData;
+
+use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
 
 /// Positions in a tile: a multiple of every number of lanes. Three buffers of this length stay in the
 /// first-level cache.
@@ -42,28 +44,25 @@ impl<S: Simd> Finish<S> for Keep {
 }
 
 /// SiLU.
-pub(super) struct Silu {
-    pub precision: Precision,
-}
+pub(super) struct Silu<T>(pub PhantomData<T>);
 
-impl<S: Simd> Finish<S> for Silu {
+impl<S: Simd, T: Number> Finish<S> for Silu<T> {
     #[inline(always)]
     fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], _: usize) -> [S::Vector; N] {
-        simd.silu(sums, self.precision)
+        simd.silu::<T, N>(sums)
     }
 }
 
 /// SiLU's derivative times dy.
-pub(super) struct SiluGradient<'a, A> {
+pub(super) struct SiluGradient<'a, T: Number> {
     /// Whole vectors.
-    pub dy: &'a [A],
-    pub precision: Precision,
+    pub dy: &'a [T::Accumulator],
 }
 
-impl<S: Simd> Finish<S> for SiluGradient<'_, S::Scalar> {
+impl<S: Simd, T: Number<Accumulator = S::Scalar>> Finish<S> for SiluGradient<'_, T> {
     #[inline(always)]
     fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], position: usize) -> [S::Vector; N] {
-        let mut slopes = simd.silu_slope(sums, self.precision);
+        let mut slopes = simd.silu_slope::<T, N>(sums);
         let dy = &self.dy[position..position + N * S::LANES];
         for (slope, dy) in slopes.iter_mut().zip(dy.chunks_exact(S::LANES)) {
             // SAFETY: the chunk is a whole vector.
