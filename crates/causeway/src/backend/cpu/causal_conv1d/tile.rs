@@ -53,6 +53,29 @@ impl<S: Simd, T: Number> Finish<S> for Silu<T> {
     }
 }
 
+/// What an activation's derivative does to dy.
+pub(super) trait Slope<S: Simd> {
+    /// `pre` is what the activation is applied to.
+    fn slope<const N: usize>(&self, simd: S, pre: [S::Vector; N], dy: [S::Vector; N]) -> [S::Vector; N];
+}
+
+impl<S: Simd> Slope<S> for Keep {
+    #[inline(always)]
+    fn slope<const N: usize>(&self, _: S, _: [S::Vector; N], dy: [S::Vector; N]) -> [S::Vector; N] {
+        dy
+    }
+}
+
+impl<S: Simd, T: Number> Slope<S> for Silu<T> {
+    #[inline(always)]
+    fn slope<const N: usize>(&self, simd: S, pre: [S::Vector; N], mut dy: [S::Vector; N]) -> [S::Vector; N] {
+        for (dy, slope) in dy.iter_mut().zip(simd.silu_slope::<T, N>(pre)) {
+            *dy = simd.mul(*dy, slope);
+        }
+        dy
+    }
+}
+
 /// SiLU's derivative times dy.
 pub(super) struct SiluGradient<'a, T: Number> {
     /// Whole vectors.
@@ -62,13 +85,13 @@ pub(super) struct SiluGradient<'a, T: Number> {
 impl<S: Simd, T: Number<Accumulator = S::Scalar>> Finish<S> for SiluGradient<'_, T> {
     #[inline(always)]
     fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], position: usize) -> [S::Vector; N] {
-        let mut slopes = simd.silu_slope::<T, N>(sums);
-        let dy = &self.dy[position..position + N * S::LANES];
-        for (slope, dy) in slopes.iter_mut().zip(dy.chunks_exact(S::LANES)) {
+        let mut dy = [simd.splat(S::Scalar::ZERO); N];
+        let chunks = self.dy[position..position + N * S::LANES].chunks_exact(S::LANES);
+        for (dy, chunk) in dy.iter_mut().zip(chunks) {
             // SAFETY: the chunk is a whole vector.
-            *slope = simd.mul(unsafe { simd.load(dy.as_ptr()) }, *slope);
+            *dy = unsafe { simd.load(chunk.as_ptr()) };
         }
-        slopes
+        Silu(PhantomData::<T>).slope(simd, sums, dy)
     }
 }
 

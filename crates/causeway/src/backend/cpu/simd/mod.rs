@@ -169,6 +169,12 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// the kernel is compiled.
     fn shift_in(self, before: Self::Vector, v: Self::Vector, lanes: usize) -> Self::Vector;
 
+    /// The same vectors, all of which exist before anything is made of one of them.
+    #[inline(always)]
+    fn in_step<const N: usize>(self, v: [Self::Vector; N]) -> [Self::Vector; N] {
+        v
+    }
+
     /// `x · sigmoid(x)` of several vectors, whose arithmetic is interleaved, as exact as `T` asks.
     fn silu<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N];
     /// The derivative of [`Simd::silu`].
@@ -346,6 +352,21 @@ pub(crate) trait Lanes<S: Simd>: Number {
             [shift(elements % 2, elements.div_ceil(2)), shift((elements + 1) % 2, elements / 2)]
         } else {
             [simd.shift_in(before[1], now[0], elements), simd.shift_in(now[0], now[1], elements)]
+        }
+    }
+
+    /// The pair that begins `elements` after `now` in the line `[now, next]`; `elements` is less than `S::LANES`, at most
+    /// 7, and known when the kernel is compiled.
+    #[inline(always)]
+    fn shift_pair_out(simd: S, now: [S::Vector; 2], next: [S::Vector; 2], elements: usize) -> [S::Vector; 2] {
+        let shift =
+            |now, next, lanes| if lanes == 0 { now } else { simd.shift_in(now, next, S::LANES - lanes) };
+        if Self::ALTERNATES {
+            // The element after an even one is in the same lane, the one after an odd one is a lane further on.
+            let shift = |part: usize, lanes| shift(now[part], next[part], lanes);
+            [shift(elements % 2, elements / 2), shift((elements + 1) % 2, elements.div_ceil(2))]
+        } else {
+            [shift(now[0], now[1], elements), shift(now[1], next[0], elements)]
         }
     }
 }

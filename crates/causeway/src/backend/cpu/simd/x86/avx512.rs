@@ -96,6 +96,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn in_step<const N: usize>(self, v: [__m512; N]) -> [__m512; N] {
+        // SAFETY: the token.
+        unsafe { in_step(v) }
+    }
+
+    #[inline(always)]
     fn silu<T: Number, const N: usize>(self, x: [__m512; N]) -> [__m512; N] {
         silu::silu::<Self, T, N>(self, x)
     }
@@ -271,6 +277,42 @@ impl SimdF32 for Avx512 {
             _mm512_fmadd_ps(error, estimate, estimate)
         }
     }
+}
+
+/// An instruction of no length that reads and writes `N` registers.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn in_step<const N: usize>(mut v: [__m512; N]) -> [__m512; N] {
+    // SAFETY: there is no instruction.
+    unsafe {
+        match &mut v[..] {
+            [a, b, c, d] => asm!(
+                "/* {} {} {} {} */",
+                inout(zmm_reg) * a,
+                inout(zmm_reg) * b,
+                inout(zmm_reg) * c,
+                inout(zmm_reg) * d,
+                options(nomem, nostack, preserves_flags)
+            ),
+            [a, b, c, d, e, f, g, h] => asm!(
+                "/* {} {} {} {} {} {} {} {} */",
+                inout(zmm_reg) * a,
+                inout(zmm_reg) * b,
+                inout(zmm_reg) * c,
+                inout(zmm_reg) * d,
+                inout(zmm_reg) * e,
+                inout(zmm_reg) * f,
+                inout(zmm_reg) * g,
+                inout(zmm_reg) * h,
+                options(nomem, nostack, preserves_flags)
+            ),
+            _ => {}
+        }
+    }
+    v
 }
 
 /// `2^(i/16)`.
