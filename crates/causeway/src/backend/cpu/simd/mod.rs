@@ -169,7 +169,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// the kernel is compiled.
     fn shift_in(self, before: Self::Vector, v: Self::Vector, lanes: usize) -> Self::Vector;
 
-    /// The same vectors, all of which exist before anything is made of one of them.
+    /// The same vectors, computed before anything that is written after this: the compiler likes to move work to where
+    /// it is needed, behind chains that it was meant to overlap with.
     #[inline(always)]
     fn in_step<const N: usize>(self, v: [Self::Vector; N]) -> [Self::Vector; N] {
         v

@@ -107,11 +107,13 @@ plain_simd!(f32, silu, silu_slope);
 plain_simd!(f64, silu_in_f64, silu_slope_in_f64);
 
 #[inline(always)]
+#[allow(clippy::extra_unused_type_parameters)]
 fn silu_in_f64<S, T, const N: usize>(_: S, x: [[f64; LANES]; N]) -> [[f64; LANES]; N] {
     x.map(|v| v.map(silu_f64))
 }
 
 #[inline(always)]
+#[allow(clippy::extra_unused_type_parameters)]
 fn silu_slope_in_f64<S, T, const N: usize>(_: S, x: [[f64; LANES]; N]) -> [[f64; LANES]; N] {
     x.map(|v| v.map(silu_slope_f64))
 }
