@@ -286,3 +286,51 @@ fn results_do_not_depend_on_the_number_of_threads() {
         }
     }
 }
+
+/// An infinite x counts for the taps that see it, whatever is held back or masked at the ends of a row: x is infinite at
+/// a position, dy is 1, and there is no activation, so that dweight is infinite or a count.
+#[test]
+fn an_infinite_x_at_the_end_of_a_row_counts_where_it_is_seen() {
+    const WIDTH: i64 = 4;
+    // Rows of whole pairs of vectors, from one to several groups.
+    for seqlen in [32, 64, 96, 256] {
+        for position in [0, 1, seqlen - 3, seqlen - 2, seqlen - 1] {
+            for (dtype, device) in [DType::F32, DType::BF16]
+                .into_iter()
+                .flat_map(|dtype| devices().into_iter().map(move |device| (dtype, device)))
+            {
+                let value = |i: usize| if i as i64 == position { f64::INFINITY } else { 1.0 };
+                let x = HostTensor::from_fn(dtype, &[1, 1, seqlen], value).unwrap();
+                let dy = HostTensor::from_fn(dtype, &[1, 1, seqlen], |_| 1.0).unwrap();
+                let weight = HostTensor::zeros(DType::F32, &[1, WIDTH]).unwrap();
+                let (mut dx, mut dweight) = (dy.clone(), weight.clone());
+                Backward {
+                    x: x.view(),
+                    weight: weight.view(),
+                    bias: None,
+                    dy: dy.view(),
+                    initial_states: None,
+                    seq_idx: None,
+                    cu_seqlens: None,
+                    dfinal_states: None,
+                    activation: Activation::None,
+                    dx: dx.view_mut(),
+                    dweight: dweight.view_mut(),
+                    dbias: None,
+                    dinitial_states: None,
+                }
+                .run(&device)
+                .unwrap();
+                let expected: Vec<f64> = (0..WIDTH)
+                    .map(|tap| {
+                        let seen = seqlen - (WIDTH - 1 - tap);
+                        if position < seen { f64::INFINITY } else { seen as f64 }
+                    })
+                    .collect();
+                let context = format!("{dtype}, {seqlen} positions, infinite at {position}, on {device}");
+                assert_eq!(dweight.to_f64(), expected, "{context}");
+                assert!(dx.to_f64().iter().all(|&dx| dx == 0.0), "{context}");
+            }
+        }
+    }
+}

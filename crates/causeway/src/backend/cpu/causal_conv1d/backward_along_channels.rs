@@ -369,7 +369,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
             }
         }
         if self.problem.silu {
-            let slopes = simd.silu_slope(pre, T::PRECISION);
+            let slopes = simd.silu_slope::<T, N>(pre);
             for row in 0..N / 2 {
                 // g of rows that take no part is zero, whatever they hold.
                 if !rows.dy[first + row].is_null() {

@@ -10,11 +10,14 @@
 //! dx lags g by `width - 1` positions. Sums for dweight and dbias are taken over the piece, not over its halo;
 //! they are kept per chunk of columns, and chunks are added in a fixed order.
 
+use std::marker::PhantomData;
+
 use super::backward::Problem;
 use super::partition::Partition;
-use super::registers::{self, Gradient, Output, gradient, with_taps};
+use super::registers::{self, MAX_WIDTH, Output, with_taps};
+use super::registers_backward::{Gradient, gradient};
 use super::sequences::Piece;
-use super::tile::{self, Keep, SiluGradient, TILE};
+use super::tile::{self, Keep, Silu, SiluGradient, TILE};
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 
 /// One channel at a time, vectors along the sequence; see [`super::tile`].
@@ -130,38 +133,40 @@ impl<T: Number> AlongSequence<T> {
             *x = self.problem.history.value(&self.problem.sequences, piece, channel, position);
         }
         buffers.g[..before].fill(T::Accumulator::ZERO);
-        let mut from = piece.from;
         let strides = [problem.history.x.strides[2], problem.dy.strides[2], problem.dx.strides[2]];
         let neighbours = strides == [1; 3];
+        let mut from = piece.from;
+        // dx is done up to here.
+        let mut written = from - before as i64;
         while from < piece.to {
             let mut count = (piece.to - from) as usize;
             if neighbours {
-                // Gradients before the piece do not go to dx: tiles take the first positions, up to a line of dx.
-                let first = from.max(piece.from + before as i64);
-                let target = problem.dx.at([piece.batch, channel, first - before as i64]);
-                let lead = (first - from) as usize + registers::unaligned(target, problem.stream);
+                let target = problem.dx.at([piece.batch, channel, from]);
+                let unaligned = registers::unaligned(target, problem.stream);
                 let whole = registers::whole_pairs(simd, problem.width, count);
-                if lead > 0 {
-                    count = count.min(lead);
+                if unaligned > 0 {
+                    count = count.min(unaligned);
                 } else if whole > 0 {
                     self.vectors(simd, piece, channel, from, whole, buffers, sums);
                     from += whole as i64;
+                    written = from;
                     continue;
                 }
             }
             count = count.min(TILE);
             self.tile(simd, piece, channel, from, count, buffers, sums);
-            self.write_dx(simd, piece, channel, from - before as i64, count, buffers);
+            self.write_dx(simd, piece, channel, written, from - before as i64, count, buffers);
             from += count as i64;
+            written = written.max(from - before as i64);
         }
-        if before > 0 {
-            self.halo(simd, piece, channel, buffers);
+        if written < piece.to {
+            self.g_after(simd, piece, channel, piece.to, buffers);
             self.convolve_dx(simd, before, buffers);
-            self.write_dx(simd, piece, channel, piece.to - before as i64, before, buffers);
+            self.write_dx(simd, piece, channel, written, piece.to - before as i64, before, buffers);
         }
     }
 
-    /// Whole pairs of neighbours, from memory to the sums and, `width - 1` positions late, to dx.
+    /// Whole pairs of neighbours, from memory to the sums and to dx, and dx that has waited for their g.
     #[inline(always)]
     fn vectors<S>(
         &self,
@@ -178,22 +183,63 @@ impl<T: Number> AlongSequence<T> {
     {
         let problem = &self.problem;
         let before = problem.width - 1;
-        let pointer = problem.dx.at([piece.batch, channel, from - before as i64]);
+        let mut ends = [[T::Accumulator::ZERO; MAX_WIDTH - 1]; 6];
+        let [x_before, g_before, g_first, g_last, g_after, added] =
+            ends.each_mut().map(|values| &mut values[..before]);
+        x_before.copy_from_slice(&buffers.x[..before]);
+        g_before.copy_from_slice(&buffers.g[..before]);
+        let last = from + count as i64 - before as i64;
+        for (i, position) in (last..).take(before).enumerate() {
+            buffers.x[i] = problem.history.value(&problem.sequences, piece, channel, position);
+            added[i] = self.dfinal(piece, channel, position);
+        }
+        self.g_after(simd, piece, channel, from + count as i64, buffers);
+        g_after.copy_from_slice(&buffers.g[before..2 * before]);
+        let index = [piece.batch, channel, from];
         let work = Gradient {
             weight: &buffers.weight,
             bias: buffers.bias,
-            x: problem.history.x.at([piece.batch, channel, from]),
-            dy: problem.dy.at([piece.batch, channel, from]),
-            x_history: &mut buffers.x[..before],
-            g_history: &mut buffers.g[..before],
-            dx: Output { pointer, count, stream: problem.stream },
+            x: problem.history.x.at(index),
+            dy: problem.dy.at(index),
+            x_before,
+            x_last: &buffers.x[..before],
+            g_first,
+            g_last,
+            g_after,
+            added,
+            dx: Output { pointer: problem.dx.at(index), count, stream: problem.stream },
             sums,
-            silu: problem.silu,
-            precision: T::PRECISION,
         };
         // SAFETY: these are positions of the row, whole pairs of them; dy and dx have the shape of x, and no other
         // task writes to these positions of dx.
-        unsafe { with_taps!(problem.width, gradient::<S, T>(simd, work)) };
+        unsafe {
+            if problem.silu {
+                let finish = Silu(PhantomData::<T>);
+                with_taps!(problem.width, gradient::<S, T, Silu<T>>(simd, work, &finish))
+            } else {
+                with_taps!(problem.width, gradient::<S, T, Keep>(simd, work, &Keep))
+            }
+        };
+        if from > piece.from || problem.dinitial_states.is_some() {
+            buffers.g[..before].copy_from_slice(g_before);
+            buffers.g[before..2 * before].copy_from_slice(g_first);
+            self.convolve_dx(simd, before, buffers);
+            let waiting = from - before as i64;
+            self.write_dx(simd, piece, channel, waiting, waiting, before, buffers);
+        }
+        buffers.g[..before].copy_from_slice(g_last);
+    }
+
+    /// What the final states add to dx at a position: the last `width - 1` positions of a sequence are its final states
+    /// too.
+    #[inline(always)]
+    fn dfinal(&self, piece: &Piece, channel: i64, position: i64) -> T::Accumulator {
+        let column = position - (piece.end - (self.problem.width as i64 - 1));
+        match &self.problem.dfinal_states {
+            // SAFETY: positions end before the piece does, so that the column is one of the states.
+            Some(states) if column >= 0 => unsafe { *states.at([piece.sequence, channel, column]) }.widen(),
+            _ => T::Accumulator::ZERO,
+        }
     }
 
     /// A tile of any stride, into the sums and, `width - 1` positions late, into `buffers.dx`.
@@ -246,24 +292,31 @@ impl<T: Number> AlongSequence<T> {
         let Buffers { weight, bias, x, g, dy, .. } = buffers;
         let g = &mut g[self.problem.width - 1..];
         if self.problem.silu {
-            let finish = SiluGradient { dy, precision: T::PRECISION };
+            let finish = SiluGradient::<T> { dy };
             tile::convolve(simd, weight, *bias, x, count, g, &finish);
         } else {
             g[..count].copy_from_slice(&dy[..count]);
         }
     }
 
-    /// g of the `width - 1` positions after a piece, zero where they take no part in it.
+    /// g of the `width - 1` positions from `from` on, behind that of the positions before: zero where they take no part in
+    /// the piece.
     #[inline(always)]
-    fn halo<S>(&self, simd: S, piece: &Piece, channel: i64, buffers: &mut Buffers<T::Accumulator>)
-    where
+    fn g_after<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        buffers: &mut Buffers<T::Accumulator>,
+    ) where
         S: Simd<Scalar = T::Accumulator>,
     {
         let before = self.problem.width - 1;
-        let includes = |i: usize| piece.includes(&self.problem.sequences, piece.to + i as i64);
+        let includes = |i: usize| piece.includes(&self.problem.sequences, from + i as i64);
         if (0..before).any(includes) {
             for i in 0..before {
-                let position = piece.to + i as i64;
+                let position = from + i as i64;
                 buffers.x[before + i] =
                     self.problem.history.value(&self.problem.sequences, piece, channel, position);
                 buffers.dy[i] = T::Accumulator::ZERO;
@@ -279,14 +332,16 @@ impl<T: Number> AlongSequence<T> {
         }
     }
 
-    /// Writes the gradients of `count` positions from `from` on, which are in `buffers.dx`: those of the piece to dx, those before the
-    /// sequence to dinitial_states.
+    /// Writes the gradients of `count` positions from `from` on, which are in `buffers.dx`, but for those before `written`:
+    /// those of the piece to dx, those before the sequence to dinitial_states.
     #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
     fn write_dx<S>(
         &self,
         simd: S,
         piece: &Piece,
         channel: i64,
+        written: i64,
         from: i64,
         count: usize,
         buffers: &mut Buffers<T::Accumulator>,
@@ -295,26 +350,23 @@ impl<T: Number> AlongSequence<T> {
         T: Lanes<S>,
     {
         let before = self.problem.width as i64 - 1;
-        let dx = &mut buffers.dx[..count];
-        if let Some(states) = &self.problem.dfinal_states {
-            // The last `width - 1` positions of the sequence are its final states too.
-            for position in from.max(piece.end - before)..from + count as i64 {
-                let column = position - (piece.end - before);
-                // SAFETY: positions end before the piece does, so that the column is one of the states.
-                let gradient = unsafe { *states.at([piece.sequence, channel, column]) };
-                dx[(position - from) as usize] += gradient.widen();
+        let first = from.max(written).min(from + count as i64);
+        let dx = &mut buffers.dx[(first - from) as usize..count];
+        if self.problem.dfinal_states.is_some() {
+            for position in first.max(piece.end - before)..from + count as i64 {
+                dx[(position - first) as usize] += self.dfinal(piece, channel, position);
             }
         }
-        let inside = (piece.from - from).clamp(0, count as i64) as usize;
+        let inside = (piece.from - first).clamp(0, dx.len() as i64) as usize;
         if let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) {
             for (i, &value) in dx[..inside].iter().enumerate() {
-                let column = from + i as i64 - piece.start + before;
+                let column = first + i as i64 - piece.start + before;
                 // SAFETY: positions before the piece are at most `width - 1` before the sequence; only the
                 // sequence's first piece writes here.
                 unsafe { *states.at([piece.sequence, channel, column]) = T::narrow(value) };
             }
         }
-        let target = self.problem.dx.at([piece.batch, channel, from + inside as i64]);
+        let target = self.problem.dx.at([piece.batch, channel, first + inside as i64]);
         // SAFETY: the positions lie in the piece, and no other task writes to them.
         unsafe {
             tile::scatter(simd, &dx[inside..], target, self.problem.dx.strides[2], self.problem.stream)

@@ -208,7 +208,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                     }
                 }
                 if self.problem.silu {
-                    sums = simd.silu(sums, T::PRECISION);
+                    sums = simd.silu::<T, N>(sums);
                 }
             }
             if self.problem.residual.is_some() {

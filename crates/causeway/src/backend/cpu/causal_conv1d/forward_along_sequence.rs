@@ -1,5 +1,7 @@
 //! Forward with vectors along the sequence; see [`super::tile`].
 
+use std::marker::PhantomData;
+
 use super::forward::Problem;
 use super::partition::Partition;
 use super::registers::{self, Output, convolve, with_taps};
@@ -147,10 +149,10 @@ impl<T: Number> AlongSequence<T> {
         // SAFETY: these are positions of the row, whole pairs of them; no other task writes to them.
         unsafe {
             if problem.silu {
-                let finish = Silu { precision: T::PRECISION };
+                let finish = Silu(PhantomData::<T>);
                 with_taps!(
                     problem.width,
-                    convolve::<S, T, Silu>(simd, weight, bias, x, residual, history, &y, &finish)
+                    convolve::<S, T, Silu<T>>(simd, weight, bias, x, residual, history, &y, &finish)
                 );
             } else {
                 with_taps!(
@@ -183,7 +185,7 @@ impl<T: Number> AlongSequence<T> {
         // SAFETY: `from .. from + count` are positions of the row.
         unsafe { tile::gather(simd, source, problem.history.x.strides[2], &mut x[before..before + count]) };
         if problem.silu {
-            tile::convolve(simd, weight, bias, x, count, y, &Silu { precision: T::PRECISION });
+            tile::convolve(simd, weight, bias, x, count, y, &Silu(PhantomData::<T>));
         } else {
             tile::convolve(simd, weight, bias, x, count, y, &Keep);
         }

@@ -12,6 +12,7 @@ mod forward_along_channels;
 mod forward_along_sequence;
 mod partition;
 mod registers;
+mod registers_backward;
 mod rows;
 mod sequences;
 mod states;

@@ -1,4 +1,4 @@
-//! The work of a [`tile`](super::tile) in one pass, for positions that are neighbours in memory and widths up to 8.
+//! Forward of a [`tile`](super::tile) in one pass, for positions that are neighbours in memory and widths up to 8.
 //!
 //! ```text
 //! memory   x: ... |    before     |      now      | ...        pairs of vectors, each loaded once
@@ -10,21 +10,23 @@
 //! their use, since the arithmetic fills the processor's window after a few of them, and its own prefetcher stops at
 //! every page.
 
+use super::rows::{load_lanes, store_lanes};
 use super::tile::Finish;
-use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Precision, Simd};
+use crate::backend::cpu::simd::{LINE, Lanes, Number, Simd};
 
 /// Widths up to this one. Bodies are compiled for width 4, which most models have, and for this one, which passes
 /// over the taps that a smaller width lacks.
 pub(super) const MAX_WIDTH: usize = 8;
 
-/// Vectors whose SiLU is computed together, in pairs.
-const INTERLEAVED: usize = 4;
+/// Vectors whose SiLU is computed together, in pairs; twice as many where there are 32 registers of this many lanes.
+pub(super) const INTERLEAVED: usize = 4;
+pub(super) const WIDE_LANES: usize = 16;
 
 /// Bytes between a load and the line that is asked for: about what arrives in two latencies of the memory.
 const AHEAD: usize = 2048;
 
 /// Most lanes of any pair of vectors.
-const MAX_PAIR: usize = 32;
+pub(super) const MAX_PAIR: usize = 32;
 
 /// Calls a method with 4 or `MAX_WIDTH` as its constant.
 macro_rules! with_taps {
@@ -47,38 +49,29 @@ pub(super) fn whole_pairs<S: Simd>(_: S, width: usize, count: usize) -> usize {
 
 /// A pair whose last elements are `history`.
 #[inline(always)]
-fn load_history<S: Simd, T: Lanes<S>>(simd: S, history: &[S::Scalar]) -> [S::Vector; 2] {
+pub(super) fn load_history<S: Simd, T: Lanes<S>>(simd: S, history: &[S::Scalar]) -> [S::Vector; 2] {
     let mut lanes = [S::Scalar::ZERO; MAX_PAIR];
     for (element, &value) in (2 * S::LANES - history.len()..).zip(history) {
         lanes[T::lane(element)] = value;
     }
     // SAFETY: the array is at least a pair.
-    unsafe { [simd.load(lanes.as_ptr()), simd.load(lanes.as_ptr().add(S::LANES))] }
+    unsafe { load_lanes(simd, lanes.as_ptr()) }
 }
 
 /// The last elements of a pair.
 #[inline(always)]
-fn store_history<S: Simd, T: Lanes<S>>(simd: S, pair: [S::Vector; 2], history: &mut [S::Scalar]) {
+pub(super) fn store_history<S: Simd, T: Lanes<S>>(simd: S, pair: [S::Vector; 2], history: &mut [S::Scalar]) {
     let mut lanes = [S::Scalar::ZERO; MAX_PAIR];
     // SAFETY: the array is at least a pair.
-    unsafe {
-        simd.store(lanes.as_mut_ptr(), pair[0]);
-        simd.store(lanes.as_mut_ptr().add(S::LANES), pair[1]);
-    }
+    unsafe { store_lanes(simd, lanes.as_mut_ptr(), pair) };
     for (element, value) in (2 * S::LANES - history.len()..).zip(history) {
         *value = lanes[T::lane(element)];
     }
 }
 
-/// `width`, known when the body is compiled unless it is that of the greatest width.
-#[inline(always)]
-fn known<const WIDTH: usize>(width: usize) -> usize {
-    if WIDTH < MAX_WIDTH { WIDTH } else { width }
-}
-
 /// Asks for what a later pair loads.
 #[inline(always)]
-fn prefetch_pair<S: Simd, T>(simd: S, source: *const T) {
+pub(super) fn prefetch_pair<S: Simd, T>(simd: S, source: *const T) {
     let ahead = source.cast::<u8>().wrapping_add(AHEAD);
     for line in 0..(2 * S::LANES * size_of::<T>()).div_ceil(LINE) {
         simd.prefetch(ahead.wrapping_add(line * LINE));
@@ -99,7 +92,7 @@ impl<T: Number> Output<T> {
     /// # Safety
     /// `at + N · LANES ≤ count`; the elements are those of a tensor, and nobody else uses them meanwhile.
     #[inline(always)]
-    unsafe fn store<S: Simd, const N: usize>(&self, simd: S, at: usize, vectors: [S::Vector; N])
+    pub unsafe fn store<S: Simd, const N: usize>(&self, simd: S, at: usize, vectors: [S::Vector; N])
     where
         T: Lanes<S>,
     {
@@ -124,6 +117,65 @@ pub(super) fn unaligned<T>(target: *const T, stream: bool) -> usize {
     if stream { target.align_offset(LINE) } else { 0 }
 }
 
+/// A channel's convolution, in registers where it fits.
+pub(super) struct Taps<S: Simd, T, const WIDTH: usize> {
+    /// By age: 0 is the newest position.
+    pub taps: [S::Vector; WIDTH],
+    pub width: usize,
+    bias: S::Vector,
+    pub x: *const T,
+}
+
+impl<S, T, const WIDTH: usize> Taps<S, T, WIDTH>
+where
+    S: Simd,
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
+    /// The width is known when the body is compiled unless it is that of the greatest width.
+    #[inline(always)]
+    pub fn new(simd: S, weight: &[S::Scalar], bias: S::Scalar, x: *const T) -> Self {
+        let width = if WIDTH < MAX_WIDTH { WIDTH } else { weight.len() };
+        let mut taps = [simd.splat(S::Scalar::ZERO); WIDTH];
+        for age in 0..WIDTH {
+            if age < width {
+                taps[age] = simd.splat(weight[width - 1 - age]);
+            }
+        }
+        Taps { taps, width, bias: simd.splat(bias), x }
+    }
+
+    /// The convolution of `N` vectors, in pairs.
+    ///
+    /// # Safety
+    /// x has `at + N · LANES` elements, those of a tensor.
+    #[inline(always)]
+    pub unsafe fn sums<const N: usize>(
+        &self,
+        simd: S,
+        before: &mut [S::Vector; 2],
+        at: usize,
+    ) -> [S::Vector; N] {
+        let mut sums = [self.bias; N];
+        for (pair, sums) in sums.chunks_exact_mut(2).enumerate() {
+            // SAFETY: the caller's promise.
+            let now = unsafe {
+                let source = self.x.add(at + 2 * pair * S::LANES);
+                prefetch_pair(simd, source);
+                T::load_pair(simd, source)
+            };
+            for age in (0..WIDTH).rev() {
+                if age < self.width {
+                    let taken = T::shift_pair_in(simd, *before, now, age);
+                    sums[0] = simd.mul_add(self.taps[age], taken[0], sums[0]);
+                    sums[1] = simd.mul_add(self.taps[age], taken[1], sums[1]);
+                }
+            }
+            *before = now;
+        }
+        sums
+    }
+}
+
 /// `out[i] = finish(bias + Σ_w weight[w] · x[i + w - (width-1)]) + residual[i]`, where `history` holds the
 /// `width - 1` positions before x, and then those at its end.
 ///
@@ -144,37 +196,30 @@ pub(super) unsafe fn convolve<S, T, F, const WIDTH: usize>(
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
     F: Finish<S>,
 {
-    let width = known::<WIDTH>(weight.len());
-    let mut taps = [simd.splat(S::Scalar::ZERO); WIDTH];
-    for age in 0..WIDTH {
-        if age < width {
-            taps[age] = simd.splat(weight[width - 1 - age]);
-        }
-    }
-    let source = Convolution { taps, width, bias: simd.splat(bias), x, residual, out, finish };
+    let taps = Taps::<S, T, WIDTH>::new(simd, weight, bias, x);
+    let source = Convolution { taps, residual, out, finish };
     let mut before = load_history::<S, T>(simd, history);
-    let mut at = 0;
     // SAFETY: the caller's promise.
     unsafe {
-        while at + INTERLEAVED * S::LANES <= out.count {
-            source.vectors::<INTERLEAVED>(simd, &mut before, at);
-            at += INTERLEAVED * S::LANES;
+        let at = if S::LANES == WIDE_LANES {
+            source.groups::<{ 2 * INTERLEAVED }>(simd, before, 0)
+        } else {
+            source.groups::<INTERLEAVED>(simd, before, 0)
+        };
+        if at > 0 {
+            before = T::load_pair(simd, x.add(at - 2 * S::LANES));
         }
-        while at < out.count {
-            source.vectors::<2>(simd, &mut before, at);
-            at += 2 * S::LANES;
+        source.groups::<2>(simd, before, at);
+        if out.count > 0 {
+            before = T::load_pair(simd, x.add(out.count - 2 * S::LANES));
         }
     }
     store_history::<S, T>(simd, before, history);
 }
 
-/// What [`convolve`] reads, in registers where it fits.
+/// What [`convolve`] works on, in registers where it fits.
 struct Convolution<'a, S: Simd, T, F, const WIDTH: usize> {
-    /// By age: 0 is the newest position.
-    taps: [S::Vector; WIDTH],
-    width: usize,
-    bias: S::Vector,
-    x: *const T,
+    taps: Taps<S, T, WIDTH>,
     residual: *const T,
     out: &'a Output<T>,
     finish: &'a F,
@@ -186,29 +231,43 @@ where
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
     F: Finish<S>,
 {
-    /// `N` vectors, in pairs.
+    /// Groups of `N` vectors from `at` on, as many as there are, and where they end. The sums of a group are taken before
+    /// those of the one before it are finished: two chains that do not depend on each other lie side by side, and
+    /// the processor's scheduler, which one chain would fill, has work for all of its units.
+    ///
+    /// # Safety
+    /// As for [`convolve`]; `before` is the pair before `at`.
+    #[inline(always)]
+    unsafe fn groups<const N: usize>(&self, simd: S, mut before: [S::Vector; 2], mut at: usize) -> usize {
+        let groups = (self.out.count - at) / (N * S::LANES);
+        if groups == 0 {
+            return at;
+        }
+        // SAFETY: the caller's promise; groups end at the count.
+        unsafe {
+            let mut sums = self.taps.sums::<N>(simd, &mut before, at);
+            let last = at + (groups - 1) * N * S::LANES;
+            while at <= last {
+                // After the last one itself again, for nothing.
+                let next = self.taps.sums::<N>(simd, &mut before, last.min(at + N * S::LANES));
+                let next = simd.in_step(next);
+                self.finish(simd, sums, at);
+                sums = next;
+                at += N * S::LANES;
+            }
+        }
+        at
+    }
+
+    /// Takes the results of `N` vectors to their place.
     ///
     /// # Safety
     /// As for [`convolve`], and `at + N · LANES ≤ out.count`.
     #[inline(always)]
-    unsafe fn vectors<const N: usize>(&self, simd: S, before: &mut [S::Vector; 2], at: usize) {
-        let mut sums = [self.bias; N];
+    unsafe fn finish<const N: usize>(&self, simd: S, sums: [S::Vector; N], at: usize) {
+        let mut results = self.finish.apply(simd, sums, at);
         // SAFETY: the caller's promise.
         unsafe {
-            for (pair, sums) in sums.chunks_exact_mut(2).enumerate() {
-                let source = self.x.add(at + 2 * pair * S::LANES);
-                prefetch_pair(simd, source);
-                let now = T::load_pair(simd, source);
-                for age in (0..WIDTH).rev() {
-                    if age < self.width {
-                        let taken = T::shift_pair_in(simd, *before, now, age);
-                        sums[0] = simd.mul_add(self.taps[age], taken[0], sums[0]);
-                        sums[1] = simd.mul_add(self.taps[age], taken[1], sums[1]);
-                    }
-                }
-                *before = now;
-            }
-            let mut results = self.finish.apply(simd, sums, at);
             if !self.residual.is_null() {
                 for (pair, results) in results.chunks_exact_mut(2).enumerate() {
                     let added = T::load_pair(simd, self.residual.add(at + 2 * pair * S::LANES));
@@ -218,157 +277,5 @@ where
             }
             self.out.store(simd, at, results);
         }
-    }
-}
-
-/// What [`gradient`] works on.
-pub(super) struct Gradient<'a, A, T> {
-    pub weight: &'a [A],
-    pub bias: A,
-    pub x: *const T,
-    pub dy: *const T,
-    /// The `width - 1` positions before x, and then those at its end.
-    pub x_history: &'a mut [A],
-    /// The same of g.
-    pub g_history: &'a mut [A],
-    /// `width - 1` positions late.
-    pub dx: Output<T>,
-    /// Sums for the taps and the bias.
-    pub sums: &'a mut [f64],
-    pub silu: bool,
-    pub precision: Precision,
-}
-
-/// ```text
-/// g[i]      = dy[i] · act'(pre[i])
-/// dx[i]     = Σ_w weight[w] · g[i - w]                       of position i - (width-1)
-/// sums[w]  += Σ_i g[i] · x[i + w - (width-1)],   sums[width] += Σ_i g[i]
-/// ```
-///
-/// # Safety
-/// `x` and `dy` point at as many elements of tensors as dx, [`whole_pairs`] of the width.
-#[inline(always)]
-pub(super) unsafe fn gradient<S, T, const WIDTH: usize>(simd: S, work: Gradient<'_, S::Scalar, T>)
-where
-    S: Simd,
-    T: Lanes<S> + Number<Accumulator = S::Scalar>,
-{
-    let Gradient { weight, bias, x, dy, x_history, g_history, dx, sums, silu, precision } = work;
-    let width = known::<WIDTH>(weight.len());
-    let zero = simd.splat(S::Scalar::ZERO);
-    let (mut newest, mut oldest) = ([zero; WIDTH], [zero; WIDTH]);
-    for age in 0..WIDTH {
-        if age < width {
-            newest[age] = simd.splat(weight[width - 1 - age]);
-            oldest[age] = simd.splat(weight[age]);
-        }
-    }
-    let source = Gradients { newest, oldest, width, bias: simd.splat(bias), x, dy, dx, silu, precision };
-    let mut state = State {
-        x: load_history::<S, T>(simd, x_history),
-        g: load_history::<S, T>(simd, g_history),
-        totals: [zero; WIDTH],
-        total: zero,
-    };
-    let mut at = 0;
-    // SAFETY: the caller's promise.
-    unsafe {
-        while at + INTERLEAVED * S::LANES <= source.dx.count {
-            source.vectors::<INTERLEAVED>(simd, &mut state, at);
-            at += INTERLEAVED * S::LANES;
-        }
-        while at < source.dx.count {
-            source.vectors::<2>(simd, &mut state, at);
-            at += 2 * S::LANES;
-        }
-    }
-    for age in 0..WIDTH {
-        if age < width {
-            sums[width - 1 - age] += simd.sum(state.totals[age]).to_f64();
-        }
-    }
-    sums[width] += simd.sum(state.total).to_f64();
-    store_history::<S, T>(simd, state.x, x_history);
-    store_history::<S, T>(simd, state.g, g_history);
-}
-
-/// What [`gradient`] reads, in registers where it fits.
-struct Gradients<S: Simd, T, const WIDTH: usize> {
-    /// Taps by age: 0 is the newest position.
-    newest: [S::Vector; WIDTH],
-    /// Taps in the other order.
-    oldest: [S::Vector; WIDTH],
-    width: usize,
-    bias: S::Vector,
-    x: *const T,
-    dy: *const T,
-    dx: Output<T>,
-    silu: bool,
-    precision: Precision,
-}
-
-/// What [`gradient`] carries from pair to pair.
-struct State<S: Simd, const WIDTH: usize> {
-    x: [S::Vector; 2],
-    g: [S::Vector; 2],
-    totals: [S::Vector; WIDTH],
-    total: S::Vector,
-}
-
-impl<S, T, const WIDTH: usize> Gradients<S, T, WIDTH>
-where
-    S: Simd,
-    T: Lanes<S> + Number<Accumulator = S::Scalar>,
-{
-    /// `N` vectors, in pairs.
-    ///
-    /// # Safety
-    /// As for [`gradient`], and `at + N · LANES ≤ dx.count`.
-    #[inline(always)]
-    unsafe fn vectors<const N: usize>(&self, simd: S, state: &mut State<S, WIDTH>, at: usize) {
-        let zero = simd.splat(S::Scalar::ZERO);
-        let mut taken = [[zero; WIDTH]; N];
-        let (mut pre, mut g, mut dx) = ([self.bias; N], [zero; N], [zero; N]);
-        // SAFETY: the caller's promise.
-        unsafe {
-            for i in (0..N).step_by(2) {
-                let (x, dy) = (self.x.add(at + i * S::LANES), self.dy.add(at + i * S::LANES));
-                prefetch_pair(simd, x);
-                prefetch_pair(simd, dy);
-                let now = T::load_pair(simd, x);
-                for age in (0..WIDTH).rev() {
-                    if age < self.width {
-                        [taken[i][age], taken[i + 1][age]] = T::shift_pair_in(simd, state.x, now, age);
-                        pre[i] = simd.mul_add(self.newest[age], taken[i][age], pre[i]);
-                        pre[i + 1] = simd.mul_add(self.newest[age], taken[i + 1][age], pre[i + 1]);
-                    }
-                }
-                [g[i], g[i + 1]] = T::load_pair(simd, dy);
-                state.x = now;
-            }
-            if self.silu {
-                let slopes = simd.silu_slope(pre, self.precision);
-                for (g, slope) in g.iter_mut().zip(slopes) {
-                    *g = simd.mul(*g, slope);
-                }
-            }
-            for i in (0..N).step_by(2) {
-                let now = [g[i], g[i + 1]];
-                for age in (0..WIDTH).rev() {
-                    if age < self.width {
-                        let late = T::shift_pair_in(simd, state.g, now, age);
-                        for (part, late) in late.into_iter().enumerate() {
-                            let (g, x) = (g[i + part], taken[i + part][age]);
-                            state.totals[age] = simd.mul_add(g, x, state.totals[age]);
-                            dx[i + part] = simd.mul_add(self.oldest[age], late, dx[i + part]);
-                        }
-                    }
-                }
-                state.total = simd.add(state.total, simd.add(g[i], g[i + 1]));
-                state.g = now;
-            }
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.dx.store(simd, at, dx) };
     }
 }

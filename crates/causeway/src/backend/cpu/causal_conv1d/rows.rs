@@ -71,14 +71,13 @@ impl<A: Number> Weights<A> {
         channels: std::ops::Range<i64>,
     ) -> Self {
         let mut weights = Weights { taps: [[A::ZERO; GROUP]; MAX_WIDTH], bias: [A::ZERO; GROUP] };
-        for (i, channel) in channels.enumerate() {
+        // SAFETY: the channels and taps lie in weight and bias.
+        unsafe {
             for (tap, row) in weights.taps[..width].iter_mut().enumerate() {
-                // SAFETY: channel and tap lie in the weight.
-                row[T::lane(i)] = unsafe { weight.read(channel, tap as i64) };
+                weight.read_channels(channels.clone(), tap as i64, |i, value| row[T::lane(i)] = value);
             }
             if let Some(bias) = bias {
-                // SAFETY: the channel lies in the bias.
-                weights.bias[T::lane(i)] = unsafe { bias.read(channel, 0) };
+                bias.read_channels(channels, 0, |i, value| weights.bias[T::lane(i)] = value);
             }
         }
         weights

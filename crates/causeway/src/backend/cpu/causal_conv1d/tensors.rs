@@ -3,9 +3,11 @@
 //! Addresses are formed with wrapping arithmetic, so that forming one is safe; whoever reads or writes there
 //! shows that the indices lie in the tensor. `validate` has shown that the tensors are as large as the sizes.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
-use crate::backend::cpu::simd::Number;
+use crate::backend::cpu::simd::{Accumulator, Number};
 use crate::rounding::{bf16_from_f64, f16_from_f64};
 use crate::tensor::{DType, TensorMut, TensorRef};
 
@@ -70,21 +72,50 @@ impl Parameter {
         Parameter { pointer: view.pointer(), dtype: view.dtype(), strides: strides(view.strides()) }
     }
 
-    /// One element.
+    /// One element; of a NaN no more than that it is one, as [`Lanes::store`] wants it.
+    ///
+    /// [`Lanes::store`]: crate::backend::cpu::simd::Lanes::store
     ///
     /// # Safety
     /// The index lies in the tensor.
     pub unsafe fn read<A: Number>(&self, channel: i64, tap: i64) -> A {
-        let offset = offset(&self.strides, [channel, tap]);
+        let mut element = A::ZERO;
+        // SAFETY: the caller's promise.
+        unsafe { self.read_channels(channel..channel + 1, tap, |_, value| element = value) };
+        element
+    }
+
+    /// As [`Self::read`], of each of some channels; looks at the dtype once.
+    ///
+    /// # Safety
+    /// The indices lie in the tensor.
+    pub unsafe fn read_channels<A: Number>(&self, channels: Range<i64>, tap: i64, put: impl FnMut(usize, A)) {
         // SAFETY: the caller's promise; the dtype is the view's.
-        A::from_f64(unsafe {
+        unsafe {
             match self.dtype {
-                DType::F16 => (*self.pointer.cast::<f16>().wrapping_offset(offset)).to_f64(),
-                DType::BF16 => (*self.pointer.cast::<bf16>().wrapping_offset(offset)).to_f64(),
-                DType::F64 => *self.pointer.cast::<f64>().wrapping_offset(offset),
-                _ => f64::from(*self.pointer.cast::<f32>().wrapping_offset(offset)),
+                DType::F16 => self.read_typed::<f16, A>(channels, tap, put),
+                DType::BF16 => self.read_typed::<bf16, A>(channels, tap, put),
+                DType::F64 => self.read_typed::<f64, A>(channels, tap, put),
+                _ => self.read_typed::<f32, A>(channels, tap, put),
             }
-        })
+        }
+    }
+
+    /// # Safety
+    /// The indices lie in the tensor, whose elements are of type `P`.
+    #[inline(always)]
+    unsafe fn read_typed<P: Number, A: Number>(
+        &self,
+        channels: Range<i64>,
+        tap: i64,
+        mut put: impl FnMut(usize, A),
+    ) {
+        for (i, channel) in channels.enumerate() {
+            let offset = offset(&self.strides, [channel, tap]);
+            // SAFETY: the caller's promise.
+            let value = unsafe { *self.pointer.cast::<P>().wrapping_offset(offset) }.widen().to_f64();
+            put(i, A::from_f64(if value.is_nan() { f64::NAN } else { value }));
+        }
     }
 }
 

@@ -10,7 +10,9 @@
 //! A tile is loaded once (any stride, any dtype), convolved with unaligned loads from the cache, and stored
 //! once. The next tile's history is the end of this one's x.
 
-use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Precision, Simd};
+use std::marker::PhantomData;
+
+use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
 
 /// Positions in a tile: a multiple of every number of lanes. Three buffers of this length stay in the
 /// first-level cache.
@@ -42,34 +44,54 @@ impl<S: Simd> Finish<S> for Keep {
 }
 
 /// SiLU.
-pub(super) struct Silu {
-    pub precision: Precision,
-}
+pub(super) struct Silu<T>(pub PhantomData<T>);
 
-impl<S: Simd> Finish<S> for Silu {
+impl<S: Simd, T: Number> Finish<S> for Silu<T> {
     #[inline(always)]
     fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], _: usize) -> [S::Vector; N] {
-        simd.silu(sums, self.precision)
+        simd.silu::<T, N>(sums)
+    }
+}
+
+/// What an activation's derivative does to dy.
+pub(super) trait Slope<S: Simd> {
+    /// `pre` is what the activation is applied to.
+    fn slope<const N: usize>(&self, simd: S, pre: [S::Vector; N], dy: [S::Vector; N]) -> [S::Vector; N];
+}
+
+impl<S: Simd> Slope<S> for Keep {
+    #[inline(always)]
+    fn slope<const N: usize>(&self, _: S, _: [S::Vector; N], dy: [S::Vector; N]) -> [S::Vector; N] {
+        dy
+    }
+}
+
+impl<S: Simd, T: Number> Slope<S> for Silu<T> {
+    #[inline(always)]
+    fn slope<const N: usize>(&self, simd: S, pre: [S::Vector; N], mut dy: [S::Vector; N]) -> [S::Vector; N] {
+        for (dy, slope) in dy.iter_mut().zip(simd.silu_slope::<T, N>(pre)) {
+            *dy = simd.mul(*dy, slope);
+        }
+        dy
     }
 }
 
 /// SiLU's derivative times dy.
-pub(super) struct SiluGradient<'a, A> {
+pub(super) struct SiluGradient<'a, T: Number> {
     /// Whole vectors.
-    pub dy: &'a [A],
-    pub precision: Precision,
+    pub dy: &'a [T::Accumulator],
 }
 
-impl<S: Simd> Finish<S> for SiluGradient<'_, S::Scalar> {
+impl<S: Simd, T: Number<Accumulator = S::Scalar>> Finish<S> for SiluGradient<'_, T> {
     #[inline(always)]
     fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], position: usize) -> [S::Vector; N] {
-        let mut slopes = simd.silu_slope(sums, self.precision);
-        let dy = &self.dy[position..position + N * S::LANES];
-        for (slope, dy) in slopes.iter_mut().zip(dy.chunks_exact(S::LANES)) {
+        let mut dy = [simd.splat(S::Scalar::ZERO); N];
+        let chunks = self.dy[position..position + N * S::LANES].chunks_exact(S::LANES);
+        for (dy, chunk) in dy.iter_mut().zip(chunks) {
             // SAFETY: the chunk is a whole vector.
-            *slope = simd.mul(unsafe { simd.load(dy.as_ptr()) }, *slope);
+            *dy = unsafe { simd.load(chunk.as_ptr()) };
         }
-        slopes
+        Silu(PhantomData::<T>).slope(simd, sums, dy)
     }
 }
 

@@ -189,7 +189,7 @@ impl<T: Number> AlongChannels<T> {
                             sum = simd.mul_add(weight, x, sum);
                         }
                         if self.silu {
-                            [sum] = simd.silu([sum], T::PRECISION);
+                            [sum] = simd.silu::<T, 1>([sum]);
                         }
                         simd.store(y.as_mut_ptr().add(lane), sum);
                     }

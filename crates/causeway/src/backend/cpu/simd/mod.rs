@@ -165,14 +165,21 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// All lanes together, always in the same order.
     fn sum(self, v: Self::Vector) -> Self::Scalar;
 
-    /// The vector that begins `lanes` before `v` in the line `[before, v]`; `lanes` is less than `LANES`, at most
-    /// 7, and known when the kernel is compiled.
+    /// The vector that begins `lanes` before `v` in the line `[before, v]`; `lanes` is less than `LANES`, and known when
+    /// the kernel is compiled.
     fn shift_in(self, before: Self::Vector, v: Self::Vector, lanes: usize) -> Self::Vector;
 
-    /// `x · sigmoid(x)` of several vectors, whose arithmetic is interleaved.
-    fn silu<const N: usize>(self, x: [Self::Vector; N], precision: Precision) -> [Self::Vector; N];
+    /// The same vectors, computed before anything that is written after this: the compiler likes to move work to where
+    /// it is needed, behind chains that it was meant to overlap with.
+    #[inline(always)]
+    fn in_step<const N: usize>(self, v: [Self::Vector; N]) -> [Self::Vector; N] {
+        v
+    }
+
+    /// `x · sigmoid(x)` of several vectors, whose arithmetic is interleaved, as exact as `T` asks.
+    fn silu<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N];
     /// The derivative of [`Simd::silu`].
-    fn silu_slope<const N: usize>(self, x: [Self::Vector; N], precision: Precision) -> [Self::Vector; N];
+    fn silu_slope<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N];
 
     /// Asks for the cache line at `address`, which need not be mapped.
     fn prefetch(self, address: *const u8);
@@ -184,10 +191,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// Makes streamed lines visible to other threads in program order.
     fn fence(self);
 }
-
-/// Powers of two up to this one, and their inverses, are factors of [`SimdF32::scale`]: enough to take 1 to zero and to
-/// infinity.
-const MOST_SCALED: f32 = 160.0;
 
 /// What f32 vectors offer beyond [`Simd`]: 16-bit elements, and the parts of an exponential.
 pub(crate) trait SimdF32: Simd<Scalar = f32> {
@@ -265,13 +268,37 @@ pub(crate) trait SimdF32: Simd<Scalar = f32> {
     fn at_least(self, bound: f32, x: Self::Vector) -> Self::Vector;
     /// The smaller of `bound` and `x`; NaN where x is NaN.
     fn at_most(self, bound: f32, x: Self::Vector) -> Self::Vector;
-    /// `x - ⌊x⌋` where |x| is at most `MOST_SCALED`; elsewhere any number from 0 to 1.
-    fn above_floor(self, x: Self::Vector) -> Self::Vector;
-    /// `x · 2^⌊n⌋`, rounded once, subnormal results included; n below or above ±`MOST_SCALED` may count as that.
+    /// x where |x| is at most `bound`, and else `bound` with the sign of x; a NaN may become any number in between.
+    #[inline(always)]
+    fn within(self, bound: f32, x: Self::Vector) -> Self::Vector {
+        self.at_most(bound, self.at_least(-bound, x))
+    }
+
+    /// How many powers of two from 1 up to 2 [`SimdF32::power`] knows.
+    const STEPS: u32 = 1;
+    /// A number that is added to this one is rounded to a multiple of `1 / STEPS`.
+    const SHIFT: f32 = 12_582_912.0;
+    /// `2ⁿ` of a multiple of `1 / STEPS` from -160 to 160, which is zero to infinity; `shifted` is `SHIFT + n`.
+    #[inline(always)]
+    fn power(self, _shifted: Self::Vector, n: Self::Vector) -> Self::Vector {
+        self.scale(self.splat(1.0), n)
+    }
+    /// `2^(⌊n⌋ - n)` of such an n.
+    #[inline(always)]
+    fn inverse_fraction(self, _shifted: Self::Vector) -> Self::Vector {
+        self.splat(1.0)
+    }
+    /// The logarithm of [`SimdF32::inverse_fraction`], which is rounded, divided by the true power.
+    #[inline(always)]
+    fn inverse_fraction_error(self, _shifted: Self::Vector) -> Self::Vector {
+        self.splat(0.0)
+    }
+    /// `x · 2^⌊n⌋` of such an n, rounded once, subnormal results included.
     fn scale(self, x: Self::Vector, n: Self::Vector) -> Self::Vector;
-    /// `1 / x` with a relative error of at most 2⁻²², for x from 1/2 on; zero for infinity. Beyond 2¹²⁶ it may be zero.
+
+    /// `1 / x` with a relative error of at most 2⁻²², for x from 1/2 to 2¹²⁶.
     fn reciprocal(self, x: Self::Vector) -> Self::Vector;
-    /// As [`SimdF32::reciprocal`], with a relative error of at most 2⁻¹⁴.
+    /// As [`SimdF32::reciprocal`], with a relative error of at most 2⁻¹⁴; zero for infinity, and maybe beyond 2¹²⁶.
     #[inline(always)]
     fn estimate_reciprocal(self, x: Self::Vector) -> Self::Vector {
         self.reciprocal(x)
@@ -284,6 +311,9 @@ pub(crate) trait Lanes<S: Simd>: Number {
     /// # Safety
     /// `source` points at `S::LANES` readable elements.
     unsafe fn load(simd: S, source: *const Self) -> S::Vector;
+    /// Rounds results. A NaN among them comes from widened elements, from parameters or from arithmetic; in all of those
+    /// the lower 16 bits are zero, and rounding to bf16 may rely on it.
+    ///
     /// # Safety
     /// `target` points at `S::LANES` writable elements.
     unsafe fn store(simd: S, target: *mut Self, v: S::Vector);
@@ -293,7 +323,7 @@ pub(crate) trait Lanes<S: Simd>: Number {
     /// # Safety
     /// `source` points at `2 · S::LANES` readable elements.
     unsafe fn load_pair(simd: S, source: *const Self) -> [S::Vector; 2];
-    /// Results of arithmetic, whose NaNs are quiet. `STREAM`: past the caches, where the processor can.
+    /// As [`Lanes::store`]. `STREAM`: past the caches, where the processor can.
     ///
     /// # Safety
     /// `target` points at `2 · S::LANES` writable elements; if `STREAM`, aligned to `LINE` or to the pair.
@@ -323,6 +353,21 @@ pub(crate) trait Lanes<S: Simd>: Number {
             [shift(elements % 2, elements.div_ceil(2)), shift((elements + 1) % 2, elements / 2)]
         } else {
             [simd.shift_in(before[1], now[0], elements), simd.shift_in(now[0], now[1], elements)]
+        }
+    }
+
+    /// The pair that begins `elements` after `now` in the line `[now, next]`; `elements` is less than `S::LANES`, at most
+    /// 7, and known when the kernel is compiled.
+    #[inline(always)]
+    fn shift_pair_out(simd: S, now: [S::Vector; 2], next: [S::Vector; 2], elements: usize) -> [S::Vector; 2] {
+        let shift =
+            |now, next, lanes| if lanes == 0 { now } else { simd.shift_in(now, next, S::LANES - lanes) };
+        if Self::ALTERNATES {
+            // The element after an even one is in the same lane, the one after an odd one is a lane further on.
+            let shift = |part: usize, lanes| shift(now[part], next[part], lanes);
+            [shift(elements % 2, elements / 2), shift((elements + 1) % 2, elements.div_ceil(2))]
+        } else {
+            [shift(now[0], now[1], elements), shift(now[1], next[0], elements)]
         }
     }
 }

@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use half::{bf16, f16};
 
-use super::{LINE, MOST_SCALED, Precision, Simd, SimdF32, silu};
+use super::{LINE, Number, Simd, SimdF32, silu};
 
 /// Four f32.
 #[derive(Clone, Copy)]
@@ -84,13 +84,13 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn silu<const N: usize>(self, x: [float32x4_t; N], precision: Precision) -> [float32x4_t; N] {
-        silu::silu(self, x, precision)
+    fn silu<T: Number, const N: usize>(self, x: [float32x4_t; N]) -> [float32x4_t; N] {
+        silu::silu::<Self, T, N>(self, x)
     }
 
     #[inline(always)]
-    fn silu_slope<const N: usize>(self, x: [float32x4_t; N], precision: Precision) -> [float32x4_t; N] {
-        silu::silu_slope(self, x, precision)
+    fn silu_slope<T: Number, const N: usize>(self, x: [float32x4_t; N]) -> [float32x4_t; N] {
+        silu::silu_slope::<Self, T, N>(self, x)
     }
 
     #[inline(always)]
@@ -108,12 +108,6 @@ impl Simd for Neon {
     fn fence(self) {
         // Stores are not streamed.
     }
-}
-
-/// Not beyond ±`MOST_SCALED`.
-#[inline(always)]
-fn within_scale(simd: Neon, x: float32x4_t) -> float32x4_t {
-    simd.at_most(MOST_SCALED, simd.at_least(-MOST_SCALED, x))
 }
 
 /// The four bit patterns, one in each 32-bit lane.
@@ -181,20 +175,11 @@ impl SimdF32 for Neon {
     }
 
     #[inline(always)]
-    fn above_floor(self, x: float32x4_t) -> float32x4_t {
-        // SAFETY: Advanced SIMD is part of the target.
-        unsafe {
-            let x = within_scale(self, x);
-            vsubq_f32(x, vrndmq_f32(x))
-        }
-    }
-
-    #[inline(always)]
     fn scale(self, x: float32x4_t, n: float32x4_t) -> float32x4_t {
         // Two factors, since 2ⁿ alone may be out of range.
         // SAFETY: Advanced SIMD is part of the target.
         unsafe {
-            let n = vcvtmq_s32_f32(within_scale(self, n));
+            let n = vcvtmq_s32_f32(n);
             let half = vshrq_n_s32::<1>(n);
             let power = |n| vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127))));
             vmulq_f32(vmulq_f32(x, power(half)), power(vsubq_s32(n, half)))

@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::{LINE, MOST_SCALED, Precision, Simd, SimdF32, silu};
+use super::silu::{silu, silu_f64, silu_slope, silu_slope_f64};
+use super::{LINE, Number, Simd, SimdF32};
 
 /// Scalars in a vector.
 pub(crate) const LANES: usize = 8;
@@ -25,7 +26,7 @@ impl<A, const FUSED: bool> Plain<A, FUSED> {
 }
 
 macro_rules! plain_simd {
-    ($scalar:ty, $silu:expr, $slope:expr) => {
+    ($scalar:ty, $silu:ident, $slope:ident) => {
         impl<const FUSED: bool> Simd for Plain<$scalar, FUSED> {
             type Scalar = $scalar;
             type Vector = [$scalar; LANES];
@@ -79,17 +80,13 @@ macro_rules! plain_simd {
             }
 
             #[inline(always)]
-            fn silu<const N: usize>(self, x: [Self::Vector; N], precision: Precision) -> [Self::Vector; N] {
-                $silu(self, x, precision)
+            fn silu<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N] {
+                $silu::<Self, T, N>(self, x)
             }
 
             #[inline(always)]
-            fn silu_slope<const N: usize>(
-                self,
-                x: [Self::Vector; N],
-                precision: Precision,
-            ) -> [Self::Vector; N] {
-                $slope(self, x, precision)
+            fn silu_slope<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N] {
+                $slope::<Self, T, N>(self, x)
             }
 
             #[inline(always)]
@@ -106,12 +103,20 @@ macro_rules! plain_simd {
         }
     };
 }
-plain_simd!(f32, silu::silu, silu::silu_slope);
-plain_simd!(
-    f64,
-    |_, x: [[f64; LANES]; N], _| x.map(|v| v.map(silu::silu_f64)),
-    |_, x: [[f64; LANES]; N], _| x.map(|v| v.map(silu::silu_slope_f64))
-);
+plain_simd!(f32, silu, silu_slope);
+plain_simd!(f64, silu_in_f64, silu_slope_in_f64);
+
+#[inline(always)]
+#[allow(clippy::extra_unused_type_parameters)]
+fn silu_in_f64<S, T, const N: usize>(_: S, x: [[f64; LANES]; N]) -> [[f64; LANES]; N] {
+    x.map(|v| v.map(silu_f64))
+}
+
+#[inline(always)]
+#[allow(clippy::extra_unused_type_parameters)]
+fn silu_slope_in_f64<S, T, const N: usize>(_: S, x: [[f64; LANES]; N]) -> [[f64; LANES]; N] {
+    x.map(|v| v.map(silu_slope_f64))
+}
 
 impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     #[inline(always)]
@@ -149,19 +154,11 @@ impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     }
 
     #[inline(always)]
-    fn above_floor(self, x: [f32; LANES]) -> [f32; LANES] {
-        x.map(|x| {
-            let x = x.clamp(-MOST_SCALED, MOST_SCALED);
-            x - floor(x)
-        })
-    }
-
-    #[inline(always)]
     fn scale(self, x: [f32; LANES], n: [f32; LANES]) -> [f32; LANES] {
         // Two factors, since 2ⁿ alone may be out of range. The first product is exact, or underflows only
         // where the second would have taken it to zero anyway.
         std::array::from_fn(|i| {
-            let n = floor(n[i].clamp(-MOST_SCALED, MOST_SCALED)) as i32;
+            let n = n[i] as i32;
             let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
             (x[i] * power(n / 2)) * power(n - n / 2)
         })
@@ -171,15 +168,6 @@ impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     fn reciprocal(self, x: [f32; LANES]) -> [f32; LANES] {
         x.map(|x| 1.0 / x)
     }
-}
-
-/// The largest integer that is not above x, |x| < 2²², in instructions that every target has.
-#[inline(always)]
-fn floor(x: f32) -> f32 {
-    // Adding 1.5 · 2²³ leaves no room for a fraction: the sum is rounded to an integer.
-    const SHIFT: f32 = 12_582_912.0;
-    let nearest = (x + SHIFT) - SHIFT;
-    nearest - if nearest > x { 1.0 } else { 0.0 }
 }
 
 #[cfg(test)]

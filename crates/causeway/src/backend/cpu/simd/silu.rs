@@ -1,37 +1,39 @@
 //! SiLU and its derivative on vectors.
 //!
-//! With `t = -x · log₂ e` and f what t is above its floor, `exp(-x) = 2^f · 2^⌊t⌋ = e`:
-//!
 //! ```text
-//! sigmoid(x)  = 1 / (1 + e)
+//! sigmoid(x)  = 1 / (1 + exp(-x))
 //! silu(x)     = x · sigmoid(x)
-//! silu'(x)    = sigmoid(x) · (1 + x · (1 - sigmoid(x))),    1 - sigmoid(x) = e · sigmoid(x)
+//! silu'(x)    = sigmoid(x) · (1 + x · (1 - sigmoid(x)))
 //! ```
 //!
-//! For 16-bit results this is computed as it stands. Where e overflows (x below -88.7) the sigmoid is 0; it would be
-//! less than 2⁻¹²⁸.
+//! With n the multiple of `1 / STEPS` nearest to `-x · log₂ e`, `exp(-x) = 2ⁿ · exp(-r)` and `r = x + n · ln 2`: a power
+//! at hand (`STEPS` is 1, or 16 where a vector is a table of 16 powers), and a polynomial for |r| ≤ ln 2 / (2 · `STEPS`).
 //!
-//! For f32 results the power of two is kept apart: with n the integer nearest to `x · log₂ e`, `s = 2ⁿ`, and
-//! `p = exp(-r)` of `r = x - n · ln 2`, `exp(-x) = p / s`. Then `sigmoid(x) = s / (s + p)` does not overflow, and
-//! `x / (s + p) · s` rounds a subnormal silu once.
-//!
-//! | precision | 2^f, exp | relative error | reciprocal | |
+//! | precision | degree for 1, 16 steps | relative error | reciprocal | |
 //! |---|---|---|---|---|
-//! | f32  | degree 6 | 2⁻²⁸ | estimate, one correction of the quotient (silu) or of the reciprocal (silu') | ≤ 2 ulp |
-//! | f16  | degree 4 | 2⁻¹⁸·⁵ | estimate, one correction | < 2⁻¹⁵ |
-//! | bf16 | degree 3 | 2⁻¹³·⁷ | estimate | < 2⁻¹² |
+//! | f32  | 6, 3 | 2⁻²⁸ | estimate, one correction of the quotient (silu) or of the reciprocal (silu') | ≤ 2 ulp |
+//! | f16  | 4, 2 | 2⁻¹⁸·⁵, 2⁻²¹ | estimate, one correction | < 2⁻¹⁵ |
+//! | bf16 | 3, 1 | 2⁻¹³·⁷, 2⁻¹³ | estimate | < 2⁻¹² |
 //!
-//! The polynomials have least relative error on 0 ≤ f ≤ 1 and |r| ≤ ln 2 / 2 (Remez). For 16-bit results the error is
-//! less than an eighth of half a unit in the last place.
+//! The polynomials have least relative error (Remez). For 16-bit results the error is less than an eighth of half a unit
+//! in the last place.
+//!
+//! In silu of f32 the power of two is kept apart, so that the sigmoid does not underflow where silu does not: with n of
+//! the other sign and `s = 2^⌊n⌋`, `exp(-x) = p / s` and `silu(x) = x / (s + p) · s`, which rounds a subnormal silu once.
+//! Elsewhere a sigmoid near the smallest normal number counts as that number or as zero.
 
-use super::{Precision, SimdF32};
+use super::{Number, Precision, SimdF32};
 
 /// Below, silu(x) rounds to -0 in f32: |x · exp(x)| < 2⁻¹⁵⁰.
 const LOWEST: f32 = -110.0;
 /// Above, exp(-x) no longer moves 1 + exp(-x).
 const HIGHEST: f32 = 64.0;
+/// Larger magnitudes count as this one in silu of bf16: exp(110) is infinite, so that any x beyond has a sigmoid of zero.
+const INFINITE: f32 = 110.0;
+/// The same where the reciprocal has to be a normal number: in silu of f16, which is zero there anyway, and in silu'.
+const NORMAL: f32 = 87.0;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
-/// ln 2 in two parts: the first has few bits, so that its product with an integer is exact.
+/// ln 2 in two parts: the first has few bits, so that its product with a multiple of 1/16 is exact.
 const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
@@ -62,66 +64,78 @@ fn horner<S: SimdF32, const N: usize, const TERMS: usize>(
     sum
 }
 
-/// `exp(-x)` and `sigmoid(x)` for 16-bit results.
+/// `exp(-r)`.
 #[inline(always)]
-fn coarse<S: SimdF32, const N: usize>(
-    simd: S,
-    x: [S::Vector; N],
-    precision: Precision,
-) -> ([S::Vector; N], [S::Vector; N]) {
-    let t = each!(simd, |x| simd.mul(x, simd.splat(-LOG2_E)));
-    let f = each!(simd, |t| simd.above_floor(t));
-    let p = if precision == Precision::Bf16 {
-        horner(simd, [7.802_452e-2, 2.260_671_6e-1, 6.958_335_6e-1, 9.999_252e-1], f)
+fn small_exp_of_minus<S: SimdF32, const N: usize>(simd: S, r: [S::Vector; N]) -> [S::Vector; N] {
+    if S::STEPS == 1 {
+        let coefficients =
+            [1.381_454e-3, -8.368_745e-3, 4.166_839e-2, -1.666_652e-1, 4.999_999_3e-1, -1.0, 1.0];
+        horner(simd, coefficients, r)
     } else {
-        horner(simd, [1.353_416_8e-2, 5.201_146e-2, 2.414_427_6e-1, 6.930_038_3e-1, 1.000_002_6], f)
-    };
-    let e = each!(simd, |p, t| simd.scale(p, t));
-    let divisor = each!(simd, |e| simd.add(simd.splat(1.0), e));
-    let sigmoid = if precision == Precision::Bf16 {
-        each!(simd, |divisor| simd.estimate_reciprocal(divisor))
-    } else {
-        each!(simd, |divisor| simd.reciprocal(divisor))
-    };
-    (e, sigmoid)
-}
-
-/// `(p, s)` with `p / s = exp(-x)` and s a power of two, for `LOWEST ≤ x ≤ HIGHEST`; and what [`SimdF32::scale`] takes
-/// to multiply with s.
-#[inline(always)]
-#[allow(clippy::type_complexity)]
-fn fine<S: SimdF32, const N: usize>(
-    simd: S,
-    x: [S::Vector; N],
-) -> ([S::Vector; N], [S::Vector; N], [S::Vector; N]) {
-    let t = each!(simd, |x| simd.mul_add(x, simd.splat(LOG2_E), simd.splat(0.5)));
-    let f = each!(simd, |t| simd.above_floor(t));
-    let minus_n = each!(simd, |f, t| simd.sub(f, t));
-    let r = each!(simd, |minus_n, x| simd.mul_add(minus_n, simd.splat(LN_2_HIGH), x));
-    let r = each!(simd, |minus_n, r| simd.mul_add(minus_n, simd.splat(LN_2_LOW), r));
-    // exp(-r): odd powers have negative coefficients.
-    let p = horner(
-        simd,
-        [1.381_454e-3, -8.368_745e-3, 4.166_839e-2, -1.666_652e-1, 4.999_999_3e-1, -1.0, 1.0],
-        r,
-    );
-    let s = each!(simd, |t| simd.scale(simd.splat(1.0), t));
-    (p, s, t)
-}
-
-#[inline(always)]
-pub(super) fn silu<S: SimdF32, const N: usize>(
-    simd: S,
-    x: [S::Vector; N],
-    precision: Precision,
-) -> [S::Vector; N] {
-    if precision != Precision::F32 {
-        let (_, sigmoid) = coarse(simd, x, precision);
-        return each!(simd, |x, sigmoid| simd.mul(x, sigmoid));
+        horner(simd, [-1.666_627_5e-1, 5.000_195_5e-1, -1.0, 1.0], r)
     }
+}
+
+/// `2^-u` for 16-bit results.
+#[inline(always)]
+fn small_power_of_minus<S: SimdF32, T: Number, const N: usize>(simd: S, u: [S::Vector; N]) -> [S::Vector; N] {
+    match (T::PRECISION == Precision::Bf16, S::STEPS) {
+        (true, 1) => horner(simd, [-5.517_167e-2, 2.426_111_3e-1, -6.932_61e-1, 9.999_281e-1], u),
+        (true, _) => horner(simd, [-6.931_200_6e-1, 1.000_117_3], u),
+        (false, 1) => {
+            horner(simd, [9.570_102e-3, -5.591_786e-2, 2.402_474_4e-1, -6.931_218e-1, 9.999_993e-1], u)
+        }
+        (false, _) => horner(simd, [2.402_194_6e-1, -6.931_878e-1, 1.0], u),
+    }
+}
+
+/// Two factors of `exp(-x)`, for |x| ≤ `INFINITE`: a power of two, and a number near 1.
+#[inline(always)]
+fn exp_of_minus<S: SimdF32, T: Number, const N: usize>(
+    simd: S,
+    x: [S::Vector; N],
+) -> ([S::Vector; N], [S::Vector; N]) {
+    let shift = simd.splat(S::SHIFT);
+    let shifted = each!(simd, |x| simd.mul_add(x, simd.splat(-LOG2_E), shift));
+    let n = each!(simd, |shifted| simd.sub(shifted, shift));
+    let rest = if T::PRECISION == Precision::F32 {
+        let r = each!(simd, |n, x| simd.mul_add(n, simd.splat(LN_2_HIGH), x));
+        small_exp_of_minus(simd, each!(simd, |n, r| simd.mul_add(n, simd.splat(LN_2_LOW), r)))
+    } else {
+        let u = each!(simd, |x, n| simd.mul_add(x, simd.splat(LOG2_E), n));
+        small_power_of_minus::<S, T, N>(simd, u)
+    };
+    (each!(simd, |shifted, n| simd.power(shifted, n)), rest)
+}
+
+#[inline(always)]
+pub(super) fn silu<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
+    if T::PRECISION == Precision::F32 {
+        return silu_f32(simd, x);
+    }
+    let bound = if T::PRECISION == Precision::Bf16 { INFINITE } else { NORMAL };
+    let (power, rest) = exp_of_minus::<S, T, N>(simd, each!(simd, |x| simd.within(bound, x)));
+    let divisor = each!(simd, |power, rest| simd.mul_add(power, rest, simd.splat(1.0)));
+    let sigmoid = reciprocal::<S, T, N>(simd, divisor);
+    each!(simd, |x, sigmoid| simd.mul(x, sigmoid))
+}
+
+#[inline(always)]
+fn silu_f32<S: SimdF32, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
+    let shift = simd.splat(S::SHIFT);
     let x = each!(simd, |x| simd.at_least(LOWEST, x));
-    let (p, s, t) = fine(simd, each!(simd, |x| simd.at_most(HIGHEST, x)));
-    let divisor = each!(simd, |s, p| simd.add(s, p));
+    let bounded = each!(simd, |x| simd.at_most(HIGHEST, x));
+    let shifted = each!(simd, |bounded| simd.mul_add(bounded, simd.splat(LOG2_E), shift));
+    let n = each!(simd, |shifted| simd.sub(shifted, shift));
+    let mut r = each!(simd, |n, bounded| simd.mul_add(n, simd.splat(-LN_2_HIGH), bounded));
+    if S::STEPS > 1 {
+        r = each!(simd, |r, shifted| simd.add(r, simd.inverse_fraction_error(shifted)));
+    }
+    let r = each!(simd, |n, r| simd.mul_add(n, simd.splat(-LN_2_LOW), r));
+    let rest = small_exp_of_minus(simd, r);
+    let fraction = each!(simd, |shifted| simd.inverse_fraction(shifted));
+    let s = each!(simd, |n| simd.scale(simd.splat(1.0), n));
+    let divisor = each!(simd, |fraction, rest, s| simd.mul_add(fraction, rest, s));
     let reciprocal = each!(simd, |divisor| simd.estimate_reciprocal(divisor));
     let quotient = each!(simd, |x, reciprocal| simd.mul(x, reciprocal));
     // One step of correction: the remainder x - quotient · divisor is exact. An infinite x keeps it infinite only
@@ -130,28 +144,32 @@ pub(super) fn silu<S: SimdF32, const N: usize>(
     let remainder = each!(simd, |minus_quotient, divisor, x| simd.mul_add(minus_quotient, divisor, x));
     let quotient =
         each!(simd, |remainder, reciprocal, quotient| simd.mul_add(remainder, reciprocal, quotient));
-    each!(simd, |quotient, t| simd.scale(quotient, t))
+    each!(simd, |quotient, n| simd.scale(quotient, n))
 }
 
 #[inline(always)]
-pub(super) fn silu_slope<S: SimdF32, const N: usize>(
+pub(super) fn silu_slope<S: SimdF32, T: Number, const N: usize>(
     simd: S,
     x: [S::Vector; N],
-    precision: Precision,
 ) -> [S::Vector; N] {
-    let (x, sigmoid, complement) = if precision == Precision::F32 {
-        let x = each!(simd, |x| simd.at_most(HIGHEST, simd.at_least(LOWEST, x)));
-        let (p, s, _) = fine(simd, x);
-        let reciprocal = each!(simd, |s, p| simd.reciprocal(simd.add(s, p)));
-        let sigmoid = each!(simd, |s, reciprocal| simd.mul(s, reciprocal));
-        (x, sigmoid, each!(simd, |p, reciprocal| simd.mul(p, reciprocal)))
+    let x = each!(simd, |x| simd.at_most(NORMAL, simd.at_least(-NORMAL, x)));
+    let (power, rest) = exp_of_minus::<S, T, N>(simd, x);
+    let e = each!(simd, |power, rest| simd.mul(power, rest));
+    let sigmoid = reciprocal::<S, T, N>(simd, each!(simd, |e| simd.add(e, simd.splat(1.0))));
+    // The product keeps the relative error of e; a difference from 1 would not, and x multiplies it.
+    let complement = each!(simd, |e, sigmoid| simd.mul(e, sigmoid));
+    let factor = each!(simd, |x, complement| simd.mul_add(x, complement, simd.splat(1.0)));
+    each!(simd, |sigmoid, factor| simd.mul(sigmoid, factor))
+}
+
+/// `1 / x` for x from 1 on.
+#[inline(always)]
+fn reciprocal<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
+    if T::PRECISION == Precision::Bf16 {
+        each!(simd, |x| simd.estimate_reciprocal(x))
     } else {
-        let (e, sigmoid) = coarse(simd, x, precision);
-        // An infinite e, beside a sigmoid of zero, counts for nothing.
-        (x, sigmoid, each!(simd, |e, sigmoid| simd.mul(simd.at_most(f32::MAX, e), sigmoid)))
-    };
-    let product = each!(simd, |sigmoid, x| simd.mul(sigmoid, x));
-    each!(simd, |product, complement, sigmoid| simd.mul_add(product, complement, sigmoid))
+        each!(simd, |x| simd.reciprocal(x))
+    }
 }
 
 /// In f64, one lane at a time.

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::super::{MOST_SCALED, Precision, Simd, SimdF32, silu};
+use super::super::{Number, Simd, SimdF32, silu};
 use super::Avx2;
 
 /// Of a 32-bit word.
@@ -88,13 +88,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn silu<const N: usize>(self, x: [__m256; N], precision: Precision) -> [__m256; N] {
-        silu::silu(self, x, precision)
+    fn silu<T: Number, const N: usize>(self, x: [__m256; N]) -> [__m256; N] {
+        silu::silu::<Self, T, N>(self, x)
     }
 
     #[inline(always)]
-    fn silu_slope<const N: usize>(self, x: [__m256; N], precision: Precision) -> [__m256; N] {
-        silu::silu_slope(self, x, precision)
+    fn silu_slope<T: Number, const N: usize>(self, x: [__m256; N]) -> [__m256; N] {
+        silu::silu_slope::<Self, T, N>(self, x)
     }
 
     #[inline(always)]
@@ -216,20 +216,11 @@ impl SimdF32 for Avx2 {
     }
 
     #[inline(always)]
-    fn above_floor(self, x: __m256) -> __m256 {
-        // SAFETY: the token.
-        unsafe {
-            let x = within_scale(self, x);
-            _mm256_sub_ps(x, _mm256_floor_ps(x))
-        }
-    }
-
-    #[inline(always)]
     fn scale(self, x: __m256, n: __m256) -> __m256 {
         // Two factors, since 2ⁿ alone may be out of range.
         // SAFETY: the token.
         unsafe {
-            let n = _mm256_cvtps_epi32(_mm256_floor_ps(within_scale(self, n)));
+            let n = _mm256_cvtps_epi32(n);
             let half = _mm256_srai_epi32::<1>(n);
             let bias = _mm256_set1_epi32(127);
             let first = _mm256_slli_epi32::<23>(_mm256_add_epi32(half, bias));
@@ -240,21 +231,20 @@ impl SimdF32 for Avx2 {
 
     #[inline(always)]
     fn reciprocal(self, x: __m256) -> __m256 {
-        // The estimate has a relative error of 1.5 · 2⁻¹²; one Newton step squares it. That of infinity is zero, and
-        // stays so beside a finite x.
+        // The estimate has a relative error of 1.5 · 2⁻¹²; one Newton step squares it.
         // SAFETY: the token.
         unsafe {
             let estimate = _mm256_rcp_ps(x);
-            let error = _mm256_fnmadd_ps(self.at_most(f32::MAX, x), estimate, _mm256_set1_ps(1.0));
+            let error = _mm256_fnmadd_ps(x, estimate, _mm256_set1_ps(1.0));
             _mm256_fmadd_ps(error, estimate, estimate)
         }
     }
-}
 
-/// Not beyond ±`MOST_SCALED`.
-#[inline(always)]
-fn within_scale(simd: Avx2, x: __m256) -> __m256 {
-    simd.at_most(MOST_SCALED, simd.at_least(-MOST_SCALED, x))
+    #[inline(always)]
+    fn estimate_reciprocal(self, x: __m256) -> __m256 {
+        // That of the largest number is zero as well, and stays so.
+        self.reciprocal(self.at_most(f32::MAX, x))
+    }
 }
 
 #[inline(always)]
@@ -263,18 +253,15 @@ fn round_f16(_: Avx2, v: __m256) -> __m128i {
     unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v) }
 }
 
-/// In the upper half of each word: adds half a unit of the last place that is kept, less one where that place is even; a
-/// NaN becomes quiet.
+/// In the upper half of each word: adds half a unit of the last place that is kept, less one where that place is even.
+/// The lower half of a NaN is zero, see [`super::super::Lanes::store`], so that nothing carries out of it.
 #[inline(always)]
 fn round_bf16_upper(_: Avx2, v: __m256) -> __m256i {
     // SAFETY: the token.
     unsafe {
         let bits = _mm256_castps_si256(v);
         let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
-        _mm256_blendv_epi8(rounded, quiet, is_nan)
+        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd)
     }
 }
 

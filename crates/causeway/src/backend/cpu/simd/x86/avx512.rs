@@ -1,10 +1,12 @@
 //! Sixteen f32: AVX-512 F, BW, DQ and VL. The token proves that the instructions are there.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
+use std::f32::consts::{FRAC_1_SQRT_2, SQRT_2};
 
 use half::{bf16, f16};
 
-use super::super::{Precision, Simd, SimdF32, silu};
+use super::super::{Number, Simd, SimdF32, silu};
 use super::Avx512;
 
 /// Of a 32-bit word.
@@ -73,28 +75,41 @@ impl Simd for Avx512 {
     fn shift_in(self, before: __m512, v: __m512, lanes: usize) -> __m512 {
         // SAFETY: the token.
         unsafe {
-            let (low, high) = (_mm512_castps_si512(before), _mm512_castps_si512(v));
-            _mm512_castsi512_ps(match lanes {
-                0 => high,
-                1 => _mm512_alignr_epi32::<15>(high, low),
-                2 => _mm512_alignr_epi32::<14>(high, low),
-                3 => _mm512_alignr_epi32::<13>(high, low),
-                4 => _mm512_alignr_epi32::<12>(high, low),
-                5 => _mm512_alignr_epi32::<11>(high, low),
-                6 => _mm512_alignr_epi32::<10>(high, low),
-                _ => _mm512_alignr_epi32::<9>(high, low),
-            })
+            match lanes {
+                0 => v,
+                1 => align::<15>(v, before),
+                2 => align::<14>(v, before),
+                3 => align::<13>(v, before),
+                4 => align::<12>(v, before),
+                5 => align::<11>(v, before),
+                6 => align::<10>(v, before),
+                7 => align::<9>(v, before),
+                8 => align::<8>(v, before),
+                9 => align::<7>(v, before),
+                10 => align::<6>(v, before),
+                11 => align::<5>(v, before),
+                12 => align::<4>(v, before),
+                13 => align::<3>(v, before),
+                14 => align::<2>(v, before),
+                _ => align::<1>(v, before),
+            }
         }
     }
 
     #[inline(always)]
-    fn silu<const N: usize>(self, x: [__m512; N], precision: Precision) -> [__m512; N] {
-        silu::silu(self, x, precision)
+    fn in_step<const N: usize>(self, v: [__m512; N]) -> [__m512; N] {
+        // SAFETY: the token.
+        unsafe { in_step(v) }
     }
 
     #[inline(always)]
-    fn silu_slope<const N: usize>(self, x: [__m512; N], precision: Precision) -> [__m512; N] {
-        silu::silu_slope(self, x, precision)
+    fn silu<T: Number, const N: usize>(self, x: [__m512; N]) -> [__m512; N] {
+        silu::silu::<Self, T, N>(self, x)
+    }
+
+    #[inline(always)]
+    fn silu_slope<T: Number, const N: usize>(self, x: [__m512; N]) -> [__m512; N] {
+        silu::silu_slope::<Self, T, N>(self, x)
     }
 
     #[inline(always)]
@@ -141,7 +156,10 @@ impl SimdF32 for Avx512 {
     #[inline(always)]
     unsafe fn store_bf16(self, target: *mut bf16, v: __m512) {
         // SAFETY: the token and the caller's promise.
-        unsafe { _mm256_storeu_si256(target.cast(), round_bf16(self, v)) }
+        unsafe {
+            let high = _mm512_srli_epi32::<16>(round_bf16_upper(self, v));
+            _mm256_storeu_si256(target.cast(), _mm512_cvtepi32_epi16(high));
+        }
     }
 
     const BF16_ALTERNATES: bool = true;
@@ -160,8 +178,8 @@ impl SimdF32 for Avx512 {
     unsafe fn store_bf16_pair<const STREAM: bool>(self, target: *mut bf16, [even, odd]: [__m512; 2]) {
         // SAFETY: the token and the caller's promise.
         unsafe {
-            let even = _mm512_srli_epi32::<16>(round_quiet_bf16(self, even));
-            let odd = round_quiet_bf16(self, odd);
+            let even = _mm512_srli_epi32::<16>(round_bf16_upper(self, even));
+            let odd = round_bf16_upper(self, odd);
             // (odd & mask) | even.
             let words = _mm512_ternarylogic_epi32::<0xf8>(even, odd, _mm512_set1_epi32(UPPER_HALF));
             if STREAM {
@@ -214,14 +232,33 @@ impl SimdF32 for Avx512 {
     }
 
     #[inline(always)]
-    fn above_floor(self, x: __m512) -> __m512 {
+    fn within(self, bound: f32, x: __m512) -> __m512 {
+        // The operand of smaller magnitude, with the sign of the first.
         // SAFETY: the token.
-        unsafe { _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x) }
+        unsafe { _mm512_range_ps::<0b0010>(x, _mm512_set1_ps(bound)) }
+    }
+
+    const STEPS: u32 = 16;
+    const SHIFT: f32 = 786_432.0;
+
+    #[inline(always)]
+    fn power(self, shifted: __m512, n: __m512) -> __m512 {
+        self.scale(look_up(self, &FRACTIONS, shifted), n)
+    }
+
+    #[inline(always)]
+    fn inverse_fraction(self, shifted: __m512) -> __m512 {
+        look_up(self, &INVERSE_FRACTIONS, shifted)
+    }
+
+    #[inline(always)]
+    fn inverse_fraction_error(self, shifted: __m512) -> __m512 {
+        look_up(self, &INVERSE_FRACTION_ERRORS, shifted)
     }
 
     #[inline(always)]
     fn scale(self, x: __m512, n: __m512) -> __m512 {
-        // SAFETY: the token.
+        // SAFETY: the token. The instruction takes the floor of n.
         unsafe { _mm512_scalef_ps(x, n) }
     }
 
@@ -233,15 +270,141 @@ impl SimdF32 for Avx512 {
 
     #[inline(always)]
     fn reciprocal(self, x: __m512) -> __m512 {
-        // The estimate has a relative error of 2⁻¹⁴; one Newton step squares it. That of infinity is zero, and stays so
-        // beside a finite x.
+        // The estimate has a relative error of 2⁻¹⁴; one Newton step squares it.
         // SAFETY: the token.
         unsafe {
             let estimate = _mm512_rcp14_ps(x);
-            let error = _mm512_fnmadd_ps(self.at_most(f32::MAX, x), estimate, _mm512_set1_ps(1.0));
+            let error = _mm512_fnmadd_ps(x, estimate, _mm512_set1_ps(1.0));
             _mm512_fmadd_ps(error, estimate, estimate)
         }
     }
+}
+
+/// An assembly statement without an instruction, said to change all of the vectors: the compiler cannot move what comes
+/// before it, and is not needed at once, behind what comes after.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn in_step<const N: usize>(mut v: [__m512; N]) -> [__m512; N] {
+    // SAFETY: there is no instruction.
+    unsafe {
+        match &mut v[..] {
+            [a, b, c, d] => asm!(
+                "/* {} {} {} {} */",
+                inout(zmm_reg) * a,
+                inout(zmm_reg) * b,
+                inout(zmm_reg) * c,
+                inout(zmm_reg) * d,
+                options(nomem, nostack, preserves_flags)
+            ),
+            [a, b, c, d, e, f, g, h] => asm!(
+                "/* {} {} {} {} {} {} {} {} */",
+                inout(zmm_reg) * a,
+                inout(zmm_reg) * b,
+                inout(zmm_reg) * c,
+                inout(zmm_reg) * d,
+                inout(zmm_reg) * e,
+                inout(zmm_reg) * f,
+                inout(zmm_reg) * g,
+                inout(zmm_reg) * h,
+                options(nomem, nostack, preserves_flags)
+            ),
+            _ => {}
+        }
+    }
+    v
+}
+
+/// `2^(i/16)`.
+static FRACTIONS: [f32; 16] = [
+    1.0,
+    1.044_273_7,
+    1.090_507_7,
+    1.138_788_6,
+    1.189_207_1,
+    1.241_857_8,
+    1.296_839_6,
+    1.354_255_6,
+    SQRT_2,
+    1.476_826_2,
+    1.542_210_8,
+    1.610_490_3,
+    1.681_792_9,
+    1.756_252_2,
+    1.834_008_1,
+    1.915_206_6,
+];
+
+/// `2^-(i/16)`.
+static INVERSE_FRACTIONS: [f32; 16] = [
+    1.0,
+    0.957_603_3,
+    0.917_004_05,
+    0.878_126_1,
+    0.840_896_4,
+    0.805_245_16,
+    0.771_105_4,
+    0.738_413_1,
+    FRAC_1_SQRT_2,
+    0.677_127_8,
+    0.648_419_8,
+    0.620_928_9,
+    0.594_603_54,
+    0.569_394_3,
+    0.545_253_9,
+    0.522_136_87,
+];
+
+/// `ln(INVERSE_FRACTIONS[i] / 2^-(i/16))`.
+static INVERSE_FRACTION_ERRORS: [f32; 16] = [
+    0.0,
+    -5.140_609_3e-9,
+    6.128_259_7e-9,
+    5.258_795e-9,
+    1.471_960_6e-8,
+    -6.107_591_8e-9,
+    -5.233_334e-9,
+    3.047_683_4e-8,
+    -1.711_427_1e-8,
+    7.475_213e-9,
+    3.099_072_3e-8,
+    -3.621_057_2e-8,
+    -3.193_418e-8,
+    -4.729_782e-8,
+    1.199_215_75e-8,
+    -4.628_547e-8,
+];
+
+/// For each lane the element that its last four bits say: of `SHIFT + n` those are the sixteenths above the floor of n.
+#[inline(always)]
+fn look_up(_: Avx512, table: &[f32; 16], lanes: __m512) -> __m512 {
+    // SAFETY: the token; the table is a whole vector.
+    unsafe { _mm512_permutexvar_ps(_mm512_castps_si512(lanes), _mm512_loadu_ps(table.as_ptr())) }
+}
+
+/// The vector that begins at lane `FROM` of the line `[low, high]`. In assembly, because the compiler takes the
+/// intrinsic apart and makes a permutation of it, which overwrites one operand and needs its indices in a register.
+///
+/// # Safety
+/// The processor has AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn align<const FROM: u8>(high: __m512, low: __m512) -> __m512 {
+    let aligned;
+    // SAFETY: the instruction touches nothing but its registers.
+    unsafe {
+        asm!(
+            "valignd {aligned}, {high}, {low}, {from}",
+            aligned = lateout(zmm_reg) aligned,
+            high = in(zmm_reg) high,
+            low = in(zmm_reg) low,
+            from = const FROM,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    aligned
 }
 
 #[inline(always)]
@@ -250,30 +413,14 @@ fn round_f16(_: Avx512, v: __m512) -> __m256i {
     unsafe { _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v) }
 }
 
-/// Adds half a unit of the last place that is kept, less one where that place is even; a NaN becomes quiet.
+/// In the upper half of each word: adds half a unit of the last place that is kept, less one where that place is even.
+/// The lower half of a NaN is zero, see [`super::super::Lanes::store`], so that nothing carries out of it.
 #[inline(always)]
-fn round_bf16(_: Avx512, v: __m512) -> __m256i {
+fn round_bf16_upper(_: Avx512, v: __m512) -> __m512i {
     // SAFETY: the token.
     unsafe {
         let bits = _mm512_castps_si512(v);
         let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
-        let quiet = _mm512_set1_epi32(0x0040_0000);
-        let rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, quiet);
-        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded))
-    }
-}
-
-/// As [`round_bf16`], in the upper half of each word, for numbers whose NaNs are quiet: they stay as they are.
-#[inline(always)]
-fn round_quiet_bf16(_: Avx512, v: __m512) -> __m512i {
-    // SAFETY: the token.
-    unsafe {
-        let bits = _mm512_castps_si512(v);
-        let is_number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(v, v);
-        let is_odd = _mm512_mask_test_epi32_mask(is_number, bits, _mm512_set1_epi32(0x1_0000));
-        let rounded = _mm512_mask_add_epi32(bits, is_number, bits, _mm512_set1_epi32(0x7fff));
-        _mm512_mask_add_epi32(rounded, is_odd, rounded, _mm512_set1_epi32(1))
+        _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd)
     }
 }
