@@ -123,6 +123,12 @@ template <int Bytes, typename Index> struct Boundaries {
     // The same, sought by a whole wave for one position: each round asks at as many places as it has lanes.
     CAUSEWAY_DEVICE Span<Index> find_by_wave(Index position) const {
         const Index lane = (Index)lane_index(), wave = (Index)WAVE_SIZE;
+        if (sequences < wave) {
+            // All boundaries at once.
+            const Index own = (*this)[minimum(lane, sequences)];
+            const Index low = maximum<Index>((Index)wave_count(lane < sequences && own <= position), 1) - 1;
+            return {low, (Index)shuffle((u32)own, (u32)low), (Index)shuffle((u32)own, (u32)low + 1)};
+        }
         Index low = 0, count = sequences;
         while (count > 1) {
             const Index step = (count + wave - 1) / wave, place = lane * step;

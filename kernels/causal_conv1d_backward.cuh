@@ -157,6 +157,24 @@ CAUSEWAY_DEVICE i32 position_index(const BackwardArguments& a, i64 row, i64 posi
     return (i32)load<4>(a.seq_idx + row * a.seq_idx_row + position * a.seq_idx_position).word[0];
 }
 
+// What tap j of a position of a sequence reads, from memory alone; `index` is what the position carries. The loads of
+// several taps are under way together.
+template <class Problem>
+CAUSEWAY_DEVICE Packet<sizeof(typename Problem::X)> load_tap(const BackwardArguments& a, const Span<i64>& sequence, i64 row,
+                                                             i64 channel, i64 position, i32 index, int j) {
+    using X = typename Problem::X;
+    const int width = Problem::width ? Problem::width : a.width;
+    const i64 from = position - j;
+    const bool inside = from >= sequence.start;
+    const bool counts = index >= 0 && position_index<Problem>(a, row, maximum(from, sequence.start)) == index;
+    const X* address = (const X*)a.x.data + offset_of(a.x, row, channel, from);
+    if constexpr (Problem::initial_states) {
+        const i64 state = width - 1 + from - sequence.start;
+        if (!inside) address = (const X*)a.initial_states.data + offset_of(a.initial_states, sequence.sequence, channel, state);
+    }
+    return load_if<sizeof(X)>(counts && (inside || Problem::initial_states), address);
+}
+
 // g at a position of a sequence, from memory alone: for the few positions where a kernel has no window at hand.
 template <class Problem>
 CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& sequence, i64 row, i64 channel,
@@ -164,26 +182,25 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& s
     using X = typename Problem::X;
     const int width = Problem::width ? Problem::width : a.width;
     const i32 index = position_index<Problem>(a, row, position);
-    if (index < 0) return 0.0f;
-    const float dy = read<X>(a.dy, row, channel, position);
+    const i64 offset = offset_of(a.dy, row, channel, position);
+    const Packet<sizeof(X)> dy = load_if<sizeof(X)>(index >= 0, (const X*)a.dy.data + offset);
     float pre = read_bias<Problem>(a, channel);
-    if constexpr (Problem::silu) {
+    if constexpr (Problem::silu && Problem::width != 0 && Problem::width <= 4) {
+        Packet<sizeof(X)> taps[Problem::width];
 #pragma unroll
+        for (int j = 0; j < Problem::width; ++j) taps[j] = load_tap<Problem>(a, sequence, row, channel, position, index, j);
+#pragma unroll
+        for (int j = 0; j < Problem::width; ++j) {
+            pre = multiply_add(read_weight<Problem>(a, channel, j), element<X, 0>(taps[j]), pre);
+        }
+    } else if constexpr (Problem::silu) {
+#pragma unroll 1
         for (int j = 0; j < width; ++j) {
-            const i64 from = position - j;
-            const i64 carrier = maximum(from, sequence.start);
-            float value = 0.0f;
-            if (position_index<Problem>(a, row, carrier) == index) {
-                if (from >= sequence.start) {
-                    value = read<X>(a.x, row, channel, from);
-                } else if constexpr (Problem::initial_states) {
-                    value = read<X>(a.initial_states, sequence.sequence, channel, width - 1 + from - sequence.start);
-                }
-            }
-            pre = multiply_add(read_weight<Problem>(a, channel, j), value, pre);
+            const Packet<sizeof(X)> tap = load_tap<Problem>(a, sequence, row, channel, position, index, j);
+            pre = multiply_add(read_weight<Problem>(a, channel, j), element<X, 0>(tap), pre);
         }
     }
-    return activation_gradient<Problem::silu>(pre, dy);
+    return index < 0 ? 0.0f : activation_gradient<Problem::silu>(pre, element<X, 0>(dy));
 }
 
 // ---- dinitial_states -----------------------------------------------------------------------------------------------
@@ -203,8 +220,11 @@ CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 blo
     const int pairs = Threads / states;
     const int u = (int)thread_index() / pairs, i = (int)thread_index() - u * pairs;
     const i64 pair = (i64)block * pairs + i;
-    const bool active = u < states && pair < a.sequences * a.dim;
-    const i64 n = active ? pair / a.dim : 0, c = active ? pair - n * a.dim : 0;
+    const i64 all = a.sequences * a.dim;
+    const bool active = u < states && pair < all;
+    // Short divisions are faster.
+    const i64 n = !active ? 0 : all < 0x80000000ll ? (i64)((u32)pair / (u32)a.dim) : pair / a.dim;
+    const i64 c = active ? pair - n * a.dim : 0;
     Span<i64> sequence = {0, 0, 0};
     if (active) sequence = sequence_number<Problem>(a, n);
     const i64 length = sequence.end - sequence.start, row = PACKED<Problem> ? 0 : n;

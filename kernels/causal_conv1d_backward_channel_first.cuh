@@ -34,15 +34,15 @@ template <class Problem, class Tile> class ChannelFirstBackward : ChannelFirstPl
     using Base = ChannelFirstPlaces<Problem, Tile>;
     using typename Base::Check, typename Base::Places, typename Base::X;
     using Base::a, Base::channel, Base::computing, Base::index_row, Base::jobs, Base::lane, Base::left_lane;
-    using Base::right_lane, Base::seqlen, Base::states, Base::states_ahead;
-    using Base::before_row, Base::final_state_gradient, Base::find_places, Base::for_initial_taps, Base::load_states;
-    using Base::one_sequence, Base::start_check;
-    using Base::BYTES, Base::COUNT, Base::GROUPS, Base::H, Base::LANES, Base::PACKETS, Base::PLACES, Base::RAGGED;
-    using Base::ROW_STATES, Base::SIZE, Base::STEP, Base::TILE_POSITIONS, Base::W, Base::WHOLE_ROWS;
+    using Base::right_lane, Base::seqlen, Base::states, Base::states_ahead, Base::WHOLE_ROWS;
+    using Base::before_row, Base::enter_sequences, Base::final_state_gradient, Base::find_places, Base::hold_bounds;
+    using Base::load_states, Base::one_sequence, Base::reaches, Base::start_check, Base::start_row_check;
+    using Base::BYTES, Base::COUNT, Base::GROUPS, Base::H, Base::LANES, Base::PACKED_INITIAL, Base::PACKETS, Base::PLACES;
+    using Base::RAGGED, Base::ROW_DFINAL, Base::ROW_STATES, Base::SIZE, Base::STEP, Base::TILE_POSITIONS, Base::W;
     static constexpr int THREADS = Tile::threads, WAVES = THREADS / (int)WAVE_SIZE;
     static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel;
     static constexpr int CHANNELS = WAVES / WAVES_PER_CHANNEL;
-    static constexpr bool HAS_CAREFUL = RAGGED || PLACES || Problem::dfinal_states;
+    static constexpr bool HAS_CAREFUL = RAGGED || PLACES || ROW_DFINAL;
     static constexpr int HALO_WORDS = SIZE == 4 ? H : (H + 1) / 2;
     static constexpr int UNROLL = Tile::unroll;
     using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS, UNROLL>;
@@ -75,6 +75,7 @@ private:
 
         Ring ring;
         i32 job = first_job + (i32)lane_index() / LANES;
+        if constexpr (PACKED<Problem>) hold_bounds((i32)a.sequences);
         fetch_job = job;
         fetch_piece();
 #pragma unroll
@@ -90,10 +91,10 @@ private:
         for (i32 round = first_job; round < jobs; round += job_step) {
             i32 u = computing.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
             Check check;
-            if constexpr (PLACES) start_check(check, tiles - 1);
+            bool continues = start_row_check(check, tiles - 1);
             for (i32 tile = tiles - 1; tile >= 0; tile -= UNROLL) {
 #pragma unroll
-                for (int slot = 0; slot < UNROLL; ++slot) step(ring, slot, tile - slot, u, x, check);
+                for (int slot = 0; slot < UNROLL; ++slot) step(ring, slot, tile - slot, u, x, check, continues);
                 ring.advance();
                 u -= UNROLL * TILE_POSITIONS;
             }
@@ -105,7 +106,25 @@ private:
 
     // Tile `tile` of the piece, which is in `slot` of the ring and whose x has been read; reads the x of the next. `u` is
     // the lane's first position in the first tile of the ring's step.
-    CAUSEWAY_DEVICE void step(Ring& ring, int slot, i32 tile, i32 u, Packet<BYTES> (&x)[PACKETS], Check& next_check) {
+    CAUSEWAY_DEVICE void step(Ring& ring, int slot, i32 tile, i32 u, Packet<BYTES> (&x)[PACKETS], Check& check,
+                              bool& continues) {
+        // Rows that share a wave end in their only tile.
+        bool straight = !HAS_CAREFUL || GROUPS == 1;
+        if constexpr (RAGGED || ROW_DFINAL) {
+            const i32 end = computing.begin + (tile + 1) * TILE_POSITIONS + (ROW_DFINAL ? H : 0);
+            straight = straight && end <= computing.end;
+            if constexpr (RAGGED) straight = straight && computing.begin + tile > 0;
+        }
+        Places places;
+        Check here;
+        if constexpr (PLACES) {
+            straight = one_sequence(continues, tile) && straight;
+            if constexpr (Problem::seq_idx) {
+                // Loads come back in order, so these are issued before copies that take long.
+                if (!straight) here = check;
+                start_check(check, tile > 0 ? tile - 1 : 0);
+            }
+        }
         Packet<BYTES> next_x[PACKETS], dy[PACKETS];
         ring.template wait<2>();
 #pragma unroll
@@ -114,21 +133,11 @@ private:
             next_x[p] = ring.read_next(slot, Ring::X_TENSOR, p);
         }
         fetch(ring, ring.free(slot), slot);
-        // Rows that share a wave end in their only tile.
-        const i32 straight_end = computing.end - (Problem::dfinal_states ? H : 0);
-        const bool touches_end = GROUPS > 1 || computing.begin + (tile + 1) * TILE_POSITIONS > straight_end;
-        bool straight = !(HAS_CAREFUL && ((tile == 0 && computing.begin == 0) || touches_end));
-        const Check check = next_check;
-        if constexpr (PLACES) {
-            straight = one_sequence(check) && straight;
-            start_check(next_check, tile > 0 ? tile - 1 : 0);
-        }
-        // Only the last tile of a step can be a piece's first.
-        const bool first_tile = slot == UNROLL - 1 && tile == 0;
-        if (straight || !HAS_CAREFUL) {
-            compute<false>(x, next_x, dy, check, u, slot, first_tile);
+        if (straight) {
+            compute<false>(x, next_x, dy, places, check, continues, u, slot, tile);
         } else {
-            compute<true>(x, next_x, dy, check, u, slot, first_tile);
+            if constexpr (PLACES) find_places(places, here, tile, u - slot * TILE_POSITIONS - computing.shift);
+            compute<true>(x, next_x, dy, places, check, continues, u, slot, tile);
         }
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) x[p] = next_x[p];
@@ -227,6 +236,7 @@ private:
         for (int i = 0; i < H; ++i) right[i] = 0.0f;
 #pragma unroll
         for (int i = 0; i < HALO_WORDS; ++i) left[i] = 0;
+        if constexpr (PLACES) enter_sequences();
         states = states_ahead;
         states_ahead = load_states(job + job_step);
         if constexpr (!WHOLE_ROWS || ROW_STATES) {
@@ -270,8 +280,10 @@ private:
 
     template <bool Careful>
     CAUSEWAY_DEVICE void compute(const Packet<BYTES> (&x)[PACKETS], const Packet<BYTES> (&next_x)[PACKETS],
-                                 const Packet<BYTES> (&dy)[PACKETS], const Check& check, i32 step_u, int slot,
-                                 bool first_tile) {
+                                 const Packet<BYTES> (&dy)[PACKETS], const Places& places, const Check& check,
+                                 bool& continues, i32 step_u, int slot, i32 tile) {
+        // Only the last tile of a step can be a piece's first.
+        const bool first_tile = slot == UNROLL - 1 && tile == 0;
         const i32 u = step_u - slot * TILE_POSITIONS;
         float values[H + COUNT], d[COUNT], g[COUNT + H], out[COUNT];
 
@@ -302,39 +314,40 @@ private:
             for (int i = 0; i < STEP; ++i) d[p * STEP + i] = part[i];
         }
 
-        Places places;
         float begun[COUNT];  // what dx starts from
         if constexpr (Careful) {
             mask(values, d, u);
-            if constexpr (PLACES) find_places(places, check, u - computing.shift);
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) begun[v] = final_state_gradient(places, u - computing.shift + v, v);
         }
-        constexpr bool CROSSES = Careful && PACKED<Problem> && Problem::initial_states && H > 0;
-        float pre[COUNT];
+        bool gathered = false;
+        if constexpr (Careful && PACKED_INITIAL) {
+            gathered = !wave_all(!places.crowded);
+            if (gathered) gather_gradients(g, u);
+        }
+        if (!gathered) {
+            float share[H + 1];  // of initial states in pre
+            if constexpr (Careful && PACKED_INITIAL) this->initial_shares(places, weight, share);
 #pragma unroll
-        for (int v = 0; v < COUNT; ++v) {
-            pre[v] = bias;
-            if constexpr (Problem::silu) {
+            for (int v = 0; v < COUNT; ++v) {
+                float taps[W];
 #pragma unroll
-                for (int j = 0; j < W; ++j) pre[v] = multiply_add(weight[j], this->template tap<Careful>(places, values, v, j), pre[v]);
+                for (int j = 0; j < W; ++j) taps[j] = this->template tap<Careful>(places, values, v, j);
+                float pre = bias;
+                if constexpr (Problem::silu) {
+#pragma unroll
+                    for (int j = 0; j < W; ++j) pre = multiply_add(weight[j], taps[j], pre);
+                    if constexpr (Careful && PACKED_INITIAL) this->for_begun(places, v, [&](int r) { pre += share[r]; });
+                }
+                g[v] = activation_gradient<Problem::silu>(pre, d[v]);
+                if constexpr (Careful && Problem::seq_idx) {
+                    if (places.mask.cuts(v, 0)) g[v] = 0.0f;
+                }
+                if constexpr (Problem::dbias) sums[W] += g[v];
+#pragma unroll
+                for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], taps[j], sums[j]);
             }
-        }
-        if constexpr (CROSSES && Problem::silu) {
-            for_initial_taps(places, [&](int v, int j, float value) { pre[v] = multiply_add(weight[j], value, pre[v]); });
-        }
-#pragma unroll
-        for (int v = 0; v < COUNT; ++v) {
-            g[v] = activation_gradient<Problem::silu>(pre[v], d[v]);
-            if constexpr (Careful && Problem::seq_idx) {
-                if (places.indices[H + v] < 0) g[v] = 0.0f;
-            }
-            if constexpr (Problem::dbias) sums[W] += g[v];
-#pragma unroll
-            for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], this->template tap<Careful>(places, values, v, j), sums[j]);
-        }
-        if constexpr (CROSSES) {
-            for_initial_taps(places, [&](int v, int j, float value) { sums[j] = multiply_add(g[v], value, sums[j]); });
+            if constexpr (Careful && PACKED_INITIAL) this->add_initial_sums(places, g, sums);
         }
 
         // The H gradients to the right: the first ones of the lane to the right, or of the tile before.
@@ -349,12 +362,7 @@ private:
                 out[v] = begun[v];
 #pragma unroll
                 for (int j = 0; j < W; ++j) {
-                    bool reaches = true;
-                    if constexpr (PACKED<Problem>) reaches = j <= places.reach[v + j];
-                    if constexpr (Problem::seq_idx) {
-                        reaches = reaches && places.indices[H + v + j] == places.indices[H + v];
-                    }
-                    if (reaches) out[v] = multiply_add(weight[j], g[v + j], out[v]);
+                    if (reaches(places, v, j)) out[v] = multiply_add(weight[j], g[v + j], out[v]);
                 }
             } else {
                 out[v] = weight[0] * g[v];
@@ -362,6 +370,7 @@ private:
                 for (int j = 1; j < W; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
             }
         }
+        if constexpr (Problem::seq_idx) continues = this->continues(check);
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
             float part[STEP];
@@ -377,6 +386,33 @@ private:
                     if (at + i >= computing.shift && at + i < computing.end) store_element((X*)address + i, part[i]);
                 }
             }
+        }
+    }
+
+    // The lane's gradients and its share of the sums from memory: for tiles with sequences so short that a lane meets the
+    // initial states of several.
+    CAUSEWAY_DEVICE void gather_gradients(float (&g)[COUNT + H], i32 u) {
+#pragma unroll 1
+        for (i32 v = 0; v < COUNT; ++v) {
+            const i32 t = u - computing.shift + v;
+            float gradient = 0.0f;
+            if (u + v >= computing.shift && u + v < computing.end) {
+                const Span<i32> span = sequence_at<Problem, i32>(a, computing.row, t);
+                const Span<i64> sequence = {span.sequence, span.start, span.end};
+                gradient = gradient_at<Problem>(a, sequence, computing.row, channel, t);
+                const i32 index = position_index<Problem>(a, computing.row, t);
+                sums[W] += gradient;
+                // One tap at a time: with all of them under way, wide windows would spill.
+#pragma unroll 1
+                for (int j = 0; j < W; ++j) {
+                    const auto tap = load_tap<Problem>(a, sequence, computing.row, channel, t, index, j);
+                    const float product = gradient * element<X, 0>(tap);
+#pragma unroll
+                    for (int i = 0; i < W; ++i) sums[i] += i == j ? product : 0.0f;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) g[i] = i == v ? gradient : g[i];
         }
     }
 

@@ -200,11 +200,18 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
             residual[i] = active && first + i < seqlen ? load<BYTES>(from + (i64)i * step) : zero_packet<BYTES>();
         }
     }
+    // Where parameters come first, what they wait for does not add to what the search waits for. With states or indices as
+    // well that takes more registers than it is worth.
+    constexpr bool PARAMETERS_FIRST = Problem::cu_seqlens != 0 && !Problem::seq_idx && !Problem::initial_states;
+    const auto load_weights = [&] {
+        load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride,
+                                                               active ? thread.channel : 0, thread.taps, thread.bias);
+    };
+    if constexpr (PARAMETERS_FIRST) load_weights();
     const Span<i32> span = thread.find();
     bool one_index = true;
     if constexpr (Problem::seq_idx) one_index = thread.one_index();
-    load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride,
-                                                           active ? thread.channel : 0, thread.taps, thread.bias);
+    if constexpr (!PARAMETERS_FIRST) load_weights();
 
     // Row i of the walk lies in slot i % width of the window.
     float window[WIDTH][CHANNELS];
