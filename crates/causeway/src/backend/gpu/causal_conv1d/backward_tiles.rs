@@ -170,6 +170,7 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
         (..=4, false, _) if least_waves > 1 => 768,
         (..=4, false, _) if element == 2 => 640,
         (_, _, true) => 256,
+        (..=4, ..) if masks_spill && ragged_states => 256,
         // 128 registers are some too few (docs/code-objects.md).
         (..=4, ..) if ragged_states && element == 2 || masks_spill => 384,
         _ => 512,
