@@ -3,7 +3,7 @@
 
 use super::backward::{Launch, Planner};
 use super::backward_tiles::{self, FirstCall, OVERFULL_THREADS};
-use super::{Constants, PACKET, View, power_of_two_in, weight_access};
+use super::{Constants, PACKET, View, power_of_two_in, takes_more_registers, weight_access};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
 
@@ -38,6 +38,7 @@ impl Planner<'_> {
             careful,
             ragged_states: ragged && has_states,
             all_options,
+            masks_spill: takes_more_registers(self.facts) && self.has_places(),
             overfull: dim as u64 > u64::from(self.facts.multiprocessors * OVERFULL_THREADS / wave),
         })?;
         let packets = tile.bytes / bytes;

@@ -146,13 +146,16 @@ pub(super) struct FirstCall {
     pub ragged_states: bool,
     /// All options at once, which need even more.
     pub all_options: bool,
+    /// Masks for boundaries, on a device whose code takes more registers.
+    pub masks_spill: bool,
     /// More channels than waves that are resident.
     pub overfull: bool,
 }
 
 /// The tile for a call.
 pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
-    let &FirstCall { width, element, silu, careful, ragged_states, all_options, overfull } = call;
+    let &FirstCall { width, element, silu, careful, ragged_states, all_options, masks_spill, overfull } =
+        call;
     // A lane needs as many positions as a halo.
     let bytes = if i64::from(16 / element) < width - 1 { 32 } else { 16 };
     // Where waves run in several rounds, channels are cut finely, so that the last round is short. What a channel costs
@@ -167,8 +170,9 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
         (..=4, false, _) if least_waves > 1 => 768,
         (..=4, false, _) if element == 2 => 640,
         (_, _, true) => 256,
+        (..=4, ..) if masks_spill && ragged_states => 256,
         // 128 registers are some too few (docs/code-objects.md).
-        (..=4, ..) if ragged_states && element == 2 => 384,
+        (..=4, ..) if ragged_states && element == 2 || masks_spill => 384,
         _ => 512,
     };
     let tile = FirstTile {
