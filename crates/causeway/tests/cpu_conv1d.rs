@@ -292,9 +292,11 @@ fn results_do_not_depend_on_the_number_of_threads() {
 #[test]
 fn an_infinite_x_at_the_end_of_a_row_counts_where_it_is_seen() {
     const WIDTH: i64 = 4;
-    // Rows of whole pairs of vectors, from one to several groups.
-    for seqlen in [32, 64, 96, 256] {
-        for position in [0, 1, seqlen - 3, seqlen - 2, seqlen - 1] {
+    // Rows of whole pairs of vectors, from one to several groups, and rows that end within a vector.
+    for seqlen in [32, 64, 96, 256, 1, 2, 3, 5, 15, 33, 70, 259] {
+        for position in
+            [0, 1, seqlen - 3, seqlen - 2, seqlen - 1].into_iter().filter(|at| (0..seqlen).contains(at))
+        {
             for (dtype, device) in [DType::F32, DType::BF16]
                 .into_iter()
                 .flat_map(|dtype| devices().into_iter().map(move |device| (dtype, device)))
@@ -323,7 +325,7 @@ fn an_infinite_x_at_the_end_of_a_row_counts_where_it_is_seen() {
                 .unwrap();
                 let expected: Vec<f64> = (0..WIDTH)
                     .map(|tap| {
-                        let seen = seqlen - (WIDTH - 1 - tap);
+                        let seen = (seqlen - (WIDTH - 1 - tap)).max(0);
                         if position < seen { f64::INFINITY } else { seen as f64 }
                     })
                     .collect();

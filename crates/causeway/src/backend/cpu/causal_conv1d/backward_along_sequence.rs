@@ -267,7 +267,7 @@ impl<T: Number> AlongSequence<T> {
             tile::gather(simd, dy, problem.dy.strides[2], &mut buffers.dy[..count]);
         }
         self.gradient(simd, count, buffers);
-        tile::correlate(simd, &mut buffers.g[before..], &mut buffers.x, count, sums);
+        tile::correlate(simd, &buffers.g[before..], &buffers.x, count, sums);
         self.convolve_dx(simd, count, buffers);
         buffers.x.copy_within(count..count + before, 0);
         buffers.g.copy_within(count..count + before, 0);

@@ -141,35 +141,34 @@ pub(super) fn convolve<S: Simd>(
 /// `sums[w] += Σ_i g[i] · x[i + w]`, and `sums[width] += Σ_i g[i]`, over `count` positions.
 ///
 /// The tile is summed in vectors, and its totals are added to `sums` in f64, so that the error does not grow
-/// with the length of the sequence.
+/// with the length of the sequence. What is left of a vector is summed one by one: a lane past the end would multiply
+/// nothing with an x that may be infinite.
 #[inline(always)]
-pub(super) fn correlate<S: Simd>(
-    simd: S,
-    g: &mut [S::Scalar],
-    x: &mut [S::Scalar],
-    count: usize,
-    sums: &mut [f64],
-) {
+pub(super) fn correlate<S: Simd>(simd: S, g: &[S::Scalar], x: &[S::Scalar], count: usize, sums: &mut [f64]) {
     let width = sums.len() - 1;
-    let padded = whole_vectors(simd, count);
-    // Lanes past the end count as zero.
-    g[count..padded].fill(S::Scalar::ZERO);
-    x[count + width - 1..padded + width - 1].fill(S::Scalar::ZERO);
+    let whole = count - count % S::LANES;
     let mut tap = 0;
     while tap + UNROLL <= width {
-        correlate_taps::<S, UNROLL>(simd, g, &x[tap..], padded, &mut sums[tap..tap + UNROLL]);
+        correlate_taps::<S, UNROLL>(simd, g, &x[tap..], whole, &mut sums[tap..tap + UNROLL]);
         tap += UNROLL;
     }
     while tap < width {
-        correlate_taps::<S, 1>(simd, g, &x[tap..], padded, &mut sums[tap..tap + 1]);
+        correlate_taps::<S, 1>(simd, g, &x[tap..], whole, &mut sums[tap..tap + 1]);
         tap += 1;
     }
     let mut total = simd.splat(S::Scalar::ZERO);
-    for chunk in g[..padded].chunks_exact(S::LANES) {
+    for chunk in g[..whole].chunks_exact(S::LANES) {
         // SAFETY: the chunk is a whole vector.
         total = simd.add(total, unsafe { simd.load(chunk.as_ptr()) });
     }
     sums[width] += simd.sum(total).to_f64();
+    for (at, g) in g[..count].iter().enumerate().skip(whole) {
+        let g = g.to_f64();
+        for (sum, x) in sums[..width].iter_mut().zip(&x[at..]) {
+            *sum += g * x.to_f64();
+        }
+        sums[width] += g;
+    }
 }
 
 /// `TAPS` taps of [`correlate`], over whole vectors.
@@ -178,13 +177,13 @@ fn correlate_taps<S: Simd, const TAPS: usize>(
     simd: S,
     g: &[S::Scalar],
     x: &[S::Scalar],
-    padded: usize,
+    whole: usize,
     sums: &mut [f64],
 ) {
-    assert!(g.len() >= padded && x.len() + 1 >= padded + TAPS && sums.len() == TAPS);
+    assert!(g.len() >= whole && x.len() + 1 >= whole + TAPS && sums.len() == TAPS);
     let mut totals = [simd.splat(S::Scalar::ZERO); TAPS];
-    for at in (0..padded).step_by(S::LANES) {
-        // SAFETY: `at + lanes ≤ padded`, and the assertion.
+    for at in (0..whole).step_by(S::LANES) {
+        // SAFETY: `at + lanes ≤ whole`, and the assertion.
         unsafe {
             let g = simd.load(g.as_ptr().add(at));
             for (tap, total) in totals.iter_mut().enumerate() {
