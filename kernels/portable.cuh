@@ -172,7 +172,7 @@ CAUSEWAY_DEVICE void wave_barrier(CAUSEWAY_SITE) {
 #endif
 }
 
-// The first statement of every entry. A launch may begin while the one before it on its stream is still at work: blocks
+// The first statement of an entry that may be launched early. Such a launch may begin while the one before it on its stream is still at work: blocks
 // take their places, and wait here until that one is over and its writes can be seen. Then the next launch may begin.
 CAUSEWAY_DEVICE void follow_previous_launch() {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900

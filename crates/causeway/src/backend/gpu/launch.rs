@@ -63,8 +63,8 @@ fn knows_early(facts: &DeviceFacts) -> bool {
     facts.vendor == Vendor::Nvidia && number.parse().is_ok_and(|number: u32| number >= 90)
 }
 
-/// A plan with no scratch memory and no shared memory, of an entry that calls `follow_previous_launch`. [`Plan::moves`]
-/// completes it.
+/// A plan with no scratch memory and no shared memory; [`Plan::moves`] completes it. The text of its entry is one statement
+/// between braces, each on a line of its own.
 pub(super) fn plain_plan(
     header: &'static str,
     entry: &'static str,
@@ -96,6 +96,11 @@ impl Plan {
         self.read_bytes = read;
         self.written_bytes = written;
         self.begins_early = knows_early(facts) && read + written <= EARLY;
+        if self.begins_early {
+            // Only there: waiting costs each of the thousands of blocks of a large launch something too.
+            let body = self.instantiation.rfind("{\n").expect("an entry has a body") + 2;
+            self.instantiation.insert_str(body, "    causeway::follow_previous_launch();\n");
+        }
     }
 }
 
@@ -117,8 +122,11 @@ mod tests {
     fn small_launches_begin_early_from_hopper_on() {
         let early = |vendor, architecture: &str, bytes| {
             let facts = DeviceFacts { vendor, architecture: architecture.to_string(), ..DeviceFacts::h200() };
-            let mut plan = plain_plan("", "", String::new(), &0u32);
+            let mut plan = plain_plan("", "", "entry() {\n    body();\n}\n".to_string(), &0u32);
             plan.moves(bytes, bytes, &facts);
+            let waits =
+                plan.instantiation.contains("{\n    causeway::follow_previous_launch();\n    body();\n}");
+            assert_eq!(waits, plan.begins_early, "{plan}");
             plan.begins_early
         };
         assert!(["sm_90a", "sm_100a", "sm_120"].iter().all(|sm| early(Vendor::Nvidia, sm, EARLY / 2)));

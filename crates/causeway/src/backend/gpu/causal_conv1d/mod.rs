@@ -183,7 +183,7 @@ fn instantiation(
 ) -> String {
     format!(
         "{}{}{kernel} {entry}(const causeway::causal_conv1d::{arguments} arguments) {{\n    \
-         causeway::follow_previous_launch();\n    causeway::causal_conv1d::{body}<Problem, Tile>(arguments);\n}}\n",
+         causeway::causal_conv1d::{body}<Problem, Tile>(arguments);\n}}\n",
         problem.finish(),
         tile.finish()
     )

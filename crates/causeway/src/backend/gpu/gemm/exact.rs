@@ -32,7 +32,7 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
     let resident = if fits { 2 } else { 1 };
     let text = format!(
         "{}{}CAUSEWAY_KERNEL({THREADS}, {resident}) {ENTRY}(const causeway::gemm::Arguments arguments) {{\n    \
-         causeway::follow_previous_launch();\n    causeway::gemm::exact<Problem, Tile>(arguments);\n}}\n",
+         causeway::gemm::exact<Problem, Tile>(arguments);\n}}\n",
         constants(problem, left, right).int("result_bytes", results).finish(),
         Constants::new("Tile").int("size", size).finish()
     );

@@ -135,7 +135,7 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan
         .int("stages", stages);
     let text = format!(
         "{constants}{}CAUSEWAY_KERNEL({threads}, {}) {ENTRY}(const causeway::gemm::Arguments arguments) {{\n    \
-         causeway::follow_previous_launch();\n    causeway::gemm::TileProduct<Problem, Tile, causeway::gemm::{}>::run(arguments);\n}}\n",
+         causeway::gemm::TileProduct<Problem, Tile, causeway::gemm::{}>::run(arguments);\n}}\n",
         shape.finish(),
         resident,
         unit.text(),
