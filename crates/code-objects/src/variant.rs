@@ -30,8 +30,11 @@ pub fn suites(folder: &Path) -> Result<Vec<Suite>> {
 pub struct Variant {
     /// As [`name_of`] says.
     pub name: String,
-    /// What is compiled.
+    /// What is compiled: the first that was planned of [`Variant::programs`].
     plan: Plan,
+    /// Header and text, by whether the launch begins early: a statement in the entry that takes no register, so that both
+    /// are one variant.
+    programs: BTreeMap<bool, (&'static str, String)>,
     /// The suites that plan it.
     pub suites: BTreeSet<String>,
 }
@@ -75,9 +78,11 @@ pub fn planned(suites: &[Suite], target: &Target) -> Result<BTreeMap<String, Var
                 let variant = variants.entry(name.clone()).or_insert_with(|| Variant {
                     name: name.clone(),
                     plan: plan.clone(),
+                    programs: BTreeMap::new(),
                     suites: BTreeSet::new(),
                 });
-                if text_of(&variant.plan) != text_of(&plan) {
+                let program = (plan.header, plan.instantiation.clone());
+                if *variant.programs.entry(plan.begins_early).or_insert_with(|| program.clone()) != program {
                     bail!("two programs have the name {name:?}");
                 }
                 variant.plan.shared_bytes = variant.plan.shared_bytes.max(plan.shared_bytes);
@@ -86,11 +91,6 @@ pub fn planned(suites: &[Suite], target: &Target) -> Result<BTreeMap<String, Var
         }
     }
     Ok(variants)
-}
-
-/// What is compiled, but for the statement that lets a launch begin early: it takes no register.
-fn text_of(plan: &Plan) -> (&str, String) {
-    (plan.header, plan.instantiation.replace("    causeway::follow_previous_launch();\n", ""))
 }
 
 /// `gemm_tile gemm_mma T=f16 left_bytes=16 … | rows=64 … | (128, 4)`: entry, file, then each struct of constants without

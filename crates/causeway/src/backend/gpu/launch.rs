@@ -1,4 +1,5 @@
-//! What planners of every family write: structs of constants for a kernel's template arguments, and plans to fill in.
+//! What planners of every family write: structs of constants for a kernel's template arguments, entries, and plans to
+//! fill in.
 
 use bytemuck::Pod;
 
@@ -63,43 +64,76 @@ fn knows_early(facts: &DeviceFacts) -> bool {
     facts.vendor == Vendor::Nvidia && number.parse().is_ok_and(|number: u32| number >= 90)
 }
 
-/// A plan with no scratch memory and no shared memory; [`Plan::moves`] completes it. The text of its entry is one statement
-/// between braces, each on a line of its own.
-pub(super) fn plain_plan(
-    header: &'static str,
-    entry: &'static str,
-    instantiation: String,
-    arguments: &impl Pod,
-) -> Plan {
-    Plan {
-        header,
-        instantiation,
-        entry,
-        grid: [1, 1, 1],
-        block: [1, 1, 1],
-        shared_bytes: 0,
-        workspace_bytes: 0,
-        counters: 0,
-        arguments: bytemuck::bytes_of(arguments).to_vec(),
-        workspace_at: None,
-        counters_at: None,
-        tensor_maps: Vec::new(),
-        begins_early: false,
-        read_bytes: 0,
-        written_bytes: 0,
+/// Bytes that a launch has to read and to write, each tensor once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Traffic {
+    pub(super) read: u64,
+    pub(super) written: u64,
+}
+
+impl Traffic {
+    /// Whether such a launch begins early.
+    fn begins_early(self, facts: &DeviceFacts) -> bool {
+        knows_early(facts) && self.read + self.written <= EARLY
     }
 }
 
-impl Plan {
-    /// What a launch of a [`plain_plan`] has to read and to write, each tensor once.
-    pub(super) fn moves(&mut self, read: u64, written: u64, facts: &DeviceFacts) {
-        self.read_bytes = read;
-        self.written_bytes = written;
-        self.begins_early = knows_early(facts) && read + written <= EARLY;
-        if self.begins_early {
-            // Only there: waiting costs each of the thousands of blocks of a large launch something too.
-            let body = self.instantiation.rfind("{\n").expect("an entry has a body") + 2;
-            self.instantiation.insert_str(body, "    causeway::follow_previous_launch();\n");
+/// How an entry of blocks of `threads` threads begins: `resident` of them should fit on a multiprocessor, and `cluster` of
+/// them run together.
+pub(super) fn kernel_macro(threads: u32, resident: u32, cluster: u32) -> String {
+    if cluster > 1 {
+        format!("CAUSEWAY_CLUSTER_KERNEL({threads}, {resident}, {cluster})")
+    } else {
+        format!("CAUSEWAY_KERNEL({threads}, {resident})")
+    }
+}
+
+/// The one entry of a program, whose body is a function of device code that is compiled for two structs of constants.
+pub(super) struct Entry<'a> {
+    /// File in `kernels/` that holds the function.
+    pub(super) header: &'static str,
+    pub(super) name: &'static str,
+    /// What a [`kernel_macro`] says.
+    pub(super) kernel: String,
+    pub(super) problem: Constants,
+    pub(super) tile: Constants,
+    /// The type of the argument, and the function, both within the namespace `causeway`.
+    pub(super) argument: &'a str,
+    pub(super) function: &'a str,
+}
+
+impl Entry<'_> {
+    /// The text that is compiled after the header.
+    fn text(self, begins_early: bool) -> String {
+        let Entry { name, kernel, argument, function, .. } = self;
+        let (problem, tile) = (self.problem.finish(), self.tile.finish());
+        // Only there: waiting costs each of the thousands of blocks of a large launch something too.
+        let wait = if begins_early { "    causeway::follow_previous_launch();\n" } else { "" };
+        format!(
+            "{problem}{tile}{kernel} {name}(const causeway::{argument} arguments) {{\n{wait}    \
+             causeway::{function}(arguments);\n}}\n"
+        )
+    }
+
+    /// A launch of one block of one thread, with no scratch memory and no shared memory.
+    pub(super) fn plan(self, arguments: &impl Pod, traffic: Traffic, facts: &DeviceFacts) -> Plan {
+        let begins_early = traffic.begins_early(facts);
+        Plan {
+            header: self.header,
+            entry: self.name,
+            instantiation: self.text(begins_early),
+            grid: [1, 1, 1],
+            block: [1, 1, 1],
+            shared_bytes: 0,
+            workspace_bytes: 0,
+            counters: 0,
+            arguments: bytemuck::bytes_of(arguments).to_vec(),
+            workspace_at: None,
+            counters_at: None,
+            tensor_maps: Vec::new(),
+            begins_early,
+            read_bytes: traffic.read,
+            written_bytes: traffic.written,
         }
     }
 }
@@ -122,11 +156,23 @@ mod tests {
     fn small_launches_begin_early_from_hopper_on() {
         let early = |vendor, architecture: &str, bytes| {
             let facts = DeviceFacts { vendor, architecture: architecture.to_string(), ..DeviceFacts::h200() };
-            let mut plan = plain_plan("", "", "entry() {\n    body();\n}\n".to_string(), &0u32);
-            plan.moves(bytes, bytes, &facts);
-            let waits =
-                plan.instantiation.contains("{\n    causeway::follow_previous_launch();\n    body();\n}");
-            assert_eq!(waits, plan.begins_early, "{plan}");
+            let entry = Entry {
+                header: "file.cuh",
+                name: "entry",
+                kernel: kernel_macro(64, 1, 1),
+                problem: Constants::new("Problem").int("width", 4),
+                tile: Constants::new("Tile"),
+                argument: "Arguments",
+                function: "body<Problem, Tile>",
+            };
+            let plan = entry.plan(&0u32, Traffic { read: bytes, written: bytes }, &facts);
+            let wait = if plan.begins_early { "    causeway::follow_previous_launch();\n" } else { "" };
+            let text = format!(
+                "struct Problem {{\n    static constexpr int width = 4;\n}};\nstruct Tile {{\n}};\n\
+                 CAUSEWAY_KERNEL(64, 1) entry(const causeway::Arguments arguments) {{\n{wait}    \
+                 causeway::body<Problem, Tile>(arguments);\n}}\n"
+            );
+            assert_eq!(plan.instantiation, text);
             plan.begins_early
         };
         assert!(["sm_90a", "sm_100a", "sm_120"].iter().all(|sm| early(Vendor::Nvidia, sm, EARLY / 2)));

@@ -12,8 +12,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::backward_tiles::{self, General, MOST_STEPS};
 use super::{
-    Constants, Divisor, Strides3, View, address, bytes, instantiation, kernel_macro, meta_bytes, most_blocks,
-    plain_plan, refuse_f64,
+    Constants, Divisor, Entry, Strides3, Traffic, View, address, bytes, kernel_macro, meta_bytes,
+    most_blocks, refuse_f64,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
@@ -245,15 +245,16 @@ impl Planner<'_> {
             slices: launch.slices,
             ..self.arguments()
         };
-        let text = instantiation(
-            self.problem(),
-            launch.tile,
-            launch.entry,
-            "BackwardArguments",
-            launch.body,
-            &kernel_macro(launch.threads, launch.resident, launch.cluster),
-        );
-        let mut plan = plain_plan(launch.header, launch.entry, text, &arguments);
+        let entry = Entry {
+            header: launch.header,
+            name: launch.entry,
+            kernel: kernel_macro(launch.threads, launch.resident, launch.cluster),
+            problem: self.problem(),
+            tile: launch.tile,
+            argument: "causal_conv1d::BackwardArguments",
+            function: &format!("causal_conv1d::{}<Problem, Tile>", launch.body),
+        };
+        let mut plan = entry.plan(&arguments, self.traffic(), self.facts);
         // A grid is whole clusters; blocks past the last state find nothing to do.
         plan.grid[0] =
             (sum_blocks + self.state_blocks(launch.threads) as u32).next_multiple_of(launch.cluster);
@@ -266,6 +267,10 @@ impl Planner<'_> {
             plan.workspace_at = Some(std::mem::offset_of!(Arguments, workspace));
             plan.counters_at = Some(std::mem::offset_of!(Arguments, counters));
         }
+        plan
+    }
+
+    fn traffic(&self) -> Traffic {
         let op = self.op;
         let inputs = [&op.bias, &op.initial_states, &op.seq_idx, &op.cu_seqlens, &op.dfinal_states];
         let read = meta_bytes(op.x.meta())
@@ -274,8 +279,7 @@ impl Planner<'_> {
             + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>();
         let outputs = [Some(&op.dx), Some(&op.dweight), op.dbias.as_ref(), op.dinitial_states.as_ref()];
         let written = outputs.into_iter().flatten().map(|tensor| meta_bytes(tensor.meta())).sum();
-        plan.moves(read, written, self.facts);
-        plan
+        Traffic { read, written }
     }
 
     fn problem(&self) -> Constants {

@@ -4,9 +4,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::forward_tiles::{WIDEST, checked_threads, first_tile, last_tile};
 use super::{
-    Constants, Divisor, PACKET, Strides2, Strides3, View, address, blocks_of, bytes, instantiation,
-    kernel_macro, layers, meta_bytes, most_blocks, plain_plan, refuse_f64, striding_blocks,
-    takes_more_registers, weight_access,
+    Constants, Divisor, Entry, PACKET, Strides2, Strides3, Traffic, View, address, blocks_of, bytes,
+    kernel_macro, layers, meta_bytes, most_blocks, refuse_f64, striding_blocks, takes_more_registers,
+    weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Forward, Sizes};
@@ -65,22 +65,21 @@ pub fn plan(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Opti
     if sizes.dim == 0 || !(has_states || has_output) {
         return Ok(None);
     }
-    let planner = Planner { op, sizes, facts, has_states };
+    let inputs = [&op.bias, &op.initial_states, &op.seq_idx, &op.cu_seqlens, &op.residual];
+    let traffic = Traffic {
+        read: meta_bytes(op.x.meta())
+            + meta_bytes(op.weight.meta())
+            + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>(),
+        written: meta_bytes(op.y.meta())
+            + op.final_states.as_ref().map_or(0, |states| meta_bytes(states.meta())),
+    };
+    let planner = Planner { op, sizes, facts, has_states, traffic };
     // The fast paths read indices and boundaries side by side.
     let indices_dense = op.seq_idx.as_ref().is_none_or(|idx| View::of(idx).is_dense(1))
         && op.cu_seqlens.as_ref().is_none_or(|boundaries| View::of(boundaries).is_dense(0));
     let fast = (has_output && sizes.width <= WIDEST && indices_dense)
         .then(|| planner.channel_last().or_else(|| planner.channel_first()));
-    let mut plan = fast.flatten().unwrap_or_else(|| planner.general());
-
-    let inputs = [&op.bias, &op.initial_states, &op.seq_idx, &op.cu_seqlens, &op.residual];
-    let read = meta_bytes(op.x.meta())
-        + meta_bytes(op.weight.meta())
-        + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>();
-    let written =
-        meta_bytes(op.y.meta()) + op.final_states.as_ref().map_or(0, |states| meta_bytes(states.meta()));
-    plan.moves(read, written, facts);
-    Ok(Some(plan))
+    Ok(Some(fast.flatten().unwrap_or_else(|| planner.general())))
 }
 
 struct Planner<'a> {
@@ -88,6 +87,7 @@ struct Planner<'a> {
     sizes: &'a Sizes,
     facts: &'a DeviceFacts,
     has_states: bool,
+    traffic: Traffic,
 }
 
 /// Where the blocks of a fast path are.
@@ -180,7 +180,7 @@ impl Planner<'_> {
             resident,
             "causal_conv1d_forward_channel_last.cuh",
             "causal_conv1d_forward_channel_last",
-            "forward_channel_last",
+            "causal_conv1d::forward_channel_last<Problem, Tile>",
         )
     }
 
@@ -244,7 +244,7 @@ impl Planner<'_> {
             resident,
             "causal_conv1d_forward_channel_first.cuh",
             "causal_conv1d_forward_channel_first",
-            "forward_channel_first",
+            "causal_conv1d::forward_channel_first<Problem, Tile>",
         )
     }
 
@@ -266,7 +266,7 @@ impl Planner<'_> {
         resident: u32,
         header: &'static str,
         entry: &'static str,
-        body: &str,
+        function: &str,
     ) -> Option<Plan> {
         let &Geometry { threads, blocks, tile_divisor } = geometry;
         let (batches_per_layer, batch_layers) = layers(self.sizes.batch)?;
@@ -287,15 +287,9 @@ impl Planner<'_> {
             tile_divisor: Divisor::new(tile_divisor),
             ..self.arguments()
         };
-        let text = instantiation(
-            self.problem(),
-            tile,
-            entry,
-            "ForwardArguments",
-            body,
-            &kernel_macro(threads, resident, 1),
-        );
-        let mut plan = plain_plan(header, entry, text, &arguments);
+        let kernel = kernel_macro(threads, resident, 1);
+        let entry = self.entry(header, entry, kernel, tile, function);
+        let mut plan = entry.plan(&arguments, self.traffic, self.facts);
         plan.grid = [total as u32, batches_per_layer, batch_layers];
         plan.block = [threads, 1, 1];
         Some(plan)
@@ -304,7 +298,6 @@ impl Planner<'_> {
     fn general(&self) -> Plan {
         const THREADS: u32 = 128;
         const RUN: i64 = 4;
-        const ENTRY: &str = "causal_conv1d_forward_general";
         let x = View::of(&self.op.x);
         let dim_fastest = x.stride(1).unsigned_abs() < x.stride(2).unsigned_abs();
         let tile = Constants::new("Tile").int("threads", THREADS).flag("dim_fastest", dim_fastest);
@@ -312,18 +305,29 @@ impl Planner<'_> {
             self.sizes.dim.saturating_mul(self.sizes.batch).saturating_mul(blocks_of(self.sizes.seqlen, RUN));
         let blocks = striding_blocks(self.facts, tasks, THREADS);
         let arguments = Arguments { blocks, ..self.arguments() };
-        let text = instantiation(
-            self.problem(),
+        let entry = self.entry(
+            "causal_conv1d_forward_general.cuh",
+            "causal_conv1d_forward_general",
+            kernel_macro(THREADS, 1, 1),
             tile,
-            ENTRY,
-            "ForwardArguments",
-            "forward_general",
-            &kernel_macro(THREADS, 1, 1),
+            "causal_conv1d::forward_general<Problem, Tile>",
         );
-        let mut plan = plain_plan("causal_conv1d_forward_general.cuh", ENTRY, text, &arguments);
+        let mut plan = entry.plan(&arguments, self.traffic, self.facts);
         plan.grid = [blocks, 1, 1];
         plan.block = [THREADS, 1, 1];
         plan
+    }
+
+    fn entry<'b>(
+        &self,
+        header: &'static str,
+        name: &'static str,
+        kernel: String,
+        tile: Constants,
+        function: &'b str,
+    ) -> Entry<'b> {
+        let (problem, argument) = (self.problem(), "causal_conv1d::ForwardArguments");
+        Entry { header, name, kernel, problem, tile, argument, function }
     }
 
     fn problem(&self) -> Constants {

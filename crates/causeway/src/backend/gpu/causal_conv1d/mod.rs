@@ -17,7 +17,7 @@ pub mod varlen_states;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::launch::{Constants, PACKET, most_blocks, plain_plan, power_of_two_in};
+use super::launch::{Constants, Entry, PACKET, Traffic, kernel_macro, most_blocks, power_of_two_in};
 use super::plan::{DeviceFacts, Vendor};
 use crate::causal_conv1d::Activation;
 use crate::error::{Error, Result};
@@ -167,35 +167,6 @@ fn refuse_f64(x: DType, facts: &DeviceFacts) -> Result<()> {
 impl Constants {
     fn silu(self, activation: Activation) -> Self {
         self.flag("silu", activation == Activation::Silu)
-    }
-}
-
-/// The text after the header: the constants, and the one entry, which calls `body<Problem, Tile>`.
-///
-/// `kernel` is what a [`kernel_macro`] says.
-fn instantiation(
-    problem: Constants,
-    tile: Constants,
-    entry: &str,
-    arguments: &str,
-    body: &str,
-    kernel: &str,
-) -> String {
-    format!(
-        "{}{}{kernel} {entry}(const causeway::causal_conv1d::{arguments} arguments) {{\n    \
-         causeway::causal_conv1d::{body}<Problem, Tile>(arguments);\n}}\n",
-        problem.finish(),
-        tile.finish()
-    )
-}
-
-/// How an entry of blocks of `threads` threads begins: `resident` of them should fit on a multiprocessor, and `cluster` of
-/// them run together.
-fn kernel_macro(threads: u32, resident: u32, cluster: u32) -> String {
-    if cluster > 1 {
-        format!("CAUSEWAY_CLUSTER_KERNEL({threads}, {resident}, {cluster})")
-    } else {
-        format!("CAUSEWAY_KERNEL({threads}, {resident})")
     }
 }
 

@@ -4,14 +4,15 @@ use bytemuck::{Pod, Zeroable};
 
 use super::forward_tiles::WIDEST;
 use super::{
-    Constants, PACKET, Strides2, Strides3, View, address, blocks_of, bytes, instantiation, kernel_macro,
-    layers, meta_bytes, most_blocks, plain_plan, power_of_two_in, refuse_f64, striding_blocks, weight_access,
+    Constants, Entry, PACKET, Strides2, Strides3, Traffic, View, address, blocks_of, bytes, kernel_macro,
+    layers, meta_bytes, most_blocks, power_of_two_in, refuse_f64, striding_blocks, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Update, UpdateSizes};
 use crate::error::Result;
 
 const HEADER: &str = "causal_conv1d_update.cuh";
+const ARGUMENT: &str = "causal_conv1d::UpdateArguments";
 
 /// `UpdateArguments` of causal_conv1d_update.cuh.
 #[repr(C)]
@@ -68,7 +69,6 @@ pub fn plan(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Result
     if sizes.batch == 0 || sizes.dim == 0 || sizes.seqlen == 0 {
         return Ok(None);
     }
-    let mut plan = vector(op, sizes, facts).unwrap_or_else(|| general(op, sizes, facts));
     let row = sizes.dim as u64 * op.x.dtype().size() as u64;
     let rows = sizes.batch as u64 * row;
     // Of a ring, the history is read and the new positions are written; of a shifted state, everything.
@@ -77,17 +77,18 @@ pub fn plan(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Result
         None => (sizes.state_len, sizes.state_len),
     };
     let inputs = [&op.bias, &op.cache_seqlens, &op.conv_state_indices];
-    let read = meta_bytes(op.x.meta())
-        + meta_bytes(op.weight.meta())
-        + rows * read as u64
-        + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>();
-    plan.moves(read, meta_bytes(op.y.meta()) + rows * written as u64, facts);
-    Ok(Some(plan))
+    let traffic = Traffic {
+        read: meta_bytes(op.x.meta())
+            + meta_bytes(op.weight.meta())
+            + rows * read as u64
+            + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>(),
+        written: meta_bytes(op.y.meta()) + rows * written as u64,
+    };
+    Ok(Some(vector(op, sizes, traffic, facts).unwrap_or_else(|| general(op, sizes, traffic, facts))))
 }
 
 /// The kernel for one new position per entry.
-fn vector(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Option<Plan> {
-    const ENTRY: &str = "causal_conv1d_update_vector";
+fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &DeviceFacts) -> Option<Plan> {
     const THREADS: u32 = 128;
     let (x, y, state) = (View::of(&op.x), View::of_mut(&op.y), View::of_mut(&op.conv_state));
     let ring = op.cache_seqlens.is_some();
@@ -132,34 +133,35 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Option<P
         .int("state_len", if ring && layout != "channels" { 0 } else { sizes.state_len })
         .int("state_bytes", state_bytes)
         .int("weight_bytes", weight_access(&op.weight, channels));
-    let text = instantiation(
-        problem(op, sizes),
+    let entry = Entry {
+        header: HEADER,
+        name: "causal_conv1d_update_vector",
+        kernel: kernel_macro(THREADS, 1, 1),
+        problem: problem(op, sizes),
         tile,
-        ENTRY,
-        "UpdateArguments",
-        "update_vector",
-        &kernel_macro(THREADS, 1, 1),
-    );
-    let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks_per_layer, ..arguments(op, sizes) });
+        argument: ARGUMENT,
+        function: "causal_conv1d::update_vector<Problem, Tile>",
+    };
+    let mut plan = entry.plan(&Arguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks as u32, blocks_per_layer, batch_layers];
     plan.block = [THREADS, 1, 1];
     Some(plan)
 }
 
-fn general(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Plan {
-    const ENTRY: &str = "causal_conv1d_update_general";
+fn general(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &DeviceFacts) -> Plan {
     const THREADS: u32 = 128;
     let blocks = striding_blocks(facts, sizes.batch.saturating_mul(sizes.dim), THREADS);
     let tile = Constants::new("Tile").int("threads", THREADS);
-    let text = instantiation(
-        problem(op, sizes),
+    let entry = Entry {
+        header: HEADER,
+        name: "causal_conv1d_update_general",
+        kernel: kernel_macro(THREADS, 1, 1),
+        problem: problem(op, sizes),
         tile,
-        ENTRY,
-        "UpdateArguments",
-        "update_general",
-        &kernel_macro(THREADS, 1, 1),
-    );
-    let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks, ..arguments(op, sizes) });
+        argument: ARGUMENT,
+        function: "causal_conv1d::update_general<Problem, Tile>",
+    };
+    let mut plan = entry.plan(&Arguments { blocks, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks, 1, 1];
     plan.block = [THREADS, 1, 1];
     plan

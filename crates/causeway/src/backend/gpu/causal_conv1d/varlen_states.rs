@@ -3,14 +3,15 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{
-    Constants, Strides2, Strides3, View, blocks_of, instantiation, kernel_macro, layers, meta_bytes,
-    plain_plan, power_of_two_in, refuse_f64, striding_blocks,
+    Constants, Entry, Strides2, Strides3, Traffic, View, blocks_of, kernel_macro, layers, meta_bytes,
+    power_of_two_in, refuse_f64, striding_blocks,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{VarlenStates, VarlenStatesSizes};
 use crate::error::Result;
 
 const HEADER: &str = "causal_conv1d_varlen_states.cuh";
+const ARGUMENT: &str = "causal_conv1d::VarlenStatesArguments";
 
 /// Longest state that the vector kernel keeps in registers.
 const LONGEST_STATE: i64 = 9;
@@ -43,14 +44,18 @@ pub fn plan(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFact
     if op.states.meta().is_empty() {
         return Ok(None);
     }
-    let mut plan = vector(op, sizes, facts).unwrap_or_else(|| general(op, sizes, facts));
     let kept = meta_bytes(op.states.meta());
-    plan.moves(kept.min(meta_bytes(op.x.meta())) + meta_bytes(op.cu_seqlens.meta()), kept, facts);
-    Ok(Some(plan))
+    let read = kept.min(meta_bytes(op.x.meta())) + meta_bytes(op.cu_seqlens.meta());
+    let traffic = Traffic { read, written: kept };
+    Ok(Some(vector(op, sizes, traffic, facts).unwrap_or_else(|| general(op, sizes, traffic, facts))))
 }
 
-fn vector(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFacts) -> Option<Plan> {
-    const ENTRY: &str = "causal_conv1d_varlen_states_vector";
+fn vector(
+    op: &VarlenStates<'_>,
+    sizes: &VarlenStatesSizes,
+    traffic: Traffic,
+    facts: &DeviceFacts,
+) -> Option<Plan> {
     let (x, states) = (View::of(&op.x), View::of_mut(&op.states));
     let side_by_side = states.is_dense(2) && (sizes.dim == 1 || states.stride(1) == sizes.state_len);
     if sizes.state_len > LONGEST_STATE || !x.is_dense(1) || !side_by_side {
@@ -71,34 +76,35 @@ fn vector(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFacts)
         .int("threads", threads)
         .int("state_len", sizes.state_len)
         .int("state_bytes", state_bytes);
-    let text = instantiation(
-        problem(op),
+    let entry = Entry {
+        header: HEADER,
+        name: "causal_conv1d_varlen_states_vector",
+        kernel: kernel_macro(threads, 1, 1),
+        problem: problem(op),
         tile,
-        ENTRY,
-        "VarlenStatesArguments",
-        "varlen_states_vector",
-        &kernel_macro(threads, 1, 1),
-    );
-    let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks_per_layer, ..arguments(op, sizes) });
+        argument: ARGUMENT,
+        function: "causal_conv1d::varlen_states_vector<Problem, Tile>",
+    };
+    let mut plan = entry.plan(&Arguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks, blocks_per_layer, sequence_layers];
     plan.block = [threads, 1, 1];
     Some(plan)
 }
 
-fn general(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFacts) -> Plan {
-    const ENTRY: &str = "causal_conv1d_varlen_states_general";
+fn general(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, traffic: Traffic, facts: &DeviceFacts) -> Plan {
     const THREADS: u32 = 128;
     let blocks = striding_blocks(facts, op.states.meta().element_count(), THREADS);
     let tile = Constants::new("Tile").int("threads", THREADS);
-    let text = instantiation(
-        problem(op),
+    let entry = Entry {
+        header: HEADER,
+        name: "causal_conv1d_varlen_states_general",
+        kernel: kernel_macro(THREADS, 1, 1),
+        problem: problem(op),
         tile,
-        ENTRY,
-        "VarlenStatesArguments",
-        "varlen_states_general",
-        &kernel_macro(THREADS, 1, 1),
-    );
-    let mut plan = plain_plan(HEADER, ENTRY, text, &Arguments { blocks, ..arguments(op, sizes) });
+        argument: ARGUMENT,
+        function: "causal_conv1d::varlen_states_general<Problem, Tile>",
+    };
+    let mut plan = entry.plan(&Arguments { blocks, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks, 1, 1];
     plan.block = [THREADS, 1, 1];
     plan

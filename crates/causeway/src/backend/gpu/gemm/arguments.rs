@@ -19,6 +19,9 @@ struct Operand {
     reduction_stride: i64,
 }
 
+/// [`Arguments`] in device code, within the namespace `causeway`.
+pub(super) const ARGUMENT: &str = "gemm::Arguments";
+
 /// `Arguments` of gemm.cuh.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]

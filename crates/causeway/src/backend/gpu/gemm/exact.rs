@@ -1,13 +1,11 @@
 //! Planner of kernels/gemm_exact.cuh: one chain of fused multiply-adds per output, on any device.
 
-use super::arguments::{Access, Arguments, Grid, constants, result_bytes};
+use super::arguments::{ARGUMENT, Access, Arguments, Grid, constants, result_bytes};
 use super::problem::Problem;
-use crate::backend::gpu::launch::{Constants, plain_plan};
+use crate::backend::gpu::launch::{Constants, Entry, kernel_macro};
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::error::Result;
 
-const HEADER: &str = "gemm_exact.cuh";
-const ENTRY: &str = "gemm_exact";
 const THREADS: u32 = 256;
 
 /// Outputs of a tile along each axis. The largest does the most with what it reads; a smaller one is for results that
@@ -30,18 +28,20 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
     let fits = [left.bytes, right.bytes].iter().all(|bytes| matches!(bytes, 2 | 16))
         && (left.bytes == right.bytes || facts.architecture != "sm_75");
     let resident = if fits { 2 } else { 1 };
-    let text = format!(
-        "{}{}CAUSEWAY_KERNEL({THREADS}, {resident}) {ENTRY}(const causeway::gemm::Arguments arguments) {{\n    \
-         causeway::gemm::exact<Problem, Tile>(arguments);\n}}\n",
-        constants(problem, left, right).int("result_bytes", results).finish(),
-        Constants::new("Tile").int("size", size).finish()
-    );
+    let entry = Entry {
+        header: "gemm_exact.cuh",
+        name: "gemm_exact",
+        kernel: kernel_macro(THREADS, resident, 1),
+        problem: constants(problem, left, right).int("result_bytes", results),
+        tile: Constants::new("Tile").int("size", size),
+        argument: ARGUMENT,
+        function: "gemm::exact<Problem, Tile>",
+    };
     let arguments = Arguments::new(problem, &grid, problem.reduction, 1);
-    let mut plan = plain_plan(HEADER, ENTRY, text, &arguments);
+    let mut plan = entry.plan(&arguments, problem.traffic(), facts);
     plan.grid = [grid.width, grid.height, 1];
     plan.block = [THREADS, 1, 1];
     plan.shared_bytes = shared_bytes();
-    plan.moves(problem.read_bytes(), problem.written_bytes(), facts);
     Ok(plan)
 }
 

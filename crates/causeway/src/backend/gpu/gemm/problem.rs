@@ -1,5 +1,6 @@
 //! A matrix product as planners see it.
 
+use crate::backend::gpu::launch::Traffic;
 use crate::gemm::{Algorithm, Forward, GradA, GradB, Sizes};
 use crate::tensor::{DType, Meta};
 
@@ -114,14 +115,10 @@ impl Problem {
         }
     }
 
-    /// Bytes of both operands, each element once.
-    pub fn read_bytes(&self) -> u64 {
-        let elements = (self.rows as u64 + self.columns as u64) * self.reduction as u64;
-        elements * self.dtype.size() as u64
-    }
-
-    /// Bytes of the result.
-    pub fn written_bytes(&self) -> u64 {
-        self.rows as u64 * self.columns as u64 * self.dtype.size() as u64
+    /// Both operands are read, and the result is written.
+    pub(in crate::backend::gpu) fn traffic(&self) -> Traffic {
+        let (rows, columns) = (self.rows as u64, self.columns as u64);
+        let bytes = |elements| elements * self.dtype.size() as u64;
+        Traffic { read: bytes((rows + columns) * self.reduction as u64), written: bytes(rows * columns) }
     }
 }

@@ -1,13 +1,11 @@
 //! Planner of kernels/gemm_tile.cuh: products through the matrix units of a wave.
 
-use super::arguments::{Access, Arguments, Grid, constants, result_bytes};
+use super::arguments::{ARGUMENT, Access, Arguments, Grid, constants, result_bytes};
 use super::problem::Problem;
-use crate::backend::gpu::launch::{Constants, plain_plan};
+use crate::backend::gpu::launch::{Constants, Entry, kernel_macro};
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::error::Result;
 use crate::tensor::DType;
-
-const ENTRY: &str = "gemm_tile";
 
 /// Terms of a step.
 const DEPTH: u32 = 32;
@@ -124,7 +122,6 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan
     // way to shared memory, where there is no other way or by 2 bytes, take more.
     let through_registers = unit.stages(facts) == 2 || left.bytes.min(right.bytes) == 2;
     let resident = if through_registers { 1 } else { tile.resident };
-    let constants = constants(problem, left, right).int("result_bytes", result_bytes(problem, 16)).finish();
     let shape = Constants::new("Tile")
         .int("rows", tile.rows)
         .int("columns", tile.columns)
@@ -133,18 +130,20 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan
         .int("waves_down", tile.waves_down)
         .int("waves_across", tile.waves_across)
         .int("stages", stages);
-    let text = format!(
-        "{constants}{}CAUSEWAY_KERNEL({threads}, {}) {ENTRY}(const causeway::gemm::Arguments arguments) {{\n    \
-         causeway::gemm::TileProduct<Problem, Tile, causeway::gemm::{}>::run(arguments);\n}}\n",
-        shape.finish(),
-        resident,
-        unit.text(),
-    );
-    let mut plan = plain_plan(unit.header(), ENTRY, text, &Arguments::new(problem, &grid, part, parts));
+    let entry = Entry {
+        header: unit.header(),
+        name: "gemm_tile",
+        kernel: kernel_macro(threads, resident, 1),
+        problem: constants(problem, left, right).int("result_bytes", result_bytes(problem, 16)),
+        tile: shape,
+        argument: ARGUMENT,
+        function: &format!("gemm::TileProduct<Problem, Tile, causeway::gemm::{}>::run", unit.text()),
+    };
+    let arguments = Arguments::new(problem, &grid, part, parts);
+    let mut plan = entry.plan(&arguments, problem.traffic(), facts);
     plan.grid = [grid.width, grid.height, parts];
     plan.block = [threads, 1, 1];
     plan.shared_bytes = tile.shared_bytes(stages);
-    plan.moves(problem.read_bytes(), problem.written_bytes(), facts);
     if parts > 1 {
         plan.workspace_bytes = grid.tiles * u64::from(parts) * u64::from(tile.rows * tile.columns) * 4;
         plan.counters = grid.tiles as u32;

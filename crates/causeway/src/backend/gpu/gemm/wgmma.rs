@@ -184,6 +184,7 @@ impl Launch<'_> {
         let Choice { tile, cluster, clusters, rest, .. } = self.choice;
         let arguments = self.arguments();
         let threads = self.threads();
+        let traffic = self.problem.traffic();
         let warps = u64::from(cluster.blocks() * tile.rows / 16);
         // A piece has the f32 sums of a cluster's tile; a tile of the rest, a counter for each warp.
         let tile_bytes = u64::from(cluster.blocks() * tile.rows * tile.columns) * 4;
@@ -201,8 +202,8 @@ impl Launch<'_> {
             arguments: arguments.bytes,
             tensor_maps: arguments.maps,
             begins_early: true,
-            read_bytes: self.problem.read_bytes(),
-            written_bytes: self.problem.written_bytes(),
+            read_bytes: traffic.read,
+            written_bytes: traffic.written,
         }
     }
 
