@@ -6,7 +6,6 @@
 //   share_sums   `shared_rest`: warps of several clusters leave theirs in the workspace, and the last one adds them
 #pragma once
 #include "gemm_wgmma_work.cuh"
-#include "portable_memory.cuh"
 
 namespace causeway {
 namespace gemm {

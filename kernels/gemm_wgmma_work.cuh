@@ -27,6 +27,7 @@ constexpr u32 CONSUMERS_MEET = 1;  // named barrier
 constexpr u32 RAW_LINE = 144;      // bytes of 72 elements
 constexpr u32 RAW_BOX = 8 * RAW_LINE;
 constexpr u32 RAW_GROUP = 8 * RAW_BOX;  // 64 lines, by residues
+
 // An operand: one map, or one for each residue of a line's number and the elements between the rounded address and the
 // line's own, 4 bits each.
 template <bool ByRows> struct Operand { TensorMap map[1]; };
@@ -82,6 +83,7 @@ template <typename T> struct Shape {
     static_assert((RAW_GROUPS > 0) == (T::aligners > 0) && (RAW_GROUPS > 0) == (T::raw_stages > 0), "aligners align");
     static_assert(RAW_GROUPS == 0 || SHARE_ROWS * SHARE_COLUMNS == 1, "lines that begin anywhere are not shared");
 };
+
 // The stage that comes next, and the parity of its pass through the ring.
 template <int Stages> struct Ring {
     u32 stage = 0, parity = 0;
@@ -89,6 +91,7 @@ template <int Stages> struct Ring {
         if (++stage == Stages) stage = 0, parity ^= 1;
     }
 };
+
 // Where one block stands.
 template <typename T> struct Block {
     using S = Shape<T>;

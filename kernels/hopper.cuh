@@ -4,7 +4,7 @@
 // Addresses of shared memory are the 32-bit ones of its own window. No other target includes this file, and the
 // simulator does not run what it holds.
 #pragma once
-#include "portable.cuh"
+#include "portable_memory.cuh"
 
 namespace causeway {
 
@@ -200,12 +200,7 @@ CAUSEWAY_DEVICE void named_barrier(u32 id, u32 threads) {
 CAUSEWAY_DEVICE bool last_warp_to_arrive(u32* counter, u32 warps) {
     u32 before = 0;
     wave_barrier();
-    if (lane_index() == 0) {
-        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                     : "=r"(before)
-                     : "l"(counter), "r"(warps - 1)
-                     : "memory");
-    }
+    if (lane_index() == 0) before = count_arrival(counter, warps);
     // A vote, of which the compiler knows that all lanes see the same.
     return __any_sync(0xffffffffu, lane_index() == 0 && before == warps - 1);
 }

@@ -318,17 +318,28 @@ CAUSEWAY_DEVICE void receive(u32 mailbox) {
 
 // ---- blocks that wait for nobody -----------------------------------------------------------------------------------
 
+// Counts one of `all` arrivals, and tells how many came before it. The last one sees, through load_mutable, what the others
+// wrote before theirs. The counter is 0 before the first arrival and again after the last.
+CAUSEWAY_DEVICE u32 count_arrival(u32* counter, u32 all) {
+    u32 before;
+#if defined(CAUSEWAY_HOST)
+    before = __atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL);
+    if (before == all - 1) *counter = 0;
+#elif defined(CAUSEWAY_AMD)
+    before = __builtin_amdgcn_atomic_inc32((CAUSEWAY_GLOBAL u32*)counter, all - 1, __ATOMIC_ACQ_REL, "agent");
+#elif __CUDA_ARCH__ >= 700
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(all - 1) : "memory");
+#endif
+    return before;
+}
+
 // Counts the blocks of a group as they finish. True in all threads of the block that arrives last, which then sees
 // everything that the others wrote before they arrived, through load_mutable. The counter is 0 before the first
 // arrival and again after the last. `flag_offset`: 4 bytes of shared memory that are free for this.
 CAUSEWAY_DEVICE bool last_block_to_arrive(u32* counter, u32 blocks, u32 flag_offset CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_HOST)
     causeway_simulator::meet_block(site);
-    if (thread_index() == 0) {
-        const bool last = __atomic_add_fetch(counter, 1u, __ATOMIC_ACQ_REL) == blocks;
-        if (last) *counter = 0;
-        store_shared<4>(flag_offset, Packet<4>{{last}});
-    }
+    if (thread_index() == 0) store_shared<4>(flag_offset, Packet<4>{{count_arrival(counter, blocks) == blocks - 1}});
     causeway_simulator::meet_block(site);
     return load_shared<4>(flag_offset).word[0] != 0;
 #else
@@ -337,20 +348,7 @@ CAUSEWAY_DEVICE bool last_block_to_arrive(u32* counter, u32 blocks, u32 flag_off
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
 #endif
     block_barrier();
-    if (thread_index() == 0) {
-        u32 before;
-#if defined(CAUSEWAY_NVIDIA)
-#if __CUDA_ARCH__ >= 700
-        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                     : "=r"(before)
-                     : "l"(counter), "r"(blocks - 1)
-                     : "memory");
-#endif
-#else
-        before = __builtin_amdgcn_atomic_inc32((CAUSEWAY_GLOBAL u32*)counter, blocks - 1, __ATOMIC_ACQ_REL, "agent");
-#endif
-        store_shared<4>(flag_offset, Packet<4>{{before == blocks - 1 ? 1u : 0u}});
-    }
+    if (thread_index() == 0) store_shared<4>(flag_offset, Packet<4>{{count_arrival(counter, blocks) == blocks - 1}});
     block_barrier();
     const bool last = load_shared<4>(flag_offset).word[0] != 0;
 #if defined(CAUSEWAY_AMD)
