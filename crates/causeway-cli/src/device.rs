@@ -7,6 +7,9 @@ use causeway_sim::{Settings, Simulator};
 
 use crate::failure::Failure;
 
+/// More would take minutes to start, and no machine has so many cores.
+const MOST_THREADS: usize = 4096;
+
 /// Where to compute.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
@@ -49,8 +52,11 @@ impl DeviceArgs {
     fn device(&self) -> Result<(Device, usize), Failure> {
         let device = open(&self.device)?;
         match self.threads {
-            Some(0) => Err(Failure::input("--threads is 0: expected 1 or more")),
-            threads => Ok((device, threads.unwrap_or(0))),
+            None => Ok((device, 0)),
+            Some(threads @ 1..=MOST_THREADS) => Ok((device, threads)),
+            Some(threads) => {
+                Err(Failure::input(format!("--threads is {threads}: expected 1 to {MOST_THREADS}")))
+            }
         }
     }
 }

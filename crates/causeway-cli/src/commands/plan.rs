@@ -87,7 +87,8 @@ pub(super) fn gpu_cases(suite: &str, text: Option<&str>) -> Result<Vec<Case>, Fa
         case.problem.dtype() != DType::F64 && text.is_none_or(|text| case.name.contains(text))
     });
     if cases.is_empty() {
-        return Err(Failure::input(format!("no case of suite {suite} is left for a GPU")));
+        let named = text.map(|text| format!(" has {text:?} in its name and")).unwrap_or_default();
+        return Err(Failure::input(format!("no case of suite {suite}{named} is for a GPU")));
     }
     Ok(cases)
 }

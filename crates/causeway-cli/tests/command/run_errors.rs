@@ -116,7 +116,10 @@ fn devices_and_threads_that_do_not_exist_are_refused() {
     assert!(
         forward_error(&tensors, &["--device", "abacus"]).contains("device is \"abacus\": expected best, cpu")
     );
-    assert!(forward_error(&tensors, &["--threads", "0"]).contains("--threads is 0"));
+    for threads in ["0", "4097", "100000", "18446744073709551615"] {
+        let sentence = format!("--threads is {threads}: expected 1 to 4096");
+        assert!(forward_error(&tensors, &["--threads", threads]).contains(&sentence));
+    }
 }
 
 #[test]

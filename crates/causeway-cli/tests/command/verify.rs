@@ -78,7 +78,10 @@ fn repeats_are_counted_in_the_output_and_in_the_report() {
         evidence.contains("Every call was made 5 times") && evidence.contains("0 outputs differed"),
         "{evidence}"
     );
-    assert!(refusal(&["verify", "--repeat", "0"]).contains("--repeat"));
+    for wrong in ["0", "4294967296", "two"] {
+        let said = refusal(&["verify", "--repeat", wrong]);
+        assert!(said.contains("--repeat") && said.contains("expected 1 to 4294967295"), "{said}");
+    }
 }
 
 #[test]

@@ -224,6 +224,23 @@ fn a_file_is_not_replaced_by_a_socket() {
 }
 
 #[test]
+fn names_that_no_socket_can_have_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let within = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    let long = within(&"a".repeat(200));
+    for (path, sentence) in
+        [(&long, format!("it has {} bytes", long.len())), (&within("absent/s"), "No such file".to_string())]
+    {
+        let output = spawn(Path::new(path)).wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with(&format!("error: cannot listen on {path}: ")), "{said}");
+        assert!(said.contains(&sentence) && !said.contains(".causeway-"), "{said}");
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn a_signal_lets_the_request_in_hand_finish() {
     let mut server = Server::start(&[]);
     for number in 0..50 {

@@ -38,15 +38,24 @@ impl Listener {
     /// [`ErrorKind::AddrInUse`] if a server answers there, [`ErrorKind::AlreadyExists`] if something else than a socket
     /// has the name, or what the operating system says.
     pub fn bind(path: &Path) -> io::Result<Self> {
+        if let Err(error) = std::os::unix::net::SocketAddr::from_pathname(path) {
+            let bytes = path.as_os_str().len();
+            let message = format!("{error}: it has {bytes} bytes, and a socket's name about 100 at most");
+            return Err(io::Error::new(error.kind(), message));
+        }
         remove_left_behind(path)?;
         // The socket is made in a directory that nobody else can enter, and gets its mode and its place after that:
         // it is never open to others.
         let directory =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // A directory that is not there is named by the system.
+        std::fs::metadata(directory)?;
         let private = tempfile::Builder::new()
             .prefix(PRIVATE.0)
             .permissions(std::fs::Permissions::from_mode(0o700))
-            .tempdir_in(directory)?;
+            .tempdir_in(directory)
+            // The kind alone: tempfile adds the name of its directory, and nobody has asked for it.
+            .map_err(|error| io::Error::from(error.kind()))?;
         remove_abandoned(directory, private.path().metadata()?.uid());
         let made = private.path().join(PRIVATE.1);
         let socket = UnixListener::bind(&made)?;

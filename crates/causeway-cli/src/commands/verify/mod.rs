@@ -44,7 +44,7 @@ pub(crate) struct Args {
     case: Option<String>,
 
     /// Make every call this often; each time has to give the bits of the first
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_repeats)]
     repeat: NonZero<u32>,
 
     /// Write run.json, report.md and report.html to this directory
@@ -57,6 +57,10 @@ pub(crate) struct Args {
     /// Print as JSON
     #[arg(long)]
     json: bool,
+}
+
+fn parse_repeats(text: &str) -> Result<NonZero<u32>, String> {
+    text.parse().map_err(|_| format!("expected 1 to {}", u32::MAX))
 }
 
 /// Runs, prints and reports.
