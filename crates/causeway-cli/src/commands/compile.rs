@@ -4,7 +4,7 @@ use causeway::backend::gpu::cache::Origin;
 use causeway::backend::gpu::compiler::Target;
 use serde_json::json;
 
-use super::plan::gpu_cases;
+use super::plan::GpuCases;
 use crate::device::with_threads;
 use crate::failure::Failure;
 use crate::{kernels, terminal};
@@ -26,13 +26,8 @@ pub(crate) struct Args {
     #[arg(long = "arch", value_name = "ARCH", required = true)]
     archs: Vec<String>,
 
-    /// Suite: a name, or the path of a .toml file
-    #[arg(long, value_name = "NAME|PATH", default_value = "shapes")]
-    suite: String,
-
-    /// Only cases whose name contains this
-    #[arg(long, value_name = "TEXT")]
-    case: Option<String>,
+    #[command(flatten)]
+    cases: GpuCases,
 
     /// Print as JSON
     #[arg(long)]
@@ -43,7 +38,7 @@ pub(crate) struct Args {
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     // All names first: a typing error should not cost the time of the others.
     let targets = args.archs.iter().map(|arch| Target::parse(arch)).collect::<Result<Vec<_>, _>>()?;
-    let cases = gpu_cases(&args.suite, args.case.as_deref())?;
+    let cases = args.cases.open()?;
     let mut results = Vec::new();
     for target in &targets {
         let codes = with_threads(0, || kernels::compile(target, &cases))?;

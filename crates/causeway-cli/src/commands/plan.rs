@@ -29,13 +29,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
     device: Option<String>,
 
-    /// Suite: a name, or the path of a .toml file
-    #[arg(long, value_name = "NAME|PATH", default_value = "shapes")]
-    suite: String,
-
-    /// Only cases whose name contains this
-    #[arg(long, value_name = "TEXT")]
-    case: Option<String>,
+    #[command(flatten)]
+    cases: GpuCases,
 
     /// Print as JSON
     #[arg(long)]
@@ -46,7 +41,7 @@ pub(crate) struct Args {
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let facts = args.facts()?;
     let mut list = Vec::new();
-    for case in gpu_cases(&args.suite, args.case.as_deref())? {
+    for case in args.cases.open()? {
         for (call, plan) in plans(&case, &facts)? {
             if args.json {
                 list.push(json!({
@@ -80,15 +75,30 @@ impl Args {
     }
 }
 
-/// The cases of a suite that GPUs are asked for.
-pub(super) fn gpu_cases(suite: &str, text: Option<&str>) -> Result<Vec<Case>, Failure> {
-    let mut cases = Suite::open(suite).map_err(|error| Failure::input(error.to_string()))?.cases;
-    cases.retain(|case| {
-        case.problem.dtype() != DType::F64 && text.is_none_or(|text| case.name.contains(text))
-    });
-    if cases.is_empty() {
-        let named = text.map(|text| format!(" has {text:?} in its name and")).unwrap_or_default();
-        return Err(Failure::input(format!("no case of suite {suite}{named} is for a GPU")));
+/// Which cases of a suite.
+#[derive(Debug, clap::Args)]
+pub(super) struct GpuCases {
+    /// Suite: a name, or the path of a .toml file
+    #[arg(long, value_name = "NAME|PATH", default_value = "shapes")]
+    suite: String,
+
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    case: Option<String>,
+}
+
+impl GpuCases {
+    /// Those that GPUs are asked for.
+    pub(super) fn open(&self) -> Result<Vec<Case>, Failure> {
+        let (suite, text) = (&self.suite, self.case.as_deref());
+        let mut cases = Suite::open(suite).map_err(|error| Failure::input(error.to_string()))?.cases;
+        cases.retain(|case| {
+            case.problem.dtype() != DType::F64 && text.is_none_or(|text| case.name.contains(text))
+        });
+        if cases.is_empty() {
+            let named = text.map(|text| format!(" has {text:?} in its name and")).unwrap_or_default();
+            return Err(Failure::input(format!("no case of suite {suite}{named} is for a GPU")));
+        }
+        Ok(cases)
     }
-    Ok(cases)
 }

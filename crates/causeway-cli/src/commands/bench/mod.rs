@@ -332,25 +332,29 @@ fn is_empty(problem: &Problem) -> bool {
 fn begin_table(run: &Benchmark, device: &Device, cases: &[Case]) -> Result<Table, Failure> {
     let threads = rayon::current_num_threads();
     let plural = if threads == 1 { "" } else { "s" };
-    terminal::print(&format!("bench {} on {device}, {threads} thread{plural}", run.suite))?;
+    let columns = [("GB/s", 7), ("floor", 9), ("× floor", 7), ("× plain", 7)];
+    begin(run, &format!("{device}, {threads} thread{plural}"), cases, &columns)
+}
+
+/// Prints how a run measures and the titles of its table: the times of a call, `columns`, and what every run has.
+fn begin(
+    run: &Benchmark,
+    device: &str,
+    cases: &[Case],
+    columns: &[(&'static str, usize)],
+) -> Result<Table, Failure> {
+    terminal::print(&format!("bench {} on {device}", run.suite))?;
     for line in &run.method {
         terminal::print(&format!("  {line}"))?;
     }
     terminal::print("")?;
     let longest = cases.iter().map(|case| case.name.len()).max().unwrap_or(0);
-    Table::begin(vec![
-        Column::left("case", 0).fitting(longest),
-        Column::left("call", 8),
-        Column::right("median", 9),
-        Column::right("p20", 9),
-        Column::right("p80", 9),
-        Column::right("GB/s", 7),
-        Column::right("floor", 9),
-        Column::right("× floor", 7),
-        Column::right("× plain", 7),
-        Column::right("noise", 6),
-        Column::left("results", 0),
-    ])
+    let times = ["median", "p20", "p80"].map(|title| Column::right(title, 9));
+    let mut all = vec![Column::left("case", 0).fitting(longest), Column::left("call", 8)];
+    all.extend(times);
+    all.extend(columns.iter().map(|(title, width)| Column::right(title, *width)));
+    all.extend([Column::right("noise", 6), Column::left("results", 0)]);
+    Table::begin(all)
 }
 
 fn print_row(table: &Table, row: &Row) -> Result<(), Failure> {

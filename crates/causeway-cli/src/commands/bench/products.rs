@@ -10,9 +10,9 @@ use causeway::evidence::{Benchmark, Measurement, Row};
 use causeway::suite::{Case, Gemm, MatrixLayout, Problem};
 
 use super::gemm::{self, Product};
-use super::results;
+use super::{begin, results};
 use crate::failure::Failure;
-use crate::table::{Column, Table};
+use crate::table::Table;
 use crate::terminal;
 
 /// The product of a case that can be compared with the library: dense rows, nothing empty.
@@ -42,7 +42,9 @@ pub(super) fn measure(
     };
     let blas = VendorBlas::open(stream.device())?;
     run.method.push(format!("products: in turns with {}, whose time stands for the floor", blas.name()));
-    let table = (!quiet).then(|| begin_product_table(run, device, cases)).transpose()?;
+    let table = (!quiet)
+        .then(|| begin(run, &device.to_string(), cases, &[("TFLOP/s", 7), ("vendor", 9), ("× vendor", 8)]))
+        .transpose()?;
     let progress = terminal::progress(cases.len() as u64 * Product::ALL.len() as u64);
     for (case, problem) in cases.iter().filter_map(|case| Some((case, comparable(case)?))) {
         for product in Product::ALL {
@@ -72,27 +74,6 @@ pub(super) fn measure(
     }
     progress.finish_and_clear();
     Ok(())
-}
-
-fn begin_product_table(run: &Benchmark, device: &Device, cases: &[Case]) -> Result<Table, Failure> {
-    terminal::print(&format!("bench {} on {device}", run.suite))?;
-    for line in &run.method {
-        terminal::print(&format!("  {line}"))?;
-    }
-    terminal::print("")?;
-    let longest = cases.iter().map(|case| case.name.len()).max().unwrap_or(0);
-    Table::begin(vec![
-        Column::left("case", 0).fitting(longest),
-        Column::left("call", 8),
-        Column::right("median", 9),
-        Column::right("p20", 9),
-        Column::right("p80", 9),
-        Column::right("TFLOP/s", 7),
-        Column::right("vendor", 9),
-        Column::right("× vendor", 8),
-        Column::right("noise", 6),
-        Column::left("results", 0),
-    ])
 }
 
 /// The ratio is of speeds: above 1 is faster than the vendor's library.

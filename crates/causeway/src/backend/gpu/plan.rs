@@ -183,6 +183,15 @@ impl Plan {
     }
 }
 
+#[cfg(test)]
+impl Plan {
+    /// What a constant of the program is, as text.
+    pub(super) fn constant(&self, name: &str) -> &str {
+        let after = self.instantiation.split(&format!(" {name} = ")).nth(1);
+        after.and_then(|after| after.split(';').next()).unwrap_or_else(|| panic!("{name} in {self}"))
+    }
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [gx, gy, gz] = self.grid;

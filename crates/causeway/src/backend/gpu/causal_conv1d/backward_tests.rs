@@ -65,13 +65,8 @@ fn planned(op: &Backward<'_>) -> Plan {
     planned_for(op, &DeviceFacts::h200())
 }
 
-fn constant(plan: &Plan, name: &str) -> String {
-    let after = plan.instantiation.split(&format!(" {name} = ")).nth(1);
-    after.unwrap_or_else(|| panic!("{name} in {plan}")).split(';').next().unwrap().to_string()
-}
-
 fn number(plan: &Plan, name: &str) -> u64 {
-    constant(plan, name).parse().unwrap()
+    plan.constant(name).parse().unwrap()
 }
 
 fn arguments(plan: &Plan) -> Arguments {
@@ -109,7 +104,7 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
             let count = number(plan, "bytes") * number(plan, "packets") / element;
             assert_eq!(piece % (number(plan, "lanes") * count), 0, "whole tiles: {plan}");
             assert!(count >= sizes.width as u64 - 1, "halos fit a lane: {plan}");
-            if constant(plan, "ragged") == "true" {
+            if plan.constant("ragged") == "true" {
                 assert!(
                     pieces * piece >= sizes.seqlen as u64 + number(plan, "bytes") / element - 1,
                     "{plan}"
@@ -172,7 +167,7 @@ fn memory_order_and_size_decide_the_kernel() {
     assert_eq!(entry([2, 64, 127], first([2, 64, 127]), 4), "causal_conv1d_backward_channel_first");
     assert_eq!(entry(small, [128 * 128, 2, 128], 4), "causal_conv1d_backward_general");
     assert_eq!(entry(small, first(small), 9), "causal_conv1d_backward_general");
-    assert_eq!(constant(&planned(&call(DType::BF16, small, first(small), 9)), "width"), "0");
+    assert_eq!(planned(&call(DType::BF16, small, first(small), 9)).constant("width"), "0");
 }
 
 #[test]
@@ -200,7 +195,7 @@ fn channels_that_do_not_fit_at_once_are_cut_finely() {
         let mut op = call(dtype, shape, first(shape), 4);
         op.activation = activation;
         let plan = planned(&op);
-        assert_eq!((number(&plan, "unroll"), constant(&plan, "full").as_str()), (2, "true"), "{plan}");
+        assert_eq!((number(&plan, "unroll"), plan.constant("full")), (2, "true"), "{plan}");
         number(&plan, "waves_per_channel")
     };
     assert_eq!(waves(DType::BF16, Activation::Silu), 1);
@@ -223,13 +218,13 @@ fn odd_rows_keep_wide_accesses_when_all_tensors_share_their_residues() {
     let shape = [4, 64, 1023];
     let mut op = call(DType::BF16, shape, first(shape), 4);
     let plan = planned(&op);
-    assert_eq!((number(&plan, "bytes"), constant(&plan, "ragged").as_str()), (16, "true"));
+    assert_eq!((number(&plan, "bytes"), plan.constant("ragged")), (16, "true"));
     op.dx = written(DX + 4, DType::BF16, &shape, &first(shape));
     let plan = planned(&op);
     assert_eq!((number(&plan, "bytes"), number(&plan, "packets")), (4, 4));
     op.dx = written(DX, DType::BF16, &shape, &[64 * 1024, 1024, 1]);
     let plan = planned(&op);
-    assert_eq!((number(&plan, "bytes"), constant(&plan, "ragged").as_str()), (2, "false"));
+    assert_eq!((number(&plan, "bytes"), plan.constant("ragged")), (2, "false"));
 }
 
 #[test]
@@ -252,10 +247,10 @@ fn states_add_blocks_and_nothing_else() {
     let pairs_per_block = u64::from(plan.block[0]) / 3;
     let state_blocks = (8 * 2048u64).div_ceil(pairs_per_block) as u32;
     assert_eq!(plan.grid[0], plain.grid[0] + state_blocks);
-    assert_eq!(constant(&plan, "dinitial_states"), "true");
+    assert_eq!(plan.constant("dinitial_states"), "true");
     // A width of one has no states.
     let plan = planned(&with_states(call(DType::BF16, shape, last(shape), 1), 8));
-    assert_eq!(constant(&plan, "initial_states"), "false");
+    assert_eq!(plan.constant("initial_states"), "false");
     assert_eq!(plan.grid[0], arguments(&plan).sum_blocks);
 }
 
@@ -263,10 +258,10 @@ fn states_add_blocks_and_nothing_else() {
 fn boundaries_of_no_sequence_are_not_read() {
     let mut op = call(DType::F32, [1, 8, 0], [0, 1, 8], 4);
     op.cu_seqlens = Some(read(0xb00_0000, DType::I64, &[1], &[1]));
-    assert_eq!(constant(&planned(&op), "cu_seqlens"), "0");
+    assert_eq!(planned(&op).constant("cu_seqlens"), "0");
     op = call(DType::F32, [1, 8, 10], [80, 1, 8], 4);
     op.cu_seqlens = Some(read(0xb00_0000, DType::I64, &[3], &[1]));
-    assert_eq!(constant(&planned(&op), "cu_seqlens"), "8");
+    assert_eq!(planned(&op).constant("cu_seqlens"), "8");
 }
 
 #[test]
@@ -275,9 +270,9 @@ fn bias_matters_only_through_the_activation() {
     let mut op = call(DType::F32, shape, last(shape), 4);
     op.activation = Activation::None;
     let plan = planned(&op);
-    assert_eq!((constant(&plan, "bias").as_str(), constant(&plan, "dbias").as_str()), ("false", "true"));
+    assert_eq!((plan.constant("bias"), plan.constant("dbias")), ("false", "true"));
     op.dbias = None;
-    assert_eq!(constant(&planned(&op), "dbias"), "false");
+    assert_eq!(planned(&op).constant("dbias"), "false");
 }
 
 #[test]

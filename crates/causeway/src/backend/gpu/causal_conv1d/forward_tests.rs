@@ -50,29 +50,23 @@ fn planned(op: &Forward<'_>) -> Option<Plan> {
     plan(op, &sizes, &DeviceFacts::h200()).unwrap()
 }
 
-fn constant(plan: &Plan, name: &str) -> String {
-    let key = format!(" {name} = ");
-    let after = plan.instantiation.split(&key).nth(1).unwrap_or_else(|| panic!("{name} in {plan}"));
-    after.split(';').next().unwrap().to_string()
-}
-
 #[test]
 fn channel_last_takes_the_widest_packet_that_divides_a_row() {
     let plan = planned(&call(DType::BF16, Layout::Last, [8, 2048, 1024], 4)).unwrap();
     assert_eq!(plan.header, "causal_conv1d_forward_channel_last.cuh");
-    assert_eq!(constant(&plan, "bytes"), "8");
-    assert_eq!(constant(&plan, "weight_bytes"), "16");
+    assert_eq!(plan.constant("bytes"), "8");
+    assert_eq!(plan.constant("weight_bytes"), "16");
     assert_eq!(plan.block[0], 64);
-    let rows: u32 = constant(&plan, "rows").parse().unwrap();
-    let segments: u32 = constant(&plan, "segments").parse().unwrap();
-    let lanes: u32 = constant(&plan, "lanes").parse().unwrap();
+    let rows: u32 = plan.constant("rows").parse().unwrap();
+    let segments: u32 = plan.constant("segments").parse().unwrap();
+    let lanes: u32 = plan.constant("lanes").parse().unwrap();
     assert_eq!(plan.grid, [2048 / (lanes * 4) * 1024 / (rows * segments), 8, 1]);
     assert_eq!(plan.read_bytes, 8 * 2048 * 1024 * 2 + 2048 * 4 * 2);
     assert_eq!(plan.written_bytes, 8 * 2048 * 1024 * 2);
 
     for (dim, bytes) in [(2047, "2"), (2046, "4"), (2048, "8")] {
         let plan = planned(&call(DType::BF16, Layout::Last, [8, dim, 1024], 4)).unwrap();
-        assert_eq!(constant(&plan, "bytes"), bytes, "dim {dim}");
+        assert_eq!(plan.constant("bytes"), bytes, "dim {dim}");
     }
 }
 
@@ -80,24 +74,24 @@ fn channel_last_takes_the_widest_packet_that_divides_a_row() {
 fn channel_first_shifts_rows_that_start_between_packets() {
     let aligned = planned(&call(DType::F16, Layout::First, [2, 64, 1024], 4)).unwrap();
     assert_eq!(aligned.header, "causal_conv1d_forward_channel_first.cuh");
-    assert_eq!(constant(&aligned, "whole"), "true");
-    assert_eq!(constant(&aligned, "weight_bytes"), "8");
+    assert_eq!(aligned.constant("whole"), "true");
+    assert_eq!(aligned.constant("weight_bytes"), "8");
 
     let odd = planned(&call(DType::F16, Layout::First, [2, 64, 1023], 4)).unwrap();
-    assert_eq!((constant(&odd, "shifted"), constant(&odd, "access")), ("true".into(), "16".into()));
-    assert_eq!(constant(&odd, "whole"), "false");
+    assert_eq!((odd.constant("shifted"), odd.constant("access")), ("true", "16"));
+    assert_eq!(odd.constant("whole"), "false");
 
     // x and y start at different places within 16 bytes: no shift serves both.
     let mut apart = call(DType::F16, Layout::First, [2, 64, 1024], 4);
     apart.y = written(Y + 4, DType::F16, &[2, 64, 1024], &[64 * 1024, 1024, 1]);
     let apart = planned(&apart).unwrap();
-    assert_eq!((constant(&apart, "shifted"), constant(&apart, "access")), ("false".into(), "4".into()));
+    assert_eq!((apart.constant("shifted"), apart.constant("access")), ("false", "4"));
 }
 
 #[test]
 fn short_rows_share_a_wave() {
     let plan = planned(&call(DType::F32, Layout::First, [2, 64, 32], 4)).unwrap();
-    assert_eq!((constant(&plan, "lanes"), constant(&plan, "groups")), ("8".into(), "16".into()));
+    assert_eq!((plan.constant("lanes"), plan.constant("groups")), ("8", "16"));
     assert_eq!(plan.grid, [64 / 16, 2, 1]);
 }
 
@@ -105,7 +99,7 @@ fn short_rows_share_a_wave() {
 fn other_strides_and_widths_take_the_general_kernel() {
     let wide = planned(&call(DType::F32, Layout::First, [2, 64, 300], 16)).unwrap();
     assert_eq!(wide.entry, "causal_conv1d_forward_general");
-    assert_eq!(constant(&wide, "width"), "0");
+    assert_eq!(wide.constant("width"), "0");
 
     let mut strided = call(DType::F32, Layout::First, [2, 64, 300], 4);
     strided.x = read(X, DType::F32, &[2, 64, 300], &[64 * 600, 600, 2]);
@@ -138,7 +132,7 @@ fn states_have_blocks_of_their_own() {
     op.cu_seqlens = Some(read(0x50_0000, DType::I64, &[11], &[1]));
     op.final_states = Some(written(0x40_0000, DType::BF16, &[10, 256, 3], &[768, 3, 1]));
     let with = planned(&op).unwrap();
-    assert_eq!(constant(&with, "cu_seqlens"), "8");
+    assert_eq!(with.constant("cu_seqlens"), "8");
     assert_eq!(with.grid[0] - without.grid[0], 10 * 5, "256 channels take 64 threads, one block to spare");
     let arguments: Arguments = *bytemuck::from_bytes(&with.arguments);
     assert_eq!((arguments.state_blocks, arguments.state_divisor.value), (50, 5));

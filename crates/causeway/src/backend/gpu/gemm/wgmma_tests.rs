@@ -26,12 +26,6 @@ fn planned(problem: &Problem) -> Plan {
     plan(problem, &DeviceFacts::h200()).expect("the kernel takes the problem")
 }
 
-fn constant(plan: &Plan, name: &str) -> String {
-    let key = format!(" {name} = ");
-    let after = plan.instantiation.split(&key).nth(1).unwrap_or_else(|| panic!("{name} in {plan}"));
-    after.split(';').next().unwrap().to_string()
-}
-
 fn number(plan: &Plan, at: usize) -> i32 {
     i32::from_ne_bytes(plan.arguments[at..at + 4].try_into().unwrap())
 }
@@ -42,10 +36,7 @@ fn aligned_matrices_have_a_map_each() {
     let maps: Vec<_> = plan.tensor_maps.iter().map(|(at, map)| (*at, map.address, map.sizes)).collect();
     assert_eq!(maps, [(0, LEFT, [1000, 2048]), (128, RIGHT, [4096, 1000]), (256, RESULT, [4096, 2048])]);
     assert!(plan.tensor_maps.iter().all(|(_, map)| map.swizzled && map.stride_bytes == map.sizes[0] * 2));
-    assert_eq!(
-        (constant(&plan, "left_row_major"), constant(&plan, "right_row_major")),
-        ("false".into(), "true".into())
-    );
+    assert_eq!((plan.constant("left_row_major"), plan.constant("right_row_major")), ("false", "true"));
     // Row tiles, pairs of column tiles, steps.
     assert_eq!([384, 388, 392].map(|at| number(&plan, at)), [16, 8, 16]);
     assert_eq!((plan.grid[0], plan.arguments.len() % 64), (132, 0));
@@ -54,7 +45,7 @@ fn aligned_matrices_have_a_map_each() {
 #[test]
 fn a_shared_rest_has_a_workspace_and_counters() {
     let plan = planned(&problem(8192, 14336, 4096, 0));
-    assert_eq!((constant(&plan, "shared_rest"), plan.grid[0]), ("true".into(), 132));
+    assert_eq!((plan.constant("shared_rest"), plan.grid[0]), ("true", 132));
     // Row tiles, pairs of column tiles, steps, band; whole tiles, pieces, steps of the first and of any other.
     let numbers = [0, 4, 8, 12, 16, 20, 24, 28].map(|at| number(&plan, 384 + at));
     assert_eq!(numbers, [64, 28, 64, 16, 64 * 28 - 10, 4, 16, 16]);
@@ -69,10 +60,7 @@ fn transposed_operands_are_read_as_they_lie() {
     let straight = problem(512, 512, 512, 0);
     let across = Problem { left: straight.left.transposed(), right: straight.right.transposed(), ..straight };
     let plan = planned(&across);
-    assert_eq!(
-        (constant(&plan, "left_row_major"), constant(&plan, "right_row_major")),
-        ("true".into(), "false".into())
-    );
+    assert_eq!((plan.constant("left_row_major"), plan.constant("right_row_major")), ("true", "false"));
 }
 
 #[test]
@@ -82,8 +70,8 @@ fn lines_that_begin_anywhere_are_taken_by_residues() {
         right: Matrix { row_stride: 4096, ..problem(1, 1, 1, 0).right },
         ..problem(999, 4096, 1001, 0)
     });
-    assert_eq!(constant(&plan, "left_by_rows"), "true");
-    assert_eq!(constant(&plan, "right_by_rows"), "false");
+    assert_eq!(plan.constant("left_by_rows"), "true");
+    assert_eq!(plan.constant("right_by_rows"), "false");
     let left: Vec<_> = plan.tensor_maps[..8].iter().map(|(_, map)| *map).collect();
     let shifts = number(&plan, 1024) as u32;
     for (residue, map) in left.iter().enumerate() {
@@ -111,7 +99,7 @@ fn results_that_begin_anywhere_are_stored_by_threads() {
         result: Matrix { address: RESULT + 2, row_stride: 72, column_stride: 1 },
         ..problem(64, 64, 64, 0)
     });
-    assert_eq!((constant(&plan, "result_by_rows"), plan.tensor_maps.len()), ("true".into(), 2));
+    assert_eq!((plan.constant("result_by_rows"), plan.tensor_maps.len()), ("true", 2));
     assert_eq!(plan.arguments[256..264], (RESULT + 2).to_ne_bytes());
     assert_eq!(plan.arguments[264..272], 72i64.to_ne_bytes());
     assert_eq!([272, 276].map(|at| number(&plan, at)), [64, 64]);
@@ -122,7 +110,7 @@ fn results_that_end_between_16_bytes_are_stored_by_threads() {
     let result = Matrix { address: RESULT, row_stride: 72, column_stride: 1 };
     for (columns, by_rows) in [(64, "false"), (72, "false"), (65, "true"), (1, "true")] {
         let plan = planned(&Problem { result, ..problem(64, columns, 64, 0) });
-        assert_eq!(constant(&plan, "result_by_rows"), by_rows, "{columns}");
+        assert_eq!(plan.constant("result_by_rows"), by_rows, "{columns}");
     }
 }
 
@@ -139,7 +127,7 @@ fn shared_memory_and_arguments_fit_at_every_size() {
                         plan.shared_bytes <= facts.shared_per_block && plan.arguments.len() <= 4096,
                         "{plan}"
                     );
-                    let blocks: u32 = constant(&plan, "cluster").parse().unwrap();
+                    let blocks: u32 = plan.constant("cluster").parse().unwrap();
                     assert!(plan.grid[0] > 0 && plan.grid[0].is_multiple_of(blocks), "{plan}");
                     assert!(plan.tensor_maps.iter().all(|(at, map)| at.is_multiple_of(64)
                         && map.address.is_multiple_of(16)
