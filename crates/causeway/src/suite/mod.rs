@@ -21,6 +21,7 @@ mod plans;
 mod random;
 mod repeats;
 mod report;
+mod results;
 mod rows;
 mod sample;
 mod tensors;
@@ -32,8 +33,6 @@ pub use gemm::{Gemm, GemmTensors, MatrixLayout};
 pub use layout::Layout;
 pub use plans::{distinct_plans, plans};
 pub use report::{CaseReport, OutputReport, Timing};
+pub use results::{BackwardResults, ForwardResults, Results, UpdateResults, VarlenStatesResults};
 pub use sample::{gather, sample_channels};
-pub use tensors::{
-    BackwardResults, Conv1dTensors, ForwardResults, Results, UpdateResults, UpdateTensors,
-    VarlenStatesResults, VarlenStatesTensors,
-};
+pub use tensors::{Conv1dTensors, UpdateTensors, VarlenStatesTensors};

@@ -1,6 +1,6 @@
 //! Whether a call gives the same bits each time.
 
-use super::tensors::Results;
+use super::results::Results;
 use crate::backend::gpu::{DeviceBuffer, Stream, compare};
 use crate::device::Device;
 use crate::error::Result;

@@ -46,23 +46,6 @@ struct Inner {
 /// Loaded kernels of one header, by instantiation.
 type Kernels = FxHashMap<String, Arc<Kernel>>;
 
-/// What a kernel is known by.
-struct KernelName<'a> {
-    header: &'static str,
-    instantiation: &'a str,
-    entry: &'static str,
-}
-
-impl<'a> KernelName<'a> {
-    fn of(plan: &'a Plan) -> Self {
-        KernelName { header: plan.header, instantiation: &plan.instantiation, entry: plan.entry }
-    }
-
-    fn program(&self) -> Program<'a> {
-        Program { header: self.header, instantiation: self.instantiation, entry: self.entry }
-    }
-}
-
 /// A kernel in the device's memory.
 pub(super) struct Kernel {
     entry: &'static str,
@@ -343,13 +326,12 @@ impl GpuDevice {
             return Ok(Arc::clone(kernel));
         }
         drop(kernels);
-        self.load(&KernelName::of(plan))
+        self.load(&plan.program())
     }
 
     #[cold]
-    fn load(&self, name: &KernelName<'_>) -> Result<Arc<Kernel>> {
-        let code =
-            Builder::global().build(&name.program(), &self.0.target, self.0.driver.compiler_major())?;
+    fn load(&self, program: &Program<'_>) -> Result<Arc<Kernel>> {
+        let code = Builder::global().build(program, &self.0.target, self.0.driver.compiler_major())?;
         let current = self.enter()?;
         // Kernels may be needed first while a stream is being recorded.
         let (module, function) = current.outside_capture(|| {
@@ -362,28 +344,28 @@ impl GpuDevice {
             // SAFETY: the module was just loaded; without the entry nobody will use it.
             let function = unsafe {
                 current
-                    .function(module, name.entry)
+                    .function(module, program.entry)
                     .or_else(|error| current.unload_module(module).and(Err(error)))
             };
             Ok((module, function?))
         })?;
 
         let mut kernels = self.0.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        let at = match kernels.iter().position(|(header, _)| *header == name.header) {
+        let at = match kernels.iter().position(|(header, _)| *header == program.header) {
             Some(at) => at,
             None => {
-                kernels.push((name.header, Kernels::default()));
+                kernels.push((program.header, Kernels::default()));
                 kernels.len() - 1
             }
         };
         // Another thread may have been quicker; its kernel may be running, so it is the one to keep.
-        if let Some(kernel) = kernels[at].1.get(name.instantiation) {
+        if let Some(kernel) = kernels[at].1.get(program.instantiation) {
             // SAFETY: nobody has seen this module.
             current.outside_capture(|| unsafe { current.unload_module(module) })?;
             return Ok(Arc::clone(kernel));
         }
         let kernel = Arc::new(Kernel {
-            entry: name.entry,
+            entry: program.entry,
             function,
             shared_allowed: AtomicU32::new(0),
             origin: code.origin,
@@ -394,7 +376,7 @@ impl GpuDevice {
             bytes: code.image.len() as u64,
             in_no_file: AtomicBool::new(false),
         });
-        kernels[at].1.insert(name.instantiation.to_string(), Arc::clone(&kernel));
+        kernels[at].1.insert(program.instantiation.to_string(), Arc::clone(&kernel));
         Ok(kernel)
     }
 

@@ -21,11 +21,11 @@ pub fn sources_digest() -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Program<'a> {
     /// File in `kernels/`; empty if the instantiation needs none.
-    pub header: &'a str,
+    pub header: &'static str,
     /// Text compiled after the header.
     pub instantiation: &'a str,
     /// Name of the `extern "C"` entry point that it defines.
-    pub entry: &'a str,
+    pub entry: &'static str,
 }
 
 impl Program<'_> {
@@ -133,7 +133,7 @@ mod tests {
         ("broken.cuh", "#include \"absent.cuh\"\n"),
     ];
 
-    fn program(header: &str) -> Program<'_> {
+    fn program(header: &'static str) -> Program<'static> {
         Program { header, instantiation: "int last;", entry: "e" }
     }
 

@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::{GpuDevice, Kernel, KernelName, Kernels};
+use super::{GpuDevice, Kernel, Kernels};
 use crate::backend::gpu::artifact::{Artifact, Artifacts};
 use crate::backend::gpu::builder::Builder;
 use crate::backend::gpu::cache::{Comparison, Origin};
+use crate::backend::gpu::compiler::Program;
 use crate::backend::gpu::plan::Plan;
 use crate::error::Result;
 
@@ -19,7 +20,7 @@ impl GpuDevice {
     /// # Errors
     /// Those of [`GpuDevice::prepare`].
     pub fn check(&self, plan: &Plan) -> Result<Artifact> {
-        self.check_kernel(self.kernel(plan)?, &KernelName::of(plan))
+        self.check_kernel(self.kernel(plan)?, &plan.program())
     }
 
     /// The same of every kernel that is loaded.
@@ -29,21 +30,21 @@ impl GpuDevice {
     pub fn check_all(&self) -> Result<Artifacts> {
         let mut all = Artifacts::default();
         for (header, instantiation, kernel) in self.loaded() {
-            let name = KernelName { header, instantiation: &instantiation, entry: kernel.entry };
-            all.add(self.check_kernel(kernel, &name)?);
+            let program = Program { header, instantiation: &instantiation, entry: kernel.entry };
+            all.add(self.check_kernel(kernel, &program)?);
         }
         Ok(all)
     }
 
-    fn check_kernel(&self, mut kernel: Arc<Kernel>, name: &KernelName<'_>) -> Result<Artifact> {
+    fn check_kernel(&self, mut kernel: Arc<Kernel>, program: &Program<'_>) -> Result<Artifact> {
         let mut refused = Vec::new();
         let mut file = None;
         match kernel.compare() {
             Comparison::Same(path) => file = Some(path),
             Comparison::Absent => {}
             Comparison::Altered(because) => {
-                self.forget(name);
-                kernel = self.load(name)?;
+                self.forget(program);
+                kernel = self.load(program)?;
                 match kernel.compare() {
                     Comparison::Same(path) => file = Some(path),
                     // A cache that cannot be written keeps what it has: from now on the code is in no file.
@@ -55,7 +56,7 @@ impl GpuDevice {
                 });
             }
         }
-        let mut artifact = kernel.artifact(name.header, name.instantiation);
+        let mut artifact = kernel.artifact(program.header, program.instantiation);
         artifact.checks = u64::from(file.is_some());
         artifact.file = file.map(|path| path.display().to_string());
         artifact.refused = refused;
@@ -89,10 +90,10 @@ impl GpuDevice {
     }
 
     /// Launches after this get the kernel anew. What runs keeps its module, which stays loaded.
-    fn forget(&self, name: &KernelName<'_>) {
+    fn forget(&self, program: &Program<'_>) {
         let mut kernels = self.0.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, by_text)) = kernels.iter_mut().find(|(header, _)| *header == name.header) {
-            by_text.remove(name.instantiation);
+        if let Some((_, by_text)) = kernels.iter_mut().find(|(header, _)| *header == program.header) {
+            by_text.remove(program.instantiation);
         }
         self.0.memo.clear();
     }
