@@ -283,7 +283,12 @@ pub(crate) trait SimdF32: Simd<Scalar = f32> {
     fn power(self, _shifted: Self::Vector, n: Self::Vector) -> Self::Vector {
         self.scale(self.splat(1.0), n)
     }
-    /// `2^(⌊n⌋ - n)` of such an n.
+    /// [`SimdF32::power`] of an n from -126 to 127.
+    #[inline(always)]
+    fn normal_power(self, shifted: Self::Vector, n: Self::Vector) -> Self::Vector {
+        self.power(shifted, n)
+    }
+    /// `2^(⌊n⌋ - n)` of an n as [`SimdF32::power`] takes.
     #[inline(always)]
     fn inverse_fraction(self, _shifted: Self::Vector) -> Self::Vector {
         self.splat(1.0)

@@ -89,9 +89,9 @@ fn small_power_of_minus<S: SimdF32, T: Number, const N: usize>(simd: S, u: [S::V
     }
 }
 
-/// Two factors of `exp(-x)`, for |x| ≤ `INFINITE`: a power of two, and a number near 1.
+/// Two factors of `exp(-x)`, for |x| ≤ `INFINITE`, or, if `IS_NORMAL`, `NORMAL`: a power of two, and a number near 1.
 #[inline(always)]
-fn exp_of_minus<S: SimdF32, T: Number, const N: usize>(
+fn exp_of_minus<S: SimdF32, T: Number, const N: usize, const IS_NORMAL: bool>(
     simd: S,
     x: [S::Vector; N],
 ) -> ([S::Vector; N], [S::Vector; N]) {
@@ -105,7 +105,12 @@ fn exp_of_minus<S: SimdF32, T: Number, const N: usize>(
         let u = each!(simd, |x, n| simd.mul_add(x, simd.splat(LOG2_E), n));
         small_power_of_minus::<S, T, N>(simd, u)
     };
-    (each!(simd, |shifted, n| simd.power(shifted, n)), rest)
+    let power = if IS_NORMAL {
+        each!(simd, |shifted, n| simd.normal_power(shifted, n))
+    } else {
+        each!(simd, |shifted, n| simd.power(shifted, n))
+    };
+    (power, rest)
 }
 
 #[inline(always)]
@@ -113,8 +118,11 @@ pub(super) fn silu<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector
     if T::PRECISION == Precision::F32 {
         return silu_f32(simd, x);
     }
-    let bound = if T::PRECISION == Precision::Bf16 { INFINITE } else { NORMAL };
-    let (power, rest) = exp_of_minus::<S, T, N>(simd, each!(simd, |x| simd.within(bound, x)));
+    let (power, rest) = if T::PRECISION == Precision::Bf16 {
+        exp_of_minus::<S, T, N, false>(simd, each!(simd, |x| simd.within(INFINITE, x)))
+    } else {
+        exp_of_minus::<S, T, N, true>(simd, each!(simd, |x| simd.within(NORMAL, x)))
+    };
     let divisor = each!(simd, |power, rest| simd.mul_add(power, rest, simd.splat(1.0)));
     let sigmoid = reciprocal::<S, T, N>(simd, divisor);
     each!(simd, |x, sigmoid| simd.mul(x, sigmoid))
@@ -153,7 +161,7 @@ pub(super) fn silu_slope<S: SimdF32, T: Number, const N: usize>(
     x: [S::Vector; N],
 ) -> [S::Vector; N] {
     let x = each!(simd, |x| simd.at_most(NORMAL, simd.at_least(-NORMAL, x)));
-    let (power, rest) = exp_of_minus::<S, T, N>(simd, x);
+    let (power, rest) = exp_of_minus::<S, T, N, true>(simd, x);
     let e = each!(simd, |power, rest| simd.mul(power, rest));
     let sigmoid = reciprocal::<S, T, N>(simd, each!(simd, |e| simd.add(e, simd.splat(1.0))));
     // The product keeps the relative error of e; a difference from 1 would not, and x multiplies it.

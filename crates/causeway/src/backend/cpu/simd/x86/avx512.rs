@@ -247,6 +247,19 @@ impl SimdF32 for Avx512 {
     }
 
     #[inline(always)]
+    fn normal_power(self, shifted: __m512, _n: __m512) -> __m512 {
+        // The last bits of `shifted` are n in sixteenths, as an integer: shifted to the left, its whole part is in the place
+        // of an exponent. The table has the sixteenths taken off, which come along.
+        // SAFETY: the token; the table is a whole vector.
+        unsafe {
+            let sixteenths = _mm512_castps_si512(shifted);
+            let table = _mm512_loadu_si512(FRACTION_BITS.as_ptr().cast());
+            let fraction = _mm512_permutexvar_epi32(sixteenths, table);
+            _mm512_castsi512_ps(_mm512_add_epi32(fraction, _mm512_slli_epi32::<19>(sixteenths)))
+        }
+    }
+
+    #[inline(always)]
     fn inverse_fraction(self, shifted: __m512) -> __m512 {
         look_up(self, &INVERSE_FRACTIONS, shifted)
     }
@@ -336,6 +349,17 @@ static FRACTIONS: [f32; 16] = [
     1.834_008_1,
     1.915_206_6,
 ];
+
+/// The bits of `FRACTIONS`, less i in the last place of four that are above the 19 bits.
+static FRACTION_BITS: [u32; 16] = {
+    let mut bits = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        bits[i] = FRACTIONS[i].to_bits() - ((i as u32) << 19);
+        i += 1;
+    }
+    bits
+};
 
 /// `2^-(i/16)`.
 static INVERSE_FRACTIONS: [f32; 16] = [
