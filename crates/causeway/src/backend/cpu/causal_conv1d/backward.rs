@@ -54,7 +54,7 @@ fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Backward<'
     let partition = rows::partition(sizes, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());
-    let kernel = AlongChannels::<T, WIDTH> { partition, problem };
+    let kernel = AlongChannels::<T, WIDTH> { partition, problem, weights: rows::Weights::new() };
     kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
 }
@@ -71,7 +71,8 @@ fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
 
 fn write_sums(sums: &Sums, call: &mut Backward<'_>) {
     let dbias = call.dbias.as_mut().map(ParameterMut::new);
-    sums.write(ParameterMut::new(&mut call.dweight), dbias);
+    // SAFETY: every task has run, and each puts the sums of its chunk and channels.
+    unsafe { sums.write(ParameterMut::new(&mut call.dweight), dbias) };
 }
 
 /// Strides of the tensors with the shape of x.

@@ -79,8 +79,10 @@ impl<T: Number> Kernel for AlongSequence<T> {
             }
         }
         for (channel, sums) in channels.zip(sums.chunks_exact(terms)) {
-            // SAFETY: each task has its own pair of chunk and channel; the sums outlive the tasks.
-            unsafe { self.problem.sums.put(chunk, channel, sums) };
+            for (term, sum) in sums.iter().enumerate() {
+                // SAFETY: each task has its own pair of chunk and channel; the sums outlive the tasks.
+                unsafe { self.problem.sums.put(chunk, term, channel, std::slice::from_ref(sum)) };
+            }
         }
         simd.fence();
     }
@@ -183,18 +185,19 @@ impl<T: Number> AlongSequence<T> {
     {
         let problem = &self.problem;
         let before = problem.width - 1;
+        // All of them are copied, though `before` count: a few instructions instead of calls.
         let mut ends = [[T::Accumulator::ZERO; MAX_WIDTH - 1]; 6];
-        let [x_before, g_before, g_first, g_last, g_after, added] =
-            ends.each_mut().map(|values| &mut values[..before]);
-        x_before.copy_from_slice(&buffers.x[..before]);
-        g_before.copy_from_slice(&buffers.g[..before]);
+        ends[0].copy_from_slice(&buffers.x[..MAX_WIDTH - 1]);
+        ends[1].copy_from_slice(&buffers.g[..MAX_WIDTH - 1]);
         let last = from + count as i64 - before as i64;
         for (i, position) in (last..).take(before).enumerate() {
             buffers.x[i] = problem.history.value(&problem.sequences, piece, channel, position);
-            added[i] = self.dfinal(piece, channel, position);
+            ends[5][i] = self.dfinal(piece, channel, position);
         }
         self.g_after(simd, piece, channel, from + count as i64, buffers);
-        g_after.copy_from_slice(&buffers.g[before..2 * before]);
+        ends[4].copy_from_slice(&buffers.g[before..before + MAX_WIDTH - 1]);
+        let [x_before, g_before, g_first, g_last, g_after, added] =
+            ends.each_mut().map(|values| &mut values[..before]);
         let index = [piece.batch, channel, from];
         let work = Gradient {
             weight: &buffers.weight,
@@ -227,7 +230,7 @@ impl<T: Number> AlongSequence<T> {
             let waiting = from - before as i64;
             self.write_dx(simd, piece, channel, waiting, waiting, before, buffers);
         }
-        buffers.g[..before].copy_from_slice(g_last);
+        buffers.g[..MAX_WIDTH - 1].copy_from_slice(&ends[3]);
     }
 
     /// What the final states add to dx at a position: the last `width - 1` positions of a sequence are its final states

@@ -44,7 +44,7 @@ fn along_either<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
 fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
     let partition = rows::partition(sizes, i64::MAX);
     if let Some(problem) = Problem::new(call, sizes) {
-        let kernel = AlongChannels::<T, WIDTH> { partition, problem };
+        let kernel = AlongChannels::<T, WIDTH> { partition, problem, weights: rows::Weights::new() };
         kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
     }
 }

@@ -2,25 +2,23 @@
 
 use super::forward::Problem;
 use super::partition::Partition;
+use super::registers::{INTERLEAVED, WIDE_LANES};
 use super::rows::{
-    self, BLOCK, Destination, Finished, GROUP, HistoryRows, MAX_WIDTH, ROWS, Rows, Span, Tail, Weights,
-    load_lanes, prefetch_pair,
+    self, BLOCK, Destination, Finished, GROUP, HistoryRows, MAX_WIDTH, ROWS, Rows, Span, Tail, TaskWeights,
+    Weights, load_lanes, prefetch_pair,
 };
 use super::sequences::Piece;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
-
-/// Rows whose SiLU is computed together.
-const INTERLEAVED: usize = 2;
 
 /// A group of channels of some segments per task.
 pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
     pub partition: Partition,
     pub problem: Problem<T>,
+    pub weights: Weights<T::Accumulator>,
 }
 
 /// What a task works in.
 struct Buffers<T: Number> {
-    weights: Weights<T::Accumulator>,
     history: HistoryRows<T>,
     x_tail: Tail<T>,
     residual_tail: Tail<T>,
@@ -38,13 +36,13 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
     {
         let problem = &self.problem;
         let (channels, chunk) = self.partition.task(task);
+        let weights = self.weights.of_task::<S, T>(
+            &problem.weight,
+            problem.bias.as_ref(),
+            (self.partition.dim, problem.width),
+            channels.start,
+        );
         let mut buffers = Buffers {
-            weights: Weights::load::<S, T>(
-                &problem.weight,
-                problem.bias.as_ref(),
-                problem.width,
-                channels.clone(),
-            ),
             history: HistoryRows::new(problem.width),
             x_tail: Tail::new(),
             residual_tail: Tail::new(),
@@ -57,7 +55,7 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
             for piece in &pieces {
                 buffers.history.load(&self.problem.history, &self.problem.sequences, piece, channels.clone());
                 for from in (piece.from..piece.to).step_by(BLOCK) {
-                    self.block(simd, piece, channels.start, count, from, &mut buffers);
+                    self.block(simd, piece, channels.start, count, from, weights, &mut buffers);
                 }
             }
         }
@@ -74,6 +72,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
 
     /// A block of rows of a piece.
     #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
     fn block<S>(
         &self,
         simd: S,
@@ -81,6 +80,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         channel: i64,
         channels: usize,
         from: i64,
+        weights: TaskWeights<'_, T::Accumulator>,
         buffers: &mut Buffers<T>,
     ) where
         S: Simd<Scalar = T::Accumulator>,
@@ -118,7 +118,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                 }
             }
             let (y, stream) = destination.of_span(span, &mut buffers.y);
-            let walk = Walk { x: &x, residual: &residual, y, stream, weights: &buffers.weights };
+            let walk = Walk { x: &x, residual: &residual, y, stream, weights };
             // SAFETY: rows hold whole pairs from the span's first channel on.
             unsafe { self.walk(simd, span, count, &walk) };
         }
@@ -128,7 +128,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         }
     }
 
-    /// Each pair of a span walks down `count` rows.
+    /// Each pair of a span walks down `count` rows, in two passes over sums that stay in the first-level cache.
     ///
     /// # Safety
     /// Rows that are not null hold the span's pairs; x has `count + width - 1` rows or none, y has `count`.
@@ -138,92 +138,139 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let (width, before) = (self.width(), self.width() - 1);
-        let zero = [simd.splat(T::Accumulator::ZERO); 2];
+        let mut sums = [[simd.splat(T::Accumulator::ZERO); 2]; BLOCK];
         for pair in 0..span.pairs {
             let offset = pair * 2 * S::LANES;
-            let channel = span.first + offset;
-            // SAFETY: offsets lie in the rows by the caller's promise, and channels in rows of `GROUP`.
+            let column = Column { offset, channel: span.first + offset };
+            // SAFETY: the caller's promise.
             unsafe {
-                let bias = load_lanes(simd, walk.weights.bias.as_ptr().add(channel));
-                let mut state = Column { offset, channel, bias, taps: [zero; WIDTH], window: [zero; WIDTH] };
-                for age in 0..WIDTH {
-                    if age < width {
-                        let taps = walk.weights.taps[width - 1 - age].as_ptr();
-                        state.taps[age] = load_lanes(simd, taps.add(channel));
-                    }
-                    if age < before && !walk.x[0].is_null() {
-                        state.window[age] = T::load_pair(simd, walk.x[before - 1 - age].add(offset));
-                    }
-                }
-                let mut row = 0;
-                while row + INTERLEAVED <= count {
-                    self.rows::<S, { 2 * INTERLEAVED }>(simd, walk, &mut state, row);
-                    row += INTERLEAVED;
-                }
-                while row < count {
-                    self.rows::<S, 2>(simd, walk, &mut state, row);
-                    row += 1;
+                // The number of rows is known when the body is compiled, unless it is an end's.
+                if count < BLOCK {
+                    self.column::<S, 2>(simd, walk, column, &mut sums[..count]);
+                } else if S::LANES == WIDE_LANES {
+                    self.column::<S, { 2 * INTERLEAVED }>(simd, walk, column, &mut sums[..BLOCK]);
+                } else {
+                    self.column::<S, INTERLEAVED>(simd, walk, column, &mut sums[..BLOCK]);
                 }
             }
         }
     }
 
-    /// `N / 2` rows of a pair.
+    /// A pair's rows, as many as there are sums and a multiple of `N / 2`.
     ///
     /// # Safety
-    /// As for [`Self::walk`], and `first + N / 2 ≤ count`.
+    /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn rows<S, const N: usize>(
+    unsafe fn column<S, const N: usize>(
         &self,
         simd: S,
         walk: &Walk<'_, T>,
-        column: &mut Column<S, WIDTH>,
-        first: usize,
+        column: Column,
+        sums: &mut [[S::Vector; 2]],
     ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let convolves = !walk.x[0].is_null();
+        // SAFETY: the caller's promise.
+        unsafe {
+            if convolves {
+                self.sums(simd, walk, column, sums);
+            } else {
+                sums.fill([simd.splat(T::Accumulator::ZERO); 2]);
+            }
+            simd.to_memory(sums);
+            for (group, sums) in sums.chunks_exact(N / 2).enumerate() {
+                let mut results = [simd.splat(T::Accumulator::ZERO); N];
+                for (results, sums) in results.chunks_exact_mut(2).zip(sums) {
+                    results.copy_from_slice(sums);
+                }
+                if convolves && self.problem.silu {
+                    results = simd.silu::<T, N>(results);
+                }
+                self.store(simd, walk, column, group * (N / 2), results);
+            }
+        }
+    }
+
+    /// The convolution of a pair's rows.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`], and x has rows.
+    #[inline(always)]
+    unsafe fn sums<S>(&self, simd: S, walk: &Walk<'_, T>, column: Column, sums: &mut [[S::Vector; 2]])
+    where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
         // The next block's rows are asked for one block ahead.
         let ahead = self.problem.history.x.strides[2].wrapping_mul(BLOCK as isize);
-        let (width, offset) = (self.width(), column.offset);
-        let mut sums = [simd.splat(T::Accumulator::ZERO); N];
-        // SAFETY: the caller's promise.
+        let (width, before) = (self.width(), self.width() - 1);
+        let zero = [simd.splat(T::Accumulator::ZERO); 2];
+        // By age: 0 is the output's own position.
+        let (mut taps, mut window) = ([zero; WIDTH], [zero; WIDTH]);
+        // SAFETY: offsets lie in the rows by the caller's promise, and channels in rows of `GROUP`.
         unsafe {
-            if !walk.x[0].is_null() {
-                for (row, sums) in (first..).zip(sums.chunks_exact_mut(2)) {
-                    let newest = walk.x[row + width - 1].wrapping_add(offset);
-                    prefetch_pair(simd, newest.wrapping_offset(ahead));
-                    for age in (1..WIDTH).rev() {
-                        column.window[age] = column.window[age - 1];
-                    }
-                    column.window[0] = T::load_pair(simd, newest);
-                    for (part, sum) in sums.iter_mut().enumerate() {
-                        *sum = column.bias[part];
-                        for age in (0..WIDTH).rev() {
-                            if age < width {
-                                *sum = simd.mul_add(column.taps[age][part], column.window[age][part], *sum);
-                            }
+            let bias = load_lanes(simd, walk.weights.bias().add(column.channel));
+            for age in 0..WIDTH {
+                if age < width {
+                    taps[age] = load_lanes(simd, walk.weights.tap(width - 1 - age).add(column.channel));
+                }
+                if age < before {
+                    window[age] = T::load_pair(simd, walk.x[before - 1 - age].add(column.offset));
+                }
+            }
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let newest = walk.x[row + before].wrapping_add(column.offset);
+                prefetch_pair(simd, newest.wrapping_offset(ahead));
+                for age in (1..WIDTH).rev() {
+                    window[age] = window[age - 1];
+                }
+                window[0] = T::load_pair(simd, newest);
+                for part in 0..2 {
+                    let mut sum = bias[part];
+                    for age in (0..WIDTH).rev() {
+                        if age < width {
+                            sum = simd.mul_add(taps[age][part], window[age][part], sum);
                         }
                     }
-                }
-                if self.problem.silu {
-                    sums = simd.silu::<T, N>(sums);
+                    sums[part] = sum;
                 }
             }
+        }
+    }
+
+    /// Adds the residual to `N / 2` rows of a pair, and takes them to y.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`], and the rows from `first` on are among its rows.
+    #[inline(always)]
+    unsafe fn store<S, const N: usize>(
+        &self,
+        simd: S,
+        walk: &Walk<'_, T>,
+        column: Column,
+        first: usize,
+        mut results: [S::Vector; N],
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
             if self.problem.residual.is_some() {
-                for (row, sums) in (first..).zip(sums.chunks_exact_mut(2)) {
-                    let added = T::load_pair(simd, walk.residual[row].add(offset));
-                    sums[0] = simd.add(sums[0], added[0]);
-                    sums[1] = simd.add(sums[1], added[1]);
+                for (row, results) in (first..).zip(results.chunks_exact_mut(2)) {
+                    let added = T::load_pair(simd, walk.residual[row].add(column.offset));
+                    results[0] = simd.add(results[0], added[0]);
+                    results[1] = simd.add(results[1], added[1]);
                 }
             }
-            for (row, sums) in (first..).zip(sums.chunks_exact(2)) {
+            for (row, results) in (first..).zip(results.chunks_exact(2)) {
                 let target = walk.y[row].add(column.channel);
                 if walk.stream {
-                    T::store_pair::<true>(simd, target, [sums[0], sums[1]]);
+                    T::store_pair::<true>(simd, target, [results[0], results[1]]);
                 } else {
-                    T::store_pair::<false>(simd, target, [sums[0], sums[1]]);
+                    T::store_pair::<false>(simd, target, [results[0], results[1]]);
                 }
             }
         }
@@ -238,17 +285,14 @@ struct Walk<'a, T: Number> {
     y: [*mut T; BLOCK],
     /// Whether y is stored past the caches.
     stream: bool,
-    weights: &'a Weights<T::Accumulator>,
+    weights: TaskWeights<'a, T::Accumulator>,
 }
 
-/// A pair of vectors on its way down.
-struct Column<S: Simd, const WIDTH: usize> {
-    /// In the rows that are read.
+/// A pair of vectors of channels.
+#[derive(Clone, Copy)]
+struct Column {
+    /// Its first channel, in the rows that are read.
     offset: usize,
-    /// In the task.
+    /// The same in the task.
     channel: usize,
-    bias: [S::Vector; 2],
-    /// By age: 0 is the output's own position.
-    taps: [[S::Vector; 2]; WIDTH],
-    window: [[S::Vector; 2]; WIDTH],
 }

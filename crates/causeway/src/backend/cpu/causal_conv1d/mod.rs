@@ -7,6 +7,7 @@
 mod backward;
 mod backward_along_channels;
 mod backward_along_sequence;
+mod backward_passes;
 mod forward;
 mod forward_along_channels;
 mod forward_along_sequence;

@@ -15,7 +15,7 @@ const SERIAL_ELEMENTS: i64 = 1 << 15;
 /// A grid of channel groups times chunks of columns. A *column* is a segment of a row of x.
 #[derive(Debug, Clone)]
 pub(super) struct Partition {
-    dim: i64,
+    pub dim: i64,
     seqlen: i64,
     /// Channels in a group.
     group: i64,

@@ -15,6 +15,8 @@
 //! Vectors come in pairs. Weights and sums of a pair are loaded once per block. Every mask of seq_idx and cu_seqlens
 //! concerns whole rows, so that it is a choice of pointers: the inner loops know no masks.
 
+use std::sync::OnceLock;
+
 use super::partition::Partition;
 use super::sequences::{Piece, Sequences};
 use super::states::History;
@@ -34,11 +36,15 @@ pub(super) const BLOCK: usize = 8;
 /// Most lanes of any pair of vectors.
 const MAX_PAIR: usize = 32;
 
-/// Positions of a segment.
+/// Positions of a segment, and at most so many times as many: where a task would have several segments, they are longer,
+/// since each has an end of its own.
 const SEGMENT: i64 = 128;
+const MAX_SEGMENTS: i64 = 4;
 
 pub(super) fn partition(sizes: &Sizes, max_chunks: i64) -> Partition {
-    Partition::new(sizes, GROUP as i64, SEGMENT, max_chunks)
+    let segments = sizes.batch.saturating_mul(sizes.seqlen / SEGMENT);
+    let together = (segments / max_chunks).clamp(1, MAX_SEGMENTS);
+    Partition::new(sizes, GROUP as i64, SEGMENT * together, max_chunks)
 }
 
 /// Whether tensors with these strides, along (batch, dim, seqlen), are best taken row by row.
@@ -57,30 +63,66 @@ pub(super) type Rows<T> = [*const T; ROWS];
 /// Finished rows, on their way to a tensor.
 pub(super) type Finished<T> = [[T; GROUP]; BLOCK];
 
-/// Weight and bias of a task's channels, a row of `GROUP` per tap, in the order of the lanes of pairs.
-pub(super) struct Weights<A> {
-    pub taps: [[A; GROUP]; MAX_WIDTH],
-    pub bias: [A; GROUP],
+/// Weight and bias of all channels, a row per tap, in the order of the lanes of pairs. Read by the first task that needs
+/// them: which order it is depends on the processor.
+pub(super) struct Weights<A>(OnceLock<Vec<A>>);
+
+/// Weight and bias of a task's channels.
+#[derive(Clone, Copy)]
+pub(super) struct TaskWeights<'a, A> {
+    values: &'a [A],
+    /// From row to row.
+    stride: usize,
+    first: usize,
+    width: usize,
 }
 
 impl<A: Number> Weights<A> {
-    pub fn load<S: Simd<Scalar = A>, T: Lanes<S>>(
+    pub fn new() -> Self {
+        Weights(OnceLock::new())
+    }
+
+    /// Those of the task that begins with channel `first`, a multiple of `GROUP`.
+    #[inline(always)]
+    pub fn of_task<S: Simd<Scalar = A>, T: Lanes<S>>(
+        &self,
         weight: &Parameter,
         bias: Option<&Parameter>,
-        width: usize,
-        channels: std::ops::Range<i64>,
-    ) -> Self {
-        let mut weights = Weights { taps: [[A::ZERO; GROUP]; MAX_WIDTH], bias: [A::ZERO; GROUP] };
-        // SAFETY: the channels and taps lie in weight and bias.
-        unsafe {
-            for (tap, row) in weights.taps[..width].iter_mut().enumerate() {
-                weight.read_channels(channels.clone(), tap as i64, |i, value| row[T::lane(i)] = value);
+        sizes: (i64, usize),
+        first: i64,
+    ) -> TaskWeights<'_, A> {
+        let (dim, width) = sizes;
+        let stride = (dim as usize).next_multiple_of(GROUP);
+        let values = self.0.get_or_init(|| {
+            let mut values = vec![A::ZERO; (width + 1) * stride];
+            for (tap, row) in values.chunks_exact_mut(stride).enumerate() {
+                let put = |channel, value| row[T::lane(channel)] = value;
+                // SAFETY: the channels and taps lie in weight and bias.
+                unsafe {
+                    match bias {
+                        _ if tap < width => weight.read_channels(0..dim, tap as i64, put),
+                        Some(bias) => bias.read_channels(0..dim, 0, put),
+                        None => {}
+                    }
+                }
             }
-            if let Some(bias) = bias {
-                bias.read_channels(channels, 0, |i, value| weights.bias[T::lane(i)] = value);
-            }
-        }
-        weights
+            values
+        });
+        TaskWeights { values, stride, first: first as usize, width }
+    }
+}
+
+impl<A> TaskWeights<'_, A> {
+    /// A row of `GROUP`.
+    #[inline(always)]
+    pub fn tap(&self, tap: usize) -> *const A {
+        self.values[tap * self.stride + self.first..].as_ptr()
+    }
+
+    /// A row of `GROUP`.
+    #[inline(always)]
+    pub fn bias(&self) -> *const A {
+        self.tap(self.width)
     }
 }
 
@@ -124,6 +166,7 @@ pub(super) struct HistoryRows<T> {
 }
 
 impl<T: Number> HistoryRows<T> {
+    #[inline(always)]
     pub fn new(width: usize) -> Self {
         let rows = [[T::ZERO; GROUP]; MAX_WIDTH - 1];
         HistoryRows { rows, before: width as i64 - 1, zeros: [T::ZERO; GROUP] }
@@ -187,6 +230,7 @@ pub(super) fn spans<S: Simd>(_: S, channels: usize) -> [Span; 2] {
 pub(super) struct Tail<T>([[T; MAX_PAIR]; ROWS]);
 
 impl<T: Number> Tail<T> {
+    #[inline(always)]
     pub fn new() -> Self {
         Tail([[T::ZERO; MAX_PAIR]; ROWS])
     }

@@ -1,12 +1,18 @@
 //! Sums over positions: dweight and dbias, taken by many tasks and added in a fixed order.
 
+use std::mem::MaybeUninit;
+
 use super::partition::{for_each, is_worth_threads};
 use super::tensors::ParameterMut;
 use crate::causal_conv1d::Sizes;
 
-/// Per chunk of columns and channel: `width` sums for the taps, and one for the bias.
+/// Channels whose chunks are added together.
+const TOGETHER: usize = 64;
+
+/// Per chunk of columns: for each tap, and then for the bias, a row with the sums of all channels.
 pub(super) struct Sums {
-    values: Vec<f64>,
+    /// Not set before a task puts its own there.
+    values: Box<[MaybeUninit<f64>]>,
     chunks: usize,
     dim: usize,
     terms: usize,
@@ -25,28 +31,40 @@ unsafe impl Sync for SumsTarget {}
 impl Sums {
     pub fn new(sizes: &Sizes, chunks: i64) -> Self {
         let (chunks, dim, terms) = (chunks as usize, sizes.dim as usize, sizes.width as usize + 1);
-        Sums { values: vec![0.0; chunks * dim * terms], chunks, dim, terms }
+        Sums { values: Box::new_uninit_slice(chunks * dim * terms), chunks, dim, terms }
     }
 
     /// Valid as long as `self` is not used otherwise.
     pub fn target(&mut self) -> SumsTarget {
-        SumsTarget { values: self.values.as_mut_ptr(), dim: self.dim, terms: self.terms }
+        SumsTarget { values: self.values.as_mut_ptr().cast(), dim: self.dim, terms: self.terms }
     }
 
     /// Adds the chunks in order, and rounds once.
-    pub fn write(&self, dweight: ParameterMut, dbias: Option<ParameterMut>) {
-        let row = self.dim * self.terms;
+    ///
+    /// # Safety
+    /// The sums of every chunk, channel and term have been put.
+    pub unsafe fn write(&self, dweight: ParameterMut, dbias: Option<ParameterMut>) {
         let parallel = is_worth_threads(self.chunks as i64, self.dim as i64, self.terms as i64);
-        for_each(self.dim, parallel, |channel| {
+        for_each(self.dim.div_ceil(TOGETHER), parallel, |group| {
+            let first = group * TOGETHER;
+            let count = TOGETHER.min(self.dim - first);
             for term in 0..self.terms {
-                let at = channel * self.terms + term;
-                let total: f64 = (0..self.chunks).map(|chunk| self.values[chunk * row + at]).sum();
-                // SAFETY: channel and tap lie in the tensors, and each call has a channel of its own.
-                unsafe {
-                    if term + 1 < self.terms {
-                        dweight.write(channel as i64, term as i64, total);
-                    } else if let Some(dbias) = dbias {
-                        dbias.write(channel as i64, 0, total);
+                let mut totals = [0.0; TOGETHER];
+                for chunk in 0..self.chunks {
+                    let sums = &self.values[(chunk * self.terms + term) * self.dim + first..][..count];
+                    for (total, sum) in totals.iter_mut().zip(sums) {
+                        // SAFETY: the caller's promise.
+                        *total += unsafe { sum.assume_init() };
+                    }
+                }
+                for (channel, &total) in (first as i64..).zip(&totals[..count]) {
+                    // SAFETY: channel and tap lie in the tensors, and each call has channels of its own.
+                    unsafe {
+                        if term + 1 < self.terms {
+                            dweight.write(channel, term as i64, total);
+                        } else if let Some(dbias) = dbias {
+                            dbias.write(channel, 0, total);
+                        }
                     }
                 }
             }
@@ -55,13 +73,13 @@ impl Sums {
 }
 
 impl SumsTarget {
-    /// Stores the sums of a channel in a chunk.
+    /// Stores the sums of channels from `first` on in a chunk, of a tap or, behind the taps, of the bias.
     ///
     /// # Safety
-    /// The [`Sums`] lives, chunk and channel lie in it, and no other task stores to the same place.
-    pub unsafe fn put(&self, chunk: i64, channel: i64, sums: &[f64]) {
-        assert_eq!(sums.len(), self.terms);
-        let at = (chunk as usize * self.dim + channel as usize) * self.terms;
+    /// The [`Sums`] lives, chunk, term and channels lie in it, and no other task stores to the same place.
+    #[inline(always)]
+    pub unsafe fn put(&self, chunk: i64, term: usize, first: i64, sums: &[f64]) {
+        let at = (chunk as usize * self.terms + term) * self.dim + first as usize;
         // SAFETY: the caller's promise.
         unsafe { self.values.add(at).copy_from_nonoverlapping(sums.as_ptr(), sums.len()) }
     }

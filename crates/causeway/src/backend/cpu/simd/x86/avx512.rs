@@ -103,6 +103,14 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn to_memory<T: ?Sized>(self, values: &mut T) {
+        // SAFETY: there is no instruction. It is said to read and to change any memory that it could know of.
+        unsafe {
+            asm!("/* {} */", in(reg) std::ptr::from_mut(values).cast::<u8>(), options(nostack, preserves_flags))
+        }
+    }
+
+    #[inline(always)]
     fn silu<T: Number, const N: usize>(self, x: [__m512; N]) -> [__m512; N] {
         silu::silu::<Self, T, N>(self, x)
     }

@@ -1,0 +1,398 @@
+//! Backward of a block of rows, for a pair of vectors of channels at a time; see [`super::rows`].
+//!
+//! ```text
+//! pass 1    x             → x, widened                  pre
+//! pass 2    pre, dy       → g = dy · act'(pre)
+//! pass 3    g, x          → the sums of dweight and dbias
+//! pass 4    g             → dx
+//! ```
+//!
+//! What a pass leaves for the next one stays in the first-level cache. In one pass there would be more values under way
+//! than registers: the taps, the sums, `width` rows of x and of g, and the terms of several SiLUs.
+
+use super::registers::{INTERLEAVED, WIDE_LANES};
+use super::rows::{
+    BLOCK, GROUP, MAX_WIDTH, ROWS, Rows, Span, TaskWeights, load_lanes, prefetch_pair, store_lanes,
+};
+use crate::backend::cpu::simd::{Lanes, Number, Simd};
+
+/// Rows of dx that are computed together.
+const TOGETHER: usize = 4;
+
+/// Sums over rows: a row of `GROUP` per tap and one for the bias, in the order of the lanes of pairs.
+pub(super) type Sums<A> = [[A; GROUP]; MAX_WIDTH + 1];
+
+/// g of the last `width - 1` rows, the newest first, in the order of the lanes of pairs.
+pub(super) type Waiting<A> = [[A; GROUP]; MAX_WIDTH - 1];
+
+/// The rows that a block reads and writes.
+pub(super) struct BlockRows<T> {
+    /// History first.
+    pub x: Rows<T>,
+    /// Null where g is zero.
+    pub dy: Rows<T>,
+    /// What is added to dx, if anything.
+    pub added: Rows<T>,
+    /// Rows of dy and dx.
+    pub count: usize,
+    /// Where results go.
+    pub dx: [*mut T; BLOCK],
+    /// Whether past the caches.
+    pub stream: bool,
+}
+
+/// What the passes need to know of a call and of a task.
+pub(super) struct Passes<'a, T: Number, const WIDTH: usize> {
+    pub width: usize,
+    pub silu: bool,
+    /// From row to row.
+    pub x_stride: isize,
+    pub dy_stride: isize,
+    pub weights: TaskWeights<'a, T::Accumulator>,
+}
+
+impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
+    /// Known when the kernel is compiled, but for the kernel of the greatest width.
+    #[inline(always)]
+    fn width(&self) -> usize {
+        if WIDTH < MAX_WIDTH { WIDTH } else { self.width }
+    }
+
+    /// Each pair of a span walks down the rows. There are no `sums` for rows that do not count.
+    ///
+    /// # Safety
+    /// Rows that are not null hold the span's pairs; x has `count + width - 1` rows.
+    #[inline(always)]
+    pub unsafe fn walk<S>(
+        &self,
+        simd: S,
+        span: Span,
+        rows: &BlockRows<T>,
+        waiting: &mut Waiting<T::Accumulator>,
+        mut sums: Option<&mut Sums<T::Accumulator>>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let mut passed = Passed::new(simd);
+        let is_plain = rows.count == BLOCK
+            && rows.dy[..BLOCK].iter().all(|row| !row.is_null())
+            && rows.added[..BLOCK].iter().all(|row| row.is_null());
+        for pair in 0..span.pairs {
+            let offset = pair * 2 * S::LANES;
+            let column = Column { offset, channel: span.first + offset };
+            let sums = sums.as_deref_mut();
+            // SAFETY: the caller's promise.
+            unsafe {
+                if !is_plain {
+                    self.column::<S, 2, false>(simd, rows, column, waiting, sums, &mut passed);
+                } else if S::LANES == WIDE_LANES {
+                    self.column::<S, { 2 * INTERLEAVED }, true>(
+                        simd,
+                        rows,
+                        column,
+                        waiting,
+                        sums,
+                        &mut passed,
+                    );
+                } else {
+                    self.column::<S, INTERLEAVED, true>(simd, rows, column, waiting, sums, &mut passed);
+                }
+            }
+        }
+    }
+
+    /// A pair's rows, of which `N / 2` have their SiLU computed together. `PLAIN`: they are a block, each has dy, and
+    /// nothing is added to dx.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`].
+    #[inline(always)]
+    unsafe fn column<S, const N: usize, const PLAIN: bool>(
+        &self,
+        simd: S,
+        rows: &BlockRows<T>,
+        column: Column,
+        waiting: &mut Waiting<T::Accumulator>,
+        sums: Option<&mut Sums<T::Accumulator>>,
+        passed: &mut Passed<S>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.convolve::<S, PLAIN>(simd, rows, column, passed);
+            simd.to_memory(passed);
+            self.gradients::<S, N, PLAIN>(simd, rows, column, waiting, passed);
+            simd.to_memory(passed);
+            if let Some(sums) = sums {
+                self.add_sums::<S, PLAIN>(simd, rows, column, passed, sums);
+                simd.to_memory(passed);
+            }
+            self.store_dx::<S, PLAIN>(simd, rows, column, passed);
+        }
+    }
+
+    /// Rows of dy and dx: known when the body is compiled, but for ends.
+    #[inline(always)]
+    fn count<const PLAIN: bool>(rows: &BlockRows<T>) -> usize {
+        if PLAIN { BLOCK } else { rows.count }
+    }
+
+    /// The first pass: x, widened, and its convolution.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`].
+    #[inline(always)]
+    unsafe fn convolve<S, const PLAIN: bool>(
+        &self,
+        simd: S,
+        rows: &BlockRows<T>,
+        column: Column,
+        passed: &mut Passed<S>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        // The next block's rows are asked for one block ahead.
+        let ahead = self.x_stride.wrapping_mul(BLOCK as isize);
+        let (width, before) = (self.width(), self.width() - 1);
+        // By age: 0 is the newest position.
+        let mut window = [[simd.splat(T::Accumulator::ZERO); 2]; WIDTH];
+        // SAFETY: the caller's promise; channels lie in rows of `GROUP`.
+        unsafe {
+            let bias = load_lanes(simd, self.weights.bias().add(column.channel));
+            let taps = self.taps(simd, column);
+            // The ages index several arrays, each up to a limit of its own.
+            #[allow(clippy::needless_range_loop)]
+            for age in 0..WIDTH {
+                if age < before {
+                    window[age] = T::load_pair(simd, rows.x[before - 1 - age].add(column.offset));
+                    passed.x[before - 1 - age] = window[age];
+                }
+            }
+            for row in 0..Self::count::<PLAIN>(rows) {
+                let source = rows.x[row + before].wrapping_add(column.offset);
+                prefetch_pair(simd, source.wrapping_offset(ahead));
+                for age in (1..WIDTH).rev() {
+                    window[age] = window[age - 1];
+                }
+                window[0] = T::load_pair(simd, source);
+                passed.x[row + before] = window[0];
+                for part in 0..2 {
+                    let mut pre = bias[part];
+                    for age in (0..WIDTH).rev() {
+                        if age < width {
+                            pre = simd.mul_add(taps[width - 1 - age][part], window[age][part], pre);
+                        }
+                    }
+                    passed.pre[row][part] = pre;
+                }
+            }
+        }
+    }
+
+    /// The second pass: g, behind that of the last `width - 1` rows, which wait for it between blocks.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`].
+    #[inline(always)]
+    unsafe fn gradients<S, const N: usize, const PLAIN: bool>(
+        &self,
+        simd: S,
+        rows: &BlockRows<T>,
+        column: Column,
+        waiting: &mut Waiting<T::Accumulator>,
+        passed: &mut Passed<S>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let ahead = self.dy_stride.wrapping_mul(BLOCK as isize);
+        let (before, count) = (self.width() - 1, Self::count::<PLAIN>(rows));
+        let zero = simd.splat(T::Accumulator::ZERO);
+        // SAFETY: the caller's promise; channels lie in rows of `GROUP`.
+        unsafe {
+            for first in (0..count).step_by(N / 2) {
+                let mut slopes = [zero; N];
+                if self.silu {
+                    for (pre, pair) in slopes.chunks_exact_mut(2).zip(&passed.pre[first..]) {
+                        pre.copy_from_slice(pair);
+                    }
+                    slopes = simd.silu_slope::<T, N>(slopes);
+                }
+                // g of rows that take no part is zero, whatever they hold.
+                let mut g = [zero; N];
+                for row in 0..N / 2 {
+                    let dy = rows.dy[first + row];
+                    if PLAIN || !dy.is_null() {
+                        let dy = dy.wrapping_add(column.offset);
+                        prefetch_pair(simd, dy.wrapping_offset(ahead));
+                        [g[2 * row], g[2 * row + 1]] = T::load_pair(simd, dy);
+                    }
+                }
+                if self.silu {
+                    for i in 0..N {
+                        if PLAIN || !rows.dy[first + i / 2].is_null() {
+                            g[i] = simd.mul(g[i], slopes[i]);
+                        }
+                    }
+                }
+                for (row, g) in g.chunks_exact(2).enumerate() {
+                    passed.g[before + first + row] = [g[0], g[1]];
+                }
+            }
+            for (age, waiting) in waiting[..before].iter_mut().enumerate() {
+                let waiting = waiting.as_mut_ptr().add(column.channel);
+                passed.g[before - 1 - age] = load_lanes(simd, waiting);
+            }
+            for (age, waiting) in waiting[..before].iter_mut().enumerate() {
+                let waiting = waiting.as_mut_ptr().add(column.channel);
+                store_lanes(simd, waiting, passed.g[before + count - 1 - age]);
+            }
+        }
+    }
+
+    /// The third pass: what the rows add to dweight and dbias.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`].
+    #[inline(always)]
+    unsafe fn add_sums<S, const PLAIN: bool>(
+        &self,
+        simd: S,
+        rows: &BlockRows<T>,
+        column: Column,
+        passed: &Passed<S>,
+        sums: &mut Sums<T::Accumulator>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let (width, before) = (self.width(), self.width() - 1);
+        let mut dweight = [[simd.splat(T::Accumulator::ZERO); 2]; WIDTH];
+        // SAFETY: the caller's promise; channels lie in rows of `GROUP`.
+        unsafe {
+            for tap in 0..WIDTH {
+                if tap < width {
+                    dweight[tap] = load_lanes(simd, sums[tap].as_ptr().add(column.channel));
+                }
+            }
+            let mut dbias = load_lanes(simd, sums[width].as_ptr().add(column.channel));
+            for row in 0..Self::count::<PLAIN>(rows) {
+                let g = passed.g[before + row];
+                for part in 0..2 {
+                    for (tap, sum) in dweight.iter_mut().enumerate() {
+                        if tap < width {
+                            sum[part] = simd.mul_add(g[part], passed.x[row + tap][part], sum[part]);
+                        }
+                    }
+                    dbias[part] = simd.add(dbias[part], g[part]);
+                }
+            }
+            for tap in 0..WIDTH {
+                if tap < width {
+                    store_lanes(simd, sums[tap].as_mut_ptr().add(column.channel), dweight[tap]);
+                }
+            }
+            store_lanes(simd, sums[width].as_mut_ptr().add(column.channel), dbias);
+        }
+    }
+
+    /// The last pass: dx, `width - 1` rows late.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`].
+    #[inline(always)]
+    unsafe fn store_dx<S, const PLAIN: bool>(
+        &self,
+        simd: S,
+        rows: &BlockRows<T>,
+        column: Column,
+        passed: &Passed<S>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let width = self.width();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let taps = self.taps(simd, column);
+            let together = if PLAIN { TOGETHER } else { 1 };
+            for first in (0..Self::count::<PLAIN>(rows)).step_by(together) {
+                let mut dx = [[simd.splat(T::Accumulator::ZERO); 2]; TOGETHER];
+                let dx = &mut dx[..together];
+                for (row, dx) in (first..).zip(dx.iter_mut()) {
+                    if !PLAIN && !rows.added[row].is_null() {
+                        *dx = T::load_pair(simd, rows.added[row].add(column.offset));
+                    }
+                    for part in 0..2 {
+                        // The last tap's g is the oldest.
+                        for tap in (0..WIDTH).rev() {
+                            if tap < width {
+                                let g = passed.g[row + width - 1 - tap][part];
+                                dx[part] = simd.mul_add(taps[tap][part], g, dx[part]);
+                            }
+                        }
+                    }
+                }
+                if rows.stream {
+                    for (target, &dx) in rows.dx[first..].iter().zip(dx.iter()) {
+                        T::store_pair::<true>(simd, target.add(column.channel), dx);
+                    }
+                } else {
+                    for (target, &dx) in rows.dx[first..].iter().zip(dx.iter()) {
+                        T::store_pair::<false>(simd, target.add(column.channel), dx);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A pair's taps, in their own order: dx takes the first with the newest g, the convolution the last with the newest
+    /// x.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`].
+    #[inline(always)]
+    unsafe fn taps<S>(&self, simd: S, column: Column) -> [[S::Vector; 2]; WIDTH]
+    where
+        S: Simd<Scalar = T::Accumulator>,
+    {
+        let mut taps = [[simd.splat(T::Accumulator::ZERO); 2]; WIDTH];
+        for (tap, pair) in taps.iter_mut().enumerate() {
+            if tap < self.width() {
+                // SAFETY: channels lie in rows of `GROUP`.
+                *pair = unsafe { load_lanes(simd, self.weights.tap(tap).add(column.channel)) };
+            }
+        }
+        taps
+    }
+}
+
+/// A pair of vectors of channels.
+#[derive(Clone, Copy)]
+struct Column {
+    /// Its first channel, in the rows that are read.
+    offset: usize,
+    /// The same in the task.
+    channel: usize,
+}
+
+/// What passes over a pair's rows leave for the next one.
+struct Passed<S: Simd> {
+    /// With `width - 1` rows of history.
+    x: [[S::Vector; 2]; ROWS],
+    pre: [[S::Vector; 2]; BLOCK],
+    /// With the `width - 1` rows before.
+    g: [[S::Vector; 2]; ROWS],
+}
+
+impl<S: Simd> Passed<S> {
+    #[inline(always)]
+    fn new(simd: S) -> Self {
+        let zero = [simd.splat(S::Scalar::ZERO); 2];
+        Passed { x: [zero; ROWS], pre: [zero; BLOCK], g: [zero; ROWS] }
+    }
+}
