@@ -44,7 +44,7 @@ CAUSEWAY_DEVICE void load_operand(const TensorMap* map, u32 to, u32 barrier, i32
         else box_load(to + offset, map, barrier, inner, outer);
     };
     constexpr int PART = Extent / Parts;
-    static_assert(!RowMajor || PART % 64 == 0, "a row-major operand is shared in blocks of 64");
+    static_assert(!RowMajor || Parts == 1 || PART % 64 == 0, "a row-major operand is shared in blocks of 64");
     const i32 begin = Parts > 1 ? (i32)part * PART : 0;
     if constexpr (RowMajor) {
 #pragma unroll

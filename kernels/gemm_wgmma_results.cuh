@@ -1,7 +1,7 @@
 // How the sums of gemm_wgmma.cuh become a result: rounded and stored, after those of several blocks are added where
 // blocks have summed parts of one tile.
 //
-//   store_sums   sums in registers ─► staging, 16 rows × 64 columns a warp ─► copy engine, or elements one by one
+//   store_sums   sums in registers ─► staging, 16 rows × ACROSS columns a warp ─► copy engine, or elements one by one
 //   combine      `split`: blocks of a cluster add the sums that lie in each other's shared memory
 //   share_sums   `shared_rest`: warps of several clusters leave theirs in the workspace, and the last one adds them
 #pragma once
@@ -25,7 +25,13 @@ template <bool Bf16> CAUSEWAY_DEVICE u32 pair(float low, float high) {
     return Bf16 ? pair_bf16(low, high) : pair_f16(low, high);
 }
 
-// Stores what one warp has staged: Rows rows of 64 columns.
+// Where 8 columns of a line are staged. Lines of 64 columns are swizzled, others follow each other.
+template <typename T> CAUSEWAY_DEVICE u32 staged(u32 line, u32 group) {
+    if constexpr (Shape<T>::ACROSS == 64) return line * LINE + ((group ^ line & 7) << 4);
+    else return line * (Shape<T>::ACROSS * 2) + (group << 4);
+}
+
+// Stores what one warp has staged: Rows rows of ACROSS columns.
 template <typename T, int Rows>
 CAUSEWAY_DEVICE void store_chunk(const Arguments<T>& a, u32 from, i32 row, i32 column) {
     const i32 lane = (i32)lane_index();
@@ -35,9 +41,9 @@ CAUSEWAY_DEVICE void store_chunk(const Arguments<T>& a, u32 from, i32 row, i32 c
 #pragma unroll 1  // the addresses of several lines at a time would not fit the registers
         for (i32 i = 0; i < Rows; ++i) {
 #pragma unroll
-            for (i32 at = lane; at < 64; at += 32) {
+            for (i32 at = lane; at < Shape<T>::ACROSS; at += 32) {
                 u16 value;
-                asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from + i * LINE + ((at / 8 ^ i & 7) << 4) + at % 8 * 2));
+                asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from + staged<T>(i, at / 8) + at % 8 * 2));
                 if (row + i < a.result.rows && column + at < a.result.columns) ((u16*)line)[at] = value;
             }
             line += a.result.row_stride * 2;
@@ -52,19 +58,19 @@ CAUSEWAY_DEVICE void store_chunk(const Arguments<T>& a, u32 from, i32 row, i32 c
     }
 }
 
-// Rounds 16 rows × 64 columns of a warp's sums and stores them through one of its `staging` buffers.
+// Rounds 16 rows × ACROSS columns of a warp's sums and stores them through one of its `staging` buffers.
 template <typename T>
-CAUSEWAY_DEVICE void store_64_columns(const Arguments<T>& a, const float* sums, u32 staging, u32& buffer, i32 row,
-                                      i32 column) {
+CAUSEWAY_DEVICE void store_columns(const Arguments<T>& a, const float* sums, u32 staging, u32& buffer, i32 row,
+                                   i32 column) {
     const u32 lane = lane_index(), line = lane & 15, group = lane >> 4;
     const u32 to = staging + buffer * CHUNK;
     buffer = buffer + 1 == T::staging ? 0 : buffer + 1;
     box_store_wait_read<T::staging - 1>();
     wave_barrier();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < Shape<T>::ACROSS / 16; ++i) {
         const float* const s = sums + i * 8;
-        matrix_store(to + line * LINE + ((2 * i + group ^ line & 7) << 4), pair<T::bf16>(s[0], s[1]),
+        matrix_store(to + staged<T>(line, 2 * i + group), pair<T::bf16>(s[0], s[1]),
                      pair<T::bf16>(s[2], s[3]), pair<T::bf16>(s[4], s[5]), pair<T::bf16>(s[6], s[7]));
     }
     store_chunk<T, 16>(a, to, row, column);
@@ -74,16 +80,18 @@ CAUSEWAY_DEVICE void store_64_columns(const Arguments<T>& a, const float* sums, 
 template <typename T>
 CAUSEWAY_DEVICE void store_sums(const Arguments<T>& a, const float (&sums)[T::tile_columns / 2], u32 staging, u32& buffer,
                                 i32 row, i32 column) {
+    constexpr int ACROSS = Shape<T>::ACROSS;
 #pragma unroll
-    for (int i = 0; i < T::tile_columns / 64; ++i) {
-        store_64_columns(a, sums + i * 32, staging, buffer, row, column + i * 64);
+    for (int i = 0; i < T::tile_columns / ACROSS; ++i) {
+        store_columns(a, sums + i * (ACROSS / 2), staging, buffer, row, column + i * ACROSS);
     }
 }
 
 // Adds the sums of a cluster's blocks, in the order of the blocks, and stores them; each warp of the cluster takes some
-// of the tile's pieces of 8 rows × 64 columns.
+// of the tile's pieces of 8 rows × ACROSS columns.
 template <typename T> CAUSEWAY_DEVICE void combine(const Arguments<T>& a, const Block<T>& block, i32 row, i32 column) {
     using S = Shape<T>;
+    static_assert(S::ACROSS == 64, "a lane adds 8 columns of two rows");
     constexpr u32 ACROSS = T::tile_columns / 64, PIECES = T::tile_rows / 8 * ACROSS;
     const u32 warp = thread_index() / 32, lane = lane_index(), group = lane % 8;
     const u32 to = block.staging(warp);
@@ -144,19 +152,19 @@ CAUSEWAY_DEVICE void share_sums(const Arguments<T>& a, const Walk<T>& walk, u32 
     if (!last_warp_to_arrive(a.counters + nth * (S::WARPS * T::cluster) + of_cluster, a.pieces)) return;
     // Not into `sums`: the compiler would make every product wait for the one before it.
 #pragma unroll 1
-    for (int i = 0; i < T::tile_columns / 64; ++i) {
-        float total[32] = {};
+    for (int i = 0; i < T::tile_columns / S::ACROSS; ++i) {
+        float total[S::ACROSS / 2] = {};
 #pragma unroll 1
         for (u32 p = 0; p < a.pieces; ++p) {
-            const float* const from = first + (u64)p * PIECE + i * (8 * FOUR);
+            const float* const from = first + (u64)p * PIECE + i * (S::ACROSS / 8 * FOUR);
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
+            for (int j = 0; j < S::ACROSS / 8; ++j) {
                 const Packet<16> four = load_mutable<16>(from + j * FOUR);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) total[4 * j + e] += as_float(four.word[e]);
             }
         }
-        store_64_columns(a, total, staging, buffer, row, column + i * 64);
+        store_columns(a, total, staging, buffer, row, column + i * S::ACROSS);
     }
 }
 

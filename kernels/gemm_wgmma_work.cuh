@@ -22,7 +22,7 @@ namespace gemm {
 
 constexpr int STEP = 64;           // terms of a stage: 128 bytes
 constexpr u32 LINE = STEP * 2;     // bytes of them
-constexpr u32 CHUNK = 16 * LINE;   // what a warp stores at a time: 16 rows × 64 columns
+constexpr u32 CHUNK = 16 * LINE;   // what a warp stages at a time: 16 rows of at most 64 columns
 constexpr u32 CONSUMERS_MEET = 1;  // named barrier
 constexpr u32 RAW_LINE = 144;      // bytes of 72 elements
 constexpr u32 RAW_BOX = 8 * RAW_LINE;
@@ -65,13 +65,18 @@ template <typename T> struct Shape {
     static constexpr int SHARE_ROWS = T::split || T::share_left ? 1 : T::cluster;  // blocks of a cluster above each other
     static constexpr int SHARE_COLUMNS = T::split || !T::share_left ? 1 : T::cluster;
     static constexpr u32 LEFT = T::tile_rows * LINE;
-    static constexpr u32 STAGE = LEFT + T::tile_columns * LINE;
+    // Row-major, an operand comes in blocks of 64.
+    static constexpr u32 RIGHT = (T::right_row_major ? (T::tile_columns + 63) / 64 * 64 : T::tile_columns) * LINE;
+    static constexpr u32 STAGE = LEFT + RIGHT;
+    // Columns that a warp stores at a time.
+    static constexpr int ACROSS = T::tile_columns % 64 == 0 ? 64 : T::tile_columns % 48 == 0 ? 48 : 32;
+    static_assert(T::tile_columns % ACROSS == 0, "a tile is stored in pieces of one width");
     static constexpr u32 STAGES = STAGE * T::stages;
     // By rows: groups of 64 lines, those of left first.
     static constexpr int LEFT_GROUPS = T::left_by_rows ? T::tile_rows / 64 : 0;
     static constexpr int RAW_GROUPS = LEFT_GROUPS + (T::right_by_rows ? T::tile_columns / 64 : 0);
     static constexpr u32 RAW_STAGE = RAW_GROUPS * RAW_GROUP;
-    static constexpr u32 DIRECT = (T::left_by_rows ? 0 : LEFT) + (T::right_by_rows ? 0 : T::tile_columns * LINE);
+    static constexpr u32 DIRECT = (T::left_by_rows ? 0 : LEFT) + (T::right_by_rows ? 0 : RIGHT);
     static constexpr u32 RAW = STAGES;
     static constexpr u32 STAGING = RAW + RAW_STAGE * T::raw_stages;
     static constexpr u32 WARP_STAGING = CHUNK * T::staging;

@@ -1,7 +1,7 @@
 //! Products on Hopper's matrix units: kernels/gemm_wgmma.cuh.
 
 use super::problem::{Matrix, Problem};
-use super::wgmma_tiles::{Choice, Cluster, choose};
+use super::wgmma_tiles::{Choice, Cluster, Operands, choose};
 use crate::backend::gpu::launch::Constants;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, TensorMap, Vendor};
 use crate::tensor::DType;
@@ -31,9 +31,13 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Option<Plan> {
     let left = Lines::of(problem.left, problem.rows, problem.reduction)?;
     let right = Lines::of(problem.right.transposed(), problem.columns, problem.reduction)?;
     let result = Lines::of_result(problem)?;
-    let by_lines = !left.direct || !right.direct;
+    let operands = Operands {
+        by_lines: !left.direct || !right.direct,
+        right_row_major: right.row_major,
+        straddle: left.straddles() || right.straddles(),
+    };
     let steps = (problem.reduction as u64).div_ceil(STEP);
-    let choice = choose(problem.rows as u64, problem.columns as u64, steps, by_lines, facts);
+    let choice = choose(problem.rows as u64, problem.columns as u64, steps, operands, facts);
     Some(Launch { problem, left, right, result, choice, steps }.plan())
 }
 
@@ -95,6 +99,11 @@ impl Lines {
             row_major: false,
             direct: address.is_multiple_of(16) && (stride as u64).is_multiple_of(RESIDUES),
         })
+    }
+
+    /// Some begin within cache lines, of 128 bytes.
+    fn straddles(&self) -> bool {
+        !self.address.is_multiple_of(128) || !(self.stride * 2).is_multiple_of(128)
     }
 
     /// For the copy engine, in boxes of `box_lines` lines of 64 elements.
@@ -216,8 +225,10 @@ impl Launch<'_> {
         block.operand(&self.left, dtype, box_lines(&self.left, tile.rows / cluster.across()));
         block.operand(&self.right, dtype, box_lines(&self.right, tile.columns));
         if self.result.direct {
-            let piece = if matches!(cluster, Cluster::Split(_)) { 8 } else { 16 };
-            block.map(self.result.map(dtype, piece));
+            let lines = if matches!(cluster, Cluster::Split(_)) { 8 } else { 16 };
+            let columns = tile.stored_columns();
+            let map = self.result.map(dtype, lines);
+            block.map(TensorMap { box_sizes: [columns, lines], swizzled: columns == 64, ..map });
         } else {
             block.bytes.extend(self.result.address.to_ne_bytes());
             block.bytes.extend(self.result.stride.to_ne_bytes());
@@ -249,7 +260,7 @@ impl Launch<'_> {
 
     fn shared_bytes(&self) -> u32 {
         let tile = &self.choice.tile;
-        let stages = tile.stages * (tile.rows + tile.columns) * 128;
+        let stages = tile.stages * (tile.rows + tile.right_lines(self.right.row_major)) * 128;
         let raw = tile.raw_stages * self.raw_groups() * RAW_GROUP;
         let barriers = 16 * (tile.stages + tile.raw_stages);
         stages + raw + tile.staging * tile.rows / 16 * CHUNK + barriers

@@ -55,6 +55,25 @@ fn a_shared_rest_has_a_workspace_and_counters() {
     assert_eq!(planned(&problem(4096, 4096, 4096, 0)).workspace_at, None);
 }
 
+/// What a warp stores at a time has a map of its own width, and row-major columns come in blocks of 64.
+#[test]
+fn narrow_pieces_of_a_result_are_stored_line_by_line() {
+    let row_major = problem(1536, 1536, 1536, 0);
+    let right = Matrix { row_stride: 1, column_stride: 1536, ..row_major.right };
+    for (problem, columns, across, boxes, stage) in [
+        (row_major, "160", 32, [64, 64], 128 + 192),
+        (Problem { right, ..row_major }, "144", 48, [64, 144], 128 + 144),
+    ] {
+        let plan = planned(&problem);
+        assert_eq!(plan.constant("tile_columns"), columns);
+        let [_, (_, right), (_, result)] = plan.tensor_maps[..] else { panic!("three maps: {plan}") };
+        assert_eq!((right.box_sizes, right.swizzled), (boxes, true));
+        assert_eq!((result.box_sizes, result.swizzled), ([across, 16], false));
+        let stages: u32 = plan.constant("stages").parse().unwrap();
+        assert_eq!(plan.shared_bytes, stages * (stage * 128 + 16) + 8 * 2 * 2048);
+    }
+}
+
 #[test]
 fn transposed_operands_are_read_as_they_lie() {
     let straight = problem(512, 512, 512, 0);

@@ -23,10 +23,39 @@ pub(super) struct Tile {
     /// Raw stages, and warps that align, where lines of operands begin anywhere.
     pub raw_stages: u32,
     pub aligners: u32,
+    /// How the right operand has to lie, if that matters: true if its columns are side by side. They come in blocks of 64
+    /// then, so a tile that is no multiple as wide takes more room and more traffic.
+    right_row_major: Option<bool>,
     /// Clocks of a step.
     step: u64,
     /// Clocks of what comes before and after the steps of a tile.
     tail: u64,
+}
+
+impl Tile {
+    /// Columns that a warp stores at a time.
+    pub fn stored_columns(&self) -> u32 {
+        [64, 48, 32]
+            .into_iter()
+            .find(|columns| self.columns.is_multiple_of(*columns))
+            .expect("a multiple of 16")
+    }
+
+    /// Lines of 64 terms that a stage has for the right operand.
+    pub fn right_lines(&self, row_major: bool) -> u32 {
+        if row_major { self.columns.next_multiple_of(64) } else { self.columns }
+    }
+}
+
+/// What is known of the operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Operands {
+    /// At least one has lines that begin anywhere.
+    pub by_lines: bool,
+    /// The columns of the right one are side by side.
+    pub right_row_major: bool,
+    /// Lines of at least one begin within cache lines.
+    pub straddle: bool,
 }
 
 /// How the blocks of a cluster work together.
@@ -59,10 +88,14 @@ impl Cluster {
 /// Operands that the copy engine takes as they are.
 const DIRECT: &[Tile] = &[
     tile(128, 256, 4, 2, 1040, 1500),
+    tile(128, 224, 4, 2, 960, 1350),
     tile(128, 192, 4, 2, 800, 1200),
+    tile_where(true, tile(128, 160, 4, 2, 750, 1050)),
+    tile_where(false, tile(128, 160, 5, 2, 690, 1050)),
+    tile_where(false, tile(128, 144, 5, 2, 645, 1000)),
     tile(128, 128, 6, 2, 600, 900),
     tile(128, 64, 8, 2, 400, 600),
-    tile(64, 128, 6, 2, 420, 600),
+    tile(64, 128, 8, 2, 380, 600),
     tile(64, 64, 8, 2, 270, 400),
 ];
 
@@ -77,7 +110,12 @@ const BY_LINES: &[Tile] = &[
 const SPLIT: u64 = 4500;
 
 const fn tile(rows: u32, columns: u32, stages: u32, staging: u32, step: u64, tail: u64) -> Tile {
-    Tile { rows, columns, stages, staging, raw_stages: 0, aligners: 0, step, tail }
+    Tile { rows, columns, stages, staging, raw_stages: 0, aligners: 0, right_row_major: None, step, tail }
+}
+
+/// A tile for right operands of one layout.
+const fn tile_where(right_row_major: bool, tile: Tile) -> Tile {
+    Tile { right_row_major: Some(right_row_major), ..tile }
 }
 
 /// Clocks in which the warps of a block write or read the sums of a tile, per column: 512 bytes for 128 rows.
@@ -157,19 +195,26 @@ pub(super) struct Choice {
 }
 
 /// For a result of `rows` × `columns` and sums over `steps` · 64 terms.
-pub(super) fn choose(rows: u64, columns: u64, steps: u64, by_lines: bool, facts: &DeviceFacts) -> Choice {
-    let candidates = if by_lines { BY_LINES } else { DIRECT };
-    let clusters =
-        [Cluster::ShareLeft, Cluster::None, Cluster::Split(2), Cluster::Split(4), Cluster::Split(8)];
-    let choices = candidates.iter().flat_map(|tile| clusters.map(|cluster| (*tile, cluster)));
+pub(super) fn choose(rows: u64, columns: u64, steps: u64, operands: Operands, facts: &DeviceFacts) -> Choice {
+    let candidates = if operands.by_lines { BY_LINES } else { DIRECT };
+    let fits =
+        |tile: &&Tile| tile.right_row_major.is_none_or(|row_major| row_major == operands.right_row_major);
+    let splits = [2, 3, 4, 8].map(Cluster::Split);
+    let clusters = [Cluster::ShareLeft, Cluster::None].into_iter().chain(splits);
+    let choices =
+        candidates.iter().filter(fits).flat_map(|tile| clusters.clone().map(|cluster| (*tile, cluster)));
     let possible = choices.filter(|(tile, cluster)| match cluster {
         Cluster::None => true,
         // Each loads half of the rows, 64 at least.
-        Cluster::ShareLeft => !by_lines && tile.rows >= 128 && columns > u64::from(tile.columns),
-        // The sums take the place of the stages, and every block has terms to sum.
-        Cluster::Split(parts) => tile.columns <= 128 && steps >= u64::from(*parts),
+        Cluster::ShareLeft => !operands.by_lines && tile.rows >= 128 && columns > u64::from(tile.columns),
+        // Measured for the smallest tile only.
+        Cluster::Split(3) if operands.by_lines || tile.columns > 64 || tile.rows > 64 => false,
+        // The sums take the place of the stages, and every block has terms to sum. They are added 64 columns at a time.
+        Cluster::Split(parts) => {
+            tile.columns <= 128 && tile.columns.is_multiple_of(64) && steps >= u64::from(*parts)
+        }
     });
-    let timed = possible.map(|(tile, cluster)| timed(rows, columns, steps, tile, cluster, facts));
+    let timed = possible.map(|(tile, cluster)| timed(rows, columns, steps, tile, cluster, operands, facts));
     let (_, fastest) = timed.min_by_key(|(clocks, _)| *clocks).expect("the first tile is always possible");
     fastest
 }
@@ -181,6 +226,7 @@ fn timed(
     steps: u64,
     tile: Tile,
     cluster: Cluster,
+    operands: Operands,
     facts: &DeviceFacts,
 ) -> (u64, Choice) {
     let blocks = u64::from(cluster.blocks());
@@ -188,6 +234,7 @@ fn timed(
     // A cluster lies within one of the groups that multiprocessors come in, whose sizes leave some over.
     let usable = match blocks {
         1 | 2 => u64::from(facts.multiprocessors),
+        3 => u64::from(facts.multiprocessors) * 8 / 9,
         4 => u64::from(facts.multiprocessors) * 6 / 7,
         _ => u64::from(facts.multiprocessors) * 3 / 4,
     };
@@ -208,9 +255,15 @@ fn timed(
     });
     let (clocks, choice) =
         shared.into_iter().fold(whole, |best, next| if next.0 < best.0 { next } else { best });
-    // Blocks that share nothing read more.
-    (if cluster == Cluster::None { clocks * 51 / 50 } else { clocks }, choice)
+    // Blocks that share nothing read more, and where lines straddle cache lines, much more.
+    let clocks = match cluster {
+        Cluster::None if operands.straddle => clocks * 5 / 4,
+        Cluster::None => clocks * 51 / 50,
+        _ => clocks,
+    };
+    (clocks, choice)
 }
+
 /// The best way to share the tiles of the last round, if that round is not full.
 fn shared(tiles: u64, steps: u64, at_a_time: u64, tile: &Tile) -> Option<Rest> {
     let rest = tiles % at_a_time;
@@ -227,8 +280,10 @@ fn shared(tiles: u64, steps: u64, at_a_time: u64, tile: &Tile) -> Option<Rest> {
 mod tests {
     use super::*;
 
+    const ALIGNED: Operands = Operands { by_lines: false, right_row_major: true, straddle: false };
+
     fn chosen(rows: u64, columns: u64, terms: u64) -> (u32, u32, Cluster) {
-        let choice = choose(rows, columns, terms.div_ceil(64), false, &DeviceFacts::h200());
+        let choice = choose(rows, columns, terms.div_ceil(64), ALIGNED, &DeviceFacts::h200());
         (choice.tile.rows, choice.tile.columns, choice.cluster)
     }
 
@@ -241,15 +296,55 @@ mod tests {
 
     #[test]
     fn small_products_take_tiles_that_fill_the_device() {
-        assert_eq!(chosen(1024, 1024, 1024), (128, 64, Cluster::ShareLeft));
-        assert_eq!(chosen(1536, 1536, 1536), (128, 192, Cluster::ShareLeft));
-        assert_eq!(chosen(512, 512, 512).0, 64);
+        for (rows, columns, terms, chosen_here) in [
+            (512, 512, 512, (64, 64, Cluster::None)),
+            (768, 768, 768, (64, 128, Cluster::None)),
+            (1024, 1024, 1024, (64, 128, Cluster::None)),
+            (1280, 1280, 1280, (128, 128, Cluster::ShareLeft)),
+            (1536, 1536, 1536, (128, 160, Cluster::ShareLeft)),
+            (1792, 1792, 1792, (128, 224, Cluster::ShareLeft)),
+            (2176, 2176, 2176, (128, 160, Cluster::ShareLeft)),
+        ] {
+            assert_eq!(chosen(rows, columns, terms), chosen_here, "{rows}×{columns}×{terms}");
+        }
+    }
+
+    #[test]
+    fn the_layout_of_the_operands_decides_too() {
+        let chosen = |size: u64, operands| {
+            let choice = choose(size, size, size.div_ceil(64), operands, &DeviceFacts::h200());
+            (choice.tile.rows, choice.tile.columns, choice.tile.stages, choice.cluster)
+        };
+        // 12 × 11 tiles of 144 columns are one for each multiprocessor; row-major, they would load 192.
+        let reduction_major = Operands { right_row_major: false, ..ALIGNED };
+        assert_eq!(chosen(1536, reduction_major), (128, 144, 5, Cluster::None));
+        assert_eq!(chosen(1536, ALIGNED), (128, 160, 4, Cluster::ShareLeft));
+        assert_eq!(chosen(2176, reduction_major), (128, 160, 5, Cluster::ShareLeft));
+        // Lines that straddle cache lines are read once for two blocks.
+        let straddling = Operands { straddle: true, ..ALIGNED };
+        assert_eq!(chosen(1000, ALIGNED).3, Cluster::None);
+        assert_eq!(chosen(1000, straddling), (128, 64, 8, Cluster::ShareLeft));
+    }
+
+    #[test]
+    fn tiles_are_stored_in_pieces_of_one_width() {
+        for tile in DIRECT.iter().chain(BY_LINES) {
+            let (across, lines) = (tile.stored_columns(), tile.right_lines(true));
+            assert!(tile.columns.is_multiple_of(across) && across % 16 == 0 && across <= 64, "{tile:?}");
+            assert!(
+                lines.is_multiple_of(64) && lines >= tile.columns && lines - tile.columns < 64,
+                "{tile:?}"
+            );
+            assert_eq!(tile.right_lines(false), tile.columns);
+        }
+        assert_eq!(tile(128, 144, 5, 2, 1, 1).stored_columns(), 48);
+        assert_eq!(tile(128, 160, 5, 2, 1, 1).stored_columns(), 32);
     }
 
     #[test]
     fn tiles_of_a_last_round_are_shared_where_they_are_long() {
         let rest = |rows, columns, terms: u64| {
-            let choice = choose(rows, columns, terms.div_ceil(64), false, &DeviceFacts::h200());
+            let choice = choose(rows, columns, terms.div_ceil(64), ALIGNED, &DeviceFacts::h200());
             let before = choice.tiles.count() - choice.rest.map_or(0, |rest| rest.tiles);
             assert!(choice.rest.is_none() || before.is_multiple_of(choice.clusters), "{choice:?}");
             choice.rest.map(|rest| (rest.tiles, rest.pieces, rest.head, rest.part))
@@ -265,7 +360,7 @@ mod tests {
             assert_eq!(rest(rows, columns, terms), None, "{rows}×{columns}×{terms}");
         }
         // Those of suites/huge.toml, with one and with several pieces for each of the other clusters.
-        assert!(rest(896, 1216, 8192).is_some() && rest(2880, 1024, 6144).is_some());
+        assert!(rest(896, 1216, 8192).is_some() && rest(2880, 1024, 8192).is_some());
     }
 
     #[test]
@@ -285,6 +380,7 @@ mod tests {
     #[test]
     fn few_outputs_with_long_sums_are_split() {
         assert_eq!(chosen(64, 4096, 4096), (64, 64, Cluster::Split(2)));
+        assert_eq!(chosen(64, 2048, 4096), (64, 64, Cluster::Split(3)));
         assert_eq!(chosen(64, 64, 4096).2, Cluster::Split(8));
         // As many parts as there are steps, at most.
         assert_eq!(chosen(64, 64, 64).2, Cluster::None);
