@@ -23,6 +23,7 @@ once the requests in hand are answered.
 
 Exit status:
   0   the input ended between two frames, or the server was told to stop
+  1   the server was told to stop, and a request in hand was not answered within 30 seconds
   2   the device or the socket cannot be opened
   20  the input ended inside a frame's byte count
   21  the input ended inside a frame's payload";

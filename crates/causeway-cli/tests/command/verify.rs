@@ -104,6 +104,19 @@ fn what_the_machine_has_no_memory_for_is_skipped_by_name() {
 }
 
 #[test]
+fn a_case_that_is_larger_than_any_memory_fails_and_has_no_time() {
+    let files = Files::new();
+    let path = files.path("mine.toml");
+    let row = "[[conv1d]]\nname = \"vast\"\nshape = [99999999, 99999999, 99999999]\nwidth = 4\nlayout = \"channel-first\"\n\
+               activation = \"none\"\ndtype = \"f32\"\n";
+    fs::write(&path, format!("name = \"mine\"\nabout = \"x\"\n{row}")).unwrap();
+    let output = output(&["verify", "--suite", path.to_str().unwrap(), "--device", "cpu"]);
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("larger than the address space") && !printed.contains("0.00 ms"), "{printed}");
+}
+
+#[test]
 fn json_is_the_report() {
     let files = Files::new();
     let printed = success(&["verify", "--suite", &suite(&files, ""), "--json"]);

@@ -104,7 +104,7 @@ pub(crate) struct Args {
     seconds: f64,
 
     /// MiB of tensors that calls go through before they return to the same ones [default: twice the last-level
-    /// cache]
+    /// cache, on a GPU three times]
     #[arg(long, value_name = "MIB")]
     rotation: Option<u64>,
 

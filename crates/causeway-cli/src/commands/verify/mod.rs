@@ -202,8 +202,9 @@ fn print_case(table: &Table, report: &CaseReport) -> Result<(), Failure> {
     cells.push(fraction.map_or("-".to_string(), words::percent).into());
     let ulps = largest(&all, &|output| output.comparison.max_ulps);
     cells.push(ulps.map_or("-".to_string(), words::ulps).into());
-    let seconds: f64 = report.timings.iter().map(|timing| timing.seconds).sum();
-    cells.push(format!("{:.2} ms", seconds * 1e3).into());
+    // None if the first call was refused.
+    let seconds = report.timings.iter().map(|timing| timing.seconds).reduce(|sum, seconds| sum + seconds);
+    cells.push(seconds.map_or("-".to_string(), |seconds| format!("{:.2} ms", seconds * 1e3)).into());
     cells.push(if report.passed { Cell::styled("pass", PASS) } else { Cell::styled("FAIL", FAIL) });
     table.row(&cells)?;
     for line in complaints(report) {
