@@ -49,7 +49,11 @@ template <class Problem, class Tile> class ChannelLastBackward {
     static constexpr int LINES = SEGMENTS / SHARERS;
     // Shared memory: the ring, and over it when it is done the sums and a flag; then the shares of rows above.
     static constexpr u32 FLAG_AT = LINES * COUNT * 4;
+    // Behind them, of a segment in which a sequence ends: dfinal_states of that sequence.
+    static constexpr bool HOLDS_STATES = PACKED<Problem> && H > 0 && Problem::dfinal_states;
     static constexpr u32 SHARES_AT = Ring::SHARED_BYTES > FLAG_AT + 16 ? Ring::SHARED_BYTES : FLAG_AT + 16;
+
+    static constexpr u32 DFINAL_AT = SHARES_AT + (u32)H * CHANNELS * THREADS * 4;
 
 public:
     CAUSEWAY_DEVICE explicit ChannelLastBackward(const BackwardArguments& a) : a(a) {}
@@ -104,6 +108,7 @@ private:
         }
         load_weights();
         if constexpr (PLACES) enter_places();
+        if constexpr (HOLDS_STATES) hold_states();
 #pragma unroll
         for (int j = 1; j <= H; ++j) {
             const i32 start = PACKED<Problem> ? sequence_now.start : 0;
@@ -245,9 +250,13 @@ private:
         for (int c = 0; c < CHANNELS; ++c) begun[c] = 0.0f;
         if constexpr (Problem::dfinal_states) {
             if (t < last && left > 0 && left <= H && index >= 0) {
+                if (HOLDS_STATES && sequence.sequence == held_sequence) {
+                    unpack<X>(load_shared<BYTES>(held_at(H - left)), begun);
+                } else {
 #pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) {
-                    begun[c] = read<X>(a.dfinal_states, sequence.sequence, channel + c, H - left);
+                    for (int c = 0; c < CHANNELS; ++c) {
+                        begun[c] = read<X>(a.dfinal_states, sequence.sequence, channel + c, H - left);
+                    }
                 }
             }
         }
@@ -360,6 +369,24 @@ private:
         }
     }
 
+    // dfinal_states of the segment's first sequence, if that ends in the segment: a load for each row would wait for the copies
+    // that are under way.
+    CAUSEWAY_DEVICE void hold_states() {
+        const bool ends = sequence_now.end - H < last;
+        held_sequence = ends ? sequence_now.sequence : -1;
+        if (!ends) return;
+        float values[H + 1][CHANNELS];
+#pragma unroll
+        for (int k = 0; k < H; ++k) {
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) values[k][c] = read<X>(a.dfinal_states, held_sequence, channel + c, k);
+        }
+#pragma unroll
+        for (int k = 0; k < H; ++k) store_shared<BYTES>(held_at(k), pack<X, BYTES>(values[k]));
+    }
+
+    static CAUSEWAY_DEVICE u32 held_at(i32 k) { return DFINAL_AT + ((u32)k * THREADS + thread_index()) * BYTES; }
+
     // ---- sums over the block's segments, then over blocks ----------------------------------------------------------
 
     CAUSEWAY_DEVICE void reduce(u32 group, u32 part) {
@@ -423,6 +450,7 @@ private:
     float sums[W + 1][CHANNELS];    // dweight by tap, dbias
     i32 indices[H + ROWS], next_indices[ROWS];
     Span<i32> sequence_now;
+    i32 held_sequence;  // whose dfinal_states are in shared memory
 };
 
 template <class Problem, class Tile>

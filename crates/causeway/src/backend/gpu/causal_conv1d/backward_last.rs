@@ -59,7 +59,10 @@ impl Planner<'_> {
         let ring = if self.has_async_copy(bytes) { tile.stages * rows * 2 * tile.threads * bytes } else { 0 };
         let shares = (width as u32 - 1) * channels * tile.threads * 4;
         let lines_bytes = lines * sums as u32 * 4 + 16;
-        let shared_bytes = ring.max(lines_bytes) + shares;
+        // dfinal_states of a sequence that ends in a segment.
+        let holds_states = self.has_states(self.op.dfinal_states.is_some()) && self.boundaries().is_some();
+        let held = if holds_states { (width as u32 - 1) * tile.threads * bytes } else { 0 };
+        let shared_bytes = ring.max(lines_bytes) + shares + held;
         let tile_constants = Constants::new("Tile")
             .int("threads", tile.threads)
             .int("lanes", lanes)
