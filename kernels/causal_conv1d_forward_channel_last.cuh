@@ -84,40 +84,66 @@ template <class Problem, class Tile> struct LastThread {
         return wave_all(differs == 0 || first >= seqlen);
     }
 
-    // One row whose taps may lie in other sequences.
-    CAUSEWAY_DEVICE void checked_row(i32 t, const Span<i32>& span) const {
+    // What row t must not read, a bit for each step back: rows of another index; bit 0: it is padding. Before a sequence stand
+    // its initial states, which carry the index of its first row.
+    CAUSEWAY_DEVICE u32 cut_taps(i32 t, i32 start) const {
         const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
+        u32 own[WIDTH];
+#pragma unroll
+        for (int back = 0; back < WIDTH; ++back) own[back] = load<4>(indices + maximum(t - back, start)).word[0];
+        u32 cut = own[0] >> 31;
+#pragma unroll
+        for (int back = 1; back < WIDTH; ++back) cut |= (u32)(own[back] != own[0]) << back;
+        return cut;
+    }
+
+    // One row without the taps that are cut; those in front of its sequence are initial states. All of its loads are under
+    // way together.
+    CAUSEWAY_DEVICE void checked_row(i32 t, const Span<i32>& span, u32 cut) const {
         const char* x = row(a.x, a.x_strides) + (i64)(t - first) * step(a.x_strides);
         const i32 age = t - span.start;
-        i32 index = 0;
-        if constexpr (Problem::seq_idx) index = (i32)load<4>(indices + t).word[0];
-        float sums[CHANNELS];
+        Packet<BYTES> packets[WIDTH];
+        Packet<sizeof(X)> states[HALO + 1][CHANNELS];
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) sums[c] = bias[c];
+        for (int back = 0; back < WIDTH; ++back) {
+            const bool wanted = (cut >> back & 1) == 0, inside = back == 0 || back <= age;
+            packets[back] = load_if<BYTES>(wanted && inside, x - (i64)back * step(a.x_strides));
+            if constexpr (Problem::initial_states) {
+                if (back == 0) continue;
+                const X* from = at<X>(a.initial_states, span.sequence * a.initial_strides.batch +
+                                                            channel * a.initial_strides.dim +
+                                                            (HALO - back + age) * a.initial_strides.seqlen);
 #pragma unroll
-        for (int w = 0; w < WIDTH; ++w) {
-            const i32 back = HALO - w;
-            float values[CHANNELS];
-            bool valid = back <= age;
-            if (back == 0 || valid) {
-                if constexpr (Problem::seq_idx) valid = (i32)load<4>(indices + t - back).word[0] == index;
-                unpack<X>(load<BYTES>(x - (i64)back * step(a.x_strides)), values);
-            } else if (Problem::initial_states && age >= 0) {
-                valid = true;
-                if constexpr (Problem::seq_idx) valid = (i32)load<4>(indices + span.start).word[0] == index;
-                load_states(span.sequence, w + age, values);
-            }
-            if (back == 0 || valid) {
-#pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) sums[c] = multiply_add(taps[c][w], values[c], sums[c]);
+                for (int c = 0; c < CHANNELS; ++c) {
+                    states[back][c] = load_if<sizeof(X)>(wanted && !inside && age >= 0, from + c * a.initial_strides.dim);
+                }
             }
         }
-#pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) sums[c] = index < 0 ? 0.0f : activate<Problem>(sums[c]);
         Packet<BYTES> residual = zero_packet<BYTES>();
         if constexpr (Problem::residual) {
             residual = load<BYTES>(row(a.residual, a.residual_strides) + (i64)(t - first) * step(a.residual_strides));
         }
+        float sums[CHANNELS];
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) sums[c] = bias[c];
+#pragma unroll
+        for (int back = HALO; back >= 0; --back) {
+            float values[CHANNELS];
+            unpack<X>(packets[back], values);
+            if constexpr (Problem::initial_states) {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) {
+                    if (back > 0 && back > age) values[c] = element<X, 0>(states[back][c]);
+                }
+            }
+            // What does not count is left out, not multiplied: the weight may be infinite.
+            if (back == 0 || ((cut >> back & 1) == 0 && (back <= age || Problem::initial_states))) {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) sums[c] = multiply_add(taps[c][HALO - back], values[c], sums[c]);
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) sums[c] = (cut & 1) != 0 ? 0.0f : activate<Problem>(sums[c]);
         write(true, t, sums, residual);
     }
 
@@ -136,12 +162,14 @@ template <class Problem, class Tile> struct LastThread {
         return {a.cu_seqlens, 1, (i32)a.sequences, seqlen};
     }
 
-    // Computes again all rows, each for itself.
+    // Computes again the rows that must not read some tap, or read states.
     CAUSEWAY_DEVICE void redo(Span<i32> span) const {
 #pragma unroll 1
         for (i32 t = first; t < minimum(first + ROWS, seqlen); ++t) {
             if constexpr (Problem::cu_seqlens != 0) boundaries().advance(span, t);
-            checked_row(t, span);
+            const u32 cut = cut_taps(t, span.start);
+            const bool early = (Problem::cu_seqlens != 0 || Problem::initial_states) && t - span.start < HALO;
+            if (cut != 0 || early) checked_row(t, span, cut);
         }
     }
 
@@ -149,12 +177,16 @@ template <class Problem, class Tile> struct LastThread {
     CAUSEWAY_DEVICE void redo_starts(Span<i32> span) const {
         const i32 end = minimum(first + ROWS, seqlen);
 #pragma unroll 1
-        for (bool more = true; more && span.start < end; more = Problem::cu_seqlens != 0 && boundaries().next(span)) {
+        while (span.start < end) {
             // Before the first sequence the walk has read zeros, as it should if there are no states.
-            if (span.start == 0 && !Problem::initial_states) continue;
-            const i32 last = minimum(minimum(span.start + HALO, span.end), end);
+            if (span.start != 0 || Problem::initial_states) {
+                const i32 last = minimum(minimum(span.start + HALO, span.end), end);
 #pragma unroll 1
-            for (i32 t = maximum(span.start, first); t < last; ++t) checked_row(t, span);
+                for (i32 t = maximum(span.start, first); t < last; ++t) checked_row(t, span, 0);
+            }
+            // What comes after the segment is not asked for: the thread would wait for it.
+            if constexpr (Problem::cu_seqlens == 0) break;
+            if (span.end >= end || !boundaries().next(span)) break;
         }
     }
 };
@@ -189,7 +221,11 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
     for (int i = 0; i < HALO + ROWS; ++i) {
         const i32 t = first - HALO + i;
         const bool inside = active && (i < HALO ? t >= 0 : t < seqlen);
-        packets[i] = inside ? load<BYTES>(x + (i64)(i - HALO) * x_step) : zero_packet<BYTES>();
+        if constexpr (Problem::seq_idx) {
+            packets[i] = load_before_stores<BYTES>(inside, x + (i64)(i - HALO) * x_step);
+        } else {
+            packets[i] = inside ? load<BYTES>(x + (i64)(i - HALO) * x_step) : zero_packet<BYTES>();
+        }
     }
     Packet<BYTES> residual[ROWS];
     if constexpr (Problem::residual) {

@@ -122,6 +122,31 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const vo
 #endif
 }
 
+// As load_if, of 8 bytes or more, and not behind a store that is written after it: where registers are short, the compiler
+// moves loads there that it knows to read no memory of this launch.
+template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_before_stores(bool wanted, const void* address) {
+#if defined(CAUSEWAY_NVIDIA)
+    const u32 flag = wanted;
+    Packet<Bytes> p;
+    if constexpr (Bytes == 16) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %4, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0; "
+                     "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%5]; }"
+                     : "=&r"(p.word[0]), "=&r"(p.word[1]), "=&r"(p.word[2]), "=&r"(p.word[3])
+                     : "r"(flag), "l"(address)
+                     : "memory");
+        return p;
+    } else if constexpr (Bytes == 8) {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.b32 %0, 0; mov.b32 %1, 0; "
+                     "@p ld.global.v2.b32 {%0, %1}, [%3]; }"
+                     : "=&r"(p.word[0]), "=&r"(p.word[1])
+                     : "r"(flag), "l"(address)
+                     : "memory");
+        return p;
+    }
+#endif
+    return load_if<Bytes>(wanted, address);
+}
+
 // The address is a multiple of Bytes.
 template <int Bytes> CAUSEWAY_DEVICE void store(void* address, const Packet<Bytes>& p) {
 #if defined(CAUSEWAY_NVIDIA)
@@ -235,6 +260,16 @@ template <int Bytes> CAUSEWAY_DEVICE void async_copy_first(u32 shared_offset, co
 // The same for all of the bytes where `valid`, else none.
 template <int Bytes> CAUSEWAY_DEVICE void async_copy(u32 shared_offset, const void* address, bool valid) {
     async_copy_first<Bytes>(shared_offset, address, valid ? Bytes : 0);
+}
+
+// Starts a copy of memory that other waves of the multiprocessor read too: it goes through the first-level cache.
+template <int Bytes> CAUSEWAY_DEVICE void async_copy_near(u32 shared_offset, const void* address) {
+#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
+    const u32 to = (u32)__cvta_generic_to_shared(causeway_shared_memory) + shared_offset;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(address), "n"(Bytes) : "memory");
+#else
+    async_copy<Bytes>(shared_offset, address, true);
+#endif
 }
 
 // Closes the group of copies that this thread has started since the last call.
