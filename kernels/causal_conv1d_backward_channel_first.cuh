@@ -23,29 +23,28 @@
 // Cost per element: bytes: x, dy and dx once. Instructions, W = 4, SiLU, 16 bit: 24.5 as channel-last, + (5 shuffles,
 // 5 selects, 20 for addresses and loop) / COUNT.
 #pragma once
-#include "causal_conv1d_backward_places.cuh"
-#include "causal_conv1d_backward_rings.cuh"
+#include "causal_conv1d_backward_tiles.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
 // Tile: as in ChannelFirstPlaces.
-template <class Problem, class Tile> class ChannelFirstBackward : ChannelFirstPlaces<Problem, Tile> {
-    using Base = ChannelFirstPlaces<Problem, Tile>;
-    using typename Base::Check, typename Base::Places, typename Base::X;
-    using Base::a, Base::channel, Base::computing, Base::index_row, Base::jobs, Base::lane, Base::left_lane;
-    using Base::right_lane, Base::seqlen, Base::states, Base::states_ahead, Base::WHOLE_ROWS;
-    using Base::before_row, Base::enter_sequences, Base::final_state_gradient, Base::find_places, Base::hold_bounds;
-    using Base::load_states, Base::one_sequence, Base::reaches, Base::start_check, Base::start_row_check;
+template <class Problem, class Tile> class ChannelFirstBackward : ChannelFirstTiles<Problem, Tile> {
+    using Base = ChannelFirstTiles<Problem, Tile>;
+    using typename Base::Indices, typename Base::Places, typename Base::Ring, typename Base::X;
+    using Base::a, Base::channel, Base::computing, Base::dy_channel, Base::fetch_job, Base::index_row, Base::job_step;
+    using Base::jobs, Base::lane, Base::left_lane, Base::right_lane, Base::seqlen, Base::states, Base::states_ahead;
+    using Base::before_row, Base::enter_sequences, Base::fetch, Base::fetch_piece, Base::final_state_gradient;
+    using Base::find_places, Base::hold_bounds, Base::load_states, Base::one_sequence, Base::piece, Base::read_indices;
+    using Base::tiles, Base::x_channel;
     using Base::BYTES, Base::COUNT, Base::GROUPS, Base::H, Base::LANES, Base::PACKED_INITIAL, Base::PACKETS, Base::PLACES;
-    using Base::RAGGED, Base::ROW_DFINAL, Base::ROW_STATES, Base::SIZE, Base::STEP, Base::TILE_POSITIONS, Base::W;
-    static constexpr int THREADS = Tile::threads, WAVES = THREADS / (int)WAVE_SIZE;
+    using Base::RAGGED, Base::ROW_DFINAL, Base::ROW_STATES, Base::SIZE, Base::STEP, Base::THREADS, Base::TILE_POSITIONS;
+    using Base::UNROLL, Base::W, Base::WHOLE_ROWS;
+    static constexpr int WAVES = THREADS / (int)WAVE_SIZE;
     static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel;
     static constexpr int CHANNELS = WAVES / WAVES_PER_CHANNEL;
     static constexpr bool HAS_CAREFUL = RAGGED || PLACES || ROW_DFINAL;
     static constexpr int HALO_WORDS = SIZE == 4 ? H : (H + 1) / 2;
-    static constexpr int UNROLL = Tile::unroll;
-    using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS, UNROLL>;
     static constexpr u32 SUMS_AT = Ring::SHARED_BYTES;  // in shared memory, after the ring
 
 public:
@@ -90,11 +89,9 @@ private:
 
         for (i32 round = first_job; round < jobs; round += job_step) {
             i32 u = computing.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
-            Check check;
-            bool continues = start_row_check(check, tiles - 1);
             for (i32 tile = tiles - 1; tile >= 0; tile -= UNROLL) {
 #pragma unroll
-                for (int slot = 0; slot < UNROLL; ++slot) step(ring, slot, tile - slot, u, x, check, continues);
+                for (int slot = 0; slot < UNROLL; ++slot) step(ring, slot, tile - slot, u, x);
                 ring.advance();
                 u -= UNROLL * TILE_POSITIONS;
             }
@@ -106,8 +103,7 @@ private:
 
     // Tile `tile` of the piece, which is in `slot` of the ring and whose x has been read; reads the x of the next. `u` is
     // the lane's first position in the first tile of the ring's step.
-    CAUSEWAY_DEVICE void step(Ring& ring, int slot, i32 tile, i32 u, Packet<BYTES> (&x)[PACKETS], Check& check,
-                              bool& continues) {
+    CAUSEWAY_DEVICE void step(Ring& ring, int slot, i32 tile, i32 u, Packet<BYTES> (&x)[PACKETS]) {
         // Rows that share a wave end in their only tile.
         bool straight = !HAS_CAREFUL || GROUPS == 1;
         if constexpr (RAGGED || ROW_DFINAL) {
@@ -115,29 +111,27 @@ private:
             straight = straight && end <= computing.end;
             if constexpr (RAGGED) straight = straight && computing.begin + tile > 0;
         }
-        Places places;
-        Check here;
-        if constexpr (PLACES) {
-            straight = one_sequence(continues, tile) && straight;
-            if constexpr (Problem::seq_idx) {
-                // Loads come back in order, so these are issued before copies that take long.
-                if (!straight) here = check;
-                start_check(check, tile > 0 ? tile - 1 : 0);
-            }
-        }
         Packet<BYTES> next_x[PACKETS], dy[PACKETS];
+        Indices indices;
         ring.template wait<2>();
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
             dy[p] = ring.read(slot, Ring::DY_TENSOR, p);
             next_x[p] = ring.read_next(slot, Ring::X_TENSOR, p);
         }
+        read_indices(indices, ring, slot);
         fetch(ring, ring.free(slot), slot);
+        if constexpr (PLACES) straight = one_sequence(indices, tile) && straight;
+        Places places;
         if (straight) {
-            compute<false>(x, next_x, dy, places, check, continues, u, slot, tile);
+            compute<STRAIGHT>(x, next_x, dy, places, u, slot, tile);
         } else {
-            if constexpr (PLACES) find_places(places, here, tile, u - slot * TILE_POSITIONS - computing.shift);
-            compute<true>(x, next_x, dy, places, check, continues, u, slot, tile);
+            if constexpr (PLACES) find_places(places, indices, tile, u - slot * TILE_POSITIONS - computing.shift);
+            if (Problem::seq_idx && places.exact) {
+                if constexpr (Problem::seq_idx) compute<EXACT>(x, next_x, dy, places, u, slot, tile);
+            } else {
+                compute<CAREFUL>(x, next_x, dy, places, u, slot, tile);
+            }
         }
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) x[p] = next_x[p];
@@ -150,79 +144,6 @@ private:
 #pragma unroll
         for (int j = 0; j < W; ++j) weight[j] = taps[0][W - 1 - j];
         bias = start[0];
-    }
-
-    // Piece number `job` of the channel's rows; an empty one past the last.
-    CAUSEWAY_DEVICE RowPiece piece(i32 job) const {
-        RowPiece out;
-        const bool exists = job < jobs;
-        out.row = !exists ? 0 : WHOLE_ROWS ? job : (i32)a.pieces_divisor.quotient((u32)job);
-        out.begin = WHOLE_ROWS || !exists ? 0 : (job - out.row * (i32)a.pieces) * (i32)a.piece;
-        out.shift = RAGGED ? (i32)((u64)(x_channel + out.row * a.x.row * SIZE) & (BYTES - 1)) / SIZE : 0;
-        const i32 row_end = seqlen + out.shift;
-        out.end = !exists ? 0 : WHOLE_ROWS ? row_end : minimum(row_end, out.begin + (i32)a.piece);
-        return out;
-    }
-
-    CAUSEWAY_DEVICE void fetch_piece() {
-        const RowPiece next = piece(fetch_job);
-        fetch_shift = next.shift;
-        fetch_end = next.end;
-        fetch_x = x_channel + (next.row * a.x.row - next.shift) * SIZE;
-        fetch_dy = dy_channel + (next.row * a.dy.row - next.shift) * SIZE;
-        fetch_tile = tiles;
-        fetch_u = next.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
-    }
-
-    // Fetches the next tile of this lane's rows, number `slot` of a step, into a stage; past the last row, zeros.
-    CAUSEWAY_DEVICE void fetch(Ring& ring, int stage, int slot) {
-#pragma unroll
-        for (int p = 0; p < PACKETS; ++p) {
-            const int offset = p * STEP - slot * TILE_POSITIONS;  // from the step's first packet
-            const i32 at = fetch_u + offset;
-            const char* x = fetch_x + (i64)fetch_u * SIZE + offset * SIZE;
-            const char* dy = fetch_dy + (i64)fetch_u * SIZE + offset * SIZE;
-            if constexpr (RAGGED) {
-                const bool wanted = at < fetch_end && at + STEP > fetch_shift;
-                const bool whole = at >= fetch_shift && at + STEP <= seqlen + fetch_shift;
-                if (wanted && !whole && outside(x, dy)) {
-                    ring.put(stage, Ring::X_TENSOR, p, gather(x, at));
-                    ring.put(stage, Ring::DY_TENSOR, p, gather(dy, at));
-                } else {
-                    ring.fetch(stage, Ring::X_TENSOR, p, x, wanted);
-                    ring.fetch(stage, Ring::DY_TENSOR, p, dy, wanted);
-                }
-            } else {
-                const bool wanted = Tile::full ? fetch_end != 0 : at < fetch_end;
-                ring.fetch(stage, Ring::X_TENSOR, p, x, wanted);
-                ring.fetch(stage, Ring::DY_TENSOR, p, dy, wanted);
-            }
-        }
-        ring.commit();
-        if (slot < UNROLL - 1) return;
-        fetch_u -= UNROLL * TILE_POSITIONS;
-        fetch_tile -= UNROLL;
-        if (fetch_tile == 0) {
-            fetch_job += job_step;
-            fetch_piece();
-        }
-    }
-
-    // True for a packet that is not wholly inside the memory between a tensor's first and last element.
-    CAUSEWAY_DEVICE bool outside(const char* x, const char* dy) const {
-        return (i64)(u64)x < a.x_begin || (i64)(u64)x + BYTES > a.x_end || (i64)(u64)dy < a.dy_begin ||
-               (i64)(u64)dy + BYTES > a.dy_end;
-    }
-
-    // The packet at u = `at` by its elements, zero outside the row.
-    CAUSEWAY_DEVICE Packet<BYTES> gather(const char* address, i32 at) const {
-        float values[STEP];
-#pragma unroll
-        for (int i = 0; i < STEP; ++i) {
-            const i32 t = at + i - fetch_shift;
-            values[i] = t >= 0 && t < seqlen ? load_element((const X*)address + i) : 0.0f;
-        }
-        return pack<X, BYTES>(values);
     }
 
     // ---- a piece of a row begins -----------------------------------------------------------------------------------
@@ -272,26 +193,34 @@ private:
                 g = gradient_at<Problem>(a, {sequence.sequence, sequence.start, sequence.end}, computing.row, channel, t);
             }
 #pragma unroll
-            for (int i = 0; i < H; ++i) right[i] = shuffle(g, lane_index() - lane + i);
+            for (int i = 0; i < H; ++i) {
+                right[i] = shuffle(g, lane_index() - lane + i);
+                if (PLACES && (this->right_cuts & ((2u << i) - 1u)) != 0) right[i] = 0.0f;
+            }
         }
     }
 
     // ---- one tile --------------------------------------------------------------------------------------------------
 
-    template <bool Careful>
+    // Exact: indices come back (see Places).
+    enum Path { STRAIGHT, CAREFUL, EXACT };
+
+    template <Path Way>
     CAUSEWAY_DEVICE void compute(const Packet<BYTES> (&x)[PACKETS], const Packet<BYTES> (&next_x)[PACKETS],
-                                 const Packet<BYTES> (&dy)[PACKETS], const Places& places, const Check& check,
-                                 bool& continues, i32 step_u, int slot, i32 tile) {
+                                 const Packet<BYTES> (&dy)[PACKETS], const Places& places, i32 step_u, int slot, i32 tile) {
+        constexpr bool Careful = Way != STRAIGHT;
+        constexpr bool ROLLED = Way == CAREFUL && PLACES;  // windows from which a boundary clears what lies behind it
         // Only the last tile of a step can be a piece's first.
         const bool first_tile = slot == UNROLL - 1 && tile == 0;
         const i32 u = step_u - slot * TILE_POSITIONS;
         float values[H + COUNT], d[COUNT], g[COUNT + H], out[COUNT];
 
         // The H elements to the left: the last ones of the lane to the left, of the next tile, or of the row's halo.
+        const bool edge = Problem::seq_idx && !Careful && this->edge;
         u32 words[HALO_WORDS + 1];
 #pragma unroll
         for (int i = 0; i < HALO_WORDS; ++i) {
-            const u32 own = last_word(x, HALO_WORDS - i), next = first_tile ? left[i] : last_word(next_x, HALO_WORDS - i);
+            const u32 own = last_word(x, HALO_WORDS - i), next = first_tile ? left[i] : edge ? 0 : last_word(next_x, HALO_WORDS - i);
             words[i] = shuffle(lane == LANES - 1 ? next : own, left_lane);
         }
 #pragma unroll
@@ -319,6 +248,15 @@ private:
             mask(values, d, u);
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) begun[v] = final_state_gradient(places, u - computing.shift + v, v);
+            if (Problem::seq_idx && places.padded) {
+                // What stands at padding is selected away: 0 · NaN would be NaN.
+#pragma unroll
+                for (int v = 0; v < COUNT; ++v) {
+                    const bool padding = this->template cuts<false>(places, v, 0);
+                    values[H + v] = padding ? 0.0f : values[H + v];
+                    d[v] = padding ? 0.0f : d[v];
+                }
+            }
         }
         bool gathered = false;
         if constexpr (Careful && PACKED_INITIAL) {
@@ -326,51 +264,68 @@ private:
             if (gathered) gather_gradients(g, u);
         }
         if (!gathered) {
-            float share[H + 1];  // of initial states in pre
-            if constexpr (Careful && PACKED_INITIAL) this->initial_shares(places, weight, share);
+            float window[W];  // what the taps of a position read
+            if constexpr (ROLLED) {
+#pragma unroll
+                for (int j = 1; j < W; ++j) window[j] = 0.0f;
+#pragma unroll
+                for (int v = 1 - H; v < 0; ++v) this->roll_taps(places, window, values[H + v - 1], v);
+            }
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) {
+                if constexpr (ROLLED) this->roll_taps(places, window, values[H + v - 1], v);
                 float taps[W];
 #pragma unroll
-                for (int j = 0; j < W; ++j) taps[j] = this->template tap<Careful>(places, values, v, j);
+                for (int j = 0; j < W; ++j) {
+                    taps[j] = ROLLED && j > 0 ? window[j] : values[H + v - j];
+                    if constexpr (Way == EXACT) taps[j] = this->exact_tap(places, values, v, j);
+                }
                 float pre = bias;
                 if constexpr (Problem::silu) {
 #pragma unroll
                     for (int j = 0; j < W; ++j) pre = multiply_add(weight[j], taps[j], pre);
-                    if constexpr (Careful && PACKED_INITIAL) this->for_begun(places, v, [&](int r) { pre += share[r]; });
                 }
                 g[v] = activation_gradient<Problem::silu>(pre, d[v]);
-                if constexpr (Careful && Problem::seq_idx) {
-                    if (places.mask.cuts(v, 0)) g[v] = 0.0f;
-                }
                 if constexpr (Problem::dbias) sums[W] += g[v];
 #pragma unroll
                 for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], taps[j], sums[j]);
             }
-            if constexpr (Careful && PACKED_INITIAL) this->add_initial_sums(places, g, sums);
         }
 
         // The H gradients to the right: the first ones of the lane to the right, or of the tile before.
 #pragma unroll
         for (int i = 0; i < H; ++i) {
-            g[COUNT + i] = shuffle(lane == 0 ? right[i] : g[i], right_lane);
-            right[i] = g[i];
+            const bool stays = edge || (Careful && this->stays(places, i));
+            const float sent = stays ? 0.0f : g[i];
+            g[COUNT + i] = shuffle(lane == 0 ? right[i] : sent, right_lane);
+            right[i] = sent;
         }
+        if constexpr (Careful && PLACES) {
+            float reaching[W];  // the gradients that reach a position
 #pragma unroll
-        for (int v = 0; v < COUNT; ++v) {
-            if constexpr (Careful) {
-                out[v] = begun[v];
-#pragma unroll
-                for (int j = 0; j < W; ++j) {
-                    if (reaches(places, v, j)) out[v] = multiply_add(weight[j], g[v + j], out[v]);
+            for (int v = COUNT - 1; v >= 0; --v) {
+                // Between lanes, boundaries have been seen to.
+                if constexpr (ROLLED) {
+                    if (v < COUNT - 1) roll(reaching, g[v + 1], this->template cuts<false>(places, v + 1, 1));
                 }
-            } else {
-                out[v] = weight[0] * g[v];
+                out[v] = multiply_add(weight[0], g[v], begun[v]);
+#pragma unroll
+                for (int j = 1; j < W; ++j) {
+                    if (!ROLLED || v == COUNT - 1) reaching[j] = g[v + j];
+                    if constexpr (Way == EXACT) {
+                        if (this->template cuts<true>(places, v + j, j)) reaching[j] = 0.0f;
+                    }
+                    out[v] = multiply_add(weight[j], reaching[j], out[v]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int v = 0; v < COUNT; ++v) {
+                out[v] = Careful ? multiply_add(weight[0], g[v], begun[v]) : weight[0] * g[v];
 #pragma unroll
                 for (int j = 1; j < W; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
             }
         }
-        if constexpr (Problem::seq_idx) continues = this->continues(check);
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
             float part[STEP];
@@ -476,11 +431,7 @@ private:
             });
     }
 
-    i32 job_step, tiles;
-    const char *x_channel, *dy_channel;
     char *dx_channel, *dx_row;
-    const char *fetch_x, *fetch_dy;
-    i32 fetch_job, fetch_tile, fetch_u, fetch_shift, fetch_end;  // fetch_tile counts down to 0
     float weight[W], bias, sums[W + 1];
     float right[H + 1];        // g to the right of the tile (lane 0)
     u32 left[HALO_WORDS + 1];  // x to the left of the piece

@@ -1,7 +1,7 @@
 // Channel-first backward: where a lane is in its row, and which of its taps count.
 //
-// With seq_idx or cu_seqlens each tile has a Check, read while the tile before is computed. It tells whether the tile lies
-// in one sequence and carries one index; only if not, a lane works out the Places of its positions.
+// With seq_idx or cu_seqlens a wave asks of each tile whether it lies in one sequence and carries one index; only if not, a
+// lane works out the Places of its positions.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 #include "causal_conv1d_taps.cuh"
@@ -34,12 +34,14 @@ protected:
     static constexpr bool ROW_DFINAL = Problem::dfinal_states && !PACKED<Problem>;
     static constexpr bool PACKED_INITIAL = Problem::initial_states && PACKED<Problem> && H > 0;
     static constexpr bool PACKED_STATES = PACKED<Problem> && H > 0 && (Problem::initial_states || Problem::dfinal_states);
+    static constexpr int BEFORE = H > 4 ? 8 : 4;  // indices before a position that it may look at, by 16 bytes
+    static constexpr int EDGE = EDGE_OF<H>;
     static constexpr i32 FAR = 0x3fffffff;
-    static constexpr int STATES_HELD = H > 0 ? (int)WAVE_SIZE / (2 * H) : 1;  // sequences whose states a wave holds
+    static constexpr int STATES_HELD = H > 0 ? (int)WAVE_SIZE / H : 1;  // sequences whose states a wave holds
     // Groups of one wave must take the same path, so they walk whole rows.
     static_assert(GROUPS == 1 || WHOLE_ROWS, "only whole rows share a wave");
     static_assert(!Problem::seq_idx || LANES >= H, "each index before a tile has a lane");
-    static_assert(2 * H <= (int)WAVE_SIZE, "each state of a sequence has a lane");
+    static_assert(H <= (int)WAVE_SIZE, "each state of a sequence has a lane");
     static_assert(COUNT >= H, "halos come from the neighbouring lane alone");
 
     CAUSEWAY_DEVICE explicit ChannelFirstPlaces(const BackwardArguments& a)
@@ -77,179 +79,218 @@ protected:
 
     // ---- which taps of the lane's positions count, and the states that its positions meet ---------------------------
 
-    // A tile's indices, under way while another is computed: those of the lane's positions, and in `beyond` one of the H
-    // before the tile (lanes from 0 on; the others have the last).
-    struct Check {
-        i32 own[Problem::seq_idx ? COUNT : 1], beyond;
+    // A tile's indices: those of the lane's positions, and the last ones of its positions in the tile that lies before.
+    struct Indices {
+        i32 own[Problem::seq_idx ? COUNT : 1], before[Problem::seq_idx ? BEFORE : 1];
     };
 
-    using Mask = TapMask<H, COUNT>;
-
-    // Of a lane's positions. Initial states stand before position `begins` from the lane's first one; a lane has those of
-    // one sequence, unless sequences are very short.
+    // Of a lane's positions, and of those before them that they reach. A tap, and a gradient on its way to dx, is cut by any
+    // boundary that it crosses. Only where indices come back (5 7 5 within a window) that is not so: such a tile is exact, and
+    // compares indices tap by tap. Initial states stand before position `begins` from the lane's first one; a lane has those
+    // of one sequence, unless sequences are very short.
     struct Places {
-        Mask mask, right;  // of the lane, and of the one to its right
-        u32 denied = 0;    // bit r: position begins + r carries another index than its sequence's initial states
+        u32 cuts = 0;     // bit EDGE + k: something ends before position k, from -EDGE to COUNT - 1; exact: a sequence
+        u32 stays = 0;    // likewise, what keeps gradients from moving to the next lane, or tile
+        u32 padding = 0;  // bit k: position k is
+        bool exact = false, padded = false;  // of the wave
+        i32 indices[Problem::seq_idx ? H + COUNT + H : 1];  // exact: from position -H on
+        u32 denied = 0;   // bit r: position begins + r carries another index than its sequence's initial states
         float initial[PACKED_INITIAL ? H : 1];
         float begun[PACKED_STATES ? COUNT : 1] = {};  // dfinal_states
         i32 begins = FAR;
         bool crowded = false;
     };
 
+    // Count bits from number `from` of `cuts`.
+    static CAUSEWAY_DEVICE constexpr u32 cut_bits(int from, int count) { return ((1u << count) - 1u) << (EDGE + from); }
+
+    static CAUSEWAY_DEVICE u32 cut_before(i32 k) {
+        const u32 bit = (u32)(k + EDGE);
+        return bit < 32 ? 1u << bit : 0;
+    }
+
     // The index at a position; beyond the row's ends, that of its first or last position.
     CAUSEWAY_DEVICE i32 index_at(i32 t) const {
         return (i32)load<4>(index_row + maximum(minimum(t, seqlen - 1), 0)).word[0];
     }
 
-    CAUSEWAY_DEVICE void start_check(Check& check, i32 tile) const {
+    // Reads the indices of the tile in `slot`.
+    template <class Ring> CAUSEWAY_DEVICE void read_indices(Indices& indices, const Ring& ring, int slot) const {
         if constexpr (Problem::seq_idx) {
-            const i32 begin = tile_begin(tile), first = begin + lane * COUNT;
-            if ((Tile::full && !RAGGED) || (first >= 0 && first + COUNT <= seqlen)) {
-                constexpr int INDICES = Tile::index_bytes / 4;
 #pragma unroll
-                for (int i = 0; i < COUNT / INDICES; ++i) {
-                    const Packet<Tile::index_bytes> packet = load<Tile::index_bytes>(index_row + first + i * INDICES);
+            for (int k = 0; k < COUNT; k += 4) ring.read_indices(slot, k, indices.own + k);
 #pragma unroll
-                    for (int k = 0; k < INDICES; ++k) check.own[i * INDICES + k] = (i32)packet.word[k];
-                }
-            } else {
-#pragma unroll
-                for (int v = 0; v < COUNT; ++v) check.own[v] = index_at(first + v);
-            }
-            check.beyond = index_at(begin - H + minimum(lane, H - 1));
+            for (int k = 0; k < BEFORE; k += 4) ring.read_next_indices(slot, COUNT - BEFORE + k, indices.before + k);
         }
     }
 
-    // True when a lane's share of a tile's Check carries the index of the tile after it, or of the row's end.
-    CAUSEWAY_DEVICE bool continues(const Check& check) const {
-        if constexpr (!Problem::seq_idx) return true;
-        u32 differs[2] = {(u32)index_now & 0x80000000u, (u32)(check.beyond ^ index_now)};
+    // True when all positions of a tile carry one index and none is padding, and so do the H before it, which is the same
+    // index or another: then the tile begins at an edge.
+    CAUSEWAY_DEVICE bool one_index(const Indices& indices, i32 tile) {
+        const u32 group = lane_index() - lane;
+        // Nothing after a row's last tile carries an index.
+        if (tile == tiles - 1) index_now = shuffle((u32)indices.own[0], group);
+        edge = false;
+        if (wave_all(all_carry(indices, index_now, index_now, tile))) return !right_exact;
+        index_now = shuffle((u32)indices.own[0], group);
+        const u32 before = (u32)indices.before[BEFORE - 1];
+        edge = H > 0 && tile > 0 && !wave_all(lane < LANES - 1 || before == index_now);
+        return wave_all(all_carry(indices, index_now, before, tile)) && !right_exact;
+    }
+
+    // True when a lane's share of a tile's indices is `index`, and of those of the H positions before it, `before`.
+    CAUSEWAY_DEVICE bool all_carry(const Indices& indices, u32 index, u32 before, i32 tile) const {
+        u32 differs[2] = {index & 0x80000000u, 0};
 #pragma unroll
-        for (int v = 0; v < COUNT; ++v) differs[v % 2] |= (u32)(check.own[v] ^ index_now);
-        return (differs[0] | differs[1]) == 0 && !right_mask.any();
+        for (int v = 0; v < COUNT; ++v) differs[v % 2] |= (u32)indices.own[v] ^ index;
+        if (tile > 0) {
+#pragma unroll
+            for (int i = 0; i < H; ++i) {
+                if (lane == LANES - 1) differs[i % 2] |= (u32)indices.before[BEFORE - H + i] ^ before;
+            }
+        } else if constexpr (!WHOLE_ROWS) {
+            differs[1] |= (u32)index_before_piece ^ index;
+        }
+        return (differs[0] | differs[1]) == 0;
     }
 
-    // The Check of a row's last tile: nothing after it carries an index.
-    CAUSEWAY_DEVICE bool start_row_check(Check& check, i32 tile) {
-        if constexpr (!Problem::seq_idx) return true;
-        start_check(check, tile);
-        index_now = (i32)shuffle((u32)check.own[0], lane_index() - lane);
-        return continues(check);
-    }
-
-    // True when a tile, the H positions before it and the H after it lie in one sequence and carry one index.
-    CAUSEWAY_DEVICE bool one_sequence(bool lane_continues, i32 tile) const {
+    // True when the positions of a tile lie in one sequence and carry one index, and the H before it do too: maybe another
+    // index. Sequences with states meet them on both sides.
+    CAUSEWAY_DEVICE bool one_sequence(const Indices& indices, i32 tile) {
         bool same = true;
-        if constexpr (Problem::seq_idx) same = wave_all(lane_continues);
+        if constexpr (Problem::seq_idx) same = one_index(indices, tile);
         if constexpr (PACKED<Problem>) {
             const i32 begin = tile_begin(tile);
-            same = same && sequence_start <= begin - H && sequence_end >= begin + TILE_POSITIONS + H;
+            same = same && sequence_start <= begin - H;
+            same = same && sequence_end >= begin + TILE_POSITIONS + (Problem::dfinal_states ? H : 0);
         }
         return same;
     }
 
     // The lane's first position is `first`. All lanes take part, tile after tile.
-    CAUSEWAY_DEVICE void find_places(Places& places, const Check& check, i32 tile, i32 first) {
-        if constexpr (Problem::seq_idx) {
-            i32 indices[H + COUNT];
-            const u32 group = lane_index() - lane;
-#pragma unroll
-            for (int i = 0; i < H; ++i) {
-                const i32 before = (i32)shuffle((u32)check.own[COUNT - H + i], left_lane);
-                const i32 before_tile = (i32)shuffle((u32)check.beyond, group + i);
-                indices[i] = lane == 0 ? before_tile : before;
-            }
-#pragma unroll
-            for (int v = 0; v < COUNT; ++v) indices[H + v] = check.own[v];
-            index_now = (i32)shuffle((u32)check.own[0], group);
-            places.mask.differ(indices);
-        }
+    CAUSEWAY_DEVICE void find_places(Places& places, const Indices& indices, i32 tile, i32 first) {
+        u32 changes = 0;
+        if constexpr (Problem::seq_idx) changes = find_changes(places, indices, tile);
         if constexpr (PACKED<Problem>) {
-            const Mask changes = places.mask;
             // The sequences of the tile, from the last to the first.
             for (const i32 begin = tile_begin(tile);;) {
-                places.mask.begin_at(sequence_start - first);
+                if (sequence_start - first < COUNT) places.cuts |= cut_before(sequence_start - first);
                 if constexpr (PACKED_STATES) {
                     if (sequence_start < sequence_end) meet_states(places, begin, first);
                 }
-                if (sequence_start <= begin || sequence == 0) break;
+                if (sequence_start < begin || sequence == 0) break;
                 sequence_end = sequence_start;
                 --sequence;
                 sequence_start = start_of(sequence);
                 if constexpr (PACKED_STATES) {
                     if (states_last - sequence >= STATES_HELD) hold_states(sequence);
                 }
+                if (sequence_end <= begin) break;
             }
-            if constexpr (PACKED_INITIAL && Problem::seq_idx) {
+        }
+        if constexpr (Problem::seq_idx) {
+            const bool back = !wave_all(!comes_back<H>(changes));
+            places.exact = PACKED_INITIAL || back || right_exact;
+            right_exact = back;
+            if (places.exact) find_exact(places, first);
+            changes |= places.padding << EDGE;
+            if (back) changes = 0;
+            places.stays = places.cuts | changes;
+            if (!places.exact) places.cuts |= changes;
+        } else {
+            places.stays = places.cuts;
+        }
+    }
+
+    // Bits as `cuts` has them, of positions up to COUNT - 1, where the index changes; and padding.
+    CAUSEWAY_DEVICE u32 find_changes(Places& places, const Indices& indices, i32 tile) {
+        const u32 group = lane_index() - lane;
+        i32 previous = (i32)shuffle((u32)(lane == LANES - 1 ? indices.before[BEFORE - 1] : indices.own[COUNT - 1]), left_lane);
+        // What lies before the row carries its first index.
+        i32 before_piece = indices.own[0];
+        if constexpr (!WHOLE_ROWS) before_piece = (i32)shuffle((u32)index_before_piece, group + EDGE);
+        if (tile == 0 && lane == 0) previous = before_piece;
+        const u32 own = index_changes(indices.own, previous);
+        // Positions before the lane's.
+        u32 given = own >> (COUNT - EDGE), before_tile = 0;
 #pragma unroll
-                for (int v = 0; v < COUNT; ++v) {
+        for (int i = 0; i < EDGE; ++i) {
+            const int at = BEFORE - EDGE + i;
+            before_tile |= (u32)(indices.before[at] != indices.before[at - 1]) << i;
+        }
+        if (lane == LANES - 1) given = before_tile;
+        u32 before = shuffle(given, left_lane);
+        if (tile == 0) {
+            u32 before_row = 0;
+            if constexpr (!WHOLE_ROWS) {
 #pragma unroll
-                    for (int back = 0; back < H; ++back) {
-                        if (places.begins == v - back && changes.cuts(v, back)) places.denied |= 1u << back;
-                    }
+                for (int i = 0; i < EDGE; ++i) {
+                    const u32 later = shuffle((u32)index_before_piece, group + i + 1);
+                    before_row |= (u32)(later != shuffle((u32)index_before_piece, group + i)) << i;
+                }
+            }
+            if (lane == 0) before = before_row;
+        }
+        u32 sign = 0;
+#pragma unroll
+        for (int v = 0; v < COUNT; ++v) sign |= (u32)indices.own[v];
+        places.padded = !wave_all((sign & 0x80000000u) == 0);
+        if (places.padded) places.padding = padding_bits(indices.own);
+        return own << EDGE | before;
+    }
+
+    // The lane's indices and those around them, from memory; and which of its positions do not read initial states.
+    CAUSEWAY_DEVICE void find_exact(Places& places, i32 first) const {
+#pragma unroll
+        for (int i = 0; i < H + COUNT + H; ++i) places.indices[i] = index_at(first - H + i);
+        if constexpr (PACKED_INITIAL) {
+#pragma unroll
+            for (int v = 0; v < COUNT; ++v) {
+#pragma unroll
+                for (int back = 0; back < H; ++back) {
+                    const bool differs = places.indices[H + v] < 0 || places.indices[H + v] != places.indices[H + v - back];
+                    if (places.begins == v - back && differs) places.denied |= 1u << back;
                 }
             }
         }
-        places.right = places.mask.exchange(lane == 0, right_mask, right_lane);
-        right_mask = lane == 0 ? places.mask.across() : Mask();
     }
 
-    // What tap j of position v reads of its row; 0 across a boundary.
-    template <bool Careful>
-    CAUSEWAY_DEVICE float tap(const Places& places, const float (&values)[H + COUNT], int v, int j) const {
-        if constexpr (Careful && PLACES) {
-            // What stands at padding is selected away: 0 · NaN would be NaN.
-            if (places.mask.cuts(v, j)) return 0.0f;
-        }
-        return values[H + v - j];
+    // Whether the gradient at position v stays on this side of the lane's first one. Where indices come back, all pass on.
+    CAUSEWAY_DEVICE bool stays(const Places& places, int v) const {
+        return PLACES && (places.stays & cut_bits(0, v + 1)) != 0;
     }
 
-    // Calls visit(r) where the lane's position v is the r-th of a sequence, and reads its initial states.
-    template <typename Visit> CAUSEWAY_DEVICE void for_begun(const Places& places, int v, Visit visit) const {
-#pragma unroll
-        for (int r = 0; r < H; ++r) {
-            bool reads = places.begins == v - r;
-            if constexpr (Problem::seq_idx) reads = reads && !(places.denied >> r & 1);
-            if (reads) visit(r);
+    // True where what moves between position v and the one `back` before it is cut off; back 0: position v is padding.
+    template <bool Exact> CAUSEWAY_DEVICE bool cuts(const Places& places, int v, int back) const {
+        if (back == 0) return (places.padding >> v & 1) != 0;
+        bool cut = (places.cuts & cut_bits(v - back + 1, back)) != 0;
+        if constexpr (Exact && Problem::seq_idx) {
+            cut = cut || places.indices[H + v] < 0 || places.indices[H + v - back] != places.indices[H + v];
         }
+        return cut;
     }
 
-    // What initial states add to pre at the r-th position of a sequence.
-    CAUSEWAY_DEVICE void initial_shares(const Places& places, const float (&weight)[W], float (&share)[H + 1]) const {
+    // What tap j of position v reads of its row, or of the initial states before its sequence, where boundaries are looked at tap
+    // by tap; 0 across a boundary.
+    CAUSEWAY_DEVICE float exact_tap(const Places& places, const float (&values)[H + COUNT], int v, int j) const {
+        float value = j > 0 && cuts<true>(places, v, j) ? 0.0f : values[H + v - j];
+        if constexpr (PACKED_INITIAL) {
 #pragma unroll
-        for (int r = 0; r < H; ++r) {
-            share[r] = 0.0f;
-#pragma unroll
-            for (int j = r + 1; j < W; ++j) share[r] = multiply_add(weight[j], places.initial[H + r - j], share[r]);
-        }
-    }
-
-    // What initial states add to the sums.
-    CAUSEWAY_DEVICE void add_initial_sums(const Places& places, const float (&g)[COUNT + H], float (&sums)[W + 1]) const {
-        float begun[H + 1];
-        bool has[H + 1];
-#pragma unroll
-        for (int r = 0; r < H; ++r) has[r] = false;
-#pragma unroll
-        for (int v = 0; v < COUNT; ++v) {
-            for_begun(places, v, [&](int r) {
-                begun[r] = g[v];
-                has[r] = true;
-            });
-        }
-#pragma unroll
-        for (int r = 0; r < H; ++r) {
-#pragma unroll
-            for (int j = r + 1; j < W; ++j) {
-                if (has[r]) sums[j] = multiply_add(begun[r], places.initial[H + r - j], sums[j]);
+            for (int r = 0; r < j; ++r) {
+                if (places.begins == v - r && (places.denied >> r & 1) == 0) value = places.initial[H + r - j];
             }
         }
+        return value;
     }
 
-    // Whether g at position v + j reaches dx at position v.
-    CAUSEWAY_DEVICE bool reaches(const Places& places, int v, int j) const {
-        if constexpr (!PLACES) return true;
-        return v + j < COUNT ? !places.mask.cuts(v + j, j) : !places.right.cuts(v + j - COUNT, j);
+    // Moves a window of what taps read on by one position: `newest` is one step away now. Behind a boundary lie initial states.
+    CAUSEWAY_DEVICE void roll_taps(const Places& places, float (&window)[W], float newest, int v) const {
+        const bool boundary = cuts<false>(places, v, 1);
+#pragma unroll
+        for (int j = H; j > 0; --j) {
+            const float behind = PACKED_INITIAL ? places.initial[PACKED_INITIAL ? H - j : 0] : 0.0f;
+            window[j] = boundary ? behind : j > 1 ? window[j - 1] : newest;
+        }
     }
 
     CAUSEWAY_DEVICE float final_state_gradient(const Places& places, i32 t, int v) const {
@@ -263,7 +304,7 @@ protected:
                 for (int k = 0; k < H; ++k) value = in_row && seqlen - t == H - k ? states.dfinal[k] : value;
             }
             if constexpr (Problem::seq_idx) {
-                if (places.mask.cuts(v, 0)) value = 0.0f;
+                if (cuts<false>(places, v, 0)) value = 0.0f;
             }
         }
         return value;
@@ -288,24 +329,24 @@ protected:
         return bound(number);
     }
 
-    // States of a sequence and those before it, raw: lane 2·H·i + k holds number k of the i-th, initial states first.
+    // States of a sequence and those before it, raw: lane H·i + k holds number k of the i-th.
     CAUSEWAY_DEVICE void hold_states(i32 last) {
         states_last = last;
-        const i32 back = (i32)lane_index() / (2 * H), k = (i32)lane_index() - back * 2 * H, number = last - back;
-        const bool initial = k < H;
-        const bool exists = number >= 0 && (initial ? Problem::initial_states : Problem::dfinal_states);
-        const View& view = initial ? a.initial_states : a.dfinal_states;
-        const X* const from = (const X*)view.data + offset_of(view, number, channel, initial ? k : k - H);
-        held_states = load_if<SIZE>(exists, from).word[0];
+        const i32 back = (i32)lane_index() / H, k = (i32)lane_index() - back * H, number = last - back;
+        const auto hold = [&](const View& view) {
+            return load_if<SIZE>(number >= 0, (const X*)view.data + offset_of(view, number, channel, k)).word[0];
+        };
+        if constexpr (Problem::initial_states) held_initial = hold(a.initial_states);
+        if constexpr (Problem::dfinal_states) held_dfinal = hold(a.dfinal_states);
     }
 
-    CAUSEWAY_DEVICE float held_state(int k) const {
-        return element<X, 0>(Packet<4>{{shuffle(held_states, (u32)((states_last - sequence) * 2 * H + k))}});
+    CAUSEWAY_DEVICE float held_state(u32 held, int k) const {
+        return element<X, 0>(Packet<4>{{shuffle(held, (u32)((states_last - sequence) * H + k))}});
     }
 
     // A piece of a row begins, from its end: the sequence there, and what lies to its right.
     CAUSEWAY_DEVICE void enter_sequences() {
-        right_mask = Mask();
+        right_exact = false, right_cuts = 0;
         const i32 end = WHOLE_ROWS ? seqlen : minimum(computing.end - computing.shift, seqlen);
         if constexpr (PACKED<Problem>) {
             const i32 sequences = (i32)a.sequences;
@@ -323,19 +364,20 @@ protected:
             sequence_end = next == sequences && !Problem::dfinal_states ? FAR : start;
             if constexpr (!WHOLE_ROWS) {
                 while (next < sequences && start < end + H) {
-                    right_mask.begin_at(start - end);
+                    right_cuts |= 1u << (start - end);
                     start = bounds[++next];
                 }
             }
         }
         if constexpr (Problem::seq_idx && !WHOLE_ROWS) {
-            i32 indices[H + COUNT];
+            u32 changes = 0;
 #pragma unroll
-            for (int i = 0; i < H + COUNT; ++i) indices[i] = index_at(end - H + minimum(i, 2 * H - 1));
-            right_mask.differ(indices);
-            right_mask = right_mask.across();
+            for (int i = -EDGE; i < H; ++i) changes |= (u32)(index_at(end + i) != index_at(end + i - 1)) << (EDGE + i);
+            right_exact = comes_back<H>(changes);
+            if (!right_exact) right_cuts |= changes >> EDGE;
+            const i32 begin = computing.begin - computing.shift;
+            index_before_piece = index_at(begin - H + minimum(lane, H - 1));
         }
-        if (lane > 0) right_mask = Mask();
     }
 
     // The states of the walk's sequence, as far as a tile and this lane's positions in it, from `first` on, meet them.
@@ -344,7 +386,7 @@ protected:
             if (sequence_end < begin + TILE_POSITIONS + H) {
 #pragma unroll
                 for (int k = 0; k < H; ++k) {
-                    const float state = held_state(H + k);
+                    const float state = held_state(held_dfinal, k);
                     // Those of a sequence shorter than this are dinitial_states'.
                     if (sequence_end - sequence_start < H - k) continue;
 #pragma unroll
@@ -362,7 +404,7 @@ protected:
                 places.begins = near ? begins : places.begins;
 #pragma unroll
                 for (int k = 0; k < H; ++k) {
-                    const float state = held_state(k);
+                    const float state = held_state(held_initial, k);
                     places.initial[k] = near ? state : places.initial[k];
                 }
             }
@@ -375,12 +417,16 @@ protected:
     i64 channel;
     i32 jobs;  // pieces of rows of a channel
     RowPiece computing;
-    i32 index_now;                               // at the start of the tile that was computed last
+    i32 tiles;                                   // of a piece
+    u32 index_now;                               // at the start of the tile that was computed last
+    i32 index_before_piece;                      // one of the H positions before a piece that begins inside its row
     i32 sequence, sequence_start, sequence_end;  // the last one that reaches into the tile
     i32 bounds_first, held_bounds;               // boundaries from a number on, one in each lane
     i32 states_last;                             // states of sequences up to a number, one in each lane
-    u32 held_states;
-    Mask right_mask;                             // of what lies right of the tile, in the first lane
+    u32 held_initial, held_dfinal;
+    u32 right_cuts;                              // where a piece ends: bit k, a boundary before the k-th position after it
+    bool right_exact;                            // indices come back around the end of the tile
+    bool edge;                                   // a tile without boundaries begins at one
     const i32* index_row;  // seq_idx of the row
     RowStates states, states_ahead;
 };

@@ -76,14 +76,20 @@ private:
 
 // Tiles of x and dy under way, for a walk that takes Unroll tiles per step: tile k of a step is *slot* k, a compile-time
 // constant. In shared memory there are Stages tiles, of which the step's come first: packet p of thread i in stage s lies
-// at (((s · 2 + tensor) · Packets + p) · Threads + i) · Bytes. In registers there are two tiles.
-template <int Bytes, int Packets, int Stages, int Threads, int Unroll> class TileRing {
+// at s · STAGE_BYTES + ((tensor · Packets + p) · Threads + i) · Bytes. In registers there are two tiles.
+//
+// Indices: those of seq_idx that a thread has of a tile, a multiple of 4. They come with the tile: loads come back in the
+// order in which they were asked for, so an index that is loaded for itself waits for all copies before it. In a stage, index
+// k lies behind the packets, at (k / 4 · Threads + i) · 16 + k % 4 · 4.
+template <int Bytes, int Packets, int Stages, int Threads, int Unroll, int Indices = 0> class TileRing {
 public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
     static constexpr int STAGES = ASYNC ? Stages : 2;
     static_assert(Unroll == 1 ? STAGES >= 2 : Unroll == 2, "the walk looks at the next tile");
     static_assert(Unroll == 1 || STAGES % Unroll == 0, "a step's tiles lie side by side");
-    static constexpr u32 SHARED_BYTES = ASYNC ? STAGES * 2u * Packets * Threads * Bytes : 0;
+    static constexpr u32 PACKET_BYTES = 2u * Packets * Threads * Bytes, STAGE_BYTES = PACKET_BYTES + 4u * Indices * Threads;
+    static_assert(Indices % 4 == 0, "indices are read by 16 bytes");
+    static constexpr u32 SHARED_BYTES = ASYNC ? STAGES * STAGE_BYTES : 0;
     enum Tensor { X_TENSOR = 0, DY_TENSOR = 1 };
 
     CAUSEWAY_DEVICE TileRing() : now_(thread_index() * Bytes), end_(now_ + STAGES * STAGE_BYTES) {}
@@ -102,6 +108,29 @@ public:
             store_shared<Bytes>(offset(now_ + stage * STAGE_BYTES, tensor, p), packet);
         } else {
             ahead_[stage][tensor][p] = packet;
+        }
+    }
+
+    // Starts fetching indices k … of a thread, `Access` bytes of them; the address is legal.
+    template <int Access> CAUSEWAY_DEVICE void fetch_indices(int stage, int k, const i32* address) {
+        if constexpr (ASYNC) {
+            async_copy_near<Access>(indices_at(now_ + stage * STAGE_BYTES, k), address);
+        } else {
+            const Packet<Access> packet = load<Access>(address);
+#pragma unroll
+            for (int i = 0; i < Access / 4; ++i) ahead_indices_[stage][k + i] = (i32)packet.word[i];
+        }
+    }
+
+    // Indices k … k + 3 of the tile in `slot`.
+    CAUSEWAY_DEVICE void read_indices(int slot, int k, i32* four) const { read_indices(slot, now_ + slot * STAGE_BYTES, k, four); }
+
+    // Of the tile after it.
+    CAUSEWAY_DEVICE void read_next_indices(int slot, int k, i32* four) const {
+        if constexpr (ASYNC) {
+            read_indices(0, slot + 1 < Unroll ? now_ + (slot + 1) * STAGE_BYTES : following(), k, four);
+        } else {
+            read_indices((slot + 1) % 2, 0, k, four);
         }
     }
 
@@ -138,6 +167,8 @@ public:
                 ahead_[0][0][p] = ahead_[1][0][p];
                 ahead_[0][1][p] = ahead_[1][1][p];
             }
+#pragma unroll
+            for (int k = 0; k < Indices; ++k) ahead_indices_[0][k] = ahead_indices_[1][k];
             return 1;
         }
     }
@@ -148,7 +179,6 @@ public:
     }
 
 private:
-    static constexpr u32 STAGE_BYTES = 2u * Packets * Threads * Bytes;
     static constexpr u32 STEP_BYTES = Unroll * STAGE_BYTES;
     static CAUSEWAY_DEVICE u32 offset(u32 stage, int tensor, int p) {
         return stage + (u32)(tensor * Packets + p) * Threads * Bytes;
@@ -157,8 +187,21 @@ private:
         return now_ + STEP_BYTES == end_ ? now_ + STEP_BYTES - STAGES * STAGE_BYTES : now_ + STEP_BYTES;
     }
 
+    // A thread's place among packets of 16 bytes instead of its own.
+    static CAUSEWAY_DEVICE u32 indices_at(u32 stage, int k) {
+        return stage + thread_index() * (16 - Bytes) + PACKET_BYTES + (u32)(k / 4) * Threads * 16 + (u32)(k % 4) * 4;
+    }
+
+    CAUSEWAY_DEVICE void read_indices(int slot, u32 stage, int k, i32* four) const {
+        Packet<16> packet;
+        if constexpr (ASYNC) packet = load_shared<16>(indices_at(stage, k));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) four[i] = ASYNC ? (i32)packet.word[i] : ahead_indices_[slot][k + i];
+    }
+
     u32 now_, end_;
     Packet<Bytes> ahead_[ASYNC ? 1 : 2][2][Packets];
+    i32 ahead_indices_[2][ASYNC || Indices == 0 ? 1 : Indices];
 };
 
 }  // namespace causal_conv1d

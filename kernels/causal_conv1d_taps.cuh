@@ -1,116 +1,126 @@
-// Which taps of neighbouring positions do not count, since they reach into another sequence, or another index of seq_idx.
+// Where windows end: bits that say between which positions something ends, a sequence or a run of one index of seq_idx.
 //
-// Bit k·Halo + back-1 of the mask of a packet of `Count` positions: position k must not read the one `back` before it. Bit
-// Halo·Count + k: position k is padding, and all of its bits are set. With a width of 4 and 8 positions that is 32 bits.
+// Bit Edge + k: something ends before position k of a thread's `Count`; Edge = Halo - 1 positions before them matter too. A
+// window that walks over such a place loses what lies behind it, so one bit serves all taps.
 //
-//   index     7    7    4    4    4    4 …      Halo = 3, the tap 1 back is the rightmost bit
-//   bits     000  000  111  110  100  000
+//   index    7  7  4  4  4      a tap must not read another index. Where an index comes back within a window (7 4 7), a bit
+//   bits     0  0  1  0  0      does not tell: comes_back
 #pragma once
 #include "causal_conv1d.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-template <int Halo, int Count> class TapMask {
-    template <bool Wide, int = 0> struct Choose { typedef u32 type; };
-    template <int Any> struct Choose<true, Any> { typedef u64 type; };
-    using Word = typename Choose<((Halo + 1) * Count > 32)>::type;
-    static_assert((Halo + 1) * Count <= 64, "the bits of a packet fit a word");
+// Positions before a thread's own that something may end in front of.
+template <int Halo> constexpr int EDGE_OF = Halo > 0 ? Halo - 1 : 0;
 
-public:
-    // Changes of index, and padding: indices of the Halo positions before the packet, and of its own.
-    CAUSEWAY_DEVICE void differ(const i32 (&indices)[Halo + Count]) {
+// Bit k: position k carries another index than the one before it.
+template <int Count> CAUSEWAY_DEVICE u32 index_changes(const i32 (&own)[Count], i32 previous) {
+    u32 changes = (u32)(own[0] != previous);
 #pragma unroll
-        for (int k = 0; k < Count; ++k) {
+    for (int k = 1; k < Count; ++k) changes |= (u32)(own[k] != own[k - 1]) << k;
+    return changes;
+}
+
+// Bit k: position k is padding.
+template <int Count> CAUSEWAY_DEVICE u32 padding_bits(const i32 (&own)[Count]) {
+    u32 padding = 0;
 #pragma unroll
-            for (int back = 1; back <= Halo; ++back) {
-                word_ |= indices[Halo + k - back] != indices[Halo + k] ? bit(k, back) : 0;
-            }
-            word_ |= indices[Halo + k] < 0 ? all(k) : 0;
-        }
-    }
+    for (int k = 0; k < Count; ++k) padding |= ((u32)own[k] >> 31) << k;
+    return padding;
+}
 
-    // A sequence begins at position k, which may lie before or after the packet.
-    CAUSEWAY_DEVICE void begin_at(i32 k) {
-        const i32 near = k > -Halo && k < Count ? k : -Halo;
-        word_ |= across_bits() << Halo * maximum(near, 0) >> Halo * maximum(-near, 0) & (padding_bit(0) - 1);
-    }
+// Whether two changes are so close that one window may see the same index on both sides.
+template <int Halo> CAUSEWAY_DEVICE bool comes_back(u32 changes) {
+    u32 close = 0;
+#pragma unroll
+    for (int distance = 1; distance < Halo; ++distance) close |= changes & changes >> distance;
+    return close != 0;
+}
 
-    // Position k reads nothing.
-    CAUSEWAY_DEVICE void cut_all(int k) { word_ |= all(k); }
+// Moves a window on by one position: `newest` is one step away now, and behind a boundary all is zero.
+template <int Width> CAUSEWAY_DEVICE void roll(float (&window)[Width], float newest, bool boundary) {
+#pragma unroll
+    for (int j = Width - 1; j > 0; --j) window[j] = boundary ? 0.0f : j > 1 ? window[j - 1] : newest;
+}
 
-    // True if position k must not read the one `back` before it; for back 0, if it is padding.
-    CAUSEWAY_DEVICE bool cuts(int k, int back) const { return (word_ & (back == 0 ? padding_bit(k) : bit(k, back))) != 0; }
-
-    // True if a position, or position k, is not plain.
-    CAUSEWAY_DEVICE bool any() const { return word_ != 0; }
-    CAUSEWAY_DEVICE bool any(int k) const { return (word_ & all(k)) != 0; }
-
-    // Only the taps that reach in front of the packet.
-    CAUSEWAY_DEVICE TapMask across() const {
-        TapMask out;
-        out.word_ = word_ & across_bits();
-        return out;
-    }
-
-    // The mask of the lane `source`; `other` is what this lane gives away instead of its own.
-    CAUSEWAY_DEVICE TapMask exchange(bool instead, const TapMask& other, u32 source) const {
-        const Word given = instead ? other.word_ : word_;
-        TapMask out;
-        out.word_ = shuffle((u32)given, source);
-        if constexpr (sizeof(Word) == 8) out.word_ |= (Word)shuffle((u32)(given >> 16 >> 16), source) << 16 << 16;
-        return out;
-    }
-
-private:
-    static CAUSEWAY_DEVICE constexpr Word bit(int k, int back) { return (Word)1 << (k * Halo + back - 1); }
-    static CAUSEWAY_DEVICE constexpr Word padding_bit(int k) { return (Word)1 << (Halo * Count + k); }
-    static CAUSEWAY_DEVICE constexpr Word all(int k) { return (((Word)1 << Halo) - 1) << k * Halo | padding_bit(k); }
-    static CAUSEWAY_DEVICE constexpr Word across_bits() {
-        Word bits = 0;
-        for (int k = 0; k < Halo; ++k) {
-            for (int back = k + 1; back <= Halo; ++back) bits |= bit(k, back);
-        }
-        return bits;
-    }
-
-    Word word_ = 0;
-};
-
-// The masks of a thread's packets. Wanted: there is something to tell apart, and one mask serves all rows of a thread.
-template <int Halo, int Count, int Packets, bool Wanted> class TapMasks {
+// The indices of a thread's packets of `Count` positions, Lanes · Count positions apart, and in `beyond` one of the Halo before
+// the first lane's first packet.
+template <int Halo, int Count, int Packets, int Lanes> class ChunkIndices {
 public:
-    static constexpr bool MASKED = Wanted && Halo > 0 && (Halo + 1) * Count <= 32;
-
-    // Of the packets at `first` and every Step positions further: changes of index, and padding.
-    template <int Step> CAUSEWAY_DEVICE void mask_changes(const i32* indices, i32 first, i32 seqlen) {
+    // `start` is the first position of the lanes. Access: bytes that are legal for a thread's indices. Whole: a row is a
+    // number of packets.
+    template <int Access, bool Whole>
+    CAUSEWAY_DEVICE void load_all(const i32* indices, i32 start, i32 lane, i32 seqlen) {
+        beyond_ = at_position(indices, start - Halo + minimum(lane, Halo > 0 ? Halo - 1 : 0), seqlen);
 #pragma unroll
         for (int i = 0; i < Packets; ++i) {
-            i32 window[Halo + Count];
+            const i32 t = start + (i * Lanes + lane) * Count;
+            if (Whole || t + Count <= seqlen) {
+                // Past the end of the row, its last packet.
+                const i32* from = indices + (Whole ? minimum(t, seqlen - Count) : t);
 #pragma unroll
-            for (int m = 0; m < Halo + Count; ++m) {
-                // What lies before the row carries its first index.
-                const i32 t = minimum(maximum(first + i * Step + m - Halo, 0), seqlen - 1);
-                window[m] = (i32)load<4>(indices + t).word[0];
+                for (int k = 0; k < Count; k += Access / 4) {
+                    const Packet<Access> packet = load<Access>(from + k);
+#pragma unroll
+                    for (int m = 0; m < Access / 4; ++m) own_[i][k + m] = (i32)packet.word[m];
+                }
+            } else {
+#pragma unroll
+                for (int k = 0; k < Count; ++k) own_[i][k] = at_position(indices, t + k, seqlen);
             }
-            masks_[i].differ(window);
         }
     }
 
-    // True if a position of the thread, or of a packet, or position k of that, is not plain.
-    CAUSEWAY_DEVICE bool any() const {
-        bool any = false;
+    // True if an index is padding, or not what the lanes' first position carries. `group`: the first of the lanes.
+    CAUSEWAY_DEVICE bool differ(u32 group) const {
+        const u32 index = shuffle((u32)own_[0][0], group);
+        u32 differs[2] = {index & 0x80000000u, (u32)beyond_ ^ index};
 #pragma unroll
-        for (int i = 0; i < Packets; ++i) any = any || masks_[i].any();
-        return any;
+        for (int i = 0; i < Packets; ++i) {
+#pragma unroll
+            for (int k = 0; k < Count; ++k) differs[k % 2] |= (u32)own_[i][k] ^ index;
+        }
+        return (differs[0] | differs[1]) != 0;
     }
-    CAUSEWAY_DEVICE bool any(int packet) const { return masks_[packet].any(); }
-    CAUSEWAY_DEVICE bool any(int packet, int k) const { return masks_[packet].any(k); }
-    CAUSEWAY_DEVICE bool counts(int packet, int k, int back) const { return !masks_[packet].cuts(k, back); }
-    CAUSEWAY_DEVICE bool padding(int packet, int k) const { return masks_[packet].cuts(k, 0); }
+
+    // Bits of each packet, as above, and its padding. False if an index comes back in one of them. All lanes take part.
+    CAUSEWAY_DEVICE bool find(u32 (&cuts)[Packets], u32 (&padding)[Packets], i32 lane, u32 group) const {
+        constexpr int EDGE = EDGE_OF<Halo>;
+        const u32 left = group + (u32)(lane + Lanes - 1) % Lanes;
+        // In front of the first packet of the first lane.
+        i32 before[Halo + 1];
+        u32 before_changes = 0;
+#pragma unroll
+        for (int m = 0; m < Halo; ++m) {
+            before[m] = (i32)shuffle((u32)beyond_, group + (u32)m);
+            if (m > 0) before_changes |= (u32)(before[m] != before[m - 1]) << (m - 1);
+        }
+        u32 last_given = 0;
+        bool clear = true;
+#pragma unroll
+        for (int i = 0; i < Packets; ++i) {
+            const bool last = i > 0 && lane == Lanes - 1, first = i == 0 && lane == 0;
+            i32 previous = (i32)shuffle((u32)(last ? own_[i > 0 ? i - 1 : 0][Count - 1] : own_[i][Count - 1]), left);
+            if (first && Halo > 0) previous = before[Halo > 0 ? Halo - 1 : 0];
+            const u32 own = index_changes(own_[i], previous), given = own >> (Count - EDGE);
+            u32 front = shuffle(last ? last_given : given, left);
+            if (first) front = before_changes;
+            last_given = given;
+            cuts[i] = own << EDGE | front;
+            padding[i] = padding_bits(own_[i]);
+            clear = clear && !comes_back<Halo>(cuts[i]);
+        }
+        return clear;
+    }
 
 private:
-    TapMask<MASKED ? Halo : 1, MASKED ? Count : 1> masks_[Packets];
+    // At a position; beyond the row's ends, that of its first or last one.
+    static CAUSEWAY_DEVICE i32 at_position(const i32* indices, i32 t, i32 seqlen) {
+        return (i32)load<4>(indices + maximum(minimum(t, seqlen - 1), 0)).word[0];
+    }
+
+    i32 own_[Packets][Count], beyond_;
 };
 
 }  // namespace causal_conv1d

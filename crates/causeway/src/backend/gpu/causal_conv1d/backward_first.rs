@@ -74,8 +74,14 @@ impl Planner<'_> {
         let walkers = per_channel * parts;
         let pieces = walkers.div_ceil(batch as u64).min(most_pieces);
         let steps = |unroll: u64| tiles.div_ceil(pieces).next_multiple_of(unroll);
-        // Two tiles per step, where a piece has an even number of them or splits a row anyway.
-        let unrolled = !careful && splittable && steps(2) == steps(1);
+        // Two tiles per step, where a piece has an even number of them or splits a row anyway. Indices take registers and shared
+        // memory for that.
+        let few_options = !careful
+            || !(ragged || has_states || self.boundaries().is_some())
+                && width <= 4
+                && self.has_async_copy(bytes)
+                && !takes_more_registers(self.facts);
+        let unrolled = few_options && splittable && steps(2) == steps(1);
         let (unroll, stages) = if unrolled { (2, 4) } else { (1, tile.stages) };
         let piece = steps(unroll) * lanes * count;
         let pieces = positions.div_ceil(piece);
@@ -83,7 +89,10 @@ impl Planner<'_> {
 
         let resident = (tile.resident_threads / threads).max(1);
         let sums = group_channels * self.sums_per_channel();
-        let ring = if self.has_async_copy(bytes) { stages * 2 * packets * threads * bytes } else { 0 };
+        // A lane's positions of x and dy, and their indices.
+        let indices = if self.op.seq_idx.is_some() { 4 * count as u32 } else { 0 };
+        let ring =
+            if self.has_async_copy(bytes) { stages * threads * (2 * packets * bytes + indices) } else { 0 };
         let partial = (threads / wave) * self.sums_per_channel() as u32 * 4 + 4;
         let tile_constants = Constants::new("Tile")
             .int("threads", threads)

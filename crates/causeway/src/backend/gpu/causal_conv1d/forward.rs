@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::forward_tiles::{WIDEST, checked_threads, first_tile, last_tile};
+use super::forward_tiles::{CheckedCall, WIDEST, first_tile, last_tile};
 use super::{
     Constants, Divisor, Entry, PACKET, Strides2, Strides3, Traffic, View, address, blocks_of, bytes,
     kernel_macro, layers, meta_bytes, most_blocks, refuse_f64, striding_blocks, takes_more_registers,
@@ -159,11 +159,12 @@ impl Planner<'_> {
         };
         // A third stream, and what tells sequences apart, take registers; a tight cap would spill on some devices.
         let op = self.op;
+        let meets_states = self.is_checked() && op.initial_states.is_some();
+        let tight = [meets_states, tile.rows >= 12, takes_more_registers(self.facts)];
+        let tight = tight.into_iter().filter(|tight| *tight).count();
         let resident = if op.residual.is_some() || (op.seq_idx.is_some() && self.sizes.packed) {
             tile.resident.min(8)
-        } else if self.is_checked() && op.initial_states.is_some()
-            || tile.rows >= 12 && takes_more_registers(self.facts)
-        {
+        } else if tight >= 2 {
             tile.resident.min(10)
         } else {
             tile.resident
@@ -204,12 +205,15 @@ impl Planner<'_> {
         let (lanes, tiles) = first_shape(packets, tile.tiles, self.facts.wave_size);
         let groups = tile.threads / lanes;
         let chunks = packets.div_ceil(u64::from(lanes * tiles));
-        // Rows of a group that share what it finds out about sequences; few where there is little work.
-        let rows = match (self.op.seq_idx.is_some(), self.sizes.packed) {
-            (true, _) if tiles > 1 => 4,
-            (false, true) if tiles > 1 => 2,
-            _ => 1,
+        let checked = CheckedCall {
+            element: self.element(),
+            seq_idx: self.op.seq_idx.is_some(),
+            initial_states: self.op.initial_states.is_some(),
+            residual: self.op.residual.is_some(),
+            takes_more_registers: takes_more_registers(self.facts),
         };
+        // Few where there is little work.
+        let rows = if self.is_checked() && tiles > 1 { checked.rows() } else { 1 };
         let blocks = if self.is_checked() {
             (dim as u64).div_ceil(u64::from(groups * rows)) * chunks
         } else {
@@ -229,13 +233,14 @@ impl Planner<'_> {
             .flag("shifted", shifted)
             .flag("whole", whole)
             .int("weight_bytes", weight_access(&self.op.weight, 1));
+        let constants = match &self.op.seq_idx {
+            // A thread's positions are a multiple of 16 bytes apart, and so are their indices.
+            Some(indices) => constants.int("index_bytes", View::of(indices).access(1)),
+            None => constants,
+        };
         let crowded = self.is_checked() && width <= 4 && tiles > 1 && !shifted && access == PACKET;
         let resident = match crowded {
-            true => {
-                let op = self.op;
-                let threads = checked_threads(self.element(), op.seq_idx.is_some(), op.residual.is_some());
-                threads.min(self.facts.threads_per_multiprocessor) / tile.threads
-            }
+            true => checked.threads().min(self.facts.threads_per_multiprocessor) / tile.threads,
             false => 1,
         };
         self.tiled(

@@ -66,13 +66,35 @@ const fn last(bytes: u32, rows: u32, resident: u32) -> LastTile {
     LastTile { bytes, lanes: 32, threads: 64, rows, resident }
 }
 
-/// Threads that should fit on a multiprocessor where a channel-first call tells sequences apart: caps registers, which are
-/// what such a call lacks. Fewer would spill.
-pub(super) fn checked_threads(element: u32, seq_idx: bool, residual: bool) -> u32 {
-    match (element, seq_idx, residual) {
-        (2, false, _) => 1280,
-        (_, true, true) => 1024,
-        _ => 1152,
+/// What a channel-first call that tells sequences apart depends on.
+pub(super) struct CheckedCall {
+    /// Bytes of an element of x.
+    pub element: u32,
+    pub seq_idx: bool,
+    pub initial_states: bool,
+    pub residual: bool,
+    pub takes_more_registers: bool,
+}
+
+impl CheckedCall {
+    /// Rows of a group that share what it finds out about sequences.
+    pub(super) fn rows(&self) -> u32 {
+        match (self.element, self.seq_idx, self.initial_states) {
+            (2, true, _) => 2,
+            (2, false, false) => 1,
+            (_, false, _) => 2,
+            (_, true, _) => 4,
+        }
+    }
+
+    /// Threads that should fit on a multiprocessor: caps registers, which are what such a call lacks. Fewer would spill.
+    pub(super) fn threads(&self) -> u32 {
+        match (self.element, self.seq_idx, self.residual) {
+            (2, false, false) if !self.initial_states && !self.takes_more_registers => 1408,
+            (2, false, _) => 1280,
+            (_, true, true) => 1024,
+            _ => 1152,
+        }
     }
 }
 

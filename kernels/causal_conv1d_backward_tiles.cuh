@@ -1,0 +1,121 @@
+// Channel-first backward: pieces of rows, and their tiles on the way from memory to the ring.
+#pragma once
+#include "causal_conv1d_backward_places.cuh"
+#include "causal_conv1d_backward_rings.cuh"
+
+namespace causeway {
+namespace causal_conv1d {
+
+// Tile: as in ChannelFirstPlaces.
+template <class Problem, class Tile> class ChannelFirstTiles : protected ChannelFirstPlaces<Problem, Tile> {
+protected:
+    using Base = ChannelFirstPlaces<Problem, Tile>;
+    using typename Base::X;
+    using Base::a, Base::channel, Base::jobs, Base::lane, Base::seqlen, Base::tiles;
+    using Base::BYTES, Base::COUNT, Base::PACKETS, Base::RAGGED, Base::SIZE, Base::STEP, Base::TILE_POSITIONS;
+    using Base::WHOLE_ROWS;
+    static constexpr int THREADS = Tile::threads, UNROLL = Tile::unroll;
+    using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS, UNROLL, Problem::seq_idx ? COUNT : 0>;
+
+    CAUSEWAY_DEVICE explicit ChannelFirstTiles(const BackwardArguments& a) : Base(a) {}
+
+    // Piece number `job` of the channel's rows; an empty one past the last.
+    CAUSEWAY_DEVICE RowPiece piece(i32 job) const {
+        RowPiece out;
+        const bool exists = job < jobs;
+        out.row = !exists ? 0 : WHOLE_ROWS ? job : (i32)a.pieces_divisor.quotient((u32)job);
+        out.begin = WHOLE_ROWS || !exists ? 0 : (job - out.row * (i32)a.pieces) * (i32)a.piece;
+        out.shift = RAGGED ? (i32)((u64)(x_channel + out.row * a.x.row * SIZE) & (BYTES - 1)) / SIZE : 0;
+        const i32 row_end = seqlen + out.shift;
+        out.end = !exists ? 0 : WHOLE_ROWS ? row_end : minimum(row_end, out.begin + (i32)a.piece);
+        return out;
+    }
+
+    CAUSEWAY_DEVICE void fetch_piece() {
+        const RowPiece next = piece(fetch_job);
+        fetch_shift = next.shift;
+        fetch_end = next.end;
+        fetch_x = x_channel + (next.row * a.x.row - next.shift) * SIZE;
+        fetch_dy = dy_channel + (next.row * a.dy.row - next.shift) * SIZE;
+        fetch_tile = tiles;
+        fetch_u = next.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
+        if constexpr (Problem::seq_idx) fetch_indices = a.seq_idx + next.row * a.seq_idx_row - next.shift;
+    }
+
+    // Fetches the next tile of this lane's rows, number `slot` of a step, into a stage; past the last row, zeros.
+    CAUSEWAY_DEVICE void fetch(Ring& ring, int stage, int slot) {
+#pragma unroll
+        for (int p = 0; p < PACKETS; ++p) {
+            const int offset = p * STEP - slot * TILE_POSITIONS;  // from the step's first packet
+            const i32 at = fetch_u + offset;
+            const char* x = fetch_x + (i64)fetch_u * SIZE + offset * SIZE;
+            const char* dy = fetch_dy + (i64)fetch_u * SIZE + offset * SIZE;
+            if constexpr (RAGGED) {
+                const bool wanted = at < fetch_end && at + STEP > fetch_shift;
+                const bool whole = at >= fetch_shift && at + STEP <= seqlen + fetch_shift;
+                if (wanted && !whole && outside(x, dy)) {
+                    ring.put(stage, Ring::X_TENSOR, p, gather(x, at));
+                    ring.put(stage, Ring::DY_TENSOR, p, gather(dy, at));
+                } else {
+                    ring.fetch(stage, Ring::X_TENSOR, p, x, wanted);
+                    ring.fetch(stage, Ring::DY_TENSOR, p, dy, wanted);
+                }
+            } else {
+                const bool wanted = Tile::full ? fetch_end != 0 : at < fetch_end;
+                ring.fetch(stage, Ring::X_TENSOR, p, x, wanted);
+                ring.fetch(stage, Ring::DY_TENSOR, p, dy, wanted);
+            }
+        }
+        if constexpr (Problem::seq_idx) {
+            const i32 at = fetch_u - slot * TILE_POSITIONS;
+            if ((Tile::full && !RAGGED) || (at >= fetch_shift && at + COUNT <= seqlen + fetch_shift)) {
+                constexpr int ACCESS = Tile::index_bytes;
+#pragma unroll
+                for (int k = 0; k < COUNT; k += ACCESS / 4) {
+                    ring.template fetch_indices<ACCESS>(stage, k, fetch_indices + fetch_u + (k - slot * TILE_POSITIONS));
+                }
+            } else {
+                // Beyond the row's ends, the index of its first or last position.
+#pragma unroll
+                for (int k = 0; k < COUNT; ++k) {
+                    const i32 in_row = maximum(minimum(at + k, seqlen - 1 + fetch_shift), fetch_shift);
+                    ring.template fetch_indices<4>(stage, k, fetch_indices + in_row);
+                }
+            }
+        }
+        ring.commit();
+        if (slot < UNROLL - 1) return;
+        fetch_u -= UNROLL * TILE_POSITIONS;
+        fetch_tile -= UNROLL;
+        if (fetch_tile == 0) {
+            fetch_job += job_step;
+            fetch_piece();
+        }
+    }
+
+    // True for a packet that is not wholly inside the memory between a tensor's first and last element.
+    CAUSEWAY_DEVICE bool outside(const char* x, const char* dy) const {
+        return (i64)(u64)x < a.x_begin || (i64)(u64)x + BYTES > a.x_end || (i64)(u64)dy < a.dy_begin ||
+               (i64)(u64)dy + BYTES > a.dy_end;
+    }
+
+    // The packet at u = `at` by its elements, zero outside the row.
+    CAUSEWAY_DEVICE Packet<BYTES> gather(const char* address, i32 at) const {
+        float values[STEP];
+#pragma unroll
+        for (int i = 0; i < STEP; ++i) {
+            const i32 t = at + i - fetch_shift;
+            values[i] = t >= 0 && t < seqlen ? load_element((const X*)address + i) : 0.0f;
+        }
+        return pack<X, BYTES>(values);
+    }
+
+    i32 job_step;
+    const char *x_channel, *dy_channel;
+    const char *fetch_x, *fetch_dy;
+    const i32* fetch_indices;
+    i32 fetch_job, fetch_tile, fetch_u, fetch_shift, fetch_end;  // fetch_tile counts down to 0
+};
+
+}  // namespace causal_conv1d
+}  // namespace causeway

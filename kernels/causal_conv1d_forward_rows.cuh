@@ -1,0 +1,301 @@
+// Causal depthwise conv1d, forward, stride 1 along seqlen: how a row is read and written by packets, and single positions of it.
+#pragma once
+#include "causal_conv1d_forward.cuh"
+
+namespace causeway {
+namespace causal_conv1d {
+
+// Rows of a tensor with stride 1 along seqlen, cut into packets of 16 bytes. `begin` and `end` are the addresses
+// between which all rows lie.
+template <typename X, class Tile> struct Rows {
+    static constexpr int COUNT = ELEMENTS<X, 16>, PER_WORD = 4 / (int)sizeof(X);
+
+    // The packet of positions t … t+COUNT-1 of a row, with zeros outside 0 … seqlen-1.
+    static CAUSEWAY_DEVICE Packet<16> read(const X* row, i32 t, i32 seqlen, u64 begin, u64 end) {
+        if (t >= 0 && t + COUNT <= seqlen) return read_inside(row + t);
+        Packet<16> packet = zero_packet<16>();
+        if (Tile::whole || t >= seqlen || t + COUNT <= 0) return packet;
+        const u64 address = (u64)(row + t);
+        if (address >= begin && address + 16 <= end) {
+            // The rest of the packet belongs to other rows: legal to read, and cleared.
+            packet = read_inside(row + t);
+#pragma unroll
+            for (int word = 0; word < 4; ++word) {
+                u32 mask = 0;
+#pragma unroll
+                for (int k = 0; k < PER_WORD; ++k) {
+                    const i32 position = t + word * PER_WORD + k;
+                    const u32 part = PER_WORD == 1 ? 0xffffffffu : 0xffffu << (16 * k);
+                    mask |= position >= 0 && position < seqlen ? part : 0;
+                }
+                packet.word[word] &= mask;
+            }
+            return packet;
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            if (t + i >= 0 && t + i < seqlen) insert(packet, i, row + t + i);
+        }
+        return packet;
+    }
+
+    // Puts the initial states (`Halo` positions, the last at t = -1) into a packet that lies before the row, or across
+    // its start.
+    template <int Halo>
+    static CAUSEWAY_DEVICE void add_states(Packet<16>& packet, i32 t, const X* states, i64 stride) {
+        if constexpr (Tile::shifted) {
+            if (t >= 0) return;
+            if constexpr (Halo == 1) {
+                // Of COUNT branches, one of which inserts, compilers make one insertion at a computed place: the packet
+                // then lies in private memory.
+                const u32 state = load<sizeof(X)>(states).word[0];
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    packet.word[i / PER_WORD] |= t + i == -1 ? state << (32 / PER_WORD * (i % PER_WORD)) : 0;
+                }
+                return;
+            }
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                if (t + i < 0 && t + i >= -Halo) insert(packet, i, states + (t + i + Halo) * stride);
+            }
+        } else {
+#pragma unroll
+            for (int start = -COUNT; start > -Halo - COUNT; start -= COUNT) {
+                if (t != start) continue;
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) {
+                    if (start + i >= -Halo) insert(packet, i, states + (start + i + Halo) * stride);
+                }
+            }
+        }
+    }
+
+    static CAUSEWAY_DEVICE void insert(Packet<16>& packet, int i, const X* from) {
+        packet.word[i / PER_WORD] |= load<sizeof(X)>(from).word[0] << (32 / PER_WORD * (i % PER_WORD));
+    }
+
+    static CAUSEWAY_DEVICE Packet<16> read_inside(const X* from) {
+        if constexpr (Tile::access == 16) {
+            return load<16>(from);
+        } else {
+            constexpr int STEP = Tile::access;
+            Packet<16> packet = zero_packet<16>();
+#pragma unroll
+            for (int i = 0; i < 16 / STEP; ++i) {
+                const Packet<STEP> part = load<STEP>((const char*)from + i * STEP);
+                if constexpr (STEP == 2) {
+                    packet.word[i / 2] |= part.word[0] << (16 * (i % 2));
+                } else {
+#pragma unroll
+                    for (int k = 0; k < STEP / 4; ++k) packet.word[i * STEP / 4 + k] = part.word[k];
+                }
+            }
+            return packet;
+        }
+    }
+
+    // Writes the positions of a packet that lie in 0 … seqlen-1.
+    static CAUSEWAY_DEVICE void write(X* row, i32 t, i32 seqlen, const Packet<16>& packet) {
+        const bool inside = t >= 0 && t + COUNT <= seqlen;
+        write_inside(inside, row + t, packet);
+        if (!Tile::whole && !inside) {
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                if (t + i >= 0 && t + i < seqlen) {
+                    const u32 bits = packet.word[i / PER_WORD] >> (32 / PER_WORD * (i % PER_WORD));
+                    store<sizeof(X)>(row + t + i, Packet<sizeof(X)>{{bits}});
+                }
+            }
+        }
+    }
+
+    static CAUSEWAY_DEVICE void write_inside(bool wanted, X* to, const Packet<16>& packet) {
+        if constexpr (Tile::access == 16) {
+            store_if<16>(wanted, to, packet);
+        } else {
+            constexpr int STEP = Tile::access;
+#pragma unroll
+            for (int i = 0; i < 16 / STEP; ++i) {
+                Packet<STEP> part;
+                if constexpr (STEP == 2) {
+                    part.word[0] = packet.word[i / 2] >> (16 * (i % 2));
+                } else {
+#pragma unroll
+                    for (int k = 0; k < STEP / 4; ++k) part.word[k] = packet.word[i * STEP / 4 + k];
+                }
+                store_if<STEP>(wanted, (char*)to + i * STEP, part);
+            }
+        }
+    }
+};
+
+// Whether positions from … to-1 carry one index and none is padding; the whole wave asks for the same positions, at
+// most `Most`, and reads them side by side.
+template <int Most> CAUSEWAY_DEVICE bool one_index(const i32* indices, i32 from, i32 to) {
+    const u32 index = load<4>(indices + from).word[0];
+    const i32 lane = (i32)lane_index(), count = to - from;
+    u32 differs = index & 0x80000000u;
+#pragma unroll
+    for (int k = 0; k < Most; k += (int)WAVE_SIZE) {
+        u32 own = index;
+        if (lane + k < count) own = load<4>(indices + from + lane + k).word[0];
+        differs |= own ^ index;
+    }
+    return wave_all(differs == 0);
+}
+
+// One row: its parameters, and single positions of it for those that the tiles got wrong.
+template <class Problem> struct ChannelRow {
+    using X = typename Problem::X;
+    static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
+    // Of a group of lanes: how many work on one start, on how many starts at once, and how often for one start.
+    static constexpr int STARTING = HALO > 4 ? 8 : HALO > 2 ? 4 : HALO > 1 ? 2 : 1;
+    template <int Lanes> static constexpr int EACH = STARTING < Lanes ? STARTING : Lanes;
+    template <int Lanes> static constexpr int AT_ONCE = Lanes / EACH<Lanes>;
+    template <int Lanes> static constexpr int PARTS = STARTING / EACH<Lanes>;
+
+    const ForwardArguments& a;
+    i64 batch;
+    i32 channel;
+    float taps[1][WIDTH], bias[1];
+
+    template <int Bytes> CAUSEWAY_DEVICE void load() {
+        load_parameters<Problem, 1, Bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel, taps, bias);
+    }
+
+    // How far the row starts behind a multiple of 16 bytes, in elements.
+    template <class Tile> CAUSEWAY_DEVICE i32 shift() const {
+        if constexpr (!Tile::shifted) return 0;
+        return (i32)((u64)at<X>(a.x, offset(a.x_strides)) / sizeof(X) % ELEMENTS<X, 16>);
+    }
+
+    CAUSEWAY_DEVICE Boundaries<Problem::cu_seqlens, i32> boundaries() const {
+        return {a.cu_seqlens, 1, (i32)a.sequences, (i32)a.seqlen};
+    }
+    CAUSEWAY_DEVICE const i32* indices() const { return at<i32>(a.seq_idx, batch * a.seq_idx_strides.first); }
+    CAUSEWAY_DEVICE i32 index(i32 t) const { return (i32)causeway::load<4>(indices() + t).word[0]; }
+    CAUSEWAY_DEVICE i64 offset(Strides3 strides) const {
+        return batch * strides.batch + (i64)channel * (i32)strides.dim;
+    }
+
+    // What the taps of a position read, under way.
+    struct Window {
+        i32 t;
+        Packet<sizeof(X)> values[WIDTH];
+        bool counts[WIDTH], padding;
+    };
+
+    // Asks for one position's taps, all together; for none where not wanted.
+    CAUSEWAY_DEVICE void gather(Window& window, bool wanted, i32 t, const Span<i32>& span) const {
+        const i32 age = t - span.start;
+        u32 own[WIDTH];
+        if constexpr (Problem::seq_idx) {
+#pragma unroll
+            for (int back = 0; back < WIDTH; ++back) {
+                const i32 from = maximum(t - back, back == 0 ? t : span.start);
+                own[back] = load_if<4>(wanted, indices() + from).word[0];
+            }
+        }
+        window.t = wanted ? t : -1;
+        window.padding = Problem::seq_idx && (own[0] & 0x80000000u) != 0;
+        const X* x = at<X>(a.x, offset(a.x_strides)) + t;
+#pragma unroll
+        for (int back = 0; back < WIDTH; ++back) {
+            const X* from = x - back;
+            window.counts[back] = wanted;
+            if (back > 0) {
+                const bool inside = back <= age;
+                window.counts[back] = wanted && (inside || (Problem::initial_states && age >= 0));
+                if constexpr (Problem::initial_states) {
+                    const i64 state = span.sequence * a.initial_strides.batch + channel * a.initial_strides.dim +
+                                      (HALO - back + age) * a.initial_strides.seqlen;
+                    if (!inside) from = at<X>(a.initial_states, state);
+                }
+            }
+            if constexpr (Problem::seq_idx) window.counts[back] = window.counts[back] && own[back] == own[0];
+            window.values[back] = load_if<sizeof(X)>(window.counts[back], from);
+        }
+    }
+
+    // Computes and writes the position.
+    CAUSEWAY_DEVICE void compute(const Window& window) const {
+        if (window.t < 0) return;
+        float sum = bias[0];
+#pragma unroll
+        for (int back = HALO; back >= 0; --back) {
+            if (window.counts[back]) sum = multiply_add(taps[0][HALO - back], element<X, 0>(window.values[back]), sum);
+        }
+        sum = window.padding ? 0.0f : activate<Problem>(sum);
+        if constexpr (Problem::residual) {
+            sum += load_element(at<X>(a.residual, offset(a.residual_strides)) + window.t);
+        }
+        store_element(at<X>(a.y, offset(a.y_strides)) + window.t, sum);
+    }
+
+    CAUSEWAY_DEVICE void compute(i32 t, const Span<i32>& span) const {
+        Window window;
+        gather(window, true, t, span);
+        compute(window);
+    }
+
+    // Positions of begin … end-1 that lie less than HALO after the start of a sequence are computed again, one per lane, for
+    // several starts in a round; `first` is the sequence of begin - HALO, or one before it. A lane's position in a round:
+    template <int Lanes> CAUSEWAY_DEVICE void gather_start(Window& window, i32 begin, i32 end, i32 first, i32 round, u32 lane) const {
+        const i32 unit = round * AT_ONCE<Lanes> + (i32)lane / EACH<Lanes>, own = first + unit / PARTS<Lanes>;
+        const bool exists = own < (i32)a.sequences;
+        const i32 start = exists ? boundaries()[own] : end;
+        const Span<i32> span{own, start, exists ? boundaries()[own + 1] : end};
+        const i32 t = start + unit % PARTS<Lanes> * EACH<Lanes> + (i32)lane % EACH<Lanes>;
+        const i32 last = minimum(minimum(start + HALO, span.end), end);
+        // Before the first sequence zeros have been read, as it should if there are no states.
+        gather(window, t >= begin && t < last && (start > 0 || Problem::initial_states), t, span);
+    }
+
+    // The rounds after the first.
+    template <int Lanes> CAUSEWAY_DEVICE void redo_starts(i32 begin, i32 end, i32 first, u32 lane) const {
+#pragma unroll 1
+        for (i32 round = 1;; ++round) {
+            const i32 sequence = first + round * AT_ONCE<Lanes> / PARTS<Lanes>;
+            // Starts only grow: nobody has work left once the first of this round lies past the end.
+            if (sequence >= (i32)a.sequences || boundaries()[sequence] >= end) break;
+            Window window;
+            gather_start<Lanes>(window, begin, end, first, round, lane);
+            compute(window);
+        }
+    }
+
+    // Computes again the positions base + lane + lanes·k, for the bits k of `wrong`, as far as they lie in
+    // begin … end-1.
+    CAUSEWAY_DEVICE void redo(u32 wrong, i32 base, i32 begin, i32 end, u32 lane, u32 lanes) const {
+#pragma unroll 1
+        for (; wrong != 0; wrong &= wrong - 1) {
+            const i32 t = base + (i32)(lane + lanes * lowest_bit(wrong));
+            if (t < begin || t >= end) continue;
+            Span<i32> span{(i32)batch, 0, (i32)a.seqlen};
+            if constexpr (Problem::cu_seqlens != 0) span = boundaries().find(t);
+            compute(t, span);
+        }
+    }
+};
+
+// Bit k: position base + lane + lanes·k (before `end`) is padding, or one of its taps reads another index.
+template <int Halo, int Most>
+CAUSEWAY_DEVICE u32 wrong_indices(const i32* indices, i32 base, i32 end, u32 lane, u32 lanes) {
+    static_assert(Most <= 32, "one bit per position");
+    u32 wrong = 0;
+#pragma unroll 1
+    for (u32 k = 0; k < (u32)Most; ++k) {
+        const i32 t = base + (i32)(lane + lanes * k);
+        if (t >= end) break;
+        const u32 own = load<4>(indices + t).word[0];
+        u32 differs = own & 0x80000000u;
+#pragma unroll
+        for (int back = 1; back <= Halo; ++back) differs |= load<4>(indices + maximum(t - back, 0)).word[0] ^ own;
+        wrong |= (u32)(differs != 0) << k;
+    }
+    return wrong;
+}
+
+}  // namespace causal_conv1d
+}  // namespace causeway
