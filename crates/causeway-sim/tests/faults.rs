@@ -15,6 +15,7 @@ fn plan(body: &str, threads: u32, blocks: u32, output: &mut [u32]) -> Plan {
         entry: "probe",
         grid: [blocks, 1, 1],
         block: [threads, 1, 1],
+        cluster: 1,
         shared_bytes: 4096,
         workspace_bytes: 0,
         counters: 1,

@@ -43,8 +43,9 @@ cuda! {
         None => INVALID_CONTEXT,
     }
     cuFuncSetAttribute(function: Raw, attribute: c_int, value: c_int) state(|state| {
-        // The most dynamic shared memory is the one attribute that is set.
-        if state.has("module", function) && attribute == 8 && value <= 232_448 { 0 } else { INVALID_VALUE }
+        // What is set: the most dynamic shared memory, and that clusters may be large.
+        let legal = attribute == 8 && value <= 232_448 || attribute == 14 && value == 1;
+        if state.has("module", function) && legal { 0 } else { INVALID_VALUE }
     })
     cuTensorMapEncodeTiled(map: *mut [u64; 16], dtype: c_int, rank: c_uint, address: Raw, sizes: *const u64,
         strides: *const u64, boxes: *const c_uint, steps: *const c_uint, interleave: c_int, swizzle: c_int,

@@ -71,6 +71,16 @@ fn arguments_arrive() {
     assert_eq!(argument[16..], 0x7000u64.to_ne_bytes());
     assert_eq!(plan.arguments[16..32], [0; 16], "the plan itself stays as it was");
 
+    let mut clustered = plan.clone();
+    clustered.instantiation.push_str("// in clusters");
+    for (cluster, times) in [(8, 0), (16, u64::from(vendor() == Vendor::Nvidia))] {
+        clustered.shared_bytes += 1024;
+        clustered.cluster = cluster;
+        launch(&clustered, Some(workspace)).unwrap();
+        let asked = control.log().matches("attribute 14, value 1").count() as u64;
+        assert_eq!(asked, times, "leave for clusters of more than 8 blocks is asked for");
+    }
+
     let launches = control.accounts().get("launches");
     let crooked = Workspace { address: 0x7001, ..workspace };
     assert!(matches!(launch(&plan, Some(crooked)), Err(Error::WorkspaceTooSmall { .. })));

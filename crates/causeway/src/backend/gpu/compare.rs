@@ -40,6 +40,7 @@ pub fn plan(first: u64, second: u64, bytes: u64, different: u64) -> Option<Plan>
         entry: "compare_bits",
         grid: [packets.div_ceil(u64::from(THREADS * UNROLL)) as u32, 1, 1],
         block: [THREADS, 1, 1],
+        cluster: 1,
         shared_bytes: 0,
         workspace_bytes: 0,
         counters: 0,

@@ -39,6 +39,7 @@ pub fn plan(first: u64, second: Option<u64>, to: u64, bytes: u64, unroll: u32) -
         entry: "floor_pass",
         grid: [packets.div_ceil(u64::from(THREADS * unroll)) as u32, 1, 1],
         block: [THREADS, 1, 1],
+        cluster: 1,
         shared_bytes: 0,
         workspace_bytes: 0,
         counters: 0,

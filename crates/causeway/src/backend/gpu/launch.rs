@@ -55,7 +55,7 @@ impl Constants {
 
 /// Bytes up to which a launch begins early. Blocks that come early fill the multiprocessors that are done first, so a grid
 /// that would be spread evenly is not: what saves 0.3 µs of a small launch costs 2 µs of a large one
-/// (docs/kernels/forward.md).
+/// (docs/kernels/forward.md). Planners of grids that have no other way to lie let these begin early whatever they move.
 const EARLY: u64 = 20_000_000;
 
 /// Whether this device's launches may begin while the one before them is at work.
@@ -117,13 +117,22 @@ impl Entry<'_> {
 
     /// A launch of one block of one thread, with no scratch memory and no shared memory.
     pub(super) fn plan(self, arguments: &impl Pod, traffic: Traffic, facts: &DeviceFacts) -> Plan {
-        let begins_early = traffic.begins_early(facts);
+        self.finish(arguments, traffic, traffic.begins_early(facts))
+    }
+
+    /// The same that begins early whatever it moves, where the device can: its blocks lie no worse for it.
+    pub(super) fn plan_early(self, arguments: &impl Pod, traffic: Traffic, facts: &DeviceFacts) -> Plan {
+        self.finish(arguments, traffic, knows_early(facts))
+    }
+
+    fn finish(self, arguments: &impl Pod, traffic: Traffic, begins_early: bool) -> Plan {
         Plan {
             header: self.header,
             entry: self.name,
             instantiation: self.text(begins_early),
             grid: [1, 1, 1],
             block: [1, 1, 1],
+            cluster: 1,
             shared_bytes: 0,
             workspace_bytes: 0,
             counters: 0,

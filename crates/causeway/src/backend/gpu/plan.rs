@@ -153,6 +153,9 @@ pub struct Plan {
     pub grid: [u32; 3],
     /// Threads per block.
     pub block: [u32; 3],
+    /// Blocks of a cluster, 1 without. The text has the number as well; this is for the driver, which has to be asked for
+    /// more than 8.
+    pub cluster: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
     /// Bytes of scratch memory for partial results; contents need no initialisation.

@@ -389,7 +389,7 @@ impl GpuDevice {
             return Err(invalid(plan, because));
         }
         // SAFETY: the kernel's module stays loaded.
-        unsafe { current.allow_dynamic_shared(kernel.function, plan.shared_bytes) }?;
+        unsafe { current.allow_shared(kernel.function, plan.shared_bytes, plan.cluster) }?;
         kernel.shared_allowed.fetch_max(plan.shared_bytes, Ordering::Relaxed);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Planner of the backward operation: kernels/causal_conv1d_backward*.cuh.
 //!
 //! * neighbouring channels side by side in memory: `channel_last`, a thread walks down a segment of rows, or `short_last`;
-//! * neighbouring positions side by side: `channel_first`, a wave walks a row from its end, or `short_first`;
+//! * neighbouring positions side by side: `channel_first`, a wave walks a row from its end, `tiles_first` or `short_first`;
 //! * anything else, widths over 8, and empty rows: `general`.
 //!
 //! The grid is blocks that compute dx, dweight and dbias, then blocks that compute dinitial_states. Channels are cut
@@ -113,6 +113,8 @@ pub(super) struct Launch {
     pub resident: u32,
     /// Blocks of a cluster; those of a channel group form one.
     pub cluster: u32,
+    /// May begin early whatever it moves.
+    pub early: bool,
     pub shared_bytes: u32,
     /// Sums of a channel group.
     pub sums: u64,
@@ -165,10 +167,16 @@ impl Planner<'_> {
         bytes >= 4 && self.compute_capability() >= 80
     }
 
-    /// Blocks that reach each other's shared memory: on data-centre GPUs from sm_90 on. A slice of such a device may be too
-    /// small for a cluster.
-    pub(super) fn has_clusters(&self) -> bool {
-        (90..110).contains(&self.compute_capability()) && self.facts.multiprocessors >= 32
+    /// Most blocks that reach each other's shared memory: on data-centre GPUs from sm_90 on. A slice of such a device may be
+    /// too small for a cluster. All blocks of one lie in one of about eight parts of the device, and a cluster of 16 large
+    /// blocks takes a multiprocessor each.
+    pub(super) fn largest_cluster(&self) -> u64 {
+        match self.facts.multiprocessors {
+            _ if !(90..110).contains(&self.compute_capability()) => 1,
+            0..32 => 1,
+            32..128 => 8,
+            _ => 16,
+        }
     }
 
     /// Elements of x per multiprocessor: what decides between latency and bandwidth.
@@ -202,6 +210,7 @@ impl Planner<'_> {
             threads,
             resident: 1,
             cluster: 1,
+            early: false,
             shared_bytes,
             sums: u64::from(channels) * (width as u64 + 1),
             channel_groups: channel_groups.min(u64::from(u32::MAX)) as u32,
@@ -254,11 +263,16 @@ impl Planner<'_> {
             argument: "causal_conv1d::BackwardArguments",
             function: &format!("causal_conv1d::{}<Problem, Tile>", launch.body),
         };
-        let mut plan = entry.plan(&arguments, self.traffic(), self.facts);
+        let mut plan = if launch.early {
+            entry.plan_early(&arguments, self.traffic(), self.facts)
+        } else {
+            entry.plan(&arguments, self.traffic(), self.facts)
+        };
         // A grid is whole clusters; blocks past the last state find nothing to do.
         plan.grid[0] =
             (sum_blocks + self.state_blocks(launch.threads) as u32).next_multiple_of(launch.cluster);
         plan.block[0] = launch.threads;
+        plan.cluster = launch.cluster;
         // dinitial_states needs a number per thread.
         plan.shared_bytes = launch.shared_bytes.max(launch.threads * 4);
         if launch.parts > 1 && launch.cluster == 1 {

@@ -23,8 +23,9 @@ impl Planner<'_> {
             return None;
         }
         let aligned = self.streams().iter().all(|view| view.access(2) >= bytes);
-        if let Some(short) = self.short_first(aligned.then_some(bytes)) {
-            return Some(short);
+        let whole = aligned.then_some(bytes);
+        if let Some(plain) = self.tiles_first(whole).or_else(|| self.short_first(whole)) {
+            return Some(plain);
         }
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
         let has_states = self.has_states(self.op.initial_states.is_some() || self.op.dfinal_states.is_some());
@@ -115,6 +116,7 @@ impl Planner<'_> {
             threads,
             resident,
             cluster: 1,
+            early: false,
             shared_bytes: (ring + partial).max(self.crowding_limit(tile.crowded, resident)),
             sums,
             channel_groups: u32::try_from(channel_groups).ok()?,
@@ -136,6 +138,14 @@ impl Planner<'_> {
             return 0;
         }
         (self.facts.shared_per_multiprocessor / (resident + 1)).saturating_sub(RESERVED).min(GRANTED - 1) + 1
+    }
+
+    /// Shared memory of which a multiprocessor has enough for `resident` blocks and no more: blocks that come early would crowd
+    /// those that are free first.
+    fn alone(&self, resident: u32) -> u32 {
+        const RESERVED: u32 = 1 << 10;
+        let share = self.facts.shared_per_multiprocessor / (resident + 1);
+        (share.saturating_sub(RESERVED) + 16).min(self.facts.shared_per_block)
     }
 
     /// The widest packet for which x, dy and dx have the same residue at every row: after moving the rows' starts
@@ -187,12 +197,64 @@ impl Planner<'_> {
             threads,
             resident: (backward_tiles::SHORT_FIRST_RESIDENT as u32 / threads).min(16),
             cluster: 1,
+            early: false,
             shared_bytes: threads / self.facts.wave_size * self.sums_per_channel() as u32 * 4,
             sums,
             channel_groups: u32::try_from(channel_groups).ok()?,
             parts: 1,
             pieces: u32::try_from(pieces).ok()?,
             piece: PACKET / self.element(),
+            tile_channels: 0,
+            slices: 0,
+        })
+        .filter(|launch| self.is_launchable(launch))
+    }
+
+    /// Tiles that waves walk, in a plain call whose rows are whole tiles. `bytes`: as for `short_first`.
+    fn tiles_first(&self, bytes: Option<u32>) -> Option<Launch> {
+        const STAGES: u32 = 4;
+        let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
+        let tile_bytes = PACKET * self.facts.wave_size;
+        let row_bytes = seqlen as u64 * u64::from(self.element());
+        let has_states = self.has_states(self.op.initial_states.is_some() || self.op.dfinal_states.is_some());
+        let plain = bytes == Some(PACKET)
+            && i32::try_from(row_bytes).is_ok()
+            && row_bytes.is_multiple_of(u64::from(tile_bytes))
+            && self.has_async_copy(PACKET)
+            && !self.has_places()
+            && !has_states;
+        if !plain
+            || !backward_tiles::is_tiles_first(width, self.element(), self.elements_per_multiprocessor())
+        {
+            return None;
+        }
+        let tiles = row_bytes / u64::from(tile_bytes);
+        let multiprocessors = u64::from(self.facts.multiprocessors);
+        let cut =
+            backward_tiles::tiles_first(batch as u64, dim as u64, tiles, self.element(), multiprocessors)?;
+        let waves = cut.threads / self.facts.wave_size;
+        let channels = u64::from(waves) / cut.waves;
+        let shared = waves * (2 * STAGES * tile_bytes + self.sums_per_channel() as u32 * 4);
+        Some(Launch {
+            header: "causal_conv1d_backward_tiles_first.cuh",
+            entry: "causal_conv1d_backward_tiles_first",
+            body: "backward_tiles_first",
+            tile: Constants::new("Tile")
+                .int("threads", cut.threads)
+                .int("waves_per_channel", cut.waves)
+                .flag("whole_rows", cut.pieces == 1)
+                .int("tiles", tiles / cut.pieces)
+                .int("weight_bytes", weight_access(&self.op.weight, 1)),
+            threads: cut.threads,
+            resident: cut.resident,
+            cluster: 1,
+            early: cut.one_round,
+            shared_bytes: shared.max(if cut.one_round { self.alone(cut.resident) } else { 0 }),
+            sums: channels * self.sums_per_channel(),
+            channel_groups: u32::try_from((dim as u64).div_ceil(channels)).ok()?,
+            parts: 1,
+            pieces: u32::try_from(cut.pieces).ok()?,
+            piece: u32::try_from(tiles / cut.pieces * u64::from(tile_bytes / self.element())).ok()?,
             tile_channels: 0,
             slices: 0,
         })

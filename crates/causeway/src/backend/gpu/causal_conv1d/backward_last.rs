@@ -77,6 +77,7 @@ impl Planner<'_> {
             threads: tile.threads,
             resident: tile.resident,
             cluster: 1,
+            early: false,
             shared_bytes,
             sums,
             channel_groups,
@@ -93,8 +94,9 @@ impl Planner<'_> {
     fn short_last(&self, legal: u32) -> Option<Launch> {
         let Sizes { batch, dim, seqlen, .. } = *self.sizes;
         let (dim, all_rows) = (dim as u64, (batch * seqlen) as u64);
-        let clusters = self.has_clusters();
-        let tile = backward_tiles::short_last(dim, all_rows, clusters);
+        let largest = self.largest_cluster();
+        let clusters = largest > 1;
+        let tile = backward_tiles::short_last(dim, all_rows, largest);
         let channels = legal.min(tile.channels);
         let across = dim.div_ceil(u64::from(channels));
         let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;
@@ -126,6 +128,7 @@ impl Planner<'_> {
             threads,
             resident: 1,
             cluster: cluster as u32,
+            early: false,
             shared_bytes: words as u32 * 4,
             sums,
             channel_groups,

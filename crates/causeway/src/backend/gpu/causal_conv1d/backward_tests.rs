@@ -99,6 +99,16 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
             assert_eq!(u64::from(plan.block[0]) % (number(plan, "channels") * 32), 0, "{plan}");
             number(plan, "channels")
         }
+        "causal_conv1d_backward_tiles_first" => {
+            let element = op.x.dtype().size() as u64;
+            assert_eq!(pieces * piece, sizes.seqlen as u64, "whole pieces: {plan}");
+            assert_eq!(piece * element, number(plan, "tiles") * 512, "of whole tiles: {plan}");
+            assert_eq!(number(plan, "tiles") % 2, 0, "{plan}");
+            assert_eq!(plan.constant("whole_rows") == "true", pieces == 1, "{plan}");
+            let waves = number(plan, "waves_per_channel");
+            assert!(waves.is_power_of_two() && waves % pieces == 0, "{plan}");
+            u64::from(plan.block[0] / facts.wave_size) / waves
+        }
         "causal_conv1d_backward_channel_first" => {
             let element = op.x.dtype().size() as u64;
             let count = number(plan, "bytes") * number(plan, "packets") / element;
@@ -162,7 +172,9 @@ fn memory_order_and_size_decide_the_kernel() {
     assert_eq!(entry(large, last(large), 4), "causal_conv1d_backward_channel_last");
     assert_eq!(entry(small, last(small), 4), "causal_conv1d_backward_short_last");
     assert_eq!(entry(small, last(small), 5), "causal_conv1d_backward_channel_last");
-    assert_eq!(entry(large, first(large), 4), "causal_conv1d_backward_channel_first");
+    assert_eq!(entry(large, first(large), 4), "causal_conv1d_backward_tiles_first");
+    assert_eq!(entry(large, first(large), 5), "causal_conv1d_backward_channel_first");
+    assert_eq!(entry([8, 2048, 1032], first([8, 2048, 1032]), 4), "causal_conv1d_backward_channel_first");
     assert_eq!(entry(small, first(small), 4), "causal_conv1d_backward_short_first");
     assert_eq!(entry([2, 64, 127], first([2, 64, 127]), 4), "causal_conv1d_backward_channel_first");
     assert_eq!(entry(small, [128 * 128, 2, 128], 4), "causal_conv1d_backward_general");
@@ -175,8 +187,14 @@ fn blocks_of_a_channel_group_form_a_cluster_where_there_are_clusters() {
     let shape = [4, 64, 1024];
     let op = call(DType::BF16, shape, last(shape), 4);
     let plan = planned(&op);
+    assert!(plan.instantiation.contains("CAUSEWAY_CLUSTER_KERNEL(256, 1, 16)"), "{plan}");
+    assert_eq!((plan.grid[0], plan.cluster, plan.counters), (64, 16, 0), "{plan}");
+    // A device with parts too small for 16 blocks, and one too small for 8.
+    let fewer = |multiprocessors| DeviceFacts { multiprocessors, ..DeviceFacts::h200() };
+    let plan = planned_for(&op, &fewer(114));
     assert!(plan.instantiation.contains("CAUSEWAY_CLUSTER_KERNEL(256, 1, 8)"), "{plan}");
-    assert_eq!((plan.grid[0], plan.counters), (64, 0), "{plan}");
+    assert_eq!((plan.grid[0], plan.cluster), (64, 8), "{plan}");
+    assert_eq!(planned_for(&op, &fewer(16)).cluster, 1);
     let ampere = DeviceFacts { architecture: "sm_80".to_string(), ..DeviceFacts::h200() };
     for facts in [ampere, DeviceFacts::mi300x()] {
         let plan = planned_for(&op, &facts);
@@ -185,22 +203,62 @@ fn blocks_of_a_channel_group_form_a_cluster_where_there_are_clusters() {
     }
     // The blocks for states are rounded up to whole clusters.
     let plan = planned(&with_states(call(DType::BF16, shape, last(shape), 4), 4));
-    assert_eq!(plan.grid[0], 64 + 8, "4 blocks have states to compute: {plan}");
+    assert_eq!(plan.grid[0], 64 + 16, "4 blocks have states to compute: {plan}");
 }
 
 #[test]
 fn channels_that_do_not_fit_at_once_are_cut_finely() {
-    let shape = [4, 4096, 512];
+    // Rows that are not whole tiles.
+    let shape = [4, 4096, 504];
     let waves = |dtype, activation| {
         let mut op = call(dtype, shape, first(shape), 4);
         op.activation = activation;
         let plan = planned(&op);
-        assert_eq!((number(&plan, "unroll"), plan.constant("full")), (2, "true"), "{plan}");
+        assert_eq!((number(&plan, "unroll"), plan.constant("ragged")), (2, "false"), "{plan}");
         number(&plan, "waves_per_channel")
     };
     assert_eq!(waves(DType::BF16, Activation::Silu), 1);
     assert_eq!(waves(DType::BF16, Activation::None), 2);
     assert_eq!(waves(DType::F32, Activation::Silu), 4);
+}
+
+#[test]
+fn waves_of_tiles_take_rows_first_and_pieces_where_rows_are_few() {
+    // Waves of a channel, pieces of a row and tiles of a piece.
+    for (shape, expected) in [
+        ([8, 2048, 1024], (1, 1, 4)),
+        ([4, 4096, 512], (1, 1, 2)),
+        ([4, 256, 4096], (8, 2, 8)),
+        ([3, 512, 6144], (4, 4, 6)),
+        ([1, 1024, 8192], (2, 2, 16)),
+        ([64, 128, 512], (16, 1, 2)),
+        // One row for each of four waves would leave a fifth to one of them.
+        ([5, 320, 4096], (4, 4, 4)),
+    ] {
+        let plan = planned(&call(DType::BF16, shape, first(shape), 4));
+        let found = (number(&plan, "waves_per_channel"), arguments(&plan).pieces, number(&plan, "tiles"));
+        assert_eq!((found.0, u64::from(found.1), found.2), expected, "{plan}");
+    }
+    // Blocks of a multiprocessor: all at once where registers allow it, else as many as leave the last round fuller.
+    for (shape, expected) in [
+        ([4, 256, 4096], (256, 2, true)),
+        ([4, 4096, 512], (128, 8, true)),
+        ([4, 8192, 512], (128, 8, false)),
+        ([2, 5280, 1024], (128, 5, false)),
+    ] {
+        let plan = planned(&call(DType::BF16, shape, first(shape), 4));
+        let bounds = format!("CAUSEWAY_KERNEL({}, {})", expected.0, expected.1);
+        assert!(plan.instantiation.contains(&bounds), "{plan}");
+        assert_eq!(plan.begins_early, expected.2, "{plan}");
+        // Blocks that come early cannot crowd a multiprocessor.
+        let fit = 233_472 / (plan.shared_bytes + 1024);
+        assert_eq!(fit == expected.1, expected.2, "{plan}");
+    }
+    // Three tiles, two whole ones between others, and long channels in several rounds.
+    for shape in [[8, 2048, 768], [8, 2048, 520], [2, 5120, 4096]] {
+        let plan = planned(&call(DType::BF16, shape, first(shape), 4));
+        assert_eq!(plan.entry, "causal_conv1d_backward_channel_first", "{plan}");
+    }
 }
 
 #[test]

@@ -204,6 +204,71 @@ pub(super) fn is_short_first(width: i64, elements: u64) -> bool {
     width <= 4 && elements <= 32 << 10
 }
 
+/// What the kernel of many waves walks: a wave of a channel takes the same piece of several rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TilesFirst {
+    /// Threads of a block.
+    pub threads: u32,
+    /// Blocks that should fit on a multiprocessor: caps registers.
+    pub resident: u32,
+    /// All blocks are resident at once, as many on each multiprocessor as fit.
+    pub one_round: bool,
+    /// Waves of a channel, a power of two.
+    pub waves: u64,
+    /// Pieces of a row, a power of two.
+    pub pieces: u64,
+}
+
+/// Whether a plain call of this width, bytes of an element and elements of x per multiprocessor is one for it.
+pub(super) fn is_tiles_first(width: i64, element: u32, elements: u64) -> bool {
+    width <= 4 && elements > if element == 2 { 16 << 10 } else { 32 << 10 }
+}
+
+/// How `dim` channels of `batch` rows of `tiles` tiles are cut for it. None where a row is not an even number of tiles, and
+/// where the walk has measured faster.
+pub(super) fn tiles_first(
+    batch: u64,
+    dim: u64,
+    tiles: u64,
+    element: u32,
+    multiprocessors: u64,
+) -> Option<TilesFirst> {
+    /// Waves of a multiprocessor that fetch enough: with more, each has less to do between its start and its end.
+    const ENOUGH: u64 = 16;
+    /// Waves of a multiprocessor that registers allow, and with how many they are ample.
+    const MOST: u64 = 32;
+    const AMPLE: u64 = 20;
+    /// Tiles of a channel that still leave little for a last round.
+    const SHORT: u64 = 8;
+    if tiles % 2 != 0 || tiles == 0 {
+        return None;
+    }
+    let wanted = 1u64 << (multiprocessors * ENOUGH / dim).clamp(1, MOST).ilog2();
+    // What the busiest wave does, in half tiles: a piece pays for its ends.
+    let longest = |pieces: u64| {
+        let rows = batch.div_ceil(wanted / pieces);
+        rows * (2 * tiles / pieces + u64::from(pieces > 1))
+    };
+    let pieces = (0..=wanted.ilog2().min((tiles / 2).trailing_zeros())).map(|power| 1u64 << power);
+    let pieces = pieces.min_by_key(|&pieces| longest(pieces)).unwrap_or(1);
+    let waves = wanted.min(pieces * batch.next_power_of_two());
+    let block = waves.max(4);
+    let blocks = (dim * waves).div_ceil(block);
+    let each = blocks.div_ceil(multiprocessors);
+    let one_round = each * block <= MOST;
+    if element == 4 && each * block > AMPLE || !one_round && batch * tiles > SHORT {
+        return None;
+    }
+    // In several rounds, with whichever number of waves the last one is fuller.
+    let places = |resident: u64| blocks.div_ceil(multiprocessors * (resident / block)) * (resident / block);
+    let resident = match one_round {
+        true => each,
+        false if places(MOST) < places(AMPLE) => MOST / block,
+        false => AMPLE / block,
+    };
+    Some(TilesFirst { threads: block as u32 * 32, resident: resident as u32, one_round, waves, pieces })
+}
+
 /// What a block of the short channel-last kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ShortLastTile {
@@ -224,20 +289,23 @@ pub(super) fn is_short_last(width: i64, elements: u64, places: bool) -> bool {
     width <= 4 && elements <= 8 << 10 && !places
 }
 
-/// The tile for `dim` channels of `rows` rows in all; `clusters`: blocks of a channel group can form a cluster.
-pub(super) fn short_last(dim: u64, rows: u64, clusters: bool) -> ShortLastTile {
+/// The tile for `dim` channels of `rows` rows in all, where `largest` blocks can form a cluster.
+pub(super) fn short_last(dim: u64, rows: u64, largest: u64) -> ShortLastTile {
     let tile =
         |channels, lanes, rows, threads| ShortLastTile { channels, lanes, rows, threads, most_blocks: 8 };
-    match (clusters, rows) {
-        (true, ..=128) => tile(1, 8, 1, (64, 512)),
-        (true, ..=1024) => tile(1, 8, 4, (64, 512)),
-        (true, ..=2048) => tile(1, 8, 8, (64, 512)),
-        (true, _) if dim < 128 => tile(2, 4, 8, (64, 512)),
-        (true, _) => tile(2, 8, 8, (64, 512)),
+    match (largest, rows) {
         // Two rows keep AMD's scalar registers; large blocks keep the sums over them few.
-        (false, ..=128) => tile(1, 4, 2, (128, 128)),
-        (false, ..=1024) => tile(2, 4, 2, (128, 128)),
-        (false, _) => tile(2, 4, 2, (512, 512)),
+        (..=1, ..=128) => tile(1, 4, 2, (128, 128)),
+        (..=1, ..=1024) => tile(2, 4, 2, (128, 128)),
+        (..=1, _) => tile(2, 4, 2, (512, 512)),
+        (_, ..=128) => tile(1, 8, 1, (64, 512)),
+        (_, ..=1024) => tile(1, 8, 4, (64, 512)),
+        (16.., ..=2048) if dim < 128 => ShortLastTile { most_blocks: 16, ..tile(1, 16, 8, (64, 512)) },
+        (_, ..=2048) => tile(1, 8, 8, (64, 512)),
+        // As many blocks as with narrower groups, which would use half of each sector of 32 bytes.
+        (16.., _) if dim < 128 => ShortLastTile { most_blocks: 16, ..tile(2, 8, 8, (64, 512)) },
+        (_, _) if dim < 128 => tile(2, 4, 8, (64, 512)),
+        (_, _) => tile(2, 8, 8, (64, 512)),
     }
 }
 

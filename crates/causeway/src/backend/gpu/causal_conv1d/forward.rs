@@ -9,7 +9,7 @@ use super::{
     weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
-use crate::causal_conv1d::{Forward, Sizes};
+use crate::causal_conv1d::{Activation, Forward, Sizes};
 use crate::error::Result;
 
 /// `ForwardArguments` of causal_conv1d_forward.cuh.
@@ -96,6 +96,8 @@ struct Geometry {
     /// Blocks along the first axis for the outputs of one batch entry.
     blocks: u64,
     tile_divisor: u32,
+    /// Begins early whatever it moves.
+    early: bool,
 }
 
 impl Planner<'_> {
@@ -156,6 +158,8 @@ impl Planner<'_> {
             threads,
             blocks: channel_blocks * row_blocks,
             tile_divisor: u32::try_from(channel_blocks).ok()?,
+            // Its many short blocks lose nothing by it, however many they are.
+            early: true,
         };
         // A third stream, and what tells sequences apart, take registers; a tight cap would spill on some devices.
         let op = self.op;
@@ -166,6 +170,11 @@ impl Planner<'_> {
             tile.resident.min(8)
         } else if tight >= 2 {
             tile.resident.min(10)
+        } else if self.is_checked() || op.initial_states.is_some() || takes_more_registers(self.facts)
+            // Without an activation there is less to hide.
+            || op.activation == Activation::None && self.element() == 2
+        {
+            tile.resident.min(12)
         } else {
             tile.resident
         };
@@ -223,7 +232,8 @@ impl Planner<'_> {
         if blocks.checked_mul(u64::from(groups * rows))? > i32::MAX as u64 {
             return None;
         }
-        let geometry = Geometry { threads: tile.threads, blocks, tile_divisor: u32::try_from(chunks).ok()? };
+        let tile_divisor = u32::try_from(chunks).ok()?;
+        let geometry = Geometry { threads: tile.threads, blocks, tile_divisor, early: false };
         let constants = Constants::new("Tile")
             .int("access", access)
             .int("lanes", lanes)
@@ -273,7 +283,7 @@ impl Planner<'_> {
         entry: &'static str,
         function: &str,
     ) -> Option<Plan> {
-        let &Geometry { threads, blocks, tile_divisor } = geometry;
+        let &Geometry { threads, blocks, tile_divisor, early } = geometry;
         let (batches_per_layer, batch_layers) = layers(self.sizes.batch)?;
         let per_sequence = u32::try_from(self.sizes.dim as u64 / u64::from(threads) + 1).ok()?;
         let state_blocks = match (self.has_states, self.sizes.packed) {
@@ -294,7 +304,11 @@ impl Planner<'_> {
         };
         let kernel = kernel_macro(threads, resident, 1);
         let entry = self.entry(header, entry, kernel, tile, function);
-        let mut plan = entry.plan(&arguments, self.traffic, self.facts);
+        let mut plan = if early {
+            entry.plan_early(&arguments, self.traffic, self.facts)
+        } else {
+            entry.plan(&arguments, self.traffic, self.facts)
+        };
         plan.grid = [total as u32, batches_per_layer, batch_layers];
         plan.block = [threads, 1, 1];
         Some(plan)

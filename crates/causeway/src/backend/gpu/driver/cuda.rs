@@ -38,6 +38,8 @@ const CAPABILITY_MINOR: c_int = 76;
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_DYNAMIC_SHARED: c_int = 8;
+/// `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`, since CUDA 11.8.
+const LARGE_CLUSTER: c_int = 14;
 
 /// Functions without a counterpart of the same form in HIP.
 pub(super) struct Cuda {
@@ -196,8 +198,17 @@ impl Cuda {
 
     /// Lets a function use `bytes` of dynamic shared memory: above 48 KiB CUDA wants to be asked.
     pub fn allow_dynamic_shared(&self, function: Raw, bytes: c_int) -> (&'static str, Status) {
+        self.set(function, MAX_DYNAMIC_SHARED, bytes)
+    }
+
+    /// Lets a function have clusters of more than 8 blocks, which not every device of an architecture need have.
+    pub fn allow_large_cluster(&self, function: Raw) -> (&'static str, Status) {
+        self.set(function, LARGE_CLUSTER, 1)
+    }
+
+    fn set(&self, function: Raw, attribute: c_int, value: c_int) -> (&'static str, Status) {
         // SAFETY: `function` is a live function of the current context.
-        let status = unsafe { (self.function_set)(function, MAX_DYNAMIC_SHARED, bytes) };
+        let status = unsafe { (self.function_set)(function, attribute, value) };
         ("cuFuncSetAttribute", Status(status))
     }
 

@@ -308,19 +308,22 @@ impl Current<'_> {
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
-    /// Lets a function use this much dynamic shared memory.
+    /// Lets a function use this much dynamic shared memory, which so many blocks reach.
     ///
     /// # Safety
     /// As for [`Current::function_attribute`].
-    pub unsafe fn allow_dynamic_shared(&self, function: usize, bytes: u32) -> Result<()> {
-        match &self.driver.native {
-            Native::Cuda(cuda) => {
-                let (call, status) = cuda.allow_dynamic_shared(raw(function), bytes as c_int);
-                self.driver.check(call, status)
-            }
-            // AMD devices give every function all of a block's shared memory.
-            Native::Hip(_) => Ok(()),
+    pub unsafe fn allow_shared(&self, function: usize, bytes: u32, cluster: u32) -> Result<()> {
+        /// Blocks of a cluster that every device with clusters has.
+        const PORTABLE: u32 = 8;
+        // AMD devices give every function all of a block's shared memory, and have no clusters.
+        let Native::Cuda(cuda) = &self.driver.native else { return Ok(()) };
+        let (call, status) = cuda.allow_dynamic_shared(raw(function), bytes as c_int);
+        self.driver.check(call, status)?;
+        if cluster > PORTABLE {
+            let (call, status) = cuda.allow_large_cluster(raw(function));
+            self.driver.check(call, status)?;
         }
+        Ok(())
     }
 
     /// Blocks of a function that one multiprocessor holds at a time.

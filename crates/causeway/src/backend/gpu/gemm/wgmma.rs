@@ -203,6 +203,7 @@ impl Launch<'_> {
             entry: "gemm_wgmma",
             grid: [(clusters * u64::from(cluster.blocks())) as u32, 1, 1],
             block: [threads, 1, 1],
+            cluster: cluster.blocks(),
             shared_bytes: self.shared_bytes(),
             workspace_bytes: rest.map_or(0, |rest| rest.tiles * rest.pieces * tile_bytes),
             counters: rest.map_or(0, |rest| (rest.tiles * warps) as u32),

@@ -1,0 +1,259 @@
+// Causal conv1d backward where neighbouring positions are neighbours in memory: plain calls of whole packets, by many waves
+// with few registers each.
+//
+//              seqlen →
+//   channel c  │ tile 0      │ tile 1      │ tile 2      │     a wave takes a piece of a row from its last tile to its
+//                                          ←─────────────      first, then the same piece of further rows
+//              │lane 0│lane 1│ …                              a lane owns one packet of a tile
+//
+// Tiles are copied to shared memory three ahead, over the ends of rows. There a lane reads its packets and the W-1 values of x
+// before them, which other lanes have copied: neighbours in a tile are neighbours in the ring, and so are a tile and the one
+// before it, round the ring's ends. The W-1 gradients to the right of a packet move by shuffles, those to the right of a tile
+// are kept from the tile before; where a piece ends inside its row, lanes compute one each.
+//
+// Cost per element: bytes: x, dy and dx once. Instructions: 24.5 as channel-last with SiLU, + (3 shuffles, 3 selects, 10 to 20
+// for addresses and loop) / COUNT, where COUNT positions are a packet.
+#pragma once
+#include "causal_conv1d_backward.cuh"
+
+namespace causeway {
+namespace causal_conv1d {
+
+// Tile: threads of a block; waves_per_channel, a multiple of the number of pieces of a row; whole_rows, there is one; tiles of a
+// piece, an even number; weight_bytes as in load_parameters. Rows begin on a multiple of 16 bytes and are whole tiles.
+template <class Problem, class Tile> class TilesFirstBackward {
+    using X = typename Problem::X;
+    static constexpr int THREADS = Tile::threads, WAVES = THREADS / (int)WAVE_SIZE;
+    static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel, CHANNELS = WAVES / WAVES_PER_CHANNEL;
+    static constexpr int W = Problem::width, H = W - 1, COUNT = ELEMENTS<X, 16>, SIZE = sizeof(X);
+    static constexpr int SUMS = Problem::dbias ? W + 1 : W;
+    // Tiles in shared memory, of a piece, and of a step of the walk.
+    static constexpr int STAGES = 4, TILES = Tile::tiles, UNROLL = TILES % 4 == 0 ? 4 : 2;
+    static constexpr bool ONE_STEP = TILES == UNROLL;
+    static constexpr int HALO_BYTES = H * SIZE <= 4 ? 4 : H * SIZE <= 8 ? 8 : 16;
+    static constexpr u32 TILE_BYTES = WAVE_SIZE * 16, RING = STAGES * TILE_BYTES;
+    static constexpr u32 SUMS_AT = WAVES * 2 * RING;
+    static_assert(!PACKED<Problem> && !Problem::seq_idx && !Problem::initial_states && !Problem::dfinal_states, "plain rows");
+    static_assert(H <= COUNT && SUMS <= 8, "near neighbours, few sums");
+
+public:
+    CAUSEWAY_DEVICE explicit TilesFirstBackward(const BackwardArguments& a) : a(a) {}
+
+    CAUSEWAY_DEVICE void run(u32 block) {
+        const u32 wave = thread_index() / WAVE_SIZE;
+        channel = (i32)(block * CHANNELS + wave / WAVES_PER_CHANNEL);
+#pragma unroll
+        for (int j = 0; j <= W; ++j) sums[j] = 0.0f;
+        if (channel < a.dim) walk(wave, wave % WAVES_PER_CHANNEL);
+        reduce(block, wave);
+    }
+
+private:
+    CAUSEWAY_DEVICE void walk(u32 wave, u32 walker) {
+        const i32 batch = (i32)a.batch;
+        const i32 first_row = Tile::whole_rows ? (i32)walker : (i32)a.pieces_divisor.quotient(walker);
+        const i32 piece = (i32)walker - first_row * (Tile::whole_rows ? 1 : (i32)a.pieces);
+        const i32 row_step = Tile::whole_rows ? WAVES_PER_CHANNEL : (i32)a.pieces_divisor.quotient(WAVES_PER_CHANNEL);
+        if (first_row >= batch) return;
+        load_weights();
+        lane = (i32)lane_index();
+        // The lane's first byte in a row's last step.
+        const i32 last = ((piece + 1) * TILES - UNROLL) * (i32)TILE_BYTES + lane * 16;
+        fetch_x = start(a.x, first_row) + last;
+        fetch_dy = start(a.dy, first_row) + last;
+        fetch_row = first_row;
+        fetch_at = 0;
+        const i64 x_step = row_step * a.x.row * SIZE, dy_step = row_step * a.dy.row * SIZE;
+        // Fetches number `slot` of a step's tiles into a stage.
+        const auto fetch = [&](u32 to, int slot) {
+            const bool valid = fetch_row < batch;
+            const i32 offset = (UNROLL - 1 - slot) * (i32)TILE_BYTES;
+            async_copy<16>(to, fetch_x + (ONE_STEP ? 0 : fetch_at) + offset, valid);
+            async_copy<16>(to + RING, fetch_dy + (ONE_STEP ? 0 : fetch_at) + offset, valid);
+            async_commit();
+            if (slot < UNROLL - 1) return;
+            if constexpr (!ONE_STEP) {
+                fetch_at -= UNROLL * (i32)TILE_BYTES;
+                if (fetch_at > -TILES * (i32)TILE_BYTES) return;
+                fetch_at = 0;
+            }
+            fetch_row += row_step;
+            // Addresses stay legal where nothing is read.
+            if (fetch_row >= batch) return;
+            fetch_x += x_step;
+            fetch_dy += dy_step;
+        };
+        // The lane's place in the stage of the step's last slot: stages of later tiles lie before those of earlier ones. The
+        // other half of the ring has the next step, where steps have two tiles.
+        const u32 ring = wave * 2 * RING;
+        u32 at = ring + (UNROLL == 4 ? 0 : 2 * TILE_BYTES) + lane * 16;
+        u32 before_last = lane > 0 ? at - HALO_BYTES : ring + (UNROLL == 4 ? RING : 2 * TILE_BYTES) - HALO_BYTES;
+        constexpr u32 TURN = UNROLL == 4 ? 0 : 2 * TILE_BYTES;
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; ++s) {
+            const u32 to = ((s / UNROLL) % 2 ? at ^ TURN : at) + (UNROLL - 1 - s % UNROLL) * TILE_BYTES;
+            fetch(to, s % UNROLL);
+        }
+        char* dx = (char*)start(a.dx, first_row) + last;
+        const i64 dx_step = row_step * a.dx.row * SIZE;
+#pragma unroll 1
+        for (i32 row = first_row; row < batch; row += row_step) {
+            enter(row, piece);
+            i32 dx_at = 0;
+#pragma unroll 1
+            for (i32 step = ONE_STEP ? 1 : TILES / UNROLL; step > 0; --step) {
+#pragma unroll
+                for (int slot = 0; slot < UNROLL; ++slot) {
+                    // This tile and the one after it; all lanes have read the one before.
+                    async_wait<STAGES - 3>();
+                    wave_barrier();
+                    fetch(slot > 0 ? at + (UNROLL - slot) * TILE_BYTES : at ^ TURN, (slot + STAGES - 1) % UNROLL);
+                    const u32 own = at + (UNROLL - 1 - slot) * TILE_BYTES;
+                    const bool last_slot = slot == UNROLL - 1;
+                    compute(own, last_slot ? before_last : own - HALO_BYTES,
+                            dx + (ONE_STEP ? 0 : dx_at) + (UNROLL - 1 - slot) * (i32)TILE_BYTES,
+                            last_slot && (ONE_STEP || step == 1));
+                }
+                at ^= TURN;
+                before_last ^= TURN;
+                dx_at -= UNROLL * (i32)TILE_BYTES;
+                if constexpr (ONE_STEP) break;
+            }
+            dx += dx_step;
+        }
+        async_wait<0>();
+    }
+
+    CAUSEWAY_DEVICE const char* start(const View& view, i32 row) const {
+        return (const char*)view.data + (row * view.row + channel * view.channel) * (i64)SIZE;
+    }
+
+    CAUSEWAY_DEVICE void load_weights() {
+        float taps[1][W], start[1];
+        load_parameters<Problem, 1, Tile::weight_bytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias,
+                                                        a.bias_channel, channel, taps, start);
+#pragma unroll
+        for (int j = 0; j < W; ++j) weight[j] = taps[0][W - 1 - j];
+        bias = start[0];
+    }
+
+    // What lies on both sides of a piece: nothing, or the same row.
+    CAUSEWAY_DEVICE void enter(i32 row, i32 piece) {
+#pragma unroll
+        for (int i = 0; i < H; ++i) right[i] = 0.0f;
+        left = zero_packet<HALO_BYTES>();
+        if constexpr (!Tile::whole_rows && H > 0) {
+            const i32 length = TILES * (i32)WAVE_SIZE * COUNT, begin = piece * length;
+            if (piece > 0) left = load<HALO_BYTES>(start(a.x, row) + (i64)begin * SIZE - HALO_BYTES);
+            if (piece + 1 < (i32)a.pieces) {
+                float g = 0.0f;
+                if (lane < H) g = edge_gradient(row, begin + length + lane);
+#pragma unroll
+                for (int i = 0; i < H; ++i) right[i] = shuffle(g, i);
+            }
+        }
+    }
+
+    // g at a position that has W-1 others to its left.
+    CAUSEWAY_DEVICE float edge_gradient(i32 row, i32 t) const {
+        const float dy = load_element((const X*)start(a.dy, row) + t);
+        float pre = bias;
+        if constexpr (Problem::silu) {
+            const X* const x = (const X*)start(a.x, row) + t;
+            float taps[W];
+#pragma unroll
+            for (int j = 0; j < W; ++j) taps[j] = load_element(x - j);
+#pragma unroll
+            for (int j = 0; j < W; ++j) pre = multiply_add(weight[j], taps[j], pre);
+        }
+        return activation_gradient<Problem::silu>(pre, dy);
+    }
+
+    // The tile at `own` in shared memory, with the lane's values before it at `before`; `is_first` of its piece.
+    CAUSEWAY_DEVICE void compute(u32 own, u32 before, char* dx, bool is_first) {
+        float x[H + COUNT], d[COUNT], g[COUNT + H], out[COUNT];
+        {
+            float part[COUNT];
+            unpack<X>(load_shared<16>(own), part);
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) x[H + i] = part[i];
+            unpack<X>(load_shared<16>(own + RING), d);
+        }
+        if constexpr (H > 0) {
+            constexpr int HELD = ELEMENTS<X, HALO_BYTES>;
+            Packet<HALO_BYTES> halo = load_shared<HALO_BYTES>(before);
+#pragma unroll
+            for (int i = 0; i < HALO_BYTES / 4; ++i) halo.word[i] = is_first && lane == 0 ? left.word[i] : halo.word[i];
+            float part[HELD];
+            unpack<X>(halo, part);
+#pragma unroll
+            for (int i = 0; i < H; ++i) x[i] = part[HELD - H + i];
+        }
+#pragma unroll
+        for (int v = 0; v < COUNT; ++v) {
+            float pre = bias;
+            if constexpr (Problem::silu) {
+#pragma unroll
+                for (int j = 0; j < W; ++j) pre = multiply_add(weight[j], x[H + v - j], pre);
+            }
+            g[v] = activation_gradient<Problem::silu>(pre, d[v]);
+            if constexpr (Problem::dbias) sums[W] += g[v];
+#pragma unroll
+            for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], x[H + v - j], sums[j]);
+        }
+#pragma unroll
+        for (int i = 0; i < H; ++i) {
+            g[COUNT + i] = shuffle(lane == 0 ? right[i] : g[i], (u32)(lane + 1) % WAVE_SIZE);
+            right[i] = g[i];
+        }
+#pragma unroll
+        for (int v = 0; v < COUNT; ++v) {
+            out[v] = weight[0] * g[v];
+#pragma unroll
+            for (int j = 1; j < W; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
+        }
+        store(dx, pack<X, 16>(out));
+    }
+
+    // Sums over the lanes of a wave, then over the waves of a channel.
+    CAUSEWAY_DEVICE void reduce(u32 block, u32 wave) const {
+        float addends[SUMS];
+#pragma unroll
+        for (int j = 0; j < SUMS; ++j) addends[j] = sums[j];
+        int index;
+        const float sum = wave_sums(addends, index);
+        if constexpr (WAVES_PER_CHANNEL == 1) {
+            if (index < SUMS && channel < a.dim) write_sum<Problem>(a, channel, index, sum);
+        } else {
+            if (index < SUMS) write_shared(SUMS_AT + (wave * SUMS + index) * 4, sum);
+            block_barrier();
+            const int i = (int)thread_index(), c = i / SUMS;
+            const i64 own = (i64)block * CHANNELS + c;
+            if (c >= CHANNELS || own >= a.dim) return;
+            float all = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WAVES_PER_CHANNEL; ++w) {
+                all += read_shared(SUMS_AT + ((c * WAVES_PER_CHANNEL + w) * SUMS + i - c * SUMS) * 4);
+            }
+            write_sum<Problem>(a, own, i - c * SUMS, all);
+        }
+    }
+
+    const BackwardArguments& a;
+    i32 channel, lane, fetch_row, fetch_at;
+    const char *fetch_x, *fetch_dy;
+    float weight[W], bias, sums[W + 1];
+    float right[H + 1];        // g to the right of the tile
+    Packet<HALO_BYTES> left;   // x to the left of the piece
+};
+
+template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_tiles_first(const BackwardArguments& a) {
+    const u32 block = block_index<0>();
+    if constexpr (Problem::dinitial_states) {
+        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
+    }
+    TilesFirstBackward<Problem, Tile>(a).run(block);
+}
+
+}  // namespace causal_conv1d
+}  // namespace causeway
