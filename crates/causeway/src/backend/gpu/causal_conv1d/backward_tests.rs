@@ -106,7 +106,7 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
             assert_eq!(number(plan, "tiles") % 2, 0, "{plan}");
             assert_eq!(plan.constant("whole_rows") == "true", pieces == 1, "{plan}");
             let waves = number(plan, "waves_per_channel");
-            assert!(waves.is_power_of_two() && waves % pieces == 0, "{plan}");
+            assert!(waves.is_power_of_two() && waves.is_multiple_of(pieces), "{plan}");
             u64::from(plan.block[0] / facts.wave_size) / waves
         }
         "causal_conv1d_backward_channel_first" => {

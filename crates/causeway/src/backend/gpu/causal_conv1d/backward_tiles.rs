@@ -240,7 +240,7 @@ pub(super) fn tiles_first(
     const AMPLE: u64 = 20;
     /// Tiles of a channel that still leave little for a last round.
     const SHORT: u64 = 8;
-    if tiles % 2 != 0 || tiles == 0 {
+    if !tiles.is_multiple_of(2) || tiles == 0 {
         return None;
     }
     let wanted = 1u64 << (multiprocessors * ENOUGH / dim).clamp(1, MOST).ilog2();
