@@ -249,9 +249,19 @@ impl Planner<'_> {
             None => constants,
         };
         let crowded = self.is_checked() && width <= 4 && tiles > 1 && !shifted && access == PACKET;
-        let resident = match crowded {
-            true => checked.threads().min(self.facts.threads_per_multiprocessor) / tile.threads,
-            false => 1,
+        // On sm_90, two registers more than the 32 that this takes would cost a fifth of the threads.
+        let light = self.element() == 4
+            && self.op.activation == Activation::None
+            && (width <= 4 && tiles > 1 && whole)
+            && !(self.is_checked() || self.has_states)
+            && (self.op.initial_states.is_none() && self.op.residual.is_none())
+            && self.facts.architecture.starts_with("sm_90");
+        let resident = if crowded {
+            checked.threads().min(self.facts.threads_per_multiprocessor) / tile.threads
+        } else if light {
+            self.facts.threads_per_multiprocessor / tile.threads
+        } else {
+            1
         };
         self.tiled(
             &geometry,
