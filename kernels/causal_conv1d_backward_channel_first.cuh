@@ -295,10 +295,9 @@ private:
         // The H gradients to the right: the first ones of the lane to the right, or of the tile before.
 #pragma unroll
         for (int i = 0; i < H; ++i) {
-            const bool stays = edge || (Careful && this->stays(places, i));
-            const float sent = stays ? 0.0f : g[i];
+            const float sent = Careful && this->stays(places, i) ? 0.0f : g[i];
             g[COUNT + i] = shuffle(lane == 0 ? right[i] : sent, right_lane);
-            right[i] = sent;
+            right[i] = edge ? 0.0f : sent;
         }
         if constexpr (Careful && PLACES) {
             float reaching[W];  // the gradients that reach a position
