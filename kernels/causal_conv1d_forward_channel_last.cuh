@@ -85,12 +85,13 @@ template <class Problem, class Tile> struct LastThread {
     }
 
     // What row t must not read, a bit for each step back: rows of another index; bit 0: it is padding. Before a sequence stand
-    // its initial states, which carry the index of its first row.
+    // its initial states, which carry the index of its first row. Boundaries in memory may be wrong: no index is read
+    // behind row t.
     CAUSEWAY_DEVICE u32 cut_taps(i32 t, i32 start) const {
         const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
         u32 own[WIDTH];
 #pragma unroll
-        for (int back = 0; back < WIDTH; ++back) own[back] = load<4>(indices + maximum(t - back, start)).word[0];
+        for (int back = 0; back < WIDTH; ++back) own[back] = load<4>(indices + maximum(t - back, minimum(start, t))).word[0];
         u32 cut = own[0] >> 31;
 #pragma unroll
         for (int back = 1; back < WIDTH; ++back) cut |= (u32)(own[back] != own[0]) << back;

@@ -193,7 +193,8 @@ template <class Problem> struct ChannelRow {
         if constexpr (Problem::seq_idx) {
 #pragma unroll
             for (int back = 0; back < WIDTH; ++back) {
-                const i32 from = maximum(t - back, back == 0 ? t : span.start);
+                // Boundaries in memory may be wrong: no index is read behind position t.
+                const i32 from = maximum(t - back, minimum(span.start, t));
                 own[back] = load_if<4>(wanted, indices() + from).word[0];
             }
         }

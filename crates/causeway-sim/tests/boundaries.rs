@@ -1,0 +1,272 @@
+//! Boundaries that are wrong. Those in host memory are checked; those in a GPU's memory are not, since that would wait for
+//! the GPU. Results are then wrong as well, but a kernel must end, and touch nothing outside of its tensors.
+//!
+//! Each tensor ends, or begins, at a page that nobody may touch, so that a wrong access ends the process. `--nocapture` shows
+//! in which case.
+#![cfg(unix)]
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::Arc;
+
+use causeway::backend::gpu::Executor;
+use causeway::backend::gpu::plan::{DeviceFacts, Plan};
+use causeway::causal_conv1d::{Activation, Backward, Forward};
+use causeway::{Device, Error, TensorMut, TensorRef};
+use causeway_sim::{Edit, Simulator};
+use half::bf16;
+
+const DIM: i64 = 24;
+const SEQUENCES: i64 = 5;
+
+/// Which end of a tensor lies at a page that nobody may touch.
+#[derive(Debug, Clone, Copy)]
+enum Guard {
+    Before,
+    Behind,
+}
+
+/// Memory of exactly so many elements, with such pages around it.
+struct Guarded<T> {
+    mapping: *mut libc::c_void,
+    bytes: usize,
+    first: *mut T,
+    count: usize,
+}
+
+impl<T: Copy> Guarded<T> {
+    fn new(guard: Guard, values: impl ExactSizeIterator<Item = T>) -> Self {
+        // SAFETY: asks for a number.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        let count = values.len();
+        let used = (count * size_of::<T>()).next_multiple_of(page);
+        let bytes = used + 2 * page;
+        // SAFETY: a new mapping at an address that the system chooses.
+        let mapping = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANON,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(mapping, libc::MAP_FAILED);
+        // SAFETY: whole pages inside the mapping, between its first and its last.
+        let granted =
+            unsafe { libc::mprotect(mapping.byte_add(page), used, libc::PROT_READ | libc::PROT_WRITE) };
+        assert_eq!(granted, 0);
+        let skipped = match guard {
+            Guard::Before => 0,
+            Guard::Behind => used - count * size_of::<T>(),
+        };
+        // SAFETY: inside the mapping; pages are aligned for every T, and so is a multiple of its size before their end.
+        let first: *mut T = unsafe { mapping.byte_add(page + skipped) }.cast();
+        for (i, value) in values.enumerate() {
+            // SAFETY: element i of `count`, all of which lie in pages that may be written.
+            unsafe { first.add(i).write(value) };
+        }
+        Guarded { mapping, bytes, first, count }
+    }
+
+    fn slice(&self) -> &[T] {
+        // SAFETY: `count` elements, which `new` has written, and nobody else holds.
+        unsafe { std::slice::from_raw_parts(self.first, self.count) }
+    }
+
+    fn slice_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.first, self.count) }
+    }
+}
+
+impl<T> Drop for Guarded<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `new` has made; no slice of it outlives `self`.
+        unsafe { libc::munmap(self.mapping, self.bytes) };
+    }
+}
+
+/// A simulated device on which kernels find other boundaries than the ones that were checked.
+#[derive(Debug)]
+struct Exchanged {
+    simulator: Arc<Simulator>,
+    checked: u64,
+    found: u64,
+}
+
+impl Executor for Exchanged {
+    fn name(&self) -> String {
+        self.simulator.name()
+    }
+
+    fn facts(&self) -> &DeviceFacts {
+        self.simulator.facts()
+    }
+
+    unsafe fn execute(&self, plan: &Plan) -> Result<(), Error> {
+        let mut arguments = plan.arguments.clone();
+        let words = arguments.as_chunks_mut::<8>().0.iter_mut();
+        let mut exchanged = 0;
+        for word in words.filter(|word| u64::from_ne_bytes(**word) == self.checked) {
+            *word = self.found.to_ne_bytes();
+            exchanged += 1;
+        }
+        assert_eq!(exchanged, 1, "the address of the boundaries: {plan}");
+        // SAFETY: the caller's, and the other boundaries are as many and outlive the call.
+        unsafe { self.simulator.execute(&Plan { arguments, ..plan.clone() }) }
+    }
+}
+
+/// What varies besides the boundaries.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    device: &'static str,
+    seqlen: i64,
+    /// Of x, y and their gradients.
+    strides: fn(i64) -> [i64; 3],
+    width: i64,
+    seq_idx: bool,
+    states: bool,
+}
+
+fn channel_first(seqlen: i64) -> [i64; 3] {
+    [DIM * seqlen, seqlen, 1]
+}
+
+fn channel_last(seqlen: i64) -> [i64; 3] {
+    [DIM * seqlen, 1, DIM]
+}
+
+fn every_third(seqlen: i64) -> [i64; 3] {
+    [3 * DIM * seqlen, 3 * seqlen, 3]
+}
+
+/// Boundaries of five sequences in a row of `seqlen` positions, as no check would let them pass.
+fn wrong(seqlen: i32) -> [[i32; 6]; 7] {
+    [
+        [seqlen; 6],
+        [5, 60, 100, 100, 150, seqlen],
+        [0, 150, 20, 100, 90, seqlen],
+        [-7, i32::MIN, i32::MAX, 3 * seqlen, -1, 10 * seqlen],
+        [seqlen, 100, 50, 49, 2, 0],
+        [0, 10, 10, 11, 12, 20],
+        [0; 6],
+    ]
+}
+
+fn run(case: &Case, simulator: &Arc<Simulator>, guard: Guard, wrong: [i32; 6]) {
+    let Case { seqlen, width, .. } = *case;
+    let (shape, strides) = ([1, DIM, seqlen], (case.strides)(seqlen));
+    let elements = strides[1].max(strides[2]) * if strides[1] > strides[2] { DIM - 1 } else { seqlen - 1 }
+        + strides[1].min(strides[2]) * if strides[1] > strides[2] { seqlen - 1 } else { DIM - 1 }
+        + 1;
+    let numbers = |count: i64| {
+        Guarded::new(guard, (0..count as usize).map(|i| bf16::from_f32((i % 17) as f32 * 0.125 - 1.0)))
+    };
+    let x = numbers(elements);
+    let dy = numbers(elements);
+    let (mut y, mut dx) = (numbers(elements), numbers(elements));
+    let weight = numbers(DIM * width);
+    let mut dweight = numbers(DIM * width);
+    let (bias, mut dbias) = (numbers(DIM), numbers(DIM));
+    let states_shape = [SEQUENCES, DIM, width - 1];
+    let states = || numbers(states_shape.iter().product());
+    let (initial, dfinal, mut last, mut dinitial) = (states(), states(), states(), states());
+    let indices =
+        Guarded::new(guard, (0..seqlen as usize).map(|t| if t % 50 == 3 { -1 } else { t as i32 / 37 }));
+    let checked = Guarded::new(guard, [0, 40, 41, 41, 180, seqlen as i32].into_iter());
+    let found = Guarded::new(guard, wrong.into_iter());
+
+    let read = |data| TensorRef::strided(data, 0, &shape, &strides).unwrap();
+    let dense = |data, shape: &[i64]| TensorRef::new::<bf16>(data, shape).unwrap();
+    let boundaries = TensorRef::new(checked.slice(), &[SEQUENCES + 1]).unwrap();
+    let seq_idx = case.seq_idx.then(|| TensorRef::new(indices.slice(), &[1, seqlen]).unwrap());
+    let initial_states = case.states.then(|| dense(initial.slice(), &states_shape));
+    let device = Device::Simulated(Arc::new(Exchanged {
+        simulator: Arc::clone(simulator),
+        checked: checked.first as u64,
+        found: found.first as u64,
+    }));
+    let mut forward = Forward {
+        x: read(x.slice()),
+        weight: dense(weight.slice(), &[DIM, width]),
+        bias: Some(dense(bias.slice(), &[DIM])),
+        initial_states,
+        seq_idx,
+        cu_seqlens: Some(boundaries),
+        residual: None,
+        activation: Activation::Silu,
+        y: TensorMut::strided(y.slice_mut(), 0, &shape, &strides).unwrap(),
+        final_states: case.states.then(|| TensorMut::new(last.slice_mut(), &states_shape).unwrap()),
+    };
+    forward.run(&device).unwrap();
+    let mut backward = Backward {
+        x: read(x.slice()),
+        weight: dense(weight.slice(), &[DIM, width]),
+        bias: Some(dense(bias.slice(), &[DIM])),
+        dy: read(dy.slice()),
+        initial_states,
+        seq_idx,
+        cu_seqlens: Some(boundaries),
+        dfinal_states: case.states.then(|| dense(dfinal.slice(), &states_shape)),
+        activation: Activation::Silu,
+        dx: TensorMut::strided(dx.slice_mut(), 0, &shape, &strides).unwrap(),
+        dweight: TensorMut::new(dweight.slice_mut(), &[DIM, width]).unwrap(),
+        dbias: Some(TensorMut::new(dbias.slice_mut(), &[DIM]).unwrap()),
+        dinitial_states: case.states.then(|| TensorMut::new(dinitial.slice_mut(), &states_shape).unwrap()),
+    };
+    backward.run(&device).unwrap();
+}
+
+const BASE: Case =
+    Case { device: "sim:32", seqlen: 304, strides: channel_first, width: 4, seq_idx: true, states: true };
+
+#[test]
+fn kernels_stay_in_their_tensors_whatever_boundaries_say() {
+    let table = [
+        BASE,
+        Case { device: "sim:64", ..BASE },
+        Case { device: "sim:sm_80", seqlen: 2048, ..BASE },
+        Case { seqlen: 301, ..BASE },
+        Case { width: 8, ..BASE },
+        Case { seq_idx: false, ..BASE },
+        Case { states: false, ..BASE },
+        Case { strides: channel_last, ..BASE },
+        Case { strides: channel_last, device: "sim:64", ..BASE },
+        Case { strides: channel_last, seq_idx: false, ..BASE },
+        Case { strides: channel_last, states: false, ..BASE },
+        Case { strides: every_third, ..BASE },
+    ];
+    for case in table {
+        let simulator = Arc::new(Simulator::open(case.device).unwrap());
+        for boundaries in wrong(case.seqlen as i32) {
+            for guard in [Guard::Before, Guard::Behind] {
+                println!("{case:?} {boundaries:?} {guard:?}");
+                run(&case, &simulator, guard, boundaries);
+            }
+        }
+    }
+}
+
+/// A kernel that believes boundaries: the child of the test below.
+#[test]
+#[ignore = "ends the process"]
+fn a_kernel_that_leaves_its_tensors() {
+    let edit = Edit {
+        right: "maximum(t - back, minimum(start, t))".to_string(),
+        wrong: "maximum(t - back, start)".to_string(),
+    };
+    let simulator = Arc::new(Simulator::open(BASE.device).unwrap().with_edit(edit));
+    let case = Case { strides: channel_last, ..BASE };
+    run(&case, &simulator, Guard::Behind, [case.seqlen as i32; 6]);
+}
+
+#[test]
+fn a_kernel_that_leaves_its_tensors_ends_the_process() {
+    let test = ["--exact", "a_kernel_that_leaves_its_tensors", "--ignored"];
+    let output = Command::new(std::env::current_exe().unwrap()).args(test).output().unwrap();
+    let signal = output.status.signal();
+    assert!(matches!(signal, Some(libc::SIGSEGV | libc::SIGBUS)), "{output:?}");
+}
