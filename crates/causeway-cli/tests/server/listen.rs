@@ -228,9 +228,10 @@ fn names_that_no_socket_can_have_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let within = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
     let long = within(&"a".repeat(200));
-    for (path, sentence) in
-        [(&long, format!("it has {} bytes", long.len())), (&within("absent/s"), "No such file".to_string())]
-    {
+    for (path, sentence) in [
+        (&long, format!("its name has {} bytes", long.len())),
+        (&within("absent/s"), "No such file".to_string()),
+    ] {
         let output = spawn(Path::new(path)).wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{said}");

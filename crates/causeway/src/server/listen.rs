@@ -38,16 +38,12 @@ impl Listener {
     /// [`ErrorKind::AddrInUse`] if a server answers there, [`ErrorKind::AlreadyExists`] if something else than a socket
     /// has the name, or what the operating system says.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        if let Err(error) = std::os::unix::net::SocketAddr::from_pathname(path) {
-            let bytes = path.as_os_str().len();
-            let message = format!("{error}: it has {bytes} bytes, and a socket's name about 100 at most");
-            return Err(io::Error::new(error.kind(), message));
-        }
-        remove_left_behind(path)?;
         // The socket is made in a directory that nobody else can enter, and gets its mode and its place after that:
         // it is never open to others.
         let directory =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        check_length(path, directory)?;
+        remove_left_behind(path)?;
         // A directory that is not there is named by the system.
         std::fs::metadata(directory)?;
         let private = tempfile::Builder::new()
@@ -208,6 +204,27 @@ impl Drop for Place {
     }
 }
 
+/// A socket's address has little room, and this one has two names: its own, and the one under which it is made.
+fn check_length(path: &Path, directory: &Path) -> io::Result<()> {
+    /// Bytes of an address without the zero at its end.
+    const LONGEST: usize = if cfg!(any(target_os = "linux", target_os = "android")) { 107 } else { 103 };
+    let made = Path::new("/").join([PRIVATE.0, "xxxxxx"].concat()).join(PRIVATE.1);
+    let length = |path: &Path| path.as_os_str().len();
+    for (what, named, most) in
+        [("name", path, LONGEST), ("directory's name", directory, LONGEST - length(&made))]
+    {
+        if length(named) > most {
+            let bytes = length(named);
+            let message = format!(
+                "its {what} has {bytes} bytes, and may have {most}: choose a shorter one, as in /tmp"
+            );
+            return Err(io::Error::new(ErrorKind::InvalidInput, message));
+        }
+    }
+    // Whatever else an address cannot hold.
+    std::os::unix::net::SocketAddr::from_pathname(path).map(|_| ())
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -256,6 +273,35 @@ mod tests {
         assert!(UnixStream::connect(&path).is_ok());
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn names_that_an_address_has_no_room_for_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let most = if cfg!(target_os = "linux") { 107 } else { 103 };
+        // Bytes of the directory's name and of the socket's, and whether both of its names fit.
+        let made = "/.causeway-xxxxxx/s".len();
+        let table = [
+            (most - made, 1, true),
+            (most - made + 1, 1, false),
+            (60, most - 61, true),
+            (60, most - 60, false),
+        ];
+        for (bytes, socket, fits) in table {
+            let within = directory.path().join("d".repeat(bytes - directory.path().as_os_str().len() - 1));
+            std::fs::create_dir_all(&within).unwrap();
+            let path = within.join("s".repeat(socket));
+            match Listener::bind(&path) {
+                Ok(_) => assert!(fits, "{bytes} {socket}"),
+                Err(error) => {
+                    let message = error.to_string();
+                    assert!(!fits, "{bytes} {socket}: {message}");
+                    let counted = if socket == 1 { bytes } else { bytes + 1 + socket };
+                    assert!(message.contains(&format!("has {counted} bytes")), "{message}");
+                    assert_eq!(std::fs::read_dir(&within).unwrap().count(), 0);
+                }
+            }
+        }
     }
 
     #[test]
