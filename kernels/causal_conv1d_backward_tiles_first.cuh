@@ -33,7 +33,8 @@ template <class Problem, class Tile> class TilesFirstBackward {
     static constexpr int HALO_BYTES = H * SIZE <= 4 ? 4 : H * SIZE <= 8 ? 8 : 16;
     static constexpr u32 TILE_BYTES = WAVE_SIZE * 16, RING = STAGES * TILE_BYTES;
     static constexpr u32 SUMS_AT = WAVES * 2 * RING;
-    static_assert(!PACKED<Problem> && !Problem::seq_idx && !Problem::initial_states && !Problem::dfinal_states, "plain rows");
+    static_assert(!PACKED<Problem> && !Problem::seq_idx, "plain rows");
+    static_assert(!Problem::initial_states && !Problem::dinitial_states && !Problem::dfinal_states, "plain rows");
     static_assert(H <= COUNT && SUMS <= 8, "near neighbours, few sums");
 
 public:
@@ -248,11 +249,7 @@ private:
 };
 
 template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_tiles_first(const BackwardArguments& a) {
-    const u32 block = block_index<0>();
-    if constexpr (Problem::dinitial_states) {
-        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
-    }
-    TilesFirstBackward<Problem, Tile>(a).run(block);
+    TilesFirstBackward<Problem, Tile>(a).run(block_index<0>());
 }
 
 }  // namespace causal_conv1d

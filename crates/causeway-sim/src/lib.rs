@@ -124,8 +124,10 @@ impl Settings {
 
 /// A device with few multiprocessors, so that small shapes are split over blocks as large ones are on a real device.
 fn small(wave_size: u32) -> DeviceFacts {
-    let (vendor, architecture) =
-        if wave_size == 32 { (Vendor::Nvidia, "sm_80") } else { (Vendor::Amd, "gfx90a") };
+    let (vendor, architecture, shared) = match wave_size {
+        32 => (Vendor::Nvidia, "sm_80", 164 << 10),
+        _ => (Vendor::Amd, "gfx90a", 64 << 10),
+    };
     DeviceFacts {
         vendor,
         architecture: architecture.to_string(),
@@ -133,7 +135,7 @@ fn small(wave_size: u32) -> DeviceFacts {
         wave_size,
         threads_per_multiprocessor: 2048,
         registers_per_multiprocessor: 65_536,
-        shared_per_multiprocessor: 65_536,
+        shared_per_multiprocessor: shared,
         shared_per_block: 65_536,
         l2_bytes: 1 << 20,
     }

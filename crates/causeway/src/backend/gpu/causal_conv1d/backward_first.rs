@@ -2,7 +2,7 @@
 //! packet per thread.
 
 use super::backward::{Launch, Planner};
-use super::backward_tiles::{self, FirstCall, OVERFULL_THREADS};
+use super::backward_tiles::{self, FirstCall, OVERFULL_THREADS, Room, SHARED_RESERVED};
 use super::{Constants, PACKET, View, power_of_two_in, takes_more_registers, weight_access};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
@@ -75,8 +75,7 @@ impl Planner<'_> {
         let walkers = per_channel * parts;
         let pieces = walkers.div_ceil(batch as u64).min(most_pieces);
         let steps = |unroll: u64| tiles.div_ceil(pieces).next_multiple_of(unroll);
-        // Two tiles per step, where a piece has an even number of them or splits a row anyway. Indices take registers and shared
-        // memory for that.
+        // Two tiles per step, where a piece has an even number of them. Indices take registers and shared memory for that.
         let few_options = !careful
             || !(ragged || has_states || self.boundaries().is_some())
                 && width <= 4
@@ -132,20 +131,22 @@ impl Planner<'_> {
     /// Shared memory that keeps more than `resident` blocks off a multiprocessor, where they should not crowd it: with
     /// a few more, a grid of two rounds becomes one round and a poorly filled second. Within what is granted unasked.
     fn crowding_limit(&self, crowded: bool, resident: u32) -> u32 {
-        const RESERVED: u32 = 1 << 10;
         const GRANTED: u32 = 48 << 10;
         if crowded || self.facts.vendor != Vendor::Nvidia {
             return 0;
         }
-        (self.facts.shared_per_multiprocessor / (resident + 1)).saturating_sub(RESERVED).min(GRANTED - 1) + 1
+        self.share(resident + 1).min(GRANTED - 1) + 1
     }
 
     /// Shared memory of which a multiprocessor has enough for `resident` blocks and no more: blocks that come early would crowd
     /// those that are free first.
     fn alone(&self, resident: u32) -> u32 {
-        const RESERVED: u32 = 1 << 10;
-        let share = self.facts.shared_per_multiprocessor / (resident + 1);
-        (share.saturating_sub(RESERVED) + 16).min(self.facts.shared_per_block)
+        (self.share(resident + 1) + 16).min(self.facts.shared_per_block)
+    }
+
+    /// The most shared memory with which `blocks` fit on a multiprocessor.
+    fn share(&self, blocks: u32) -> u32 {
+        (self.facts.shared_per_multiprocessor / blocks).saturating_sub(SHARED_RESERVED)
     }
 
     /// The widest packet for which x, dy and dx have the same residue at every row: after moving the rows' starts
@@ -229,12 +230,12 @@ impl Planner<'_> {
             return None;
         }
         let tiles = row_bytes / u64::from(tile_bytes);
-        let multiprocessors = u64::from(self.facts.multiprocessors);
-        let cut =
-            backward_tiles::tiles_first(batch as u64, dim as u64, tiles, self.element(), multiprocessors)?;
+        let wave_shared = 2 * STAGES * tile_bytes + self.sums_per_channel() as u32 * 4;
+        let room = Room::of(self.facts, wave_shared);
+        let cut = backward_tiles::tiles_first(batch as u64, dim as u64, tiles, self.element(), room)?;
         let waves = cut.threads / self.facts.wave_size;
         let channels = u64::from(waves) / cut.waves;
-        let shared = waves * (2 * STAGES * tile_bytes + self.sums_per_channel() as u32 * 4);
+        let shared = waves * wave_shared;
         Some(Launch {
             header: "causal_conv1d_backward_tiles_first.cuh",
             entry: "causal_conv1d_backward_tiles_first",

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Error;
+use crate::backend::gpu::compiler::Target;
 use crate::tensor::{DType, Location, TensorMut};
 
 const X: u64 = 0x100_0000;
@@ -63,6 +64,10 @@ fn planned_for(op: &Backward<'_>, facts: &DeviceFacts) -> Plan {
 
 fn planned(op: &Backward<'_>) -> Plan {
     planned_for(op, &DeviceFacts::h200())
+}
+
+fn of_architecture(name: &str) -> DeviceFacts {
+    DeviceFacts::of_target(&Target::parse(name).unwrap())
 }
 
 fn number(plan: &Plan, name: &str) -> u64 {
@@ -254,6 +259,23 @@ fn waves_of_tiles_take_rows_first_and_pieces_where_rows_are_few() {
         let fit = 233_472 / (plan.shared_bytes + 1024);
         assert_eq!(fit == expected.1, expected.2, "{plan}");
     }
+    // Where all blocks begin at once, they fit, whatever a multiprocessor has; with less shared memory, fewer do.
+    for facts in ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"].map(of_architecture) {
+        for (dim, seqlen) in [(256, 4096), (1024, 512), (2048, 512), (4096, 512), (4608, 512)] {
+            let op = call(DType::BF16, [4, dim, seqlen], first([4, dim, seqlen]), 4);
+            let plan = planned_for(&op, &facts);
+            if plan.entry != "causal_conv1d_backward_tiles_first" {
+                continue;
+            }
+            let fit = (facts.shared_per_multiprocessor / (plan.shared_bytes + 1024))
+                .min(facts.threads_per_multiprocessor / plan.block[0]);
+            let each = plan.grid[0].div_ceil(facts.multiprocessors);
+            assert!(!plan.begins_early || each <= fit, "{facts:?}: {plan}");
+        }
+    }
+    let wide = [4, 4096, 512];
+    let wide = planned_for(&call(DType::BF16, wide, first(wide), 4), &of_architecture("sm_89"));
+    assert!(wide.instantiation.contains("CAUSEWAY_KERNEL(128, 5)") && !wide.begins_early, "{wide}");
     // Three tiles, two whole ones between others, and long channels in several rounds.
     for shape in [[8, 2048, 768], [8, 2048, 520], [2, 5120, 4096]] {
         let plan = planned(&call(DType::BF16, shape, first(shape), 4));

@@ -1,5 +1,7 @@
 //! Tile sizes of the backward kernels, measured on an H200 (docs/kernels/backward.md).
 
+use crate::backend::gpu::plan::DeviceFacts;
+
 /// Segments, or pieces of rows, are numbered in 31 bits with room for this many steps past the last.
 pub(super) const MOST_STEPS: u64 = 8;
 
@@ -204,6 +206,9 @@ pub(super) fn is_short_first(width: i64, elements: u64) -> bool {
     width <= 4 && elements <= 32 << 10
 }
 
+/// Shared memory that a multiprocessor sets aside for each block.
+pub(super) const SHARED_RESERVED: u32 = 1 << 10;
+
 /// What the kernel of many waves walks: a wave of a channel takes the same piece of several rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TilesFirst {
@@ -224,26 +229,49 @@ pub(super) fn is_tiles_first(width: i64, element: u32, elements: u64) -> bool {
     width <= 4 && elements > if element == 2 { 16 << 10 } else { 32 << 10 }
 }
 
-/// How `dim` channels of `batch` rows of `tiles` tiles are cut for it. None where a row is not an even number of tiles, and
-/// where the walk has measured faster.
-pub(super) fn tiles_first(
-    batch: u64,
-    dim: u64,
-    tiles: u64,
-    element: u32,
-    multiprocessors: u64,
-) -> Option<TilesFirst> {
+/// What one multiprocessor has for it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    pub multiprocessors: u64,
+    /// Threads of a wave.
+    pub wave_size: u64,
+    /// Waves whose registers, threads and shared memory fit.
+    pub waves: u64,
+}
+
+impl Room {
+    /// `shared` is what each wave asks for.
+    pub(super) fn of(facts: &DeviceFacts, shared: u32) -> Self {
+        /// Vector registers of a thread, which the blocks that should fit bring about.
+        const REGISTERS: u32 = 64;
+        let threads = facts.threads_per_multiprocessor.min(facts.registers_per_multiprocessor / REGISTERS);
+        // The smallest block has four waves.
+        let each = shared + SHARED_RESERVED.div_ceil(LEAST_WAVES);
+        Room {
+            multiprocessors: u64::from(facts.multiprocessors.max(1)),
+            wave_size: u64::from(facts.wave_size),
+            waves: u64::from((threads / facts.wave_size).min(facts.shared_per_multiprocessor / each)),
+        }
+    }
+}
+
+/// Fewest waves of its blocks.
+const LEAST_WAVES: u32 = 4;
+
+/// How `dim` channels of `batch` rows of `tiles` tiles are cut for it. None where a row is not an even number of tiles, where
+/// a multiprocessor has too little room, and where the walk has measured faster.
+pub(super) fn tiles_first(batch: u64, dim: u64, tiles: u64, element: u32, room: Room) -> Option<TilesFirst> {
     /// Waves of a multiprocessor that fetch enough: with more, each has less to do between its start and its end.
     const ENOUGH: u64 = 16;
-    /// Waves of a multiprocessor that registers allow, and with how many they are ample.
-    const MOST: u64 = 32;
-    const AMPLE: u64 = 20;
+    let Room { multiprocessors, wave_size, waves: most } = room;
+    // With how many waves registers are ample.
+    let ample = most.min(20);
     /// Tiles of a channel that still leave little for a last round.
     const SHORT: u64 = 8;
-    if !tiles.is_multiple_of(2) || tiles == 0 {
+    if !tiles.is_multiple_of(2) || tiles == 0 || most < ENOUGH {
         return None;
     }
-    let wanted = 1u64 << (multiprocessors * ENOUGH / dim).clamp(1, MOST).ilog2();
+    let wanted = 1u64 << (multiprocessors * ENOUGH / dim).clamp(1, most).ilog2();
     // What the busiest wave does, in half tiles: a piece pays for its ends.
     let longest = |pieces: u64| {
         let rows = batch.div_ceil(wanted / pieces);
@@ -252,21 +280,27 @@ pub(super) fn tiles_first(
     let pieces = (0..=wanted.ilog2().min((tiles / 2).trailing_zeros())).map(|power| 1u64 << power);
     let pieces = pieces.min_by_key(|&pieces| longest(pieces)).unwrap_or(1);
     let waves = wanted.min(pieces * batch.next_power_of_two());
-    let block = waves.max(4);
+    let block = waves.max(u64::from(LEAST_WAVES));
     let blocks = (dim * waves).div_ceil(block);
     let each = blocks.div_ceil(multiprocessors);
-    let one_round = each * block <= MOST;
-    if element == 4 && each * block > AMPLE || !one_round && batch * tiles > SHORT {
+    let one_round = each * block <= most;
+    if element == 4 && each * block > ample || !one_round && batch * tiles > SHORT {
         return None;
     }
     // In several rounds, with whichever number of waves the last one is fuller.
     let places = |resident: u64| blocks.div_ceil(multiprocessors * (resident / block)) * (resident / block);
     let resident = match one_round {
         true => each,
-        false if places(MOST) < places(AMPLE) => MOST / block,
-        false => AMPLE / block,
+        false if places(most) < places(ample) => most / block,
+        false => ample / block,
     };
-    Some(TilesFirst { threads: block as u32 * 32, resident: resident as u32, one_round, waves, pieces })
+    Some(TilesFirst {
+        threads: (block * wave_size) as u32,
+        resident: resident as u32,
+        one_round,
+        waves,
+        pieces,
+    })
 }
 
 /// What a block of the short channel-last kernel does.
