@@ -1,4 +1,4 @@
-// What the three backward kernels share: their arguments, and the gradient of initial_states.
+// What the backward kernels share: their arguments, and the gradient of initial_states.
 //
 //   g            = dy · act'(pre)              pre[t] = bias + Σ_j weight[W-1-j] · x[t-j], recomputed
 //   dx[t]        = Σ_j weight[W-1-j] · g[t+j]  (+ dfinal_states at the last W-1 positions of a sequence)
@@ -8,10 +8,13 @@
 // weight[W-1-j]. W is the width.
 //
 //   causal_conv1d_backward_channel_last.cuh    stride 1 along dim: a thread walks down a segment of rows
+//   causal_conv1d_backward_short_last.cuh      the same where a call is small: a thread has few rows, all in registers
 //   causal_conv1d_backward_channel_first.cuh   stride 1 along seqlen: a wave walks a row from its end
+//   causal_conv1d_backward_tiles_first.cuh     the same in plain calls whose rows are whole tiles: more waves, fewer registers
+//   causal_conv1d_backward_short_first.cuh     the same where a call is small: a packet per thread
 //   causal_conv1d_backward_general.cuh         any strides, any width
 //
-// All three write dx, dweight and dbias in one launch. Sums over positions that several blocks share go through the
+// Each writes dx, dweight and dbias in one launch. Sums over positions that several blocks share go through the
 // workspace in a fixed order (reduction.cuh), so results do not depend on which block runs first. The last blocks of
 // the grid write dinitial_states (below).
 #pragma once

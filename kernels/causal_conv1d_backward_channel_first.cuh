@@ -17,8 +17,8 @@
 // and dx. Packets at both ends then hold foreign elements, which are masked; the read is within the tensor's memory
 // except for its first and last packet, which are gathered by element.
 //
-// A tile that touches an end of its row, a boundary between sequences or a change of seq_idx takes the careful path;
-// all others take the straight one.
+// A tile that touches an end of its row, or a boundary between sequences or a change of seq_idx inside it, takes the careful
+// path; all others take the straight one. A careful tile in which an index may come back takes a path of its own.
 //
 // Cost per element: bytes: x, dy and dx once. Instructions, W = 4, SiLU, 16 bit: 24.5 as channel-last, + (5 shuffles,
 // 5 selects, 20 for addresses and loop) / COUNT.
@@ -31,7 +31,7 @@ namespace causal_conv1d {
 // Tile: as in ChannelFirstPlaces.
 template <class Problem, class Tile> class ChannelFirstBackward : ChannelFirstTiles<Problem, Tile> {
     using Base = ChannelFirstTiles<Problem, Tile>;
-    using typename Base::Indices, typename Base::Places, typename Base::Ring, typename Base::X;
+    using typename Base::Exact, typename Base::Indices, typename Base::Places, typename Base::Ring, typename Base::X;
     using Base::a, Base::channel, Base::computing, Base::dy_channel, Base::fetch_job, Base::index_row, Base::job_step;
     using Base::jobs, Base::lane, Base::left_lane, Base::right_lane, Base::seqlen, Base::states, Base::states_ahead;
     using Base::before_row, Base::enter_sequences, Base::fetch, Base::fetch_piece, Base::final_state_gradient;
@@ -202,7 +202,7 @@ private:
 
     // ---- one tile --------------------------------------------------------------------------------------------------
 
-    // Exact: indices come back (see Places).
+    // EXACT: indices are compared tap by tap (see Places).
     enum Path { STRAIGHT, CAREFUL, EXACT };
 
     template <Path Way>
@@ -243,6 +243,8 @@ private:
             for (int i = 0; i < STEP; ++i) d[p * STEP + i] = part[i];
         }
 
+        Exact exact;
+        if constexpr (Way == EXACT) this->find_exact(exact, places, u - computing.shift);
         float begun[COUNT];  // what dx starts from
         if constexpr (Careful) {
             mask(values, d, u);
@@ -252,7 +254,7 @@ private:
                 // What stands at padding is selected away: 0 · NaN would be NaN.
 #pragma unroll
                 for (int v = 0; v < COUNT; ++v) {
-                    const bool padding = this->template cuts<false>(places, v, 0);
+                    const bool padding = this->cuts(places, v, 0);
                     values[H + v] = padding ? 0.0f : values[H + v];
                     d[v] = padding ? 0.0f : d[v];
                 }
@@ -278,7 +280,7 @@ private:
 #pragma unroll
                 for (int j = 0; j < W; ++j) {
                     taps[j] = ROLLED && j > 0 ? window[j] : values[H + v - j];
-                    if constexpr (Way == EXACT) taps[j] = this->exact_tap(places, values, v, j);
+                    if constexpr (Way == EXACT) taps[j] = this->exact_tap(places, exact, values, v, j);
                 }
                 float pre = bias;
                 if constexpr (Problem::silu) {
@@ -305,14 +307,14 @@ private:
             for (int v = COUNT - 1; v >= 0; --v) {
                 // Between lanes, boundaries have been seen to.
                 if constexpr (ROLLED) {
-                    if (v < COUNT - 1) roll(reaching, g[v + 1], this->template cuts<false>(places, v + 1, 1));
+                    if (v < COUNT - 1) roll(reaching, g[v + 1], this->cuts(places, v + 1, 1));
                 }
                 out[v] = multiply_add(weight[0], g[v], begun[v]);
 #pragma unroll
                 for (int j = 1; j < W; ++j) {
                     if (!ROLLED || v == COUNT - 1) reaching[j] = g[v + j];
                     if constexpr (Way == EXACT) {
-                        if (this->template cuts<true>(places, v + j, j)) reaching[j] = 0.0f;
+                        if (this->cuts(places, exact, v + j, j)) reaching[j] = 0.0f;
                     }
                     out[v] = multiply_add(weight[j], reaching[j], out[v]);
                 }

@@ -15,7 +15,7 @@ struct RowPiece {
 };
 
 // Tile: threads of a block; bytes of a packet and packets per lane; lanes that walk a row together, a power of two;
-// ragged (see above); whole_rows (rows are not cut into pieces); full (tiles do not reach past the end of a row); stages,
+// ragged (see causal_conv1d_backward_channel_first.cuh); whole_rows (rows are not cut into pieces); full (tiles do not reach past the end of a row); stages,
 // tiles under way; unroll, tiles of a step, of which a piece has a whole number; waves_per_channel; weight_bytes as in
 // load_parameters; index_bytes, the access that is legal for a lane's indices, which are neighbours along seqlen.
 template <class Problem, class Tile> class ChannelFirstPlaces {
@@ -85,20 +85,24 @@ protected:
     };
 
     // Of a lane's positions, and of those before them that they reach. A tap, and a gradient on its way to dx, is cut by any
-    // boundary that it crosses. Only where indices come back (5 7 5 within a window) that is not so: such a tile is exact, and
-    // compares indices tap by tap. Initial states stand before position `begins` from the lane's first one; a lane has those
+    // boundary that it crosses. Only where indices come back (5 7 5 within a window), or where packed sequences have initial
+    // states, which carry an index too, that is not so: such a tile is exact, and compares indices tap by tap. Initial states stand before position `begins` from the lane's first one; a lane has those
     // of one sequence, unless sequences are very short.
     struct Places {
         u32 cuts = 0;     // bit EDGE + k: something ends before position k, from -EDGE to COUNT - 1; exact: a sequence
         u32 stays = 0;    // likewise, what keeps gradients from moving to the next lane, or tile
         u32 padding = 0;  // bit k: position k is
         bool exact = false, padded = false;  // of the wave
-        i32 indices[Problem::seq_idx ? H + COUNT + H : 1];  // exact: from position -H on
-        u32 denied = 0;   // bit r: position begins + r carries another index than its sequence's initial states
         float initial[PACKED_INITIAL ? H : 1];
         float begun[PACKED_STATES ? COUNT : 1] = {};  // dfinal_states
         i32 begins = FAR;
         bool crowded = false;
+    };
+
+    // What an exact tile asks besides, as long as it is computed.
+    struct Exact {
+        i32 indices[Problem::seq_idx ? H + COUNT + H : 1];  // from position -H on
+        u32 denied = 0;  // bit r: position begins + r carries another index than its sequence's initial states
     };
 
     // Count bits from number `from` of `cuts`.
@@ -192,7 +196,6 @@ protected:
             const bool back = !wave_all(!comes_back<H>(changes));
             places.exact = PACKED_INITIAL || back || right_exact;
             right_exact = back;
-            if (places.exact) find_exact(places, first);
             changes |= places.padding << EDGE;
             if (back) changes = 0;
             places.stays = places.cuts | changes;
@@ -240,16 +243,16 @@ protected:
     }
 
     // The lane's indices and those around them, from memory; and which of its positions do not read initial states.
-    CAUSEWAY_DEVICE void find_exact(Places& places, i32 first) const {
+    CAUSEWAY_DEVICE void find_exact(Exact& exact, const Places& places, i32 first) const {
 #pragma unroll
-        for (int i = 0; i < H + COUNT + H; ++i) places.indices[i] = index_at(first - H + i);
+        for (int i = 0; i < H + COUNT + H; ++i) exact.indices[i] = index_at(first - H + i);
         if constexpr (PACKED_INITIAL) {
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) {
 #pragma unroll
                 for (int back = 0; back < H; ++back) {
-                    const bool differs = places.indices[H + v] < 0 || places.indices[H + v] != places.indices[H + v - back];
-                    if (places.begins == v - back && differs) places.denied |= 1u << back;
+                    const bool differs = exact.indices[H + v] < 0 || exact.indices[H + v] != exact.indices[H + v - back];
+                    if (places.begins == v - back && differs) exact.denied |= 1u << back;
                 }
             }
         }
@@ -261,23 +264,26 @@ protected:
     }
 
     // True where what moves between position v and the one `back` before it is cut off; back 0: position v is padding.
-    template <bool Exact> CAUSEWAY_DEVICE bool cuts(const Places& places, int v, int back) const {
+    CAUSEWAY_DEVICE bool cuts(const Places& places, int v, int back) const {
         if (back == 0) return (places.padding >> v & 1) != 0;
-        bool cut = (places.cuts & cut_bits(v - back + 1, back)) != 0;
-        if constexpr (Exact && Problem::seq_idx) {
-            cut = cut || places.indices[H + v] < 0 || places.indices[H + v - back] != places.indices[H + v];
-        }
-        return cut;
+        return (places.cuts & cut_bits(v - back + 1, back)) != 0;
+    }
+
+    CAUSEWAY_DEVICE bool cuts(const Places& places, const Exact& exact, int v, int back) const {
+        const i32 index = exact.indices[H + v];
+        return cuts(places, v, back) || index < 0 || exact.indices[H + v - back] != index;
     }
 
     // What tap j of position v reads of its row, or of the initial states before its sequence, where boundaries are looked at tap
     // by tap; 0 across a boundary.
-    CAUSEWAY_DEVICE float exact_tap(const Places& places, const float (&values)[H + COUNT], int v, int j) const {
-        float value = j > 0 && cuts<true>(places, v, j) ? 0.0f : values[H + v - j];
+    CAUSEWAY_DEVICE float exact_tap(const Places& places, const Exact& exact, const float (&values)[H + COUNT], int v,
+                                    int j) const {
+        float value = j > 0 && cuts(places, exact, v, j) ? 0.0f : values[H + v - j];
         if constexpr (PACKED_INITIAL) {
 #pragma unroll
-            for (int r = 0; r < j; ++r) {
-                if (places.begins == v - r && (places.denied >> r & 1) == 0) value = places.initial[H + r - j];
+            for (int k = 0; k < H; ++k) {
+                const int r = j - H + k;  // positions since the sequence's first
+                if (r >= 0 && places.begins == v - r && (exact.denied >> r & 1) == 0) value = places.initial[k];
             }
         }
         return value;
@@ -285,7 +291,7 @@ protected:
 
     // Moves a window of what taps read on by one position: `newest` is one step away now. Behind a boundary lie initial states.
     CAUSEWAY_DEVICE void roll_taps(const Places& places, float (&window)[W], float newest, int v) const {
-        const bool boundary = cuts<false>(places, v, 1);
+        const bool boundary = cuts(places, v, 1);
 #pragma unroll
         for (int j = H; j > 0; --j) {
             const float behind = PACKED_INITIAL ? places.initial[PACKED_INITIAL ? H - j : 0] : 0.0f;
@@ -304,7 +310,7 @@ protected:
                 for (int k = 0; k < H; ++k) value = in_row && seqlen - t == H - k ? states.dfinal[k] : value;
             }
             if constexpr (Problem::seq_idx) {
-                if (cuts<false>(places, v, 0)) value = 0.0f;
+                if (cuts(places, v, 0)) value = 0.0f;
             }
         }
         return value;
@@ -365,7 +371,7 @@ protected:
             if constexpr (!WHOLE_ROWS) {
                 while (next < sequences && start < end + H) {
                     right_cuts |= 1u << (start - end);
-                    start = bounds[++next];
+                    start = maximum(bounds[++next], end);
                 }
             }
         }

@@ -13,8 +13,8 @@
 //
 // Tiles are computed as if they belonged to one sequence. The few positions after the start of a packed sequence are computed
 // again afterwards, one per lane, from what was asked for before. With seq_idx a wave asks whether its positions carry more
-// than one index. If so, windows are cut where the index changes (causal_conv1d_taps.cuh); where rows are shifted or an index
-// comes back, positions are computed again, too. Each group computes several rows, so that what has been found out about the
+// than one index. If so, windows are cut where the index changes (causal_conv1d_taps.cuh); where rows are shifted, an index
+// comes back or a halo is longer than a packet, positions are computed again, too. Each group computes several rows, so that what has been found out about the
 // positions serves them all.
 //
 //   struct Tile {
@@ -27,6 +27,7 @@
 //       static constexpr bool shifted = false;   rows start anywhere, but x, y and residual on a common residue
 //       static constexpr bool whole = true;      not shifted, and seqlen is a number of whole packets
 //       static constexpr int weight_bytes = 8;   see load_parameters
+//       static constexpr int index_bytes = 16;   the access that is legal for a thread's indices
 //   };
 #pragma once
 #include "causal_conv1d_forward_rows.cuh"

@@ -88,15 +88,15 @@ CAUSEWAY_DEVICE void store_sums(const Arguments<T>& a, const float (&sums)[T::ti
 }
 
 // Adds the sums of a cluster's blocks, in the order of the blocks, and stores them; each warp of the cluster takes some
-// of the tile's pieces of 8 rows × ACROSS columns.
+// of the tile's pieces of 8 rows × 64 columns.
 template <typename T> CAUSEWAY_DEVICE void combine(const Arguments<T>& a, const Block<T>& block, i32 row, i32 column) {
     using S = Shape<T>;
     static_assert(S::ACROSS == 64, "a lane adds 8 columns of two rows");
-    constexpr u32 ACROSS = T::tile_columns / 64, PIECES = T::tile_rows / 8 * ACROSS;
+    constexpr u32 PIECES_ACROSS = T::tile_columns / 64, PIECES = T::tile_rows / 8 * PIECES_ACROSS;
     const u32 warp = thread_index() / 32, lane = lane_index(), group = lane % 8;
     const u32 to = block.staging(warp);
     for (u32 piece = block.rank * S::WARPS + warp; piece < PIECES; piece += T::cluster * S::WARPS) {
-        const u32 first_row = piece / ACROSS * 8, first_column = piece % ACROSS * 64;
+        const u32 first_row = piece / PIECES_ACROSS * 8, first_column = piece % PIECES_ACROSS * 64;
         float4 parts[T::cluster][4];
 #pragma unroll
         for (u32 rank = 0; rank < T::cluster; ++rank) {

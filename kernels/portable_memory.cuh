@@ -122,8 +122,8 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const vo
 #endif
 }
 
-// As load_if, of 8 bytes or more, and not behind a store that is written after it: where registers are short, the compiler
-// moves loads there that it knows to read no memory of this launch.
+// As load_if, and not behind a store that is written after it: where registers are short, the compiler moves loads there
+// that it knows to read no memory of this launch. Packets of less than 8 bytes need few registers: they are ordinary loads.
 template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_before_stores(bool wanted, const void* address) {
 #if defined(CAUSEWAY_NVIDIA)
     const u32 flag = wanted;
