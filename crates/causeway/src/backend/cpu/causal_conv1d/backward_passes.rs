@@ -12,7 +12,7 @@
 
 use super::registers::{INTERLEAVED, WIDE_LANES};
 use super::rows::{
-    BLOCK, GROUP, MAX_WIDTH, ROWS, Rows, Span, TaskWeights, load_lanes, prefetch_pair, store_lanes,
+    BLOCK, GROUP, MAX_WIDTH, PairAt, ROWS, Rows, Span, TaskWeights, load_lanes, prefetch_pair, store_lanes,
 };
 use crate::backend::cpu::simd::{Lanes, Number, Simd};
 
@@ -80,7 +80,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
             && rows.added[..BLOCK].iter().all(|row| row.is_null());
         for pair in 0..span.pairs {
             let offset = pair * 2 * S::LANES;
-            let column = Column { offset, channel: span.first + offset };
+            let column = PairAt { offset, channel: span.first + offset };
             let sums = sums.as_deref_mut();
             // SAFETY: the caller's promise.
             unsafe {
@@ -112,7 +112,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         &self,
         simd: S,
         rows: &BlockRows<T>,
-        column: Column,
+        column: PairAt,
         waiting: &mut Waiting<T::Accumulator>,
         sums: Option<&mut Sums<T::Accumulator>>,
         passed: &mut Passed<S>,
@@ -149,7 +149,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         &self,
         simd: S,
         rows: &BlockRows<T>,
-        column: Column,
+        column: PairAt,
         passed: &mut Passed<S>,
     ) where
         S: Simd<Scalar = T::Accumulator>,
@@ -202,7 +202,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         &self,
         simd: S,
         rows: &BlockRows<T>,
-        column: Column,
+        column: PairAt,
         waiting: &mut Waiting<T::Accumulator>,
         passed: &mut Passed<S>,
     ) where
@@ -263,7 +263,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         &self,
         simd: S,
         rows: &BlockRows<T>,
-        column: Column,
+        column: PairAt,
         passed: &Passed<S>,
         sums: &mut Sums<T::Accumulator>,
     ) where
@@ -309,7 +309,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         &self,
         simd: S,
         rows: &BlockRows<T>,
-        column: Column,
+        column: PairAt,
         passed: &Passed<S>,
     ) where
         S: Simd<Scalar = T::Accumulator>,
@@ -356,7 +356,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn taps<S>(&self, simd: S, column: Column) -> [[S::Vector; 2]; WIDTH]
+    unsafe fn taps<S>(&self, simd: S, column: PairAt) -> [[S::Vector; 2]; WIDTH]
     where
         S: Simd<Scalar = T::Accumulator>,
     {
@@ -369,15 +369,6 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         }
         taps
     }
-}
-
-/// A pair of vectors of channels.
-#[derive(Clone, Copy)]
-struct Column {
-    /// Its first channel, in the rows that are read.
-    offset: usize,
-    /// The same in the task.
-    channel: usize,
 }
 
 /// What passes over a pair's rows leave for the next one.

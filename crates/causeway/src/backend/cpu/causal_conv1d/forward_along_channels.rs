@@ -4,8 +4,8 @@ use super::forward::Problem;
 use super::partition::Partition;
 use super::registers::{INTERLEAVED, WIDE_LANES};
 use super::rows::{
-    self, BLOCK, Destination, Finished, GROUP, HistoryRows, MAX_WIDTH, ROWS, Rows, Span, Tail, TaskWeights,
-    Weights, load_lanes, prefetch_pair,
+    self, BLOCK, Destination, Finished, GROUP, HistoryRows, MAX_WIDTH, PairAt, ROWS, Rows, Span, Tail,
+    TaskWeights, Weights, load_lanes, prefetch_pair,
 };
 use super::sequences::Piece;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
@@ -141,7 +141,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         let mut sums = [[simd.splat(T::Accumulator::ZERO); 2]; BLOCK];
         for pair in 0..span.pairs {
             let offset = pair * 2 * S::LANES;
-            let column = Column { offset, channel: span.first + offset };
+            let column = PairAt { offset, channel: span.first + offset };
             // SAFETY: the caller's promise.
             unsafe {
                 // The number of rows is known when the body is compiled, unless it is an end's.
@@ -165,7 +165,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         &self,
         simd: S,
         walk: &Walk<'_, T>,
-        column: Column,
+        column: PairAt,
         sums: &mut [[S::Vector; 2]],
     ) where
         S: Simd<Scalar = T::Accumulator>,
@@ -198,7 +198,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
     /// # Safety
     /// As for [`Self::walk`], and x has rows.
     #[inline(always)]
-    unsafe fn sums<S>(&self, simd: S, walk: &Walk<'_, T>, column: Column, sums: &mut [[S::Vector; 2]])
+    unsafe fn sums<S>(&self, simd: S, walk: &Walk<'_, T>, column: PairAt, sums: &mut [[S::Vector; 2]])
     where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
@@ -249,7 +249,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         &self,
         simd: S,
         walk: &Walk<'_, T>,
-        column: Column,
+        column: PairAt,
         first: usize,
         mut results: [S::Vector; N],
     ) where
@@ -286,13 +286,4 @@ struct Walk<'a, T: Number> {
     /// Whether y is stored past the caches.
     stream: bool,
     weights: TaskWeights<'a, T::Accumulator>,
-}
-
-/// A pair of vectors of channels.
-#[derive(Clone, Copy)]
-struct Column {
-    /// Its first channel, in the rows that are read.
-    offset: usize,
-    /// The same in the task.
-    channel: usize,
 }

@@ -6,18 +6,19 @@
 //!   t-3       │ history: rows of x, or of initial states, or zeros
 //!   t-2       │
 //!   t-1       │
-//!   t         │▒▒▒▒ → │                  a pair of vectors walks down a BLOCK of rows with the last
-//!   t+1       │▒▒▒▒   │                  width-1 positions in registers, then the next pair does
-//!   ...       │▒▒▒▒   │
+//!   t         │▒▒▒▒ →                  a pair of vectors takes a BLOCK of rows, then the next pair does;
+//!   t+1       │▒▒▒▒                    in several passes (forward_along_channels.rs, backward_passes.rs)
+//!   ...       │▒▒▒▒
 //!             └──────────────────────────┘
 //! ```
 //!
-//! Vectors come in pairs. Weights and sums of a pair are loaded once per block. Every mask of seq_idx and cu_seqlens
+//! Every mask of seq_idx and cu_seqlens
 //! concerns whole rows, so that it is a choice of pointers: the inner loops know no masks.
 
 use std::sync::OnceLock;
 
 use super::partition::Partition;
+use super::registers::MAX_PAIR;
 use super::sequences::{Piece, Sequences};
 use super::states::History;
 use super::tensors::{Parameter, Source};
@@ -33,8 +34,15 @@ pub(super) const MAX_WIDTH: usize = 8;
 pub(super) const GROUP: usize = 1024;
 /// Rows that a pair of vectors of channels walks down at a time.
 pub(super) const BLOCK: usize = 8;
-/// Most lanes of any pair of vectors.
-const MAX_PAIR: usize = 32;
+
+/// A pair of vectors of channels.
+#[derive(Clone, Copy)]
+pub(super) struct PairAt {
+    /// Its first channel, in the rows that are read.
+    pub offset: usize,
+    /// The same in the task.
+    pub channel: usize,
+}
 
 /// Positions of a segment, and at most so many times as many: where a task would have several segments, they are longer,
 /// since each has an end of its own.
