@@ -16,7 +16,7 @@ const RESIDUES: u64 = 8;
 const RAW_ELEMENTS: u32 = 72;
 /// Bytes of 64 such lines.
 const RAW_GROUP: u32 = 64 * RAW_ELEMENTS * 2;
-/// Bytes of what a warp stores at a time: 16 rows × 64 columns.
+/// Bytes of what a warp stores at a time, at most: 16 rows × 64 columns.
 const CHUNK: u32 = 2048;
 /// Coordinates are 32-bit, and tiles may reach past the matrix.
 const LARGEST: i64 = (1 << 31) - (1 << 16);
