@@ -61,7 +61,7 @@ const REFERENCES: &[Reference] = &[
 ];
 
 impl DeviceFacts {
-    /// The H200's facts: the reference device of docs/performance.md, for tests and plans without a GPU.
+    /// The H200's facts: the reference device of docs/performance, for tests and plans without a GPU.
     pub fn h200() -> Self {
         DeviceFacts {
             vendor: Vendor::Nvidia,

@@ -79,8 +79,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
             && rows.dy[..BLOCK].iter().all(|row| !row.is_null())
             && rows.added[..BLOCK].iter().all(|row| row.is_null());
         for pair in 0..span.pairs {
-            let offset = pair * 2 * S::LANES;
-            let column = PairAt { offset, channel: span.first + offset };
+            let column = PairAt::new(simd, span, pair);
             let sums = sums.as_deref_mut();
             // SAFETY: the caller's promise.
             unsafe {
@@ -155,8 +154,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        // The next block's rows are asked for one block ahead.
-        let ahead = self.x_stride.wrapping_mul(BLOCK as isize);
+        let ahead = column.ahead(self.x_stride);
         let (width, before) = (self.width(), self.width() - 1);
         // By age: 0 is the newest position.
         let mut window = [[simd.splat(T::Accumulator::ZERO); 2]; WIDTH];
@@ -209,7 +207,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let ahead = self.dy_stride.wrapping_mul(BLOCK as isize);
+        let ahead = column.ahead(self.dy_stride);
         let (before, count) = (self.width() - 1, Self::count::<PLAIN>(rows));
         let zero = simd.splat(T::Accumulator::ZERO);
         // SAFETY: the caller's promise; channels lie in rows of `GROUP`.

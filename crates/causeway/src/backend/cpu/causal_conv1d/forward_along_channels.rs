@@ -140,8 +140,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
     {
         let mut sums = [[simd.splat(T::Accumulator::ZERO); 2]; BLOCK];
         for pair in 0..span.pairs {
-            let offset = pair * 2 * S::LANES;
-            let column = PairAt { offset, channel: span.first + offset };
+            let column = PairAt::new(simd, span, pair);
             // SAFETY: the caller's promise.
             unsafe {
                 // The number of rows is known when the body is compiled, unless it is an end's.
@@ -203,8 +202,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        // The next block's rows are asked for one block ahead.
-        let ahead = self.problem.history.x.strides[2].wrapping_mul(BLOCK as isize);
+        let ahead = column.ahead(self.problem.history.x.strides[2]);
         let (width, before) = (self.width(), self.width() - 1);
         let zero = [simd.splat(T::Accumulator::ZERO); 2];
         // By age: 0 is the output's own position.

@@ -35,6 +35,10 @@ pub(super) const GROUP: usize = 1024;
 /// Rows that a pair of vectors of channels walks down at a time.
 pub(super) const BLOCK: usize = 8;
 
+/// Pairs from the one that is computed to the one whose rows are asked for meanwhile: far enough for memory to answer, and
+/// so near that they are still in the first-level cache. Rows of the next block are not, where strides are a power of two.
+const AHEAD: usize = 8;
+
 /// A pair of vectors of channels.
 #[derive(Clone, Copy)]
 pub(super) struct PairAt {
@@ -42,6 +46,33 @@ pub(super) struct PairAt {
     pub offset: usize,
     /// The same in the task.
     pub channel: usize,
+    /// Channels to the pair that is asked for meanwhile.
+    further: isize,
+    /// Whether that one is asked for in the rows of the next block.
+    in_next_block: bool,
+}
+
+impl PairAt {
+    #[inline(always)]
+    pub fn new<S: Simd>(_: S, span: Span, pair: usize) -> Self {
+        let lanes = 2 * S::LANES;
+        let ahead = pair + AHEAD.min(span.pairs);
+        let in_next_block = ahead >= span.pairs;
+        let asked = if in_next_block { ahead - span.pairs } else { ahead };
+        PairAt {
+            offset: pair * lanes,
+            channel: span.first + pair * lanes,
+            further: (asked as isize - pair as isize) * lanes as isize,
+            in_next_block,
+        }
+    }
+
+    /// Elements from a row of this pair to what is asked for meanwhile.
+    #[inline(always)]
+    pub fn ahead(&self, row_stride: isize) -> isize {
+        let rows = if self.in_next_block { BLOCK as isize } else { 0 };
+        row_stride.wrapping_mul(rows).wrapping_add(self.further)
+    }
 }
 
 /// Positions of a segment, and at most so many times as many: where a task would have several segments, they are longer,
