@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 /// Lets `write` fill a file beside `path`, syncs it, and renames it into place. Until the rename, whatever is
 /// at `path` stays as it was; if anything fails, the new file is removed.
 ///
-/// A path that exists and is no regular file (`/dev/null`, a pipe) is written through instead of replaced.
+/// A file that is replaced hands its permissions on. A path that exists and is no regular file (`/dev/null`, a pipe) is
+/// written through instead of replaced.
 pub(super) fn replace<F>(path: &Path, write: F) -> io::Result<()>
 where
     F: FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
@@ -30,6 +31,10 @@ where
     // A directory that is not there is named by the system, not by the temporary file in it.
     fs::metadata(&directory)?;
     let staged = builder.tempfile_in(directory).map_err(without_path)?;
+    // Before anything is in it: what was private stays so all the time.
+    if let Some(existing) = fs::metadata(&path).ok().filter(fs::Metadata::is_file) {
+        staged.as_file().set_permissions(existing.permissions())?;
+    }
     fill(staged.as_file(), write)?;
     staged.as_file().sync_all()?;
     staged.persist(&path).map_err(|error| error.error)?;

@@ -21,6 +21,24 @@ fn an_existing_file_is_replaced_and_nothing_is_left_beside_it() {
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_file_that_is_replaced_hands_its_permissions_on() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    for (name, mode) in [("private.npz", 0o600), ("shared.safetensors", 0o664), ("read.npz", 0o640)] {
+        let path = directory.path().join(name);
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let link = directory.path().join(format!("link-to-{name}"));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        for path in [&path, &link] {
+            files::write(path, &[("y", &tensor(1.0))], &Metadata::new()).unwrap();
+            assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, mode, "{name}");
+        }
+    }
+}
+
 #[test]
 fn a_file_that_is_being_read_can_be_replaced() {
     let directory = tempfile::tempdir().unwrap();
