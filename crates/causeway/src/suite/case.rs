@@ -230,6 +230,22 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
+    /// The sentence about what is wrong with those of a dtype of this name.
+    pub(super) fn check(&self, dtype: &str) -> Result<(), String> {
+        if dtype.parse::<DType>().is_err() {
+            return Err(format!("ceilings.{dtype} is for no dtype: expected f32, f16, bf16 or f64"));
+        }
+        let named = [("dx", self.dx), ("dweight", self.dweight), ("dbias", self.dbias)];
+        for (output, ceiling) in named {
+            if let Some(ceiling) = ceiling.filter(|ceiling| !(0.0..=f64::MAX).contains(ceiling)) {
+                return Err(format!(
+                    "ceilings.{dtype}.{output} is {ceiling}: expected a number of at least 0"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// The ceiling of an output by its name.
     pub fn of(&self, output: &str) -> Option<f64> {
         match output {

@@ -153,6 +153,9 @@ impl Suite {
             };
             case.problem.elements() <= document.most_elements && !document.without.contains(&operation)
         });
+        for (dtype, ceilings) in &document.ceilings {
+            ceilings.check(dtype).map_err(&syntax)?;
+        }
         let ceilings = |dtype: crate::DType| document.ceilings.get(dtype.name()).copied().unwrap_or_default();
         let base = |operation: &str| document.base.get(operation);
         let mut add = |rows: &[toml::Table], build: &dyn Fn(&toml::Table) -> Result<Vec<Case>, String>| {
@@ -246,6 +249,22 @@ mod tests {
         assert_eq!(names.len(), 8);
         assert_eq!(names[0], "a-1x2x3-w2-f16-weight-f32");
         assert_eq!(names[7], "a-4x5x6-w3-f16-weight-f32-silu");
+    }
+
+    #[test]
+    fn ceilings_that_nothing_could_be_held_to_are_explained() {
+        for (ceilings, message) in [
+            ("f23 = { dx = 1e-4 }", "ceilings.f23 is for no dtype: expected f32, f16, bf16 or f64"),
+            (
+                "f32 = { dx = -1e-30 }",
+                "ceilings.f32.dx is -0.000000000000000000000000000001: expected a number",
+            ),
+            ("bf16 = { dbias = nan }", "ceilings.bf16.dbias is NaN: expected a number of at least 0"),
+            ("f16 = { dweight = inf }", "ceilings.f16.dweight is inf: expected a number of at least 0"),
+        ] {
+            let error = suite(&format!("[ceilings]\n{ceilings}\n")).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
     }
 
     #[test]
