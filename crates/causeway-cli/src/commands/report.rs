@@ -72,6 +72,14 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         );
     }
     if let Some(out) = &args.out {
+        let inputs = args.files.iter().chain(&args.compare);
+        let is_input =
+            |path: &PathBuf| matches!((path.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b);
+        if let Some(input) = inputs.into_iter().find(|path| is_input(path)) {
+            let message =
+                format!("--out is {}: it would replace the report that it is made of", input.display());
+            return Err(Failure::input(message).with_help("name another file, such as report.html"));
+        }
         let page = match out.extension().is_some_and(|extension| extension == "md") {
             true if before.is_some() => {
                 let message = format!("--compare is for a page in HTML: --out is {}", out.display());

@@ -80,4 +80,18 @@ fn runs_that_cannot_be_compared_are_refused_before_anything_is_measured() {
     let stderr = refusal(&bench(&files, &["--compare", path.to_str().unwrap()]));
     assert!(stderr.contains("is not a report"), "{stderr}");
     assert!(refusal(&bench(&files, &["--seconds=-3"])).contains("seconds"));
+    let saved = files.path("f32.json");
+    let saved = saved.to_str().unwrap();
+    success(&bench(&files, &["--dtype", "f32", "--save", saved]));
+    for (options, sentence) in [
+        (["--dtype", "bf16", "--compare", saved], "that has none of the 2 cases to be measured"),
+        (["--dtype", "f32", "--save", "absent/run.json"], "--save is absent/run.json: No such file"),
+    ] {
+        let stderr = refusal(&bench(&files, &options));
+        assert!(stderr.contains(sentence), "{stderr}");
+    }
+    let host = refusal(&bench(&files, &["--host", "--device", "cpu"]));
+    assert!(host.contains("--host measures launches, and cpu"), "{host}");
+    let rotation = refusal(&["bench", "--rotation", "99999999999"]);
+    assert!(rotation.contains("99999999999 is not in"), "{rotation}");
 }

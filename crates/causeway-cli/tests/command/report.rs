@@ -83,6 +83,13 @@ fn the_page_is_written_beside_the_report_and_from_reports() {
     assert_eq!(fs::read_to_string(markdown).unwrap().matches("\n## Non-claims\n").count(), 2);
     let message = refusal(&["report", bench, "--compare", bench, "--out", markdown]);
     assert!(message.contains("--compare is for a page in HTML: --out is "), "{message}");
+    for arguments in [
+        &["report", bench, "--out", bench] as &[&str],
+        &["report", &path, "--compare", bench, "--out", bench],
+    ] {
+        let message = refusal(arguments);
+        assert!(message.contains("it would replace the report that it is made of"), "{message}");
+    }
     let message = refusal(&["report", bench, "--compare", &path, "--out", out]);
     assert!(message.contains("--compare is run.json: it is \"Verification on"), "{message}");
 }

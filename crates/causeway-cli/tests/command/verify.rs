@@ -129,5 +129,9 @@ fn json_is_the_report() {
 fn suites_and_cases_that_do_not_exist_are_refused() {
     assert!(refusal(&["verify", "--suite", "conv3d"]).contains("conv1d-first"));
     assert!(refusal(&["verify", "--suite", "absent.toml"]).contains("absent.toml"));
+    let files = Files::new();
+    let file = suite(&files, "");
+    let message = refusal(&["verify", "--suite", &file, "--report", &file]);
+    assert!(message.contains("mine.toml: it is a file"), "{message}");
     assert!(refusal(&["verify", "--case", "gigantic"]).contains("no case of conv1d-first, conv1d-last"));
 }

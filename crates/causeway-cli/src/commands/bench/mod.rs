@@ -105,7 +105,7 @@ pub(crate) struct Args {
 
     /// MiB of tensors that calls go through before they return to the same ones [default: twice the last-level
     /// cache, on a GPU three times]
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(..=1 << 20))]
     rotation: Option<u64>,
 
     /// Write a report of the run, as JSON (`causeway report` makes a page of it)
@@ -137,6 +137,8 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     args.device.with(|device| {
         refuse_simulated(device)?;
         let cases = args.cases(device)?;
+        // What would be refused at the end is refused before anything is measured.
+        args.check_options(device, &cases, before.as_ref().map(|(_, before)| before))?;
         let report = args.measure(&cases, device)?;
         let Content::Benchmark(run) = &report.content else { unreachable!("a benchmark was measured") };
         if let Some(path) = &args.save {
@@ -162,6 +164,36 @@ fn refuse_simulated(device: &Device) -> Result<(), Failure> {
 }
 
 impl Args {
+    /// Options that the device, the cases or the file system cannot serve.
+    fn check_options(
+        &self,
+        device: &Device,
+        cases: &[Case],
+        before: Option<&Benchmark>,
+    ) -> Result<(), Failure> {
+        if self.host && !matches!(device, Device::Gpu(_)) {
+            let message = format!("--host measures launches, and {device} has none");
+            return Err(Failure::input(message).with_help("choose a GPU: --device cuda or --device hip"));
+        }
+        if let Some(path) = &self.save {
+            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            if let Some(Err(error)) = directory.map(std::fs::metadata) {
+                return Err(Failure::input(format!("--save is {}: {error}", path.display()))
+                    .with_help("name a file in a directory that exists"));
+            }
+        }
+        let is_in = |before: &Benchmark, case: &Case| before.rows.iter().any(|row| row.case == case.name);
+        if let Some(before) = before.filter(|before| !cases.iter().any(|case| is_in(before, case))) {
+            let message = format!(
+                "--compare is a run of suite {} that has none of the {} cases to be measured",
+                before.suite,
+                cases.len()
+            );
+            return Err(Failure::input(message).with_help("compare runs of the same suite and filters"));
+        }
+        Ok(())
+    }
+
     /// The cases of the suite that the filters leave.
     fn cases(&self, device: &Device) -> Result<Vec<Case>, Failure> {
         let suite = Suite::open(&self.suite).map_err(|error| Failure::input(error.to_string()))?;
@@ -211,10 +243,7 @@ impl Args {
             products::measure(&with_products, device, budget, rotation.bytes, self.json, found)?;
         }
         if self.host {
-            let Device::Gpu(stream) = device else {
-                let message = format!("--host measures launches, and {device} has none");
-                return Err(Failure::input(message).with_help("choose a GPU: --device cuda or --device hip"));
-            };
+            let Device::Gpu(stream) = device else { unreachable!("--host is for GPUs: check_options") };
             let cost = host_cost::measure(stream)?;
             if !self.json {
                 host_cost::print(&cost)?;

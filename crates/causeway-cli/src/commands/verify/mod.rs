@@ -65,6 +65,11 @@ fn parse_repeats(text: &str) -> Result<NonZero<u32>, String> {
 
 /// Runs, prints and reports.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
+    // Before the time of a run is spent on it.
+    if let Some(path) = args.report.as_ref().filter(|path| path.exists() && !path.is_dir()) {
+        return Err(Failure::input(format!("--report is {}: it is a file", path.display()))
+            .with_help("name a directory, which may be new"));
+    }
     let cases = args.cases()?;
     args.device.with(|device| {
         let start = Instant::now();
