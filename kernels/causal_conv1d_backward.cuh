@@ -112,6 +112,44 @@ CAUSEWAY_DEVICE void write_sum(const BackwardArguments& a, i64 channel, int j, f
     }
 }
 
+// A channel's taps by age, and its bias.
+template <class Problem, int WeightBytes>
+CAUSEWAY_DEVICE void load_weights(const BackwardArguments& a, i64 channel, float (&weight)[Problem::width], float& bias) {
+    constexpr int W = Problem::width;
+    float taps[1][W], start[1];
+    load_parameters<Problem, 1, WeightBytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias, a.bias_channel, channel,
+                                             taps, start);
+#pragma unroll
+    for (int j = 0; j < W; ++j) weight[j] = taps[0][W - 1 - j];
+    bias = start[0];
+}
+
+// Writes the sums of a block's channels, each the work of as many waves: over the lanes of a wave, then over the waves, which
+// meet at `at` in shared memory. `channel` is this wave's.
+template <class Problem, int Channels, int Waves, int Sums>
+CAUSEWAY_DEVICE void write_channel_sums(const BackwardArguments& a, const float (&sums)[Problem::width + 1], u32 at,
+                                        u32 block, i32 channel) {
+    float addends[Sums];
+#pragma unroll
+    for (int j = 0; j < Sums; ++j) addends[j] = sums[j];
+    int index;
+    const float sum = wave_sums(addends, index);
+    if constexpr (Waves == 1) {
+        if (index < Sums && channel < a.dim) write_sum<Problem>(a, channel, index, sum);
+    } else {
+        const u32 wave = thread_index() / WAVE_SIZE;
+        if (index < Sums) write_shared(at + (wave * Sums + index) * 4, sum);
+        block_barrier();
+        const int i = (int)thread_index(), c = i / Sums;
+        const i64 own = (i64)block * Channels + c;
+        if (c >= Channels || own >= a.dim) return;
+        float all = 0.0f;
+#pragma unroll
+        for (int w = 0; w < Waves; ++w) all += read_shared(at + ((c * Waves + w) * Sums + i - c * Sums) * 4);
+        write_sum<Problem>(a, own, i - c * Sums, all);
+    }
+}
+
 // dy · act'(pre).
 template <bool Silu> CAUSEWAY_DEVICE float activation_gradient(float pre, float dy) {
     if constexpr (!Silu) return dy;

@@ -79,7 +79,7 @@ private:
         fetch_piece();
 #pragma unroll
         for (int s = 0; s < Ring::STAGES; ++s) fetch(ring, s, s % UNROLL);
-        load_weights();
+        load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
         states_ahead = load_states(job);
         enter(job);
         ring.template wait<1>();
@@ -135,15 +135,6 @@ private:
         }
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) x[p] = next_x[p];
-    }
-
-    CAUSEWAY_DEVICE void load_weights() {
-        float taps[1][W], start[1];
-        load_parameters<Problem, 1, Tile::weight_bytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias,
-                                                        a.bias_channel, channel, taps, start);
-#pragma unroll
-        for (int j = 0; j < W; ++j) weight[j] = taps[0][W - 1 - j];
-        bias = start[0];
     }
 
     // ---- a piece of a row begins -----------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ public:
         u32 unit = thread_index() % EACH;
         if (channel < a.dim && unit < units) {
             Packets packets = load_packets(unit);
-            load_weights();
+            load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
 #pragma unroll 1
             while (true) {
                 compute(packets);
@@ -54,7 +54,7 @@ public:
                 packets = load_packets(unit);
             }
         }
-        reduce(block);
+        write_channel_sums<Problem, CHANNELS, WAVES, SUMS>(a, sums, 0, block, channel);
     }
 
 private:
@@ -76,15 +76,6 @@ private:
     CAUSEWAY_DEVICE char* at(const View& view, const Packets& packets) const {
         return (char*)view.data + (packets.row * view.row + channel * view.channel) * (i64)sizeof(X) +
                (i64)packets.packet * 16;
-    }
-
-    CAUSEWAY_DEVICE void load_weights() {
-        float taps[1][W], start[1];
-        load_parameters<Problem, 1, Tile::weight_bytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias,
-                                                        a.bias_channel, channel, taps, start);
-#pragma unroll
-        for (int j = 0; j < W; ++j) weight[j] = taps[0][W - 1 - j];
-        bias = start[0];
     }
 
     CAUSEWAY_DEVICE void compute(const Packets& packets) {
@@ -131,29 +122,6 @@ private:
         unpack<X>(packet, part);
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) values[from + i] = part[i];
-    }
-
-    // Sums over the lanes of a wave, then over the waves of a channel.
-    CAUSEWAY_DEVICE void reduce(u32 block) const {
-        float addends[SUMS];
-#pragma unroll
-        for (int j = 0; j < SUMS; ++j) addends[j] = sums[j];
-        int index;
-        const float sum = wave_sums(addends, index);
-        if constexpr (WAVES == 1) {
-            if (index < SUMS && channel < a.dim) write_sum<Problem>(a, channel, index, sum);
-        } else {
-            const u32 wave = thread_index() / WAVE_SIZE;
-            if (index < SUMS) write_shared((wave * SUMS + index) * 4, sum);
-            block_barrier();
-            const int i = (int)thread_index(), c = i / SUMS;
-            const i64 own = (i64)block * CHANNELS + c;
-            if (c >= CHANNELS || own >= a.dim) return;
-            float all = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WAVES; ++w) all += read_shared(((c * WAVES + w) * SUMS + i - c * SUMS) * 4);
-            write_sum<Problem>(a, own, i - c * SUMS, all);
-        }
     }
 
     const BackwardArguments& a;

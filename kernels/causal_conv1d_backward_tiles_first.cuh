@@ -46,7 +46,7 @@ public:
 #pragma unroll
         for (int j = 0; j <= W; ++j) sums[j] = 0.0f;
         if (channel < a.dim) walk(wave, wave % WAVES_PER_CHANNEL);
-        reduce(block, wave);
+        write_channel_sums<Problem, CHANNELS, WAVES_PER_CHANNEL, SUMS>(a, sums, SUMS_AT, block, channel);
     }
 
 private:
@@ -56,7 +56,7 @@ private:
         const i32 piece = (i32)walker - first_row * (Tile::whole_rows ? 1 : (i32)a.pieces);
         const i32 row_step = Tile::whole_rows ? WAVES_PER_CHANNEL : (i32)a.pieces_divisor.quotient(WAVES_PER_CHANNEL);
         if (first_row >= batch) return;
-        load_weights();
+        load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
         lane = (i32)lane_index();
         // The lane's first byte in a row's last step.
         const i32 last = ((piece + 1) * TILES - UNROLL) * (i32)TILE_BYTES + lane * 16;
@@ -127,15 +127,6 @@ private:
 
     CAUSEWAY_DEVICE const char* start(const View& view, i32 row) const {
         return (const char*)view.data + (row * view.row + channel * view.channel) * (i64)SIZE;
-    }
-
-    CAUSEWAY_DEVICE void load_weights() {
-        float taps[1][W], start[1];
-        load_parameters<Problem, 1, Tile::weight_bytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias,
-                                                        a.bias_channel, channel, taps, start);
-#pragma unroll
-        for (int j = 0; j < W; ++j) weight[j] = taps[0][W - 1 - j];
-        bias = start[0];
     }
 
     // What lies on both sides of a piece: nothing, or the same row.
@@ -214,30 +205,6 @@ private:
             for (int j = 1; j < W; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
         }
         store(dx, pack<X, 16>(out));
-    }
-
-    // Sums over the lanes of a wave, then over the waves of a channel.
-    CAUSEWAY_DEVICE void reduce(u32 block, u32 wave) const {
-        float addends[SUMS];
-#pragma unroll
-        for (int j = 0; j < SUMS; ++j) addends[j] = sums[j];
-        int index;
-        const float sum = wave_sums(addends, index);
-        if constexpr (WAVES_PER_CHANNEL == 1) {
-            if (index < SUMS && channel < a.dim) write_sum<Problem>(a, channel, index, sum);
-        } else {
-            if (index < SUMS) write_shared(SUMS_AT + (wave * SUMS + index) * 4, sum);
-            block_barrier();
-            const int i = (int)thread_index(), c = i / SUMS;
-            const i64 own = (i64)block * CHANNELS + c;
-            if (c >= CHANNELS || own >= a.dim) return;
-            float all = 0.0f;
-#pragma unroll
-            for (int w = 0; w < WAVES_PER_CHANNEL; ++w) {
-                all += read_shared(SUMS_AT + ((c * WAVES_PER_CHANNEL + w) * SUMS + i - c * SUMS) * 4);
-            }
-            write_sum<Problem>(a, own, i - c * SUMS, all);
-        }
     }
 
     const BackwardArguments& a;
