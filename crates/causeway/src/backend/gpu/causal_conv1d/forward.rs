@@ -202,7 +202,8 @@ impl Planner<'_> {
         if !self.fits_32_bits(1) {
             return None;
         }
-        let tile = first_tile(width, self.element(), self.packets())?;
+        let idle = self.op.activation == Activation::None && !self.is_checked();
+        let tile = first_tile(width, self.element(), self.packets(), idle)?;
         let count = PACKET / self.element();
         let aligned = self.streams().map(|view| view.access(2)).min()?;
         let shifted = aligned < PACKET && self.rows_share_residues();
@@ -249,17 +250,8 @@ impl Planner<'_> {
             None => constants,
         };
         let crowded = self.is_checked() && width <= 4 && tiles > 1 && !shifted && access == PACKET;
-        // On sm_90, two registers more than the 32 that this takes would cost a fifth of the threads.
-        let light = self.element() == 4
-            && self.op.activation == Activation::None
-            && (width <= 4 && tiles > 1 && whole)
-            && !(self.is_checked() || self.has_states)
-            && (self.op.initial_states.is_none() && self.op.residual.is_none())
-            && self.facts.architecture.starts_with("sm_90");
         let resident = if crowded {
             checked.threads().min(self.facts.threads_per_multiprocessor) / tile.threads
-        } else if light {
-            self.facts.threads_per_multiprocessor / tile.threads
         } else {
             1
         };

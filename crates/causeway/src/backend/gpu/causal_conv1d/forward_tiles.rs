@@ -39,9 +39,10 @@ const ANY: u64 = u64::MAX;
 
 const LAST: &[Rule<LastTile>] = &[
     // A few packets per multiprocessor: latency rules, so threads do little each.
+    Rule { width: 4, element: 2, packets: 128, tile: last(8, 1, 1) },
+    Rule { width: 4, element: 2, packets: 1024, tile: last(8, 2, 1) },
     Rule { width: 8, element: 2, packets: 512, tile: last(8, 1, 1) },
     Rule { width: 8, element: 4, packets: 512, tile: last(8, 2, 1) },
-    Rule { width: 4, element: 2, packets: 1024, tile: last(8, 2, 1) },
     Rule { width: 4, element: 2, packets: 2048, tile: last(8, 4, 12) },
     Rule { width: 4, element: 2, packets: 8192, tile: last(8, 8, 12) },
     Rule { width: 4, element: 2, packets: ANY, tile: last(8, 8, 14) },
@@ -106,8 +107,13 @@ pub(super) fn last_tile(width: i64, element: u32, packets: u64) -> Option<LastTi
     find(LAST, width, element, packets)
 }
 
-/// As [`last_tile`], for channel-first.
-pub(super) fn first_tile(width: i64, element: u32, packets: u64) -> Option<FirstTile> {
+/// As [`last_tile`], for channel-first. `idle`: no activation to compute, and no boundaries to look for.
+pub(super) fn first_tile(width: i64, element: u32, packets: u64, idle: bool) -> Option<FirstTile> {
+    /// 4-byte elements with nothing to do but four multiplications: one packet per thread, and more threads.
+    const IDLE: FirstTile = FirstTile { threads: 128, tiles: 1 };
+    if idle && element == 4 && width <= 4 {
+        return Some(IDLE);
+    }
     find(FIRST, width, element, packets)
 }
 
