@@ -10,13 +10,17 @@ use crate::failure::Failure;
 /// More would take minutes to start, and no machine has so many cores.
 const MOST_THREADS: usize = 4096;
 
+/// Chooses the device where `--device` does not.
+const VARIABLE: &str = "CAUSEWAY_DEVICE";
+
 /// Where to compute.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
     /// cpu, cuda, cuda:N, hip, hip:N, best: the first of cuda, hip and cpu that is present, or a simulated
     /// GPU with waves of 32 or 64 threads: sim:32, sim:64:descending, sim:gfx942:shuffled:7
-    #[arg(long, value_name = "DEVICE", env = "CAUSEWAY_DEVICE", default_value = "best")]
-    device: String,
+    /// [default: what the environment variable CAUSEWAY_DEVICE says, else best]
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
 
     /// Threads on a CPU [default: one per core]
     #[arg(long, value_name = "N")]
@@ -26,7 +30,7 @@ pub(crate) struct DeviceArgs {
 impl DeviceArgs {
     /// The same choice, for another process of this command.
     pub fn to_arguments(&self) -> Vec<String> {
-        let mut arguments = vec!["--device".to_string(), self.device.clone()];
+        let mut arguments = vec!["--device".to_string(), self.name().0];
         arguments
             .extend(self.threads.into_iter().flat_map(|count| ["--threads".to_string(), count.to_string()]));
         arguments
@@ -49,8 +53,22 @@ impl DeviceArgs {
         with_threads(threads, || body(&device))
     }
 
+    /// The device's name, and whether the environment has chosen it. An empty variable counts as unset.
+    fn name(&self) -> (String, bool) {
+        let variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
+        match &self.device {
+            Some(name) => (name.clone(), false),
+            None => variable().map_or_else(
+                || ("best".to_string(), false),
+                |value| (value.to_string_lossy().into_owned(), true),
+            ),
+        }
+    }
+
     fn device(&self) -> Result<(Device, usize), Failure> {
-        let device = open(&self.device)?;
+        let (name, from_variable) = self.name();
+        let device =
+            open(&name).map_err(|error| if from_variable { error.within(VARIABLE) } else { error })?;
         match self.threads {
             None => Ok((device, 0)),
             Some(threads @ 1..=MOST_THREADS) => Ok((device, threads)),

@@ -44,6 +44,16 @@ impl Failure {
         }
     }
 
+    /// The same failure of something that came from `place`.
+    pub fn within(self, place: &str) -> Self {
+        match self {
+            Failure::Input { message, help } => {
+                Failure::Input { message: format!("{place}: {message}"), help }
+            }
+            other => other,
+        }
+    }
+
     pub fn with_help(self, line: impl Into<String>) -> Self {
         match self {
             Failure::Input { message, help } => {

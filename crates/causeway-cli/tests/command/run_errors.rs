@@ -130,7 +130,10 @@ fn the_environment_names_the_default_device() {
     let arguments = run_arguments("conv1d-forward", &input, &files.path("out.npz"), &[]);
     let output = causeway().args(&arguments).env("CAUSEWAY_DEVICE", "abacus").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("abacus"));
+    assert!(text(&output.stderr).contains("CAUSEWAY_DEVICE: device is \"abacus\""));
+    // Empty is as good as unset, not a device without a name.
+    let output = causeway().args(&arguments).env("CAUSEWAY_DEVICE", "").output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let output = causeway()
         .args(&arguments)
         .args(["--device", "cpu"])
