@@ -17,8 +17,7 @@ where
         Ok(existing) if !existing.is_file() && !existing.is_dir() => return write_through(path, write),
         _ => {}
     }
-    // A symbolic link stays one: the file that it names is replaced.
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let path = linked(path);
     let mut builder = tempfile::Builder::new();
     builder.prefix(".causeway-");
     #[cfg(unix)]
@@ -39,6 +38,20 @@ where
     staged.as_file().sync_all()?;
     staged.persist(&path).map_err(|error| error.error)?;
     Ok(())
+}
+
+/// Where symbolic links lead: a link stays one, and the file that it names is replaced, or made if there is none.
+fn linked(path: &Path) -> PathBuf {
+    /// More than systems follow.
+    const LINKS: usize = 64;
+    let mut path = path.to_path_buf();
+    for _ in 0..LINKS {
+        match fs::read_link(&path) {
+            Ok(target) => path = directory_of(&path).join(target),
+            Err(_) => break,
+        }
+    }
+    path
 }
 
 fn write_through<F>(path: &Path, write: F) -> io::Result<()>

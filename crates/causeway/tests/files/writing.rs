@@ -88,6 +88,15 @@ fn devices_and_links_are_written_through() {
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert_eq!(TensorFile::open(&target).unwrap().read("y").unwrap().unwrap().to_f64(), [2.0; 4]);
 
+    // Links to a file that is not there yet, one by the other, relative to where they are.
+    let (first, second) = (directory.path().join("first.npz"), directory.path().join("second.npz"));
+    symlink("second.npz", &first).unwrap();
+    symlink("new.npz", &second).unwrap();
+    files::write(&first, &[("y", &tensor(3.0))], &Metadata::new()).unwrap();
+    assert!([&first, &second].into_iter().all(|link| fs::symlink_metadata(link).unwrap().is_symlink()));
+    let made = directory.path().join("new.npz");
+    assert_eq!(TensorFile::open(&made).unwrap().read("y").unwrap().unwrap().to_f64(), [3.0; 4]);
+
     let null = directory.path().join("null.npz");
     symlink("/dev/null", &null).unwrap();
     files::write(&null, &[("y", &tensor(1.0))], &Metadata::new()).unwrap();
