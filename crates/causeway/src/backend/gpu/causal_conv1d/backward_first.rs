@@ -2,14 +2,48 @@
 //! packet per thread.
 
 use super::backward::{Launch, Planner};
-use super::backward_tiles::{self, FirstCall, OVERFULL_THREADS, Room, SHARED_RESERVED};
+use super::backward_tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, SHARED_RESERVED};
 use super::{Constants, PACKET, View, power_of_two_in, takes_more_registers, weight_access};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
 
+/// What rows are like, and the tile for them.
+struct Rows {
+    /// Of a packet.
+    bytes: u32,
+    /// They begin or end inside a packet.
+    ragged: bool,
+    /// Some of their tiles take the careful path.
+    careful: bool,
+    tile: FirstTile,
+}
+
+/// How rows are shared out.
+struct Cut {
+    /// Lanes of a row.
+    lanes: u64,
+    /// Waves of a channel in a block.
+    waves: u64,
+    /// Of a block.
+    threads: u32,
+    /// Channels of a block.
+    group_channels: u64,
+    channel_groups: u64,
+    /// Blocks of a channel.
+    parts: u64,
+    /// Pieces of a row.
+    pieces: u64,
+    /// Positions of a piece.
+    piece: u64,
+    /// Tiles of a step.
+    unroll: u64,
+    /// Tiles under way.
+    stages: u32,
+}
+
 impl Planner<'_> {
     pub(super) fn channel_first(&self) -> Option<Launch> {
-        let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
+        let Sizes { dim, seqlen, width, .. } = *self.sizes;
         let element = self.element();
         if !self.streams().iter().all(|view| view.is_dense(2)) || !self.fits_32_bits() {
             return None;
@@ -28,21 +62,77 @@ impl Planner<'_> {
             return Some(plain);
         }
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
-        let has_states = self.has_states(self.op.initial_states.is_some() || self.op.dfinal_states.is_some());
+        let has_states = self.meets_states();
         let careful = ragged || has_states || self.has_places();
-        let all_options = self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states;
-        let wave = self.facts.wave_size;
         let tile = backward_tiles::first(&FirstCall {
             width,
             element,
             silu: self.op.activation == Activation::Silu,
             careful,
             ragged_states: ragged && has_states,
-            all_options,
+            all_options: self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states,
             masks_spill: takes_more_registers(self.facts) && self.has_places(),
-            overfull: dim as u64 > u64::from(self.facts.multiprocessors * OVERFULL_THREADS / wave),
+            overfull: dim as u64
+                > u64::from(self.facts.multiprocessors * OVERFULL_THREADS / self.facts.wave_size),
         })?;
+        self.walk_first(&Rows { bytes, ragged, careful, tile })
+    }
+
+    /// Rows, or pieces of them, that waves walk.
+    fn walk_first(&self, rows: &Rows) -> Option<Launch> {
+        let &Rows { bytes, ragged, tile, .. } = rows;
+        let (element, wave) = (self.element(), self.facts.wave_size);
+        let cut = self.cut_first(rows);
         let packets = tile.bytes / bytes;
+        let sums = cut.group_channels * self.sums_per_channel();
+        let resident = (tile.resident_threads / cut.threads).max(1);
+        // A lane's positions of x and dy, and their indices.
+        let indices = if self.op.seq_idx.is_some() { 4 * tile.bytes / element } else { 0 };
+        let ring = if self.has_async_copy(bytes) {
+            cut.stages * cut.threads * (2 * packets * bytes + indices)
+        } else {
+            0
+        };
+        let partial = (cut.threads / wave) * self.sums_per_channel() as u32 * 4 + 4;
+        let tile_constants = Constants::new("Tile")
+            .int("threads", cut.threads)
+            .int("bytes", bytes)
+            .int("packets", packets)
+            .int("lanes", cut.lanes)
+            .flag("ragged", ragged)
+            .flag("whole_rows", cut.pieces == 1)
+            .int("stages", cut.stages)
+            .int("unroll", cut.unroll)
+            .flag("full", !ragged && (self.sizes.seqlen as u64).is_multiple_of(cut.piece))
+            .int("waves_per_channel", cut.waves)
+            .int("weight_bytes", weight_access(&self.op.weight, 1))
+            .int("index_bytes", if ragged { 4 } else { self.index_access() });
+        Some(Launch {
+            header: "causal_conv1d_backward_channel_first.cuh",
+            entry: "causal_conv1d_backward_channel_first",
+            body: "backward_channel_first",
+            tile: tile_constants,
+            threads: cut.threads,
+            resident,
+            cluster: 1,
+            early: false,
+            shared_bytes: (ring + partial).max(self.crowding_limit(tile.crowded, resident)),
+            sums,
+            channel_groups: u32::try_from(cut.channel_groups).ok()?,
+            parts: cut.parts as u32,
+            pieces: u32::try_from(cut.pieces).ok()?,
+            piece: u32::try_from(cut.piece).ok()?,
+            tile_channels: 0,
+            slices: 0,
+        })
+        .filter(|launch| self.is_launchable(launch))
+    }
+
+    /// Shares rows out among lanes, waves and blocks.
+    fn cut_first(&self, rows: &Rows) -> Cut {
+        let &Rows { bytes, ragged, careful, tile } = rows;
+        let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
+        let (element, wave) = (self.element(), self.facts.wave_size);
         let count = u64::from(tile.bytes / element);
         let positions = seqlen as u64 + if ragged { u64::from(bytes / element) - 1 } else { 0 };
 
@@ -61,23 +151,22 @@ impl Planner<'_> {
         // A piece pays for its halos, so it is some tiles long.
         let most_pieces = if splittable { (tiles / tile.least_tiles).max(1) } else { 1 };
         let most_jobs = (batch as u64).div_ceil(rows_at_once) * most_pieces;
-        let per_channel = 1u64 << wanted.min(most_jobs).ilog2();
-        let threads = (per_channel as u32 * wave).max(tile.threads);
-        let group_channels = u64::from(threads / wave) / per_channel;
+        let waves = 1u64 << wanted.min(most_jobs).ilog2();
+        let threads = (waves as u32 * wave).max(tile.threads);
+        let group_channels = u64::from(threads / wave) / waves;
         let channel_groups = (dim as u64).div_ceil(group_channels);
         // With too few channels for that, several blocks share a channel.
         let blocks = filling * u64::from(wave) / u64::from(threads);
         let parts = if channel_groups * 4 <= blocks {
-            (blocks / channel_groups).clamp(1, most_jobs / per_channel)
+            (blocks / channel_groups).clamp(1, most_jobs / waves)
         } else {
             1
         };
-        let walkers = per_channel * parts;
-        let pieces = walkers.div_ceil(batch as u64).min(most_pieces);
+        let pieces = (waves * parts).div_ceil(batch as u64).min(most_pieces);
         let steps = |unroll: u64| tiles.div_ceil(pieces).next_multiple_of(unroll);
         // Two tiles per step, where a piece has an even number of them. Indices take registers and shared memory for that.
         let few_options = !careful
-            || !(ragged || has_states || self.boundaries().is_some())
+            || !(ragged || self.meets_states() || self.boundaries().is_some())
                 && width <= 4
                 && self.has_async_copy(bytes)
                 && !takes_more_registers(self.facts);
@@ -85,47 +174,12 @@ impl Planner<'_> {
         let (unroll, stages) = if unrolled { (2, 4) } else { (1, tile.stages) };
         let piece = steps(unroll) * lanes * count;
         let pieces = positions.div_ceil(piece);
-        let full = !ragged && (seqlen as u64).is_multiple_of(piece);
+        Cut { lanes, waves, threads, group_channels, channel_groups, parts, pieces, piece, unroll, stages }
+    }
 
-        let resident = (tile.resident_threads / threads).max(1);
-        let sums = group_channels * self.sums_per_channel();
-        // A lane's positions of x and dy, and their indices.
-        let indices = if self.op.seq_idx.is_some() { 4 * count as u32 } else { 0 };
-        let ring =
-            if self.has_async_copy(bytes) { stages * threads * (2 * packets * bytes + indices) } else { 0 };
-        let partial = (threads / wave) * self.sums_per_channel() as u32 * 4 + 4;
-        let tile_constants = Constants::new("Tile")
-            .int("threads", threads)
-            .int("bytes", bytes)
-            .int("packets", packets)
-            .int("lanes", lanes)
-            .flag("ragged", ragged)
-            .flag("whole_rows", pieces == 1)
-            .int("stages", stages)
-            .int("unroll", unroll)
-            .flag("full", full)
-            .int("waves_per_channel", per_channel)
-            .int("weight_bytes", weight_access(&self.op.weight, 1))
-            .int("index_bytes", if ragged { 4 } else { self.index_access() });
-        Some(Launch {
-            header: "causal_conv1d_backward_channel_first.cuh",
-            entry: "causal_conv1d_backward_channel_first",
-            body: "backward_channel_first",
-            tile: tile_constants,
-            threads,
-            resident,
-            cluster: 1,
-            early: false,
-            shared_bytes: (ring + partial).max(self.crowding_limit(tile.crowded, resident)),
-            sums,
-            channel_groups: u32::try_from(channel_groups).ok()?,
-            parts: parts as u32,
-            pieces: u32::try_from(pieces).ok()?,
-            piece: u32::try_from(piece).ok()?,
-            tile_channels: 0,
-            slices: 0,
-        })
-        .filter(|launch| self.is_launchable(launch))
+    /// Whether states stand in front of a row, or gradients of states behind it.
+    fn meets_states(&self) -> bool {
+        self.has_states(self.op.initial_states.is_some() || self.op.dfinal_states.is_some())
     }
 
     /// Shared memory that keeps more than `resident` blocks off a multiprocessor, where they should not crowd it: with
@@ -217,13 +271,12 @@ impl Planner<'_> {
         let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
         let tile_bytes = PACKET * self.facts.wave_size;
         let row_bytes = seqlen as u64 * u64::from(self.element());
-        let has_states = self.has_states(self.op.initial_states.is_some() || self.op.dfinal_states.is_some());
         let plain = bytes == Some(PACKET)
             && i32::try_from(row_bytes).is_ok()
             && row_bytes.is_multiple_of(u64::from(tile_bytes))
             && self.has_async_copy(PACKET)
             && !self.has_places()
-            && !has_states;
+            && !self.meets_states();
         if !plain
             || !backward_tiles::is_tiles_first(width, self.element(), self.elements_per_multiprocessor())
         {
