@@ -89,6 +89,29 @@ fn channel_first_shifts_rows_that_start_between_packets() {
 }
 
 #[test]
+fn large_channel_first_calls_with_nothing_to_compute_take_a_packet_per_thread() {
+    for (dtype, activation, width, tile) in [
+        (DType::F32, Activation::None, 4, ("128", "1")),
+        (DType::F32, Activation::Silu, 4, ("64", "2")),
+        (DType::F32, Activation::None, 5, ("64", "2")),
+        (DType::BF16, Activation::None, 4, ("64", "2")),
+    ] {
+        let plan =
+            planned(&Forward { activation, ..call(dtype, Layout::First, [8, 2048, 1024], width) }).unwrap();
+        let threads = plan.block[0].to_string();
+        assert_eq!((threads.as_str(), plan.constant("tiles")), tile, "{dtype:?} {activation:?} {width}");
+    }
+}
+
+#[test]
+fn small_channel_last_calls_take_few_rows_per_thread() {
+    for (shape, rows) in [([4, 64, 512], "1"), ([4, 64, 1024], "2"), ([8, 256, 1024], "4")] {
+        let plan = planned(&call(DType::BF16, Layout::Last, shape, 4)).unwrap();
+        assert_eq!(plan.constant("rows"), rows, "{shape:?}");
+    }
+}
+
+#[test]
 fn short_rows_share_a_wave() {
     let plan = planned(&call(DType::F32, Layout::First, [2, 64, 32], 4)).unwrap();
     assert_eq!((plan.constant("lanes"), plan.constant("groups")), ("8", "16"));

@@ -56,9 +56,12 @@ const LAST: &[Rule<LastTile>] = &[
     Rule { width: 8, element: 4, packets: ANY, tile: last(8, 16, 12) },
 ];
 
+/// Many threads that do little each.
+const ONE_PACKET: FirstTile = FirstTile { threads: 128, tiles: 1 };
+
 const FIRST: &[Rule<FirstTile>] = &[
-    Rule { width: 8, element: 2, packets: 4096, tile: FirstTile { threads: 128, tiles: 1 } },
-    Rule { width: 8, element: 4, packets: 4096, tile: FirstTile { threads: 128, tiles: 1 } },
+    Rule { width: 8, element: 2, packets: 4096, tile: ONE_PACKET },
+    Rule { width: 8, element: 4, packets: 4096, tile: ONE_PACKET },
     Rule { width: 8, element: 2, packets: ANY, tile: FirstTile { threads: 64, tiles: 2 } },
     Rule { width: 8, element: 4, packets: ANY, tile: FirstTile { threads: 64, tiles: 2 } },
 ];
@@ -107,12 +110,11 @@ pub(super) fn last_tile(width: i64, element: u32, packets: u64) -> Option<LastTi
     find(LAST, width, element, packets)
 }
 
-/// As [`last_tile`], for channel-first. `idle`: no activation to compute, and no boundaries to look for.
+/// As [`last_tile`], for channel-first. `idle`: no activation to compute, and no boundaries to look for; 4-byte elements leave
+/// a thread so little to do then that more threads serve memory better at every size.
 pub(super) fn first_tile(width: i64, element: u32, packets: u64, idle: bool) -> Option<FirstTile> {
-    /// 4-byte elements with nothing to do but four multiplications: one packet per thread, and more threads.
-    const IDLE: FirstTile = FirstTile { threads: 128, tiles: 1 };
     if idle && element == 4 && width <= 4 {
-        return Some(IDLE);
+        return Some(ONE_PACKET);
     }
     find(FIRST, width, element, packets)
 }
