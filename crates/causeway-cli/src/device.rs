@@ -55,13 +55,12 @@ impl DeviceArgs {
 
     /// The device's name, and whether the environment has chosen it. An empty variable counts as unset.
     fn name(&self) -> (String, bool) {
-        let variable = || std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
-        match &self.device {
-            Some(name) => (name.clone(), false),
-            None => variable().map_or_else(
-                || ("best".to_string(), false),
-                |value| (value.to_string_lossy().into_owned(), true),
-            ),
+        if let Some(name) = &self.device {
+            return (name.clone(), false);
+        }
+        match std::env::var_os(VARIABLE) {
+            Some(value) if !value.is_empty() => (value.to_string_lossy().into_owned(), true),
+            _ => ("best".to_string(), false),
         }
     }
 
