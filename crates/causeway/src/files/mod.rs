@@ -25,6 +25,8 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 pub use error::{FileCause, FileError};
+pub use replace::directory_of;
+pub(crate) use replace::without_path;
 pub(crate) use spares::Spares;
 pub use stream::{TensorImage, TensorStream};
 

@@ -28,7 +28,7 @@ where
     }
     let directory = directory_of(&path);
     // A directory that is not there is named by the system, not by the temporary file in it.
-    fs::metadata(&directory)?;
+    fs::metadata(directory)?;
     let staged = builder.tempfile_in(directory).map_err(without_path)?;
     // Before anything is in it: what was private stays so all the time.
     if let Some(existing) = fs::metadata(&path).ok().filter(fs::Metadata::is_file) {
@@ -76,13 +76,11 @@ where
 }
 
 /// The kind of an error alone: tempfile adds the name of its file, and nobody has asked for it.
-fn without_path(error: io::Error) -> io::Error {
+pub(crate) fn without_path(error: io::Error) -> io::Error {
     error.kind().into()
 }
 
-fn directory_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
-        _ => PathBuf::from("."),
-    }
+/// The directory that a file of this path lies in: `.` for a name alone.
+pub fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::frame::Interrupted;
 use super::service::Service;
+use crate::files::{directory_of, without_path};
 
 /// Clients that are served at a time. One more is told so by the end of its connection.
 pub const MAX_CLIENTS: usize = 64;
@@ -40,8 +41,7 @@ impl Listener {
     pub fn bind(path: &Path) -> io::Result<Self> {
         // The socket is made in a directory that nobody else can enter, and gets its mode and its place after that:
         // it is never open to others.
-        let directory =
-            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory = directory_of(path);
         check_length(path, directory)?;
         remove_left_behind(path)?;
         // A directory that is not there is named by the system.
@@ -50,8 +50,7 @@ impl Listener {
             .prefix(PRIVATE.0)
             .permissions(std::fs::Permissions::from_mode(0o700))
             .tempdir_in(directory)
-            // The kind alone: tempfile adds the name of its directory, and nobody has asked for it.
-            .map_err(|error| io::Error::from(error.kind()))?;
+            .map_err(without_path)?;
         remove_abandoned(directory, private.path().metadata()?.uid());
         let made = private.path().join(PRIVATE.1);
         let socket = UnixListener::bind(&made)?;

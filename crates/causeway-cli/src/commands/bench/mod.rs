@@ -175,12 +175,11 @@ impl Args {
             let message = format!("--host measures launches, and {device} has none");
             return Err(Failure::input(message).with_help("choose a GPU: --device cuda or --device hip"));
         }
-        if let Some(path) = &self.save {
-            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            if let Some(Err(error)) = directory.map(std::fs::metadata) {
-                return Err(Failure::input(format!("--save is {}: {error}", path.display()))
-                    .with_help("name a file in a directory that exists"));
-            }
+        if let Some(path) = &self.save
+            && let Err(error) = std::fs::metadata(files::directory_of(path))
+        {
+            return Err(Failure::input(format!("--save is {}: {error}", path.display()))
+                .with_help("name a file in a directory that exists"));
         }
         let is_in = |before: &Benchmark, case: &Case| before.rows.iter().any(|row| row.case == case.name);
         if let Some(before) = before.filter(|before| !cases.iter().any(|case| is_in(before, case))) {
