@@ -16,8 +16,8 @@ const VARIABLE: &str = "CAUSEWAY_DEVICE";
 /// Where to compute.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
-    /// cpu, cuda, cuda:N, hip, hip:N, best: the first of cuda, hip and cpu that is present, or a simulated
-    /// GPU with waves of 32 or 64 threads: sim:32, sim:64:descending, sim:gfx942:shuffled:7
+    /// cpu, cpu:portable (or neon, avx2, avx512: with these vector instructions), cuda, cuda:N, hip, hip:N,
+    /// best: the first of cuda, hip and cpu that is present, or a simulated GPU with waves of 32 or 64 threads: sim:32, sim:64:descending, sim:gfx942:shuffled:7
     /// [default: what the environment variable CAUSEWAY_DEVICE says, else best]
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::cpu::Cpu;
+use crate::backend::cpu::{Cpu, Level};
 use crate::backend::gpu::artifact::Artifact;
 use crate::backend::gpu::memo::Operation;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
@@ -44,12 +44,17 @@ impl Device {
         gpu.unwrap_or_else(|_| Self::cpu())
     }
 
-    /// A device by name: `best`, `cpu`, `cuda`, `cuda:N`, `hip` or `hip:N`.
+    /// A device by name: `best`, `cpu`, `cpu:LEVEL` with the vector instructions of a [`Level`] (`cpu:avx2`), `cuda`, `cuda:N`,
+    /// `hip` or `hip:N`.
     ///
     /// # Errors
     /// [`Error::UnknownDevice`] for another name, and those of [`Device::gpu`].
     pub fn open(name: &str) -> Result<Self> {
         let unknown = || Error::UnknownDevice { found: name.to_string() };
+        if let Some(level) = name.strip_prefix("cpu:") {
+            let level = Level::ALL.into_iter().find(|known| known.name() == level).ok_or_else(unknown)?;
+            return Ok(Device::Cpu(Cpu::with_level(level)?));
+        }
         let (kind, ordinal) = match name.split_once(':') {
             Some((kind, number)) => (kind, Some(number.parse::<u32>().map_err(|_| unknown())?)),
             None => (name, None),

@@ -246,7 +246,9 @@ pub enum Error {
 
     // ---- devices --------------------------------------------------------------------------------
     /// Text that names no device.
-    #[error("device is {found:?}: expected best, cpu, cuda, cuda:N, hip or hip:N")]
+    #[error(
+        "device is {found:?}: expected best, cpu, cpu:portable (or neon, avx2, avx512), cuda, cuda:N, hip or hip:N"
+    )]
     UnknownDevice {
         /// The text that was given.
         found: String,

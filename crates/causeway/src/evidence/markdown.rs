@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::words;
-use super::{Benchmark, Content, Report, Service, Verification, complaints};
+use super::{Benchmark, Content, RandomCalls, Report, Service, Verification, complaints};
 use crate::suite::CaseReport;
 
 impl Report {
@@ -42,7 +42,13 @@ impl Report {
         ];
         match &self.content {
             Content::Verification(run) => {
-                facts.push(("suites", run.suites.join(", ")));
+                match &run.random {
+                    Some(random) => {
+                        facts.push(("seed", random.seed.to_string()));
+                        facts.push(("random calls", random.by_operation()));
+                    }
+                    None => facts.push(("suites", run.suites.join(", "))),
+                }
                 facts.push(("runs of every call", run.repeats.to_string()));
                 if let Some(made) = &run.preparation {
                     let (all, compiled) = (words::count(made.kernels, "kernel"), made.compiled);
@@ -116,7 +122,20 @@ fn escape(text: &str) -> String {
     escaped
 }
 
+/// The rows of calls that were wrong: each is a suite for `causeway verify --suite`.
+fn failed_calls(page: &mut String, run: &RandomCalls) {
+    for failure in &run.failures {
+        line(page, &format!("\n## {}\n\n```toml\n{}```", escape(&failure.case), failure.smallest));
+    }
+}
+
 fn verification(page: &mut String, run: &Verification) {
+    if let Some(random) = &run.random {
+        failed_calls(page, random);
+        if run.cases.is_empty() {
+            return;
+        }
+    }
     line(page, "\n## Cases\n");
     line(
         page,

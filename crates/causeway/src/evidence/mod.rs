@@ -36,7 +36,7 @@ pub use file::{ReportError, read, read_text};
 pub use host::Host;
 pub use program::Program;
 pub use service::{OperationCount, Service};
-pub use verification::{Preparation, Verification, complaints};
+pub use verification::{Preparation, RandomCalls, RandomFailure, Verification, complaints};
 
 use crate::backend::gpu::artifact::Artifacts;
 use crate::device::Device;
@@ -139,6 +139,12 @@ impl Report {
     /// A line that says what it is: `Verification on cpu (avx512): every case passed`.
     pub fn title(&self) -> String {
         let what = match &self.content {
+            Content::Verification(Verification { random: Some(random), .. }) => {
+                let (calls, wrong) = (words::count(random.count(), "random call"), random.failures.len());
+                let verdict =
+                    if wrong == 0 { "passed".to_string() } else { format!("{wrong} of them WRONG") };
+                ("Verification", format!("{calls}, {verdict}"))
+            }
             Content::Verification(verification) if verification.passed => {
                 ("Verification", "every case passed".to_string())
             }

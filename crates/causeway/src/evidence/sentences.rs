@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::words::{bytes, count, percent, shortened};
-use super::{Backend, Benchmark, Content, Report, Service, Verification};
+use super::{Backend, Benchmark, Content, RandomCalls, Report, Service, Verification};
 use crate::suite::CaseReport;
 
 /// A noise above this is worth a word.
@@ -47,7 +47,66 @@ pub(super) fn non_claims(report: &Report) -> Vec<String> {
     sentences
 }
 
+fn verified_at_random(report: &Report, run: &RandomCalls) -> Vec<String> {
+    let mut sentences = vec![
+        format!(
+            "{} drawn at random with seed {} ({}) ran on {} with {} threads of {}: {} passed, {} failed.",
+            count(run.count(), "call"),
+            run.seed,
+            run.by_operation(),
+            report.device,
+            report.threads,
+            processor(report),
+            run.count() - run.failures.len(),
+            run.failures.len(),
+        ),
+        format!(
+            "Every one of {} elements of {} outputs was compared with a float64 oracle that shares no code with the \
+             backend. Outputs were filled with NaN before each call, and the memory around and between their elements \
+             was compared after it.",
+            run.elements, run.outputs,
+        ),
+    ];
+    if run.kernels > 0 {
+        sentences.push(format!("The calls launched {}.", count(run.kernels, "distinct kernel")));
+    }
+    let closest = run.worst.iter().max_by(|a, b| a.1.total_cmp(b.1));
+    if let Some((output, fraction)) = closest {
+        let part = percent(*fraction);
+        sentences
+            .push(format!("The largest part of an error bound that any element used is {part} ({output})."));
+    }
+    sentences
+}
+
+fn not_verified_at_random(run: &RandomCalls) -> Vec<String> {
+    let mut sentences = vec![
+        "What was drawn is a sample: that a call that was not drawn is right is not shown.".to_string(),
+        "No speed is claimed. `causeway bench` measures.".to_string(),
+        "Every call was made once: that it gives the same bits each time is not shown (`--repeat` does)."
+            .to_string(),
+    ];
+    // With a part p of wrong calls, n right ones in a row have a probability of (1 - p)^n, which is 5 % at p = 3/n.
+    if run.failures.is_empty() && run.count() > 0 {
+        let most = percent(3.0 / run.count() as f64);
+        sentences.push(format!(
+            "With 95 % confidence, less than {most} of the calls that are drawn so are wrong: not that none is."
+        ));
+    }
+    if run.count() < run.asked {
+        let (asked, ran) = (run.asked, run.count());
+        sentences.push(format!("{asked} calls were asked for; the run ended after {ran}."));
+    }
+    if !run.failures.is_empty() {
+        sentences.push("Correctness is not shown: see the failed calls.".to_string());
+    }
+    sentences
+}
+
 fn verified(report: &Report, run: &Verification) -> Vec<String> {
+    if let Some(random) = &run.random {
+        return verified_at_random(report, random);
+    }
     let (cases, failed) = (run.cases.len(), run.failed());
     let elements: u64 = run.outputs().map(|(_, output)| output.comparison.elements).sum();
     let outside: u64 = run.outputs().map(|(_, output)| output.comparison.failures).sum();
@@ -110,6 +169,9 @@ fn distinct<'a>(run: &'a Verification, of: impl Fn(&'a CaseReport) -> &'a str) -
 }
 
 fn not_verified(run: &Verification) -> Vec<String> {
+    if let Some(random) = &run.random {
+        return not_verified_at_random(random);
+    }
     let mut sentences = vec![
         "Nothing is shown for shapes, dtypes, layouts and options that no case has.".to_string(),
         "No speed is claimed: times are of single calls, on data that was just made. `causeway bench` measures."

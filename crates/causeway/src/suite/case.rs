@@ -2,6 +2,7 @@
 
 use super::gemm::Gemm;
 use super::layout::Layout;
+use super::memory::{Memory, Role};
 use crate::arrangement::Arrangement;
 use crate::causal_conv1d::Activation;
 use crate::device::Device;
@@ -76,6 +77,10 @@ pub struct Conv1d {
     pub cu_seqlens: Option<CuSeqlens>,
     /// What the inputs hold.
     pub values: Values,
+    /// Of [`Conv1d::OPTIONAL`], what is not asked for although its input is given.
+    pub omit: Vec<String>,
+    /// Tensors that lie elsewhere than their layout says.
+    pub memory: Memory,
 }
 
 /// A decode update.
@@ -105,6 +110,10 @@ pub struct Update {
     pub cache_seqlens: bool,
     /// With conv_state_indices: twice as many state rows as entries, in mixed order, every third entry padding.
     pub conv_state_indices: bool,
+    /// What x and conv_state hold.
+    pub values: Values,
+    /// Tensors that lie elsewhere than their layout says.
+    pub memory: Memory,
 }
 
 /// A call of varlen_states.
@@ -120,6 +129,8 @@ pub struct VarlenStates {
     pub layout: Layout,
     /// Boundaries.
     pub cu_seqlens: CuSeqlens,
+    /// Tensors that lie elsewhere than their layout says.
+    pub memory: Memory,
 }
 
 /// `cu_seqlens` by the lengths of its sequences.
@@ -176,27 +187,44 @@ pub enum Values {
     Uniform,
     /// As uniform, with a NaN and both infinities among x.
     NonFinite,
+    /// As uniform, with a NaN and both infinities in one of the inputs, the weight aside.
+    NonFiniteAnywhere,
     /// As uniform, with NaN in x and dy at the padded positions of seq_idx: nothing may leak out of them.
     NanPadding,
     /// As uniform, with x and dy scaled into the dtype's subnormal numbers.
     Subnormal,
     /// As uniform, with x scaled so that some results overflow the dtype.
     Overflow,
+    /// As uniform, with zeros of both signs in place of half of the elements.
+    Zeros,
+    /// Magnitudes from 2⁻²⁰ to 1, each binade as often as any other.
+    Spread,
 }
 
 impl Values {
     /// Every kind.
-    pub const ALL: [Values; 5] =
-        [Values::Uniform, Values::NonFinite, Values::NanPadding, Values::Subnormal, Values::Overflow];
+    pub const ALL: [Values; 8] = [
+        Values::Uniform,
+        Values::NonFinite,
+        Values::NonFiniteAnywhere,
+        Values::NanPadding,
+        Values::Subnormal,
+        Values::Overflow,
+        Values::Zeros,
+        Values::Spread,
+    ];
 
     /// The name that suites use.
     pub const fn name(self) -> &'static str {
         match self {
             Values::Uniform => "uniform",
             Values::NonFinite => "non-finite",
+            Values::NonFiniteAnywhere => "non-finite-anywhere",
             Values::NanPadding => "nan-padding",
             Values::Subnormal => "subnormal",
             Values::Overflow => "overflow",
+            Values::Zeros => "zeros",
+            Values::Spread => "spread",
         }
     }
 }
@@ -309,6 +337,9 @@ fn gibibytes(bytes: u64) -> f64 {
 }
 
 impl Conv1d {
+    /// What a call can leave out although its input is given.
+    pub const OPTIONAL: [&str; 4] = ["final_states", "dfinal_states", "dbias", "dinitial_states"];
+
     /// Bytes of all tensors that are there at one time, and of the largest result.
     fn memory(&self) -> Result<(u64, u64)> {
         let mut total = 0u64;
@@ -361,6 +392,63 @@ impl Problem {
         }
     }
 
+    /// Every tensor of the problem's calls: name, what a call does with it, and where it lies.
+    ///
+    /// # Errors
+    /// If a tensor cannot be arranged in memory.
+    pub fn tensors(&self) -> Result<Vec<(&'static str, Role, Arrangement)>> {
+        let mut tensors = Vec::new();
+        let mut input = |name: &'static str, arrangement: Arrangement| {
+            tensors.push((name, Role::of_input(name), arrangement));
+            Ok(())
+        };
+        match self {
+            Problem::Conv1d(c) => drop(c.inputs(&mut input)?),
+            Problem::Update(u) => drop(u.inputs(&mut input)?),
+            Problem::VarlenStates(v) => drop(v.inputs(&mut input)?),
+            Problem::Gemm(g) => drop(g.inputs(&mut input)?),
+        }
+        let mut output = |name: &'static str, arrangement: Arrangement| {
+            // What is changed in place is among the inputs.
+            if tensors.iter().all(|(known, ..)| *known != name) {
+                tensors.push((name, Role::Output, arrangement));
+            }
+            Ok(())
+        };
+        match self {
+            Problem::Conv1d(c) => {
+                c.forward_results(&mut output)?;
+                c.backward_results(&mut output)?;
+            }
+            Problem::Update(u) => drop(u.results(&mut output)?),
+            Problem::VarlenStates(v) => drop(v.results(&mut output)?),
+            Problem::Gemm(g) => drop(g.results(&mut output)?),
+        }
+        Ok(tensors)
+    }
+
+    /// The same problem with every tensor where its layout says.
+    pub(super) fn in_its_layouts(&self) -> Problem {
+        let mut plain = self.clone();
+        match &mut plain {
+            Problem::Conv1d(c) => c.memory = Memory::default(),
+            Problem::Update(u) => u.memory = Memory::default(),
+            Problem::VarlenStates(v) => v.memory = Memory::default(),
+            Problem::Gemm(g) => g.memory = Memory::default(),
+        }
+        plain
+    }
+
+    /// Where single tensors lie.
+    pub fn memory(&self) -> &Memory {
+        match self {
+            Problem::Conv1d(c) => &c.memory,
+            Problem::Update(u) => &u.memory,
+            Problem::VarlenStates(v) => &v.memory,
+            Problem::Gemm(g) => &g.memory,
+        }
+    }
+
     /// Dtype of x, or of A.
     pub fn dtype(&self) -> DType {
         match self {
@@ -399,6 +487,7 @@ impl Problem {
                 );
                 options.extend((c.output_layout != c.layout).then(|| format!("outputs {}", c.output_layout)));
                 options.extend((c.values != Values::Uniform).then(|| format!("values {}", c.values)));
+                options.extend(c.omit.iter().map(|name| format!("without {name}")));
             }
             Problem::Update(u) => {
                 options.push(u.activation.to_string());
@@ -406,6 +495,7 @@ impl Problem {
                 options.extend(u.cache_seqlens.then(|| "cache_seqlens".into()));
                 options.extend(u.conv_state_indices.then(|| "conv_state_indices".into()));
                 options.extend((u.weight_dtype != u.dtype).then(|| format!("weight {}", u.weight_dtype)));
+                options.extend((u.values != Values::Uniform).then(|| format!("values {}", u.values)));
             }
             Problem::VarlenStates(v) => options.push(v.cu_seqlens.describe()),
             Problem::Gemm(g) => {
@@ -415,6 +505,7 @@ impl Problem {
                 options.extend((g.values != Values::Uniform).then(|| format!("values {}", g.values)));
             }
         }
+        options.extend(self.memory().0.keys().map(|name| format!("memory of {name}")));
         options
     }
 }

@@ -9,6 +9,7 @@ use crate::host_tensor::HostTensor;
 use crate::oracle::POISON;
 use crate::oracle::causal_conv1d::{self as oracle, BackwardTruth, Inputs, UpdateInputs};
 use crate::oracle::ulp::Format;
+use crate::tensor::DType;
 
 /// Magnitudes of uniform values. That of dy keeps the sums over batch and seqlen small enough for 16-bit results
 /// to round within the contract's ceilings; docs/verification.md has the calculation.
@@ -24,10 +25,15 @@ impl Conv1d {
         let mut tensors = self.inputs(|name, arrangement| match name {
             "seq_idx" => self.seq_idx(&arrangement),
             "cu_seqlens" => CuSeqlens::tensor(self.cu_seqlens.as_ref(), &arrangement),
-            _ => uniform(&arrangement, case, name, self.magnitude(name)),
+            _ => valued(&arrangement, case, name, self.magnitude(name), self.values),
         })?;
         match self.values {
             Values::NonFinite => insert_non_finite(&mut tensors.x, case),
+            Values::NonFiniteAnywhere => {
+                let Conv1dTensors { x, bias, residual, initial_states, dy, dfinal_states, .. } = &mut tensors;
+                let optional = [bias, residual, initial_states, dfinal_states];
+                insert_non_finite_in_one([x, dy].into_iter().chain(optional.into_iter().flatten()), case);
+            }
             Values::NanPadding => {
                 if let Some(indices) = &tensors.seq_idx {
                     let indices = indices.to_f64();
@@ -36,7 +42,7 @@ impl Conv1d {
                     }
                 }
             }
-            Values::Uniform | Values::Subnormal | Values::Overflow => {}
+            _ => {}
         }
         Ok(tensors)
     }
@@ -65,13 +71,7 @@ impl Conv1d {
     }
 
     fn scale(&self) -> f64 {
-        let format = Format::of(self.dtype);
-        match (self.values, format) {
-            // The smallest normal number.
-            (Values::Subnormal, Some(format)) => format.smallest() / (2.0 * format.unit_roundoff()),
-            (Values::Overflow, Some(format)) => format.max(),
-            _ => 1.0,
-        }
+        self.values.scale(self.dtype)
     }
 
     fn seq_idx(&self, arrangement: &Arrangement) -> Result<HostTensor> {
@@ -90,6 +90,18 @@ impl Conv1d {
             let (row, position) = (i / seqlen / dim, i % seqlen);
             if indices[row * seqlen + position] < 0.0 { f64::NAN } else { values[i] }
         });
+    }
+}
+
+impl Values {
+    /// Largest magnitude in a tensor of this dtype, where it is not a parameter's.
+    pub(super) fn scale(self, dtype: DType) -> f64 {
+        match (self, Format::of(dtype)) {
+            // The smallest normal number.
+            (Values::Subnormal, Some(format)) => format.smallest() / (2.0 * format.unit_roundoff()),
+            (Values::Overflow, Some(format)) => format.max(),
+            _ => 1.0,
+        }
     }
 }
 
@@ -122,19 +134,30 @@ impl Update {
     /// # Errors
     /// If they do not fit into memory.
     pub fn tensors(&self, case: &str) -> Result<UpdateTensors> {
-        self.inputs(|name, arrangement| match name {
+        let scale = self.values.scale(self.dtype);
+        let mut tensors = self.inputs(|name, arrangement| match name {
             "cache_seqlens" => self.cache_seqlens(&arrangement, case),
             "conv_state_indices" => self.conv_state_indices(&arrangement, case),
-            "weight" | "bias" => uniform(&arrangement, case, name, WEIGHT_SCALE),
+            "weight" => valued(&arrangement, case, name, WEIGHT_SCALE, self.values),
+            "bias" => valued(&arrangement, case, name, WEIGHT_SCALE * scale, self.values),
             "conv_state" => {
                 // What lies around the elements is poison, as it is around every other output.
                 let mut tensor = arrangement.zeros()?;
                 tensor.fill_bytes(POISON);
-                fill(&mut tensor, case, name, 1.0);
+                fill(&mut tensor, case, name, scale, self.values);
                 Ok(tensor)
             }
-            _ => uniform(&arrangement, case, name, 1.0),
-        })
+            _ => valued(&arrangement, case, name, scale, self.values),
+        })?;
+        match self.values {
+            Values::NonFinite => insert_non_finite(&mut tensors.x, case),
+            Values::NonFiniteAnywhere => {
+                let UpdateTensors { x, conv_state, bias, .. } = &mut tensors;
+                insert_non_finite_in_one([x, conv_state].into_iter().chain(bias), case);
+            }
+            _ => {}
+        }
+        Ok(tensors)
     }
 
     /// From a fresh cache to one that has gone around several times.
@@ -196,15 +219,34 @@ impl CuSeqlens {
     }
 }
 
-fn fill(tensor: &mut HostTensor, case: &str, name: &str, scale: f64) {
+fn fill(tensor: &mut HostTensor, case: &str, name: &str, scale: f64, values: Values) {
     let mut random = Random::new(case, name);
-    tensor.assign(|_| random.uniform() * scale);
+    match values {
+        Values::Zeros => tensor.assign(|_| match random.below(4) {
+            0 => 0.0,
+            1 => -0.0,
+            _ => random.uniform() * scale,
+        }),
+        Values::Spread => tensor.assign(|_| random.uniform() * scale * 0.5f64.powi(random.below(21) as i32)),
+        _ => tensor.assign(|_| random.uniform() * scale),
+    }
+}
+
+/// A tensor of random numbers: signs are independent, magnitudes at most `scale` and as `values` says.
+pub(super) fn valued(
+    arrangement: &Arrangement,
+    case: &str,
+    name: &str,
+    scale: f64,
+    values: Values,
+) -> Result<HostTensor> {
+    let mut tensor = arrangement.zeros()?;
+    fill(&mut tensor, case, name, scale, values);
+    Ok(tensor)
 }
 
 pub(super) fn uniform(arrangement: &Arrangement, case: &str, name: &str, scale: f64) -> Result<HostTensor> {
-    let mut tensor = arrangement.zeros()?;
-    fill(&mut tensor, case, name, scale);
-    Ok(tensor)
+    valued(arrangement, case, name, scale, Values::Uniform)
 }
 
 /// Uniform values that repeat through the storage.
@@ -219,6 +261,13 @@ fn repeating(arrangement: &Arrangement, case: &str, name: &str, scale: f64) -> R
         piece.copy_from_slice(&pattern[..piece.len()]);
     }
     Ok(tensor)
+}
+
+/// A NaN and both infinities in one of several tensors: which one depends on the case.
+pub(super) fn insert_non_finite_in_one<'a>(tensors: impl Iterator<Item = &'a mut HostTensor>, case: &str) {
+    let mut tensors: Vec<_> = tensors.collect();
+    let chosen = Random::new(case, "non-finite-anywhere").below(tensors.len());
+    insert_non_finite(tensors[chosen], case);
 }
 
 /// A NaN and both infinities, at places that depend on the case.

@@ -6,7 +6,8 @@ use std::time::Instant;
 use super::calls::Call;
 use super::case::{Case, Conv1d, Problem, Update, VarlenStates};
 use super::check;
-use super::gemm::Gemm;
+use super::coverage::Coverage;
+use super::gemm::{Gemm, GemmResults};
 use super::repeats::Reference;
 use super::report::{CaseReport, OutputReport, Timing};
 use super::results::Results;
@@ -35,16 +36,17 @@ pub fn run_case(case: &Case, device: &Device) -> CaseReport {
 /// As [`run_case`], with every call made `repeats` times: outputs are poisoned before each, and each has to give the bits
 /// of the first, around the elements too. The results of the last one are compared with the oracle.
 pub fn run_case_repeatedly(case: &Case, device: &Device, repeats: NonZero<u32>) -> CaseReport {
-    run_case_noting(case, device, repeats, None)
+    run_case_noting(case, device, repeats, None, &mut Coverage::default())
 }
 
 /// As [`run_case_repeatedly`]. Right before the first launch of each call, the file of its kernel is read again and compared
-/// with what the device has loaded; what was seen goes to `artifacts`.
+/// with what the device has loaded; what was seen goes to `artifacts`, and what the planners chose to `coverage`.
 pub fn run_case_noting(
     case: &Case,
     device: &Device,
     repeats: NonZero<u32>,
     artifacts: Option<&mut Artifacts>,
+    coverage: &mut Coverage,
 ) -> CaseReport {
     let problem = &case.problem;
     let shape = problem.shape().into_iter().map(|(name, size)| (name.to_string(), size));
@@ -56,6 +58,7 @@ pub fn run_case_noting(
         case,
         device,
         artifacts,
+        coverage,
         different: Vec::new(),
         report: CaseReport {
             name: case.name.clone(),
@@ -93,6 +96,7 @@ struct Run<'a> {
     case: &'a Case,
     device: &'a Device,
     artifacts: Option<&'a mut Artifacts>,
+    coverage: &'a mut Coverage,
     /// Results that were not the same each time.
     different: Vec<&'static str>,
     report: CaseReport,
@@ -202,14 +206,10 @@ impl Run<'_> {
             [&tensors.a, &tensors.b, &tensors.grad_c].map(|tensor| Input::place(self.device, tensor));
         let (a, b, grad_c) = (a?, b?, grad_c?);
         let (a, b, grad_c) = (a.view(), b.view(), grad_c.view());
-        let output = |run: &Self, rows, columns| {
-            run.poisoned(&problem.output_layout.arrange(problem.dtype, [rows, columns])?)
-        };
-        let c = [("C", output(self, problem.m, problem.n)?)];
-        let grad_a = ("grad_A", output(self, problem.m, problem.k)?);
-        let grad_b = ("grad_B", output(self, problem.k, problem.n)?);
+        let results = problem.results(|name, arrangement| Ok((name, self.poisoned(&arrangement)?)))?;
+        let GemmResults { c, grad_a, grad_b } = results;
 
-        let [c] = self.call("gemm-forward", c, |[(_, c)], with| {
+        let [c] = self.call("gemm-forward", [c], |[(_, c)], with| {
             with(&mut gemm::Forward { a, b, algorithm, c: c.view() })
         })?;
         let [grad_a, grad_b] = if problem.together {
@@ -273,6 +273,7 @@ impl Run<'_> {
     fn note_launches(&mut self, operation: &str, call: &mut dyn Call) -> Result<()> {
         let Some(facts) = self.device.facts() else { return Ok(()) };
         for plan in call.plans(facts)? {
+            self.coverage.note(&plan);
             let launch = match &mut self.artifacts {
                 Some(artifacts) => artifacts.note(operation, &plan, self.device.check(&plan)?),
                 None => Launch::of(operation, &plan, None),

@@ -1,8 +1,9 @@
 //! Matrix products as cases: the problem, its memory and its operands.
 
 use super::case::Values;
+use super::data;
 use super::layout::GUARD_BYTES;
-use super::random::Random;
+use super::memory::Memory;
 use crate::arrangement::Arrangement;
 use crate::error::Result;
 use crate::gemm::Algorithm;
@@ -31,6 +32,8 @@ pub struct Gemm {
     pub together: bool,
     /// What the operands hold: [`Values::NonFinite`], [`Values::Subnormal`] and [`Values::Overflow`] speak of A.
     pub values: Values,
+    /// Matrices that lie elsewhere than their layout says.
+    pub memory: Memory,
 }
 
 /// Memory layout of a matrix.
@@ -125,13 +128,24 @@ impl std::str::FromStr for MatrixLayout {
 
 /// The operands of a product and of its gradients.
 #[derive(Debug, Clone)]
-pub struct GemmTensors {
+pub struct GemmTensors<T = HostTensor> {
     /// `(M, K)`.
-    pub a: HostTensor,
+    pub a: T,
     /// `(K, N)`.
-    pub b: HostTensor,
+    pub b: T,
     /// `(M, N)`.
-    pub grad_c: HostTensor,
+    pub grad_c: T,
+}
+
+/// C, grad_A and grad_B.
+#[derive(Debug)]
+pub struct GemmResults<T> {
+    /// `(M, N)`.
+    pub c: T,
+    /// `(M, K)`.
+    pub grad_a: T,
+    /// `(K, N)`.
+    pub grad_b: T,
 }
 
 impl Gemm {
@@ -140,20 +154,51 @@ impl Gemm {
     /// # Errors
     /// If they do not fit into memory.
     pub fn tensors(&self, case: &str) -> Result<GemmTensors> {
-        let matrix = |name: &str, shape: [i64; 2], scale: f64| {
-            let mut tensor = self.layout.zeros(self.dtype, shape)?;
-            let mut random = Random::new(case, name);
-            tensor.assign(|_| random.uniform() * scale);
-            Ok(tensor)
-        };
-        let mut a = matrix("A", [self.m, self.k], self.scale())?;
-        if self.values == Values::NonFinite {
-            super::data::insert_non_finite(&mut a, case);
+        let scale = |name| if name == "A" { self.scale() } else { 1.0 };
+        let mut tensors = self
+            .inputs(|name, arrangement| data::valued(&arrangement, case, name, scale(name), self.values))?;
+        match self.values {
+            Values::NonFinite => data::insert_non_finite(&mut tensors.a, case),
+            Values::NonFiniteAnywhere => {
+                let GemmTensors { a, b, grad_c } = &mut tensors;
+                data::insert_non_finite_in_one([a, b, grad_c].into_iter(), case);
+            }
+            _ => {}
         }
+        Ok(tensors)
+    }
+
+    /// The operands, each made by `make` from its name and arrangement.
+    ///
+    /// # Errors
+    /// The first one of `make`.
+    pub fn inputs<T>(
+        &self,
+        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
+    ) -> Result<GemmTensors<T>> {
+        let mut make = self.memory.applied(make);
+        let arrange = |shape| self.layout.arrange(self.dtype, shape);
         Ok(GemmTensors {
-            a,
-            b: matrix("B", [self.k, self.n], 1.0)?,
-            grad_c: matrix("grad_C", [self.m, self.n], 1.0)?,
+            a: make("A", arrange([self.m, self.k])?)?,
+            b: make("B", arrange([self.k, self.n])?)?,
+            grad_c: make("grad_C", arrange([self.m, self.n])?)?,
+        })
+    }
+
+    /// The results, each made by `make` from its name and arrangement.
+    ///
+    /// # Errors
+    /// The first one of `make`.
+    pub fn results<T>(
+        &self,
+        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
+    ) -> Result<GemmResults<T>> {
+        let mut make = self.memory.applied(make);
+        let arrange = |shape| self.output_layout.arrange(self.dtype, shape);
+        Ok(GemmResults {
+            c: make("C", arrange([self.m, self.n])?)?,
+            grad_a: make("grad_A", arrange([self.m, self.k])?)?,
+            grad_b: make("grad_B", arrange([self.k, self.n])?)?,
         })
     }
 
@@ -199,6 +244,7 @@ mod tests {
             output_layout: MatrixLayout::RowMajor,
             together: false,
             values: Values::NonFinite,
+            memory: Memory::default(),
         };
         let (one, again) = (gemm.tensors("one").unwrap(), gemm.tensors("one").unwrap());
         assert_eq!(one.b.to_f64(), again.b.to_f64());

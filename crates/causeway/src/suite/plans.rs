@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::case::{Case, Problem};
+use super::gemm::{GemmResults, GemmTensors};
 use crate::arrangement::Arrangement;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::error::Result;
@@ -45,13 +46,9 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
             )]
         }
         Problem::Gemm(gemm) => {
-            let mut input = |rows, columns| space.input(&gemm.layout.arrange(gemm.dtype, [rows, columns])?);
-            let (a, b) = (input(gemm.m, gemm.k)?, input(gemm.k, gemm.n)?);
-            let grad_c = input(gemm.m, gemm.n)?;
-            let mut output =
-                |rows, columns| space.output(&gemm.output_layout.arrange(gemm.dtype, [rows, columns])?);
-            let (c, grad_a) = (output(gemm.m, gemm.n)?, output(gemm.m, gemm.k)?);
-            let grad_b = output(gemm.k, gemm.n)?;
+            let GemmTensors { a, b, grad_c } = gemm.inputs(|_, arrangement| space.input(&arrangement))?;
+            let GemmResults { c, grad_a, grad_b } =
+                gemm.results(|_, arrangement| space.output(&arrangement))?;
             let algorithm = gemm.algorithm;
             let forward = Forward { a, b, algorithm, c }.plan(facts)?;
             let [of_a, of_b] = GradAB { grad_c, a, b, algorithm, grad_a, grad_b }.plans(facts)?;
@@ -59,6 +56,17 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
         }
     };
     Ok(plans.into_iter().filter_map(|(call, plan)| Some((call, plan?))).collect())
+}
+
+/// A kernel: the file that holds it, and the text that is compiled after it.
+pub(super) type Kernel = (&'static str, String);
+
+/// The kernels that the calls of a case launch, in the order of the launches.
+///
+/// # Errors
+/// As for [`plans`].
+pub(super) fn kernels(case: &Case, facts: &DeviceFacts) -> Result<Vec<Kernel>> {
+    Ok(plans(case, facts)?.into_iter().map(|(_, plan)| (plan.header, plan.instantiation)).collect())
 }
 
 /// The plans of many cases, each kernel once: what has to be compiled before they run. Cases that an operation

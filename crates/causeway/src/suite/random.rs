@@ -38,6 +38,33 @@ impl Random {
     }
 }
 
+/// Choices, for calls that are drawn at random.
+impl Random {
+    /// True once in `n` times.
+    pub fn once_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    /// Uniform in `least..=most`; `least` if there is nothing between.
+    pub fn between(&mut self, least: i64, most: i64) -> i64 {
+        least + self.below((most - least + 1).max(1) as usize) as i64
+    }
+
+    /// One of several.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub fn one_of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+        &choices[self.below(choices.len())]
+    }
+
+    /// Between 1 and `most`, each factor of two as likely as any other.
+    pub fn log_uniform(&mut self, most: i64) -> i64 {
+        let exponent = (self.uniform() + 1.0) / 2.0 * (most.max(1) as f64).log2();
+        (exponent.exp2() as i64).clamp(1, most.max(1))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

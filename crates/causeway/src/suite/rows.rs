@@ -6,6 +6,7 @@ use serde::de::{DeserializeOwned, Deserializer, Error as _};
 use super::case::{Case, Ceilings, Conv1d, CuSeqlens, Fault, Problem, SeqIdx, Update, Values, VarlenStates};
 use super::gemm::{Gemm, MatrixLayout};
 use super::layout::Layout;
+use super::memory::Memory;
 use crate::causal_conv1d::{Activation, MAX_WIDTH};
 use crate::gemm::Algorithm;
 use crate::tensor::DType;
@@ -53,6 +54,7 @@ pub(super) fn cases<R: Row>(
         .map(|row| {
             let row: R = row.try_into().map_err(|error: toml::de::Error| error.message().to_string())?;
             let problem = row.problem()?;
+            check_memory(&problem)?;
             Ok(Case {
                 name: name(row.name(), &problem, &listed),
                 ceilings: if is_plain(&problem) { ceilings(problem.dtype()) } else { Ceilings::default() },
@@ -62,6 +64,26 @@ pub(super) fn cases<R: Row>(
             })
         })
         .collect()
+}
+
+/// Each placement is that of a tensor of the problem, and one that it can have.
+fn check_memory(problem: &Problem) -> Result<(), String> {
+    let memory = &problem.memory().0;
+    if memory.is_empty() {
+        return Ok(());
+    }
+    // With an axis that the tensor does not have it could not be arranged.
+    let plain = problem.in_its_layouts().tensors().map_err(|error| error.to_string())?;
+    for (name, placement) in memory {
+        let Some((_, role, arrangement)) = plain.iter().find(|(known, ..)| known == name) else {
+            let known: Vec<_> = plain.iter().map(|(known, ..)| *known).collect();
+            return Err(format!("memory has {name:?}: the tensors of this row are {}", known.join(", ")));
+        };
+        if let Some(complaint) = placement.complaint(arrangement.shape.len(), *role) {
+            return Err(format!("memory.{name}: {complaint}"));
+        }
+    }
+    Ok(())
 }
 
 /// True for the cases that the contract's ceilings speak of: numbers of ordinary size, in one dtype.
@@ -122,6 +144,7 @@ fn name(row: &str, problem: &Problem, listed: &[&str]) -> String {
             ("output_layout", Problem::Gemm(g)) => Some(format!("to-{}", g.output_layout)),
             ("values", Problem::Conv1d(c)) => Some(c.values.to_string()),
             ("values", Problem::Gemm(g)) => Some(g.values.to_string()),
+            ("values", Problem::Update(u)) => Some(u.values.to_string()),
             ("together", Problem::Gemm(g)) => Some(if g.together { "together" } else { "apart" }.to_string()),
             ("state_len", Problem::Update(u)) => Some(format!("s{}", u.state_len)),
             ("state_len", Problem::VarlenStates(v)) => Some(format!("s{}", v.state_len)),
@@ -209,6 +232,10 @@ pub(super) struct Conv1dRow {
     cu_seqlens: Option<CuSeqlensRow>,
     values: Option<Named<Values>>,
     #[serde(default)]
+    omit: Vec<String>,
+    #[serde(default)]
+    memory: Memory,
+    #[serde(default)]
     sample: bool,
     fault: Option<Fault>,
 }
@@ -235,13 +262,17 @@ impl Row for Conv1dRow {
             let positive = !runs.is_empty() && runs.iter().all(|&(length, _)| length > 0);
             require(positive, "seq_idx needs runs of positive length")?;
         }
+        if let Some(name) = self.omit.iter().find(|name| !Conv1d::OPTIONAL.contains(&name.as_str())) {
+            return Err(format!("omit has {name:?}: expected any of {}", Conv1d::OPTIONAL.join(", ")));
+        }
         let output_layout = self.output_layout.map_or(layout, |layout| layout.0);
         if self.sample {
             let plain = !self.residual && !self.initial_states && !self.final_states && self.values.is_none();
+            let plain = plain && self.memory.0.is_empty();
             let dense = [Layout::ChannelFirst, Layout::ChannelLast];
             require(
                 plain && self.seq_idx.is_none() && cu_seqlens.is_none(),
-                "sample is true: such a row can have no states, sequences, residual or values",
+                "sample is true: such a row can have no states, sequences, residual, values or memory",
             )?;
             require(
                 dense.contains(&layout) && dense.contains(&output_layout),
@@ -266,6 +297,8 @@ impl Row for Conv1dRow {
             seq_idx: self.seq_idx.clone().map(|runs| SeqIdx { runs }),
             cu_seqlens,
             values: self.values.map_or(Values::Uniform, |values| values.0),
+            omit: self.omit.clone(),
+            memory: self.memory.clone(),
         }))
     }
 
@@ -298,6 +331,9 @@ pub(super) struct UpdateRow {
     cache_seqlens: bool,
     #[serde(default)]
     conv_state_indices: bool,
+    values: Option<Named<Values>>,
+    #[serde(default)]
+    memory: Memory,
     fault: Option<Fault>,
 }
 
@@ -319,6 +355,8 @@ impl Row for UpdateRow {
             state_len >= shortest,
             format!("state_len is {state_len}: width {} needs at least {shortest}", self.width),
         )?;
+        let values = self.values.map_or(Values::Uniform, |values| values.0);
+        require(values != Values::NanPadding, "values is nan-padding: an update has no seq_idx")?;
         Ok(Problem::Update(Update {
             batch,
             dim,
@@ -332,6 +370,8 @@ impl Row for UpdateRow {
             bias: self.bias,
             cache_seqlens: self.cache_seqlens,
             conv_state_indices: self.conv_state_indices,
+            values,
+            memory: self.memory.clone(),
         }))
     }
 
@@ -350,6 +390,8 @@ pub(super) struct VarlenStatesRow {
     dtype: Named<DType>,
     layout: Named<Layout>,
     cu_seqlens: CuSeqlensRow,
+    #[serde(default)]
+    memory: Memory,
     fault: Option<Fault>,
 }
 
@@ -366,6 +408,7 @@ impl Row for VarlenStatesRow {
             dtype: self.dtype.0,
             layout: self.layout.0,
             cu_seqlens: self.cu_seqlens.build()?,
+            memory: self.memory.clone(),
         }))
     }
 
@@ -388,6 +431,8 @@ pub(super) struct GemmRow {
     #[serde(default)]
     together: bool,
     values: Option<Named<Values>>,
+    #[serde(default)]
+    memory: Memory,
     fault: Option<Fault>,
 }
 
@@ -411,6 +456,7 @@ impl Row for GemmRow {
             output_layout: self.output_layout.unwrap_or(self.layout).0,
             together: self.together,
             values,
+            memory: self.memory.clone(),
         }))
     }
 

@@ -205,6 +205,11 @@ impl Conv1d {
         self.cu_seqlens.as_ref().map_or(self.batch, |boundaries| boundaries.lengths.len() as i64)
     }
 
+    /// Whether a tensor is part of the calls, as far as `omit` says.
+    fn asks_for(&self, name: &str) -> bool {
+        !self.omit.iter().any(|omitted| omitted == name)
+    }
+
     /// Shape of x, y, dy, dx and residual.
     pub fn x_shape(&self) -> [i64; 3] {
         [self.batch, self.dim, self.seqlen]
@@ -221,8 +226,9 @@ impl Conv1d {
     /// The first one of `make`.
     pub fn inputs<T>(
         &self,
-        mut make: impl FnMut(&'static str, Arrangement) -> Result<T>,
+        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
     ) -> Result<Conv1dTensors<T>> {
+        let mut make = self.memory.applied(make);
         let like_x = || self.layout.arrange(self.dtype, self.x_shape());
         let states = || self.layout.arrange(self.dtype, self.states_shape());
         let weight = |shape: &[i64]| dense(self.weight_dtype, shape);
@@ -238,7 +244,9 @@ impl Conv1d {
             seq_idx: when(self.seq_idx.is_some(), || make("seq_idx", indices()?))?,
             cu_seqlens: boundaries.map(|arrangement| make("cu_seqlens", arrangement?)).transpose()?,
             dy: make("dy", like_x()?)?,
-            dfinal_states: when(self.final_states, || make("dfinal_states", states()?))?,
+            dfinal_states: when(self.final_states && self.asks_for("dfinal_states"), || {
+                make("dfinal_states", states()?)
+            })?,
         })
     }
 
@@ -248,12 +256,15 @@ impl Conv1d {
     /// The first one of `make`.
     pub fn forward_results<T>(
         &self,
-        mut make: impl FnMut(&'static str, Arrangement) -> Result<T>,
+        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
     ) -> Result<ForwardResults<T>> {
+        let mut make = self.memory.applied(make);
         let arrange = |shape| self.output_layout.arrange(self.dtype, shape);
         Ok(ForwardResults {
             y: make("y", arrange(self.x_shape())?)?,
-            final_states: when(self.final_states, || make("final_states", arrange(self.states_shape())?))?,
+            final_states: when(self.final_states && self.asks_for("final_states"), || {
+                make("final_states", arrange(self.states_shape())?)
+            })?,
         })
     }
 
@@ -263,15 +274,16 @@ impl Conv1d {
     /// The first one of `make`.
     pub fn backward_results<T>(
         &self,
-        mut make: impl FnMut(&'static str, Arrangement) -> Result<T>,
+        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
     ) -> Result<BackwardResults<T>> {
+        let mut make = self.memory.applied(make);
         let arrange = |shape| self.output_layout.arrange(self.dtype, shape);
         let parameter = |shape: &[i64]| dense(self.dweight_dtype, shape);
         Ok(BackwardResults {
             dx: make("dx", arrange(self.x_shape())?)?,
             dweight: make("dweight", parameter(&[self.dim, self.width])?)?,
-            dbias: when(self.bias, || make("dbias", parameter(&[self.dim])?))?,
-            dinitial_states: when(self.initial_states, || {
+            dbias: when(self.bias && self.asks_for("dbias"), || make("dbias", parameter(&[self.dim])?))?,
+            dinitial_states: when(self.initial_states && self.asks_for("dinitial_states"), || {
                 make("dinitial_states", arrange(self.states_shape())?)
             })?,
         })
@@ -346,8 +358,9 @@ impl Update {
     /// The first one of `make`.
     pub fn inputs<T>(
         &self,
-        mut make: impl FnMut(&'static str, Arrangement) -> Result<T>,
+        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
     ) -> Result<UpdateTensors<T>> {
+        let mut make = self.memory.applied(make);
         let weight = |shape: &[i64]| dense(self.weight_dtype, shape);
         let indices = || dense(DType::I32, &[self.batch]);
         Ok(UpdateTensors {
@@ -367,8 +380,9 @@ impl Update {
     /// The first one of `make`.
     pub fn results<T>(
         &self,
-        mut make: impl FnMut(&'static str, Arrangement) -> Result<T>,
+        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
     ) -> Result<UpdateResults<T>> {
+        let mut make = self.memory.applied(make);
         Ok(UpdateResults {
             y: make("y", self.like_x()?)?,
             conv_state: make("conv_state", self.like_conv_state()?)?,
@@ -402,8 +416,9 @@ impl VarlenStates {
     /// The first one of `make`.
     pub fn inputs<T>(
         &self,
-        mut make: impl FnMut(&'static str, Arrangement) -> Result<T>,
+        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
     ) -> Result<VarlenStatesTensors<T>> {
+        let mut make = self.memory.applied(make);
         let count = self.cu_seqlens.lengths.len() as i64 + 1;
         Ok(VarlenStatesTensors {
             x: make("x", self.layout.arrange_2d(self.dtype, [self.cu_seqlens.total(), self.dim])?)?,
@@ -414,11 +429,12 @@ impl VarlenStates {
     /// The result, made by `make` from its name and arrangement.
     ///
     /// # Errors
-    /// That of `make`.
+    /// The first one of `make`.
     pub fn results<T>(
         &self,
-        make: impl FnOnce(&'static str, Arrangement) -> Result<T>,
+        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
     ) -> Result<VarlenStatesResults<T>> {
+        let mut make = self.memory.applied(make);
         let shape = [self.cu_seqlens.lengths.len() as i64, self.dim, self.state_len];
         Ok(VarlenStatesResults { states: make("states", self.layout.arrange(self.dtype, shape)?)? })
     }

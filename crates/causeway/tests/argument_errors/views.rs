@@ -100,7 +100,7 @@ fn names_that_name_nothing_are_refused() {
     );
     assert_eq!(
         Device::open("tpu").unwrap_err().to_string(),
-        "device is \"tpu\": expected best, cpu, cuda, cuda:N, hip or hip:N"
+        "device is \"tpu\": expected best, cpu, cpu:portable (or neon, avx2, avx512), cuda, cuda:N, hip or hip:N"
     );
     assert_eq!(
         "f8".parse::<DType>().unwrap_err(),

@@ -1,4 +1,6 @@
-//! `causeway verify`: every case of a suite against the oracle.
+//! `causeway verify`: every case of a suite against the oracle, or calls drawn at random.
+
+mod random;
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -7,7 +9,7 @@ use std::time::Instant;
 use causeway::Device;
 use causeway::backend::gpu::artifact::Artifacts;
 use causeway::evidence::{Content, Report, Verification, complaints, words};
-use causeway::suite::{Case, CaseReport, OutputReport, Suite, distinct_plans, run_case_noting};
+use causeway::suite::{Case, CaseReport, Coverage, OutputReport, Suite, distinct_plans, run_case_noting};
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
@@ -24,11 +26,14 @@ Examples:
   causeway verify --suite conv1d-first --case large --json
   causeway verify --suite my-cases.toml
   causeway verify --suite repeat --repeat 10000 --device cuda
+  causeway verify --random 10000 --seed 7 --device cuda
+  causeway verify --random 100000 --seconds 600 --op conv1d-update
 
 Each row is one case: its calls, checked element by element against a float64 oracle.
   y, dx …  largest absolute error of that output; other: of all outputs without a column (states, C, grad_A …)
   bound    largest part of its error bound that any element used; 100% or less passes
   ulp      largest error in units of the output's last place
+A random call that fails is printed as a suite of one row, as small as it still fails.
 The bounds are derived from the data and the number of terms summed (docs/verification.md).";
 
 /// Every case of a suite against the float64 oracle
@@ -52,6 +57,9 @@ pub(crate) struct Args {
     report: Option<PathBuf>,
 
     #[command(flatten)]
+    random: random::RandomArgs,
+
+    #[command(flatten)]
     device: DeviceArgs,
 
     /// Print as JSON
@@ -69,6 +77,9 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     if let Some(path) = args.report.as_ref().filter(|path| path.exists() && !path.is_dir()) {
         return Err(Failure::input(format!("--report is {}: it is a file", path.display()))
             .with_help("name a directory, which may be new"));
+    }
+    if let Some(count) = args.random.random {
+        return random::execute(args, count);
     }
     let cases = args.cases()?;
     args.device.with(|device| {
@@ -98,7 +109,9 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
             run.preparation = Some(kernels::prepare(stream.device(), &cases));
         }
         prepare(&cases, device)?;
-        run.cases = args.verify(&cases, device, &run, &mut report.kernels)?;
+        let mut coverage = Coverage::default();
+        run.cases = args.verify(&cases, device, &run, (&mut report.kernels, &mut coverage))?;
+        run.coverage = coverage;
         for (case, suite) in run.cases.iter_mut().zip(suites) {
             case.suite = suite;
         }
@@ -152,14 +165,14 @@ impl Args {
         cases: &[Case],
         device: &Device,
         run: &Verification,
-        artifacts: &mut Artifacts,
+        (artifacts, coverage): (&mut Artifacts, &mut Coverage),
     ) -> Result<Vec<CaseReport>, Failure> {
         let table = (!self.json).then(|| begin_table(run, device, cases)).transpose()?;
         let progress = terminal::progress(cases.len() as u64);
         let mut reports = Vec::with_capacity(cases.len());
         for case in cases {
             progress.set_message(case.name.clone());
-            let report = run_case_noting(case, device, self.repeat, Some(&mut *artifacts));
+            let report = run_case_noting(case, device, self.repeat, Some(&mut *artifacts), coverage);
             if let Some(table) = &table {
                 progress.suspend(|| print_case(table, &report))?;
             }

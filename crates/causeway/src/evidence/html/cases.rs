@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::plots::{Dot, Scale, Scatter};
 use super::table::{Cell, Column, Table};
 use super::{cards as cards_of, escape};
-use crate::evidence::{Verification, complaints, words};
+use crate::evidence::{RandomCalls, Verification, complaints, words};
 use crate::suite::{CaseReport, OutputReport};
 
 /// Outputs with a colour of their own in plots; the others share the last one.
@@ -13,7 +13,24 @@ const COLOURED: [&str; 4] = ["y", "dx", "dweight", "dbias"];
 /// Errors of fewer units than this lie on the lower edge of a plot.
 const LEAST_ULPS: f64 = 0.1;
 
+fn cards_of_random(run: &RandomCalls) -> String {
+    let (all, failed) = (run.count(), run.failures.len());
+    let figures = [
+        ("random calls passed", format!("{} of {all}", all - failed), format!("seed {}", run.seed)),
+        (
+            "elements compared with the oracle",
+            words::thousands(run.elements),
+            format!("of {}", words::count(run.outputs as usize, "output")),
+        ),
+        ("distinct kernels", run.kernels.to_string(), "that the calls launched".to_string()),
+    ];
+    cards_of(&figures)
+}
+
 pub(super) fn cards(run: &Verification) -> String {
+    if let Some(random) = &run.random {
+        return cards_of_random(random);
+    }
     let (all, failed) = (run.cases.len(), run.failed());
     let elements: u64 = run.outputs().map(|(_, output)| output.comparison.elements).sum();
     let skipped: usize = run.skipped.values().map(Vec::len).sum();

@@ -1,4 +1,6 @@
-//! `causeway plan`: the launches of a suite's cases, chosen without a GPU.
+//! `causeway plan`: the launches of a suite's cases, chosen without a GPU; and which choices verified calls have reached.
+
+mod coverage;
 
 use causeway::DType;
 use causeway::backend::gpu::compiler::Target;
@@ -13,6 +15,7 @@ const EXAMPLES: &str = "\
 Examples:
   causeway plan --suite shapes --case large-8x2048x1024-bf16-silu
   causeway plan --arch gfx942 --suite conv1d-last --case tiny --json
+  causeway plan --device sim:32 --coverage out/run.json
 
 A plan is a function of the call and of the device's facts: which kernel, with which template arguments, in \
 which grid. Facts of an architecture are those of its reference device.";
@@ -24,6 +27,9 @@ pub(crate) struct Args {
     /// Architecture: sm_90a, gfx942 …
     #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
     arch: String,
+
+    #[command(flatten)]
+    coverage: coverage::CoverageArgs,
 
     /// Plan for a simulated device instead: sim:32 or sim:64
     #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
@@ -40,6 +46,9 @@ pub(crate) struct Args {
 /// Prints the plans.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let facts = args.facts()?;
+    if !args.coverage.coverage.is_empty() {
+        return coverage::execute(&args.coverage, &facts, args.json);
+    }
     let mut list = Vec::new();
     for case in args.cases.open()? {
         for (call, plan) in plans(&case, &facts)? {

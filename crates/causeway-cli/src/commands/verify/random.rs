@@ -1,0 +1,214 @@
+//! `causeway verify --random`: calls drawn from everything that the operations allow.
+
+use std::time::{Duration, Instant};
+
+use causeway::Device;
+use causeway::evidence::{Content, RandomCalls, RandomFailure, Report, Verification, complaints, words};
+use causeway::suite::random_calls::{Calls, Failure as FailedCall, OPERATIONS, Outcome, Space, run};
+use causeway::suite::{Case, distinct_plans};
+
+use super::Args;
+use crate::failure::Failure;
+use crate::table::{FAIL, PASS};
+use crate::{VERSION, kernels, terminal};
+
+/// Elements of x at the most: what an oracle and, where there is one, a simulator does in a few milliseconds.
+const ELEMENTS: i64 = 1 << 16;
+const ELEMENTS_ON_A_GPU: i64 = 1 << 21;
+
+/// After so many failures more of them say nothing new.
+const MOST_FAILURES: usize = 20;
+
+/// `--random` and what belongs to it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RandomArgs {
+    /// Instead of a suite: N calls drawn at random from everything that the operations allow
+    #[arg(long, value_name = "N", conflicts_with_all = ["suites", "case", "repeat"])]
+    pub random: Option<usize>,
+
+    /// Decides the draws of --random [default: 1]
+    #[arg(long, value_name = "S", requires = "random")]
+    seed: Option<u64>,
+
+    /// Begin no call of --random after so many seconds
+    #[arg(long, value_name = "T", requires = "random")]
+    seconds: Option<u64>,
+
+    /// Of --random, only this operation; may be repeated
+    #[arg(long, value_name = "OP", requires = "random", value_parser = parse_operation)]
+    op: Vec<&'static str>,
+
+    /// Most elements of x in a call of --random [default: 65536, on a GPU 2097152]
+    #[arg(long, value_name = "N", requires = "random", value_parser = clap::value_parser!(i64).range(1..=1 << 31))]
+    elements: Option<i64>,
+}
+
+fn parse_operation(text: &str) -> Result<&'static str, String> {
+    let known = OPERATIONS.into_iter().find(|operation| *operation == text);
+    known.ok_or_else(|| format!("expected {}", OPERATIONS.join(", ")))
+}
+
+/// Draws, runs, prints and reports.
+pub(super) fn execute(args: &Args, count: usize) -> Result<(), Failure> {
+    args.device.with(|device| {
+        let start = Instant::now();
+        let calls = args.random.calls(count, device);
+        if !args.json {
+            let (count, seed) = (words::count(count, "call"), calls.seed);
+            terminal::print(&format!("verify {count} drawn at random with seed {seed} on {device}"))?;
+        }
+        let mut report = Report::begin(device, VERSION, Content::Verification(Verification::default()));
+        report.command = terminal::command_line();
+        let outcome = verify(&calls, device)?;
+        if args.report.is_some() {
+            note_kernels(&outcome, device, &mut report)?;
+        }
+        let failed = print_failures(args, &outcome)?;
+        report.content = Content::Verification(content(&calls, outcome));
+        report.conclude(start.elapsed().as_secs_f64());
+        if let Some(directory) = &args.report {
+            crate::commands::report::write(directory, &report)?;
+        }
+        if args.json {
+            terminal::print_text(&report.to_json())?;
+        } else {
+            print_summary(&report)?;
+            if let Some(directory) = &args.report {
+                terminal::print(&format!("report: {}", directory.join("report.html").display()))?;
+            }
+        }
+        if failed == 0 { Ok(()) } else { Err(Failure::Negative) }
+    })
+}
+
+impl RandomArgs {
+    fn calls(&self, count: usize, device: &Device) -> Calls {
+        let elements = match device {
+            Device::Gpu(_) => ELEMENTS_ON_A_GPU,
+            _ => ELEMENTS,
+        };
+        let space = Space {
+            operations: if self.op.is_empty() { OPERATIONS.to_vec() } else { self.op.clone() },
+            has_f64: matches!(device, Device::Cpu(_)),
+            elements: self.elements.unwrap_or(elements),
+        };
+        Calls {
+            space,
+            seed: self.seed.unwrap_or(1),
+            count,
+            limit: self.seconds.map(Duration::from_secs),
+            most_failures: MOST_FAILURES,
+        }
+    }
+}
+
+fn verify(calls: &Calls, device: &Device) -> Result<Outcome, Failure> {
+    let progress = terminal::progress(calls.count as u64);
+    let prepare = |cases: &[Case]| match device {
+        Device::Gpu(stream) => {
+            // A kernel that cannot be made is named by the calls that need it.
+            kernels::prepare_quietly(stream.device(), cases);
+            Ok(())
+        }
+        Device::Simulated(executor) => executor.prepare(&distinct_plans(cases, executor.facts())),
+        // A processor's code is there.
+        _ => Ok(()),
+    };
+    let outcome = run(calls, device, prepare, |now| {
+        progress.set_position(now.calls as u64);
+        let kernels = if now.kernels > 0 {
+            format!(", {}", words::count(now.kernels, "kernel"))
+        } else {
+            String::new()
+        };
+        let wrong = if now.failures > 0 { format!(", {} wrong", now.failures) } else { String::new() };
+        progress.set_message(format!("calls{kernels}{wrong}"));
+    })?;
+    progress.finish_and_clear();
+    Ok(outcome)
+}
+
+/// What the files of the kernels hold that the calls launched.
+fn note_kernels(outcome: &Outcome, device: &Device, report: &mut Report) -> Result<(), Failure> {
+    for plan in &outcome.plans {
+        if let Some(seen) = device.check(plan)? {
+            report.kernels.add(seen);
+        }
+    }
+    Ok(())
+}
+
+/// Each failure as the suite that repeats it. Returns how many there are.
+fn print_failures(args: &Args, outcome: &Outcome) -> Result<usize, Failure> {
+    for FailedCall { drawn, row, report } in outcome.failures.iter().filter(|_| !args.json) {
+        terminal::print(&format!("\n{FAIL}FAIL{FAIL:#} {}", report.name))?;
+        for line in complaints(report) {
+            terminal::print(&format!("  {line}"))?;
+        }
+        terminal::print("as small as it fails, for `causeway verify --suite FILE.toml`:\n")?;
+        terminal::print_text(&row.to_suite())?;
+        if drawn != row {
+            terminal::print("\nas it was drawn:\n")?;
+            terminal::print_text(&drawn.to_suite())?;
+        }
+    }
+    Ok(outcome.failures.len())
+}
+
+fn content(calls: &Calls, outcome: Outcome) -> Verification {
+    let failures = outcome.failures.iter().map(|failure| RandomFailure {
+        case: failure.report.name.clone(),
+        drawn: failure.drawn.to_suite(),
+        smallest: failure.row.to_suite(),
+    });
+    let random = RandomCalls {
+        seed: calls.seed,
+        asked: calls.count,
+        calls: outcome.calls.iter().map(|(operation, count)| (operation.to_string(), *count)).collect(),
+        kernels: outcome.plans.len(),
+        choices: outcome.coverage.0.len(),
+        pairs: outcome.pairs,
+        outputs: outcome.outputs,
+        elements: outcome.elements,
+        worst: outcome.worst,
+        failures: failures.collect(),
+    };
+    let cases: Vec<_> = outcome.failures.into_iter().map(|failure| failure.report).collect();
+    Verification {
+        suites: vec!["random".to_string()],
+        asked: cases.len(),
+        repeats: 1,
+        cases,
+        random: Some(random),
+        coverage: outcome.coverage,
+        ..Verification::default()
+    }
+}
+
+fn print_summary(report: &Report) -> Result<(), Failure> {
+    let Content::Verification(Verification { random: Some(run), .. }) = &report.content else {
+        return Ok(());
+    };
+    let (count, failed, seconds) = (run.count(), run.failures.len(), report.seconds);
+    terminal::print("")?;
+    for (operation, calls) in &run.calls {
+        terminal::print(&format!("  {operation:<22}{calls:>8}"))?;
+    }
+    terminal::print(&format!("  elements compared     {:>8}", words::thousands(run.elements)))?;
+    if run.kernels > 0 {
+        let (kernels, choices, pairs) = (run.kernels, run.choices, run.pairs);
+        terminal::print(&format!(
+            "  distinct kernels      {kernels:>8}   with {choices} choices of the planners, in {pairs} pairs"
+        ))?;
+    }
+    let seed = run.seed;
+    if failed == 0 {
+        terminal::print(&format!(
+            "{PASS}{count} of {count} random calls pass{PASS:#} (seed {seed}) in {seconds:.1} s"
+        ))
+    } else {
+        terminal::print(&format!(
+            "{FAIL}{failed} of {count} random calls FAIL{FAIL:#} (seed {seed}) in {seconds:.1} s"
+        ))
+    }
+}
