@@ -29,7 +29,7 @@ pub(super) struct CoverageArgs {
     draws: usize,
 
     /// Most elements of x in these draws
-    #[arg(long, value_name = "N", default_value = "65536", requires = "coverage",
+    #[arg(long, value_name = "N", default_value = "262144", requires = "coverage",
           value_parser = clap::value_parser!(i64).range(1..=1 << 31))]
     elements: i64,
 

@@ -12,9 +12,11 @@ use crate::failure::Failure;
 use crate::table::{FAIL, PASS};
 use crate::{VERSION, kernels, terminal};
 
-/// Elements of x at the most: what an oracle and, where there is one, a simulator does in a few milliseconds.
-const ELEMENTS: i64 = 1 << 16;
-const ELEMENTS_ON_A_GPU: i64 = 1 << 21;
+/// Elements of x at the most, of which most calls have few. On a simulator as many as the planners' kernels for filled
+/// devices need on a device of four multiprocessors, on a GPU as many as they need there.
+const ELEMENTS_ON_A_CPU: i64 = 1 << 16;
+const ELEMENTS_IN_A_SIMULATOR: i64 = 1 << 18;
+const ELEMENTS_ON_A_GPU: i64 = 1 << 23;
 
 /// After so many failures more of them say nothing new.
 const MOST_FAILURES: usize = 20;
@@ -38,7 +40,7 @@ pub(crate) struct RandomArgs {
     #[arg(long, value_name = "OP", requires = "random", value_parser = parse_operation)]
     op: Vec<&'static str>,
 
-    /// Most elements of x in a call of --random [default: 65536, on a GPU 2097152]
+    /// Most elements of x in a call of --random [default: 2^16, in a simulator 2^18, on a GPU 2^23]
     #[arg(long, value_name = "N", requires = "random", value_parser = clap::value_parser!(i64).range(1..=1 << 31))]
     elements: Option<i64>,
 }
@@ -85,7 +87,8 @@ impl RandomArgs {
     fn calls(&self, count: usize, device: &Device) -> Calls {
         let elements = match device {
             Device::Gpu(_) => ELEMENTS_ON_A_GPU,
-            _ => ELEMENTS,
+            Device::Simulated(_) => ELEMENTS_IN_A_SIMULATOR,
+            _ => ELEMENTS_ON_A_CPU,
         };
         let space = Space {
             operations: if self.op.is_empty() { OPERATIONS.to_vec() } else { self.op.clone() },

@@ -60,7 +60,7 @@ pub struct Outcome {
     pub outputs: u64,
     /// Elements of these outputs.
     pub elements: u64,
-    /// Largest part of its bound that an output used, by its name.
+    /// Largest part of its bound that an output within it used, by its name.
     pub worst: BTreeMap<String, f64>,
     /// Calls that were wrong.
     pub failures: Vec<Failure>,
@@ -123,8 +123,10 @@ pub fn run(
             for output in &report.outputs {
                 outcome.outputs += 1;
                 outcome.elements += output.comparison.elements;
-                let worst = outcome.worst.entry(output.name.clone()).or_default();
-                *worst = worst.max(output.comparison.fraction);
+                if output.comparison.passed() {
+                    let worst = outcome.worst.entry(output.name.clone()).or_default();
+                    *worst = worst.max(output.comparison.fraction);
+                }
             }
             if !report.passed {
                 outcome.failures.push(shrunk(row, report, device));
