@@ -228,7 +228,7 @@ fn fill(tensor: &mut HostTensor, case: &str, name: &str, scale: f64, values: Val
             _ => random.uniform() * scale,
         }),
         Values::Spread => tensor.assign(|_| random.uniform() * scale * 0.5f64.powi(random.below(21) as i32)),
-        _ => tensor.assign(|_| random.uniform() * scale),
+        _ => tensor.assign_in_parallel(|i| random.uniform_after(i) * scale),
     }
 }
 
