@@ -155,7 +155,6 @@ impl<R: Real> Loops for Tile<'_, R> {
 impl Problem<'_> {
     /// y of one channel of a sequence, with the bounds of its rounded values.
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "each is one number per position")]
     fn outputs<R: Real>(
         &self,
         sequence: &Sequence,
