@@ -326,7 +326,9 @@ private:
             const i32 at = u + p * STEP;
             char* const address = dx_row + (i64)step_u * SIZE + (p * STEP - slot * TILE_POSITIONS) * SIZE;
             if (!RAGGED || !Careful || (at >= computing.shift && at + STEP <= computing.end)) {
-                if (Tile::full || at < computing.end) store(address, pack<X, BYTES>(part));
+                // Where rows share a wave, lanes without a row have an empty piece of row 0.
+                const bool full = Tile::full && GROUPS == 1;
+                if (full || at < computing.end) store(address, pack<X, BYTES>(part));
             } else {
 #pragma unroll
                 for (int i = 0; i < STEP; ++i) {
