@@ -266,7 +266,7 @@ private:
             }
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) {
-                if constexpr (ROLLED) this->roll_taps(places, window, values[H + v - 1], v);
+                if constexpr (ROLLED && H > 0) this->roll_taps(places, window, values[H + v - 1], v);
                 float taps[W];
 #pragma unroll
                 for (int j = 0; j < W; ++j) {
