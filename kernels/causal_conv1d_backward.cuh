@@ -249,6 +249,8 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& s
 //   dinitial_states[n, c, k] = Σ_{u ≤ k} weight[c, k-u] · g[start + u]     u < length of sequence n
 //                            + dfinal_states[n, c, k - length]             where k ≥ length
 //
+// Where the sequence begins with padding, its initial states are padding too, and all of this is 0.
+//
 // A block takes Threads / (W-1) pairs (n, c). Thread u · pairs + i first computes g at the u-th position of pair i,
 // then element k = u of its result. Only taps that initial_states can reach count: positions whose index is that of
 // the sequence's first position. Cost: W + k multiply-adds per element, one read of each input.
@@ -287,7 +289,8 @@ CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 blo
         sum = multiply_add(weight, read_shared((t * pairs + i) * 4), sum);
     }
     if constexpr (Problem::dfinal_states) {
-        if (k >= length) sum += read<X>(a.dfinal_states, n, c, k - length);
+        const bool padded = Problem::seq_idx && length > 0 && position_index<Problem>(a, row, sequence.start) < 0;
+        if (k >= length && !padded) sum += read<X>(a.dfinal_states, n, c, k - length);
     }
     write<X>(a.dinitial_states, n, c, k, sum);
 }

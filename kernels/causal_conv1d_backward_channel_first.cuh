@@ -266,7 +266,7 @@ private:
             }
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) {
-                if constexpr (ROLLED) this->roll_taps(places, window, values[H + v - 1], v);
+                if constexpr (ROLLED && H > 0) this->roll_taps(places, window, values[H + v - 1], v);
                 float taps[W];
 #pragma unroll
                 for (int j = 0; j < W; ++j) {
@@ -326,7 +326,9 @@ private:
             const i32 at = u + p * STEP;
             char* const address = dx_row + (i64)step_u * SIZE + (p * STEP - slot * TILE_POSITIONS) * SIZE;
             if (!RAGGED || !Careful || (at >= computing.shift && at + STEP <= computing.end)) {
-                if (Tile::full || at < computing.end) store(address, pack<X, BYTES>(part));
+                // Where rows share a wave, lanes without a row have an empty piece of row 0.
+                const bool full = Tile::full && GROUPS == 1;
+                if (full || at < computing.end) store(address, pack<X, BYTES>(part));
             } else {
 #pragma unroll
                 for (int i = 0; i < STEP; ++i) {

@@ -186,6 +186,8 @@ private:
         const int sums = channels * (width + 1), slice_length = (tile + slices - 1) / slices;
         for (int n = thread; n < slices * sums; n += THREADS) {
             const int slice = n / sums, c = (n - slice * sums) / (width + 1), j = n - slice * sums - c * (width + 1);
+            // Neither has anybody the states of channels that the last group has too many.
+            if (first_channel + c >= a.dim) continue;
             const int begin = slice * slice_length, end = begin + slice_length < tile ? begin + slice_length : tile;
             float sum = read_shared(sum_at + n * 4);
             for (int i = states + begin; i < states + end; ++i) {

@@ -15,8 +15,8 @@ struct RowPiece {
 };
 
 // Tile: threads of a block; bytes of a packet and packets per lane; lanes that walk a row together, a power of two;
-// ragged (see causal_conv1d_backward_channel_first.cuh); whole_rows (rows are not cut into pieces); full (tiles do not reach past the end of a row); stages,
-// tiles under way; unroll, tiles of a step, of which a piece has a whole number; waves_per_channel; weight_bytes as in
+// ragged (see causal_conv1d_backward_channel_first.cuh); whole_rows (rows are not cut into pieces); full (tiles do not reach past
+// the end of a row; where rows share a wave, lanes may have no row all the same); stages, tiles under way; unroll, tiles of a step, of which a piece has a whole number; waves_per_channel; weight_bytes as in
 // load_parameters; index_bytes, the access that is legal for a lane's indices, which are neighbours along seqlen.
 template <class Problem, class Tile> class ChannelFirstPlaces {
 protected:

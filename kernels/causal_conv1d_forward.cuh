@@ -52,7 +52,8 @@ struct ForwardArguments {
 static_assert(sizeof(ForwardArguments) == 352, "the planner's mirror");
 
 // One column of the final states of one channel of one sequence: the position start + seqlen - (width-1) + column
-// of [initial_states, x], or zero in front of that, or at padding.
+// of [initial_states, x], or zero in front of that, or at padding. Initial states carry the index of the sequence's first
+// position, so they are padding where that is.
 template <class Problem>
 CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, i64 batch, i64 channel, i64 start,
                                        i64 end, i64 column) {
@@ -61,17 +62,18 @@ CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, 
     const i64 length = end > start ? end - start : 0;
     const i64 position = length - states + column;  // within the sequence; negative: among its initial states
     Packet<sizeof(X)> value = zero_packet<sizeof(X)>();
-    if (position >= 0) {
-        bool padded = false;
-        if constexpr (Problem::seq_idx) {
-            const i64 offset = batch * a.seq_idx_strides.first + (start + position) * a.seq_idx_strides.second;
+    bool padded = false;
+    if constexpr (Problem::seq_idx) {
+        if (length > 0) {
+            const i64 carries = start + maximum<i64>(position, 0);
+            const i64 offset = batch * a.seq_idx_strides.first + carries * a.seq_idx_strides.second;
             padded = (i32)load<4>(at<i32>(a.seq_idx, offset)).word[0] < 0;
         }
-        if (!padded) {
-            value = load<sizeof(X)>(at<X>(a.x, batch * a.x_strides.batch + channel * a.x_strides.dim +
-                                                   (start + position) * a.x_strides.seqlen));
-        }
-    } else if (Problem::initial_states && position + states >= 0) {
+    }
+    if (!padded && position >= 0) {
+        value = load<sizeof(X)>(at<X>(a.x, batch * a.x_strides.batch + channel * a.x_strides.dim +
+                                               (start + position) * a.x_strides.seqlen));
+    } else if (Problem::initial_states && !padded && position + states >= 0) {
         value = load<sizeof(X)>(at<X>(a.initial_states, sequence * a.initial_strides.batch +
                                                             channel * a.initial_strides.dim +
                                                             (position + states) * a.initial_strides.seqlen));

@@ -44,15 +44,20 @@ template <int Width> CAUSEWAY_DEVICE void roll(float (&window)[Width], float new
     for (int j = Width - 1; j > 0; --j) window[j] = boundary ? 0.0f : j > 1 ? window[j - 1] : newest;
 }
 
-// The indices of a thread's packets of `Count` positions, Lanes · Count positions apart, and in `beyond` one of the Halo before
-// the first lane's first packet.
+// The indices of a thread's packets of `Count` positions, Lanes · Count positions apart, and in `beyond` its share of the Halo
+// before the first lane's first packet: one, or several where there are fewer lanes than that.
 template <int Halo, int Count, int Packets, int Lanes> class ChunkIndices {
+    static constexpr int SHARE = Halo > Lanes ? (Halo + Lanes - 1) / Lanes : 1;
+
 public:
     // `start` is the first position of the lanes. Access: bytes that are legal for a thread's indices. Whole: a row is a
     // number of packets.
     template <int Access, bool Whole>
     CAUSEWAY_DEVICE void load_all(const i32* indices, i32 start, i32 lane, i32 seqlen) {
-        beyond_ = at_position(indices, start - Halo + minimum(lane, Halo > 0 ? Halo - 1 : 0), seqlen);
+#pragma unroll
+        for (int s = 0; s < SHARE; ++s) {
+            beyond_[s] = at_position(indices, start - Halo + minimum(lane + s * Lanes, Halo > 0 ? Halo - 1 : 0), seqlen);
+        }
 #pragma unroll
         for (int i = 0; i < Packets; ++i) {
             const i32 t = start + (i * Lanes + lane) * Count;
@@ -75,7 +80,9 @@ public:
     // True if an index is padding, or not what the lanes' first position carries. `group`: the first of the lanes.
     CAUSEWAY_DEVICE bool differ(u32 group) const {
         const u32 index = shuffle((u32)own_[0][0], group);
-        u32 differs[2] = {index & 0x80000000u, (u32)beyond_ ^ index};
+        u32 differs[2] = {index & 0x80000000u, 0};
+#pragma unroll
+        for (int s = 0; s < SHARE; ++s) differs[1] |= (u32)beyond_[s] ^ index;
 #pragma unroll
         for (int i = 0; i < Packets; ++i) {
 #pragma unroll
@@ -93,7 +100,7 @@ public:
         u32 before_changes = 0;
 #pragma unroll
         for (int m = 0; m < Halo; ++m) {
-            before[m] = (i32)shuffle((u32)beyond_, group + (u32)m);
+            before[m] = (i32)shuffle((u32)beyond_[m / Lanes], group + (u32)(m % Lanes));
             if (m > 0) before_changes |= (u32)(before[m] != before[m - 1]) << (m - 1);
         }
         u32 last_given = 0;
@@ -120,7 +127,7 @@ private:
         return (i32)load<4>(indices + maximum(minimum(t, seqlen - 1), 0)).word[0];
     }
 
-    i32 own_[Packets][Count], beyond_;
+    i32 own_[Packets][Count], beyond_[SHARE];
 };
 
 }  // namespace causal_conv1d

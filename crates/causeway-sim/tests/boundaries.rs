@@ -238,6 +238,9 @@ fn kernels_stay_in_their_tensors_whatever_boundaries_say() {
         Case { strides: channel_last, seq_idx: false, ..BASE },
         Case { strides: channel_last, states: false, ..BASE },
         Case { strides: every_third, ..BASE },
+        // The last group of channels has more than there are.
+        Case { strides: channel_last, width: 16, ..BASE },
+        Case { strides: channel_last, width: 16, seq_idx: false, ..BASE },
     ];
     for case in table {
         let simulator = Arc::new(Simulator::open(case.device).unwrap());
@@ -250,23 +253,41 @@ fn kernels_stay_in_their_tensors_whatever_boundaries_say() {
     }
 }
 
-/// A kernel that believes boundaries: the child of the test below.
+/// Kernels that leave their tensors: an edit of one, and a case and boundaries with which it does.
+fn astray() -> [(Edit, Case, [i32; 6]); 2] {
+    let edit = |right: &str, wrong: &str| Edit { right: right.to_string(), wrong: wrong.to_string() };
+    let last = Case { strides: channel_last, ..BASE };
+    [
+        // Boundaries are believed.
+        (
+            edit("maximum(t - back, minimum(start, t))", "maximum(t - back, start)"),
+            last,
+            [BASE.seqlen as i32; 6],
+        ),
+        // Channels that a group has too many are given states.
+        (edit("if (first_channel + c >= a.dim) continue;", ""), Case { width: 16, ..last }, [0; 6]),
+    ]
+}
+
+const NUMBER: &str = "CAUSEWAY_TEST_ASTRAY";
+
+/// The child of the test below.
 #[test]
 #[ignore = "ends the process"]
 fn a_kernel_that_leaves_its_tensors() {
-    let edit = Edit {
-        right: "maximum(t - back, minimum(start, t))".to_string(),
-        wrong: "maximum(t - back, start)".to_string(),
-    };
-    let simulator = Arc::new(Simulator::open(BASE.device).unwrap().with_edit(edit));
-    let case = Case { strides: channel_last, ..BASE };
-    run(&case, &simulator, Guard::Behind, [case.seqlen as i32; 6]);
+    let number: usize = std::env::var(NUMBER).unwrap().parse().unwrap();
+    let (edit, case, boundaries) = astray()[number].clone();
+    let simulator = Arc::new(Simulator::open(case.device).unwrap().with_edit(edit));
+    run(&case, &simulator, Guard::Behind, boundaries);
 }
 
 #[test]
 fn a_kernel_that_leaves_its_tensors_ends_the_process() {
     let test = ["--exact", "a_kernel_that_leaves_its_tensors", "--ignored"];
-    let output = Command::new(std::env::current_exe().unwrap()).args(test).output().unwrap();
-    let signal = output.status.signal();
-    assert!(matches!(signal, Some(libc::SIGSEGV | libc::SIGBUS)), "{output:?}");
+    for number in 0..astray().len() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let output = child.args(test).env(NUMBER, number.to_string()).output().unwrap();
+        let signal = output.status.signal();
+        assert!(matches!(signal, Some(libc::SIGSEGV | libc::SIGBUS)), "{number}: {output:?}");
+    }
 }
