@@ -185,18 +185,22 @@ struct LoaderChoice<false, AlongReduction, Bytes, Outer, Depth, Threads> {
 //       static constexpr int threads = 256, waves_down = 2, waves_across = 4, stages = 4;
 //   };
 //
-// `Unit` is a matrix unit: gemm_mma.cuh, gemm_mfma.cuh or gemm_wmma.cuh.
+// `Unit` is a matrix unit: gemm_mma.cuh, gemm_mfma.cuh, gemm_mfma_gfx90a.cuh or gemm_wmma.cuh.
 //
 //   struct Unit {
 //       static constexpr int SIZE;                 rows of a fragment, and of a product
 //       static constexpr int SUMS;                 of a product, per lane
 //       static constexpr bool LOADS_ALONG_OUTER;   fragments from lines along the outer axis too
 //       static constexpr bool PAIRS;               sums 2i and 2i+1 are neighbours in a row
+//       static constexpr bool CHOOSES;             between two units by what the fragments hold; see below
 //       struct Fragment;
 //       template <int PerLine, bool AlongReduction> static Fragment load(u32 base, int outer, int term);
 //       static void multiply_add(const Fragment& left, const Fragment& right, float (&sums)[SUMS]);
 //       static int row(int sum), column(int sum);  of this lane's sums within a product
 //   };
+//
+// One that chooses has the units Fast and Any, with the same fragments and sums, instead of multiply_add. A wave uses Fast
+// as long as all its fragments pass fits(lefts, rights), and Any from then on: Fast need not cope with sums that Any left.
 template <class Problem, class Tile, class Unit> class TileProduct {
     using T = typename Problem::T;
     static constexpr int THREADS = Tile::threads, DEPTH = Tile::depth, STAGES = Tile::stages, SIZE = Unit::SIZE;
@@ -267,6 +271,7 @@ private:
         // Terms that have not been fetched; slots that are being filled and being used.
         i64 remaining = terms;
         u32 filled = 0, used = 0;
+        [[maybe_unused]] bool fits = true;
         const auto fetch = [&] {
             const int some = remaining < DEPTH ? (remaining > 0 ? (int)remaining : 0) : DEPTH;
             left.fetch(a.left, some, filled);
@@ -306,14 +311,31 @@ private:
                     rights[j] = Unit::template load<RIGHT_PER_LINE, RIGHT_ALONG>(used + LEFT_BYTES,
                                                                                  first_column() + j * SIZE, term);
                 }
-#pragma unroll
-                for (int i = 0; i < DOWN; ++i) {
-#pragma unroll
-                    for (int j = 0; j < ACROSS; ++j) Unit::multiply_add(lefts[i], rights[j], sums[i][j]);
+                if constexpr (Unit::CHOOSES) {
+                    fits = fits && wave_all(Unit::fits(lefts, rights));
+                    if (fits) {
+                        add_products<typename Unit::Fast>(lefts, rights, sums);
+                    } else {
+                        add_products<typename Unit::Any>(lefts, rights, sums);
+                    }
+                } else {
+                    add_products<Unit>(lefts, rights, sums);
                 }
             }
             used = used == (STAGES - 1) * SLOT_BYTES ? 0 : used + SLOT_BYTES;
             if (more) store();
+        }
+    }
+
+    // Adds the products of all pairs of fragments.
+    template <class U>
+    static CAUSEWAY_DEVICE void add_products(const typename U::Fragment (&lefts)[DOWN],
+                                             const typename U::Fragment (&rights)[ACROSS],
+                                             float (&sums)[DOWN][ACROSS][Unit::SUMS]) {
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i) {
+#pragma unroll
+            for (int j = 0; j < ACROSS; ++j) U::multiply_add(lefts[i], rights[j], sums[i][j]);
         }
     }
 

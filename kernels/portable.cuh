@@ -4,7 +4,8 @@
 // simulator. It includes no vendor header: what it needs is here, as intrinsics, builtins or a line of PTX.
 //
 // The host passes CAUSEWAY_WAVE_SIZE (threads in lockstep, 32 or 64; NVIDIA may leave it out). The simulator alone
-// defines CAUSEWAY_HOST_SIMULATION, and CAUSEWAY_ASYNC_COPY for devices that have such copies.
+// defines CAUSEWAY_HOST_SIMULATION, CAUSEWAY_ASYNC_COPY for devices that have such copies, and CAUSEWAY_UNITS_FLUSH for
+// those whose matrix units flush subnormal numbers.
 //
 // Blocks are one-dimensional. Shared memory is the launch's dynamic shared memory, addressed by byte offset:
 // no target then sees a generic pointer to it, which some AMD targets reject.
