@@ -28,10 +28,16 @@ template <class Unit, typename T, bool Flushes = false>
 void emulated_product(const typename Unit::Fragment& left, const typename Unit::Fragment& right,
                       float (&sums)[Unit::SUMS]) {
     for (int term = 0; term < 16; term += 2) {
+        u32 a = 0, b = 0;
         for (int i = 0; i < Unit::SUMS; ++i) {
+            // A sum in the same row or column as the last one has its factor already. All lanes agree about that.
             const int row = Unit::row(i), column = Unit::column(i);
-            const u32 a = shuffle(left.word[Unit::word_of(row, term)], (u32)Unit::lane_of(row, term));
-            const u32 b = shuffle(right.word[Unit::word_of(column, term)], (u32)Unit::lane_of(column, term));
+            if (i == 0 || row != Unit::row(i - 1)) {
+                a = shuffle(left.word[Unit::word_of(row, term)], (u32)Unit::lane_of(row, term));
+            }
+            if (i == 0 || column != Unit::column(i - 1)) {
+                b = shuffle(right.word[Unit::word_of(column, term)], (u32)Unit::lane_of(column, term));
+            }
             const Packet<4> factors{{a}}, others{{b}};
             float left_terms[2] = {element<T, 0>(factors), element<T, 1>(factors)};
             float right_terms[2] = {element<T, 0>(others), element<T, 1>(others)};

@@ -12,7 +12,7 @@
 // Fragments and sums lie as in gemm_mfma.cuh. Instruction i of 8 takes term i of each lane: terms i and 8 + i.
 //
 // Cost per wave of 64 × 64 outputs and 16 terms, in clocks of its SIMD: 2048 by f32 instructions, 512 by bf16 ones. Looking
-// at the fragments is 32 packed instructions, 128 clocks in which the matrix core may be busy with what came before.
+// at the fragments is 48 packed instructions, 192 clocks in which the matrix core may be busy with what came before.
 #pragma once
 #include "gemm_mfma.cuh"
 

@@ -134,10 +134,14 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan
         .int("waves_down", tile.waves_down)
         .int("waves_across", tile.waves_across)
         .int("stages", stages);
+    let kernel = match unit {
+        Unit::Mfma | Unit::MfmaGfx90a(_) => format!("CAUSEWAY_MFMA_KERNEL({threads})"),
+        Unit::Mma | Unit::Wmma(_) => kernel_macro(threads, resident, 1),
+    };
     let entry = Entry {
         header: unit.header(),
         name: "gemm_tile",
-        kernel: kernel_macro(threads, resident, 1),
+        kernel,
         problem: constants(problem, left, right).int("result_bytes", result_bytes(problem, 16)),
         tile: shape,
         argument: ARGUMENT,
