@@ -7,6 +7,8 @@
 //   fragment   outer l % 32, terms 8 (l / 32) … + 7             sum i   row 8 (i / 4) + 4 (l / 32) + i % 4
 //              word w: terms 2w and 2w + 1 of those                     column l % 32
 //
+// gfx90a's take subnormal numbers for zeros, so it has units of its own: gemm_mfma_gfx90a.cuh.
+//
 // Cost per fragment: one ds_read_b128, 1 KiB of shared memory.
 #pragma once
 #include "gemm_tile.cuh"
@@ -20,7 +22,7 @@ namespace gemm {
 template <typename T> struct Mfma {
     static_assert(WAVE_SIZE == 64, "CDNA has waves of 64");
     static constexpr int SIZE = 32, SUMS = 16, WORDS = 4;
-    static constexpr bool LOADS_ALONG_OUTER = false, PAIRS = false;
+    static constexpr bool LOADS_ALONG_OUTER = false, PAIRS = false, CHOOSES = false;
     struct Fragment { u32 word[WORDS]; };
 
     static CAUSEWAY_DEVICE int row(int sum) { return sum / 4 * 8 + (int)lane_index() / 32 * 4 + sum % 4; }
@@ -35,7 +37,7 @@ template <typename T> struct Mfma {
 
     static CAUSEWAY_DEVICE void multiply_add(const Fragment& left, const Fragment& right, float (&sums)[SUMS]) {
 #if defined(CAUSEWAY_HOST)
-        emulated_product<Mfma, T>(left, right, sums);
+        emulated_product<Mfma, T, UNITS_FLUSH>(left, right, sums);
 #else
         typedef float Sums __attribute__((ext_vector_type(16)));
         Sums s;

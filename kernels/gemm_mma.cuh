@@ -19,7 +19,7 @@ namespace gemm {
 
 template <typename T> struct Mma {
     static constexpr int SIZE = 16, SUMS = 8, WORDS = 4;
-    static constexpr bool LOADS_ALONG_OUTER = true, PAIRS = true;
+    static constexpr bool LOADS_ALONG_OUTER = true, PAIRS = true, CHOOSES = false;
     struct Fragment { u32 word[WORDS]; };
 
     static CAUSEWAY_DEVICE int row(int sum) { return (int)lane_index() / 4 + sum / 2 % 2 * 8; }

@@ -185,18 +185,23 @@ struct LoaderChoice<false, AlongReduction, Bytes, Outer, Depth, Threads> {
 //       static constexpr int threads = 256, waves_down = 2, waves_across = 4, stages = 4;
 //   };
 //
-// `Unit` is a matrix unit: gemm_mma.cuh, gemm_mfma.cuh or gemm_wmma.cuh.
+// `Unit` is a matrix unit: gemm_mma.cuh, gemm_mfma.cuh, gemm_mfma_gfx90a.cuh or gemm_wmma.cuh.
 //
 //   struct Unit {
 //       static constexpr int SIZE;                 rows of a fragment, and of a product
 //       static constexpr int SUMS;                 of a product, per lane
 //       static constexpr bool LOADS_ALONG_OUTER;   fragments from lines along the outer axis too
 //       static constexpr bool PAIRS;               sums 2i and 2i+1 are neighbours in a row
+//       static constexpr bool CHOOSES;             between two units by what the fragments hold; see below
 //       struct Fragment;
 //       template <int PerLine, bool AlongReduction> static Fragment load(u32 base, int outer, int term);
 //       static void multiply_add(const Fragment& left, const Fragment& right, float (&sums)[SUMS]);
 //       static int row(int sum), column(int sum);  of this lane's sums within a product
 //   };
+//
+// One that chooses has the units Fast and Any, with the same fragments and sums, instead of multiply_add. A wave uses Fast
+// up to the first step with fragments that fail fits(lefts, rights), and Any from then on: Fast need not cope with sums
+// that Any left.
 template <class Problem, class Tile, class Unit> class TileProduct {
     using T = typename Problem::T;
     static constexpr int THREADS = Tile::threads, DEPTH = Tile::depth, STAGES = Tile::stages, SIZE = Unit::SIZE;
@@ -286,35 +291,82 @@ private:
             }
             async_commit();
         }
-#pragma unroll 1
-        for (i64 done = 0; done < terms; done += DEPTH) {
+        bool more = false;
+        const auto begin_step = [&] {
             // The slot to fill was used in the last step, which every wave has now left behind.
             async_wait<STAGES - 2>();
             block_barrier();
-            const bool more = remaining > 0;
+            more = remaining > 0;
             if (more) fetch();
             async_commit();
-#pragma unroll
-            for (int term = 0; term < DEPTH; term += 16) {
-                typename Unit::Fragment lefts[DOWN], rights[ACROSS];
-#pragma unroll
-                for (int i = 0; i < DOWN; ++i) {
-                    lefts[i] = Unit::template load<LEFT_PER_LINE, LEFT_ALONG>(used, first_row() + i * SIZE, term);
-                }
-#pragma unroll
-                for (int j = 0; j < ACROSS; ++j) {
-                    rights[j] = Unit::template load<RIGHT_PER_LINE, RIGHT_ALONG>(used + LEFT_BYTES,
-                                                                                 first_column() + j * SIZE, term);
-                }
-#pragma unroll
-                for (int i = 0; i < DOWN; ++i) {
-#pragma unroll
-                    for (int j = 0; j < ACROSS; ++j) Unit::multiply_add(lefts[i], rights[j], sums[i][j]);
-                }
-            }
+        };
+        const auto end_step = [&] {
             used = used == (STAGES - 1) * SLOT_BYTES ? 0 : used + SLOT_BYTES;
             if (more) store();
+        };
+        if constexpr (Unit::CHOOSES) {
+            // Two loops: in one, sums would move from unit to unit all the time.
+            i64 done = 0;
+#pragma unroll 1
+            for (; done < terms; done += DEPTH) {
+                begin_step();
+                if (!step_fits(used)) break;
+                add_step<typename Unit::Fast>(used, sums);
+                end_step();
+            }
+#pragma unroll 1
+            while (done < terms) {
+                add_step<typename Unit::Any>(used, sums);
+                end_step();
+                done += DEPTH;
+                if (done < terms) begin_step();
+            }
+        } else {
+#pragma unroll 1
+            for (i64 done = 0; done < terms; done += DEPTH) {
+                begin_step();
+                add_step<Unit>(used, sums);
+                end_step();
+            }
         }
+    }
+
+    template <class U> static CAUSEWAY_DEVICE void load_fragments(u32 slot, int term, typename U::Fragment (&lefts)[DOWN],
+                                                                  typename U::Fragment (&rights)[ACROSS]) {
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i) {
+            lefts[i] = U::template load<LEFT_PER_LINE, LEFT_ALONG>(slot, first_row() + i * SIZE, term);
+        }
+#pragma unroll
+        for (int j = 0; j < ACROSS; ++j) {
+            rights[j] = U::template load<RIGHT_PER_LINE, RIGHT_ALONG>(slot + LEFT_BYTES, first_column() + j * SIZE, term);
+        }
+    }
+
+    // Adds the products of the step in this slot.
+    template <class U> static CAUSEWAY_DEVICE void add_step(u32 slot, float (&sums)[DOWN][ACROSS][Unit::SUMS]) {
+#pragma unroll
+        for (int term = 0; term < DEPTH; term += 16) {
+            typename U::Fragment lefts[DOWN], rights[ACROSS];
+            load_fragments<U>(slot, term, lefts, rights);
+#pragma unroll
+            for (int i = 0; i < DOWN; ++i) {
+#pragma unroll
+                for (int j = 0; j < ACROSS; ++j) U::multiply_add(lefts[i], rights[j], sums[i][j]);
+            }
+        }
+    }
+
+    // True if all fragments of the wave, in the step in this slot, are for the fast unit.
+    static CAUSEWAY_DEVICE bool step_fits(u32 slot) {
+        bool fits = true;
+#pragma unroll
+        for (int term = 0; term < DEPTH; term += 16) {
+            typename Unit::Fragment lefts[DOWN], rights[ACROSS];
+            load_fragments<Unit>(slot, term, lefts, rights);
+            fits = Unit::fits(lefts, rights) && fits;
+        }
+        return wave_all(fits);
     }
 
     // Leaves this part's sums in the workspace. In the block that arrives last, gets the sums of all parts and returns

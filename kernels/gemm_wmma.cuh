@@ -23,7 +23,7 @@ template <typename T, int Generation> struct Wmma {
     static_assert(Generation == 11 || Generation == 12, "gfx11 or gfx12");
     static constexpr bool WHOLE_LINES = Generation == 11;
     static constexpr int SIZE = 16, SUMS = 8, WORDS = WHOLE_LINES ? 8 : 4;
-    static constexpr bool LOADS_ALONG_OUTER = false, PAIRS = false;
+    static constexpr bool LOADS_ALONG_OUTER = false, PAIRS = false, CHOOSES = false;
     struct Fragment { u32 word[WORDS]; };
 
     static CAUSEWAY_DEVICE int row(int sum) {

@@ -4,7 +4,8 @@
 // simulator. It includes no vendor header: what it needs is here, as intrinsics, builtins or a line of PTX.
 //
 // The host passes CAUSEWAY_WAVE_SIZE (threads in lockstep, 32 or 64; NVIDIA may leave it out). The simulator alone
-// defines CAUSEWAY_HOST_SIMULATION, and CAUSEWAY_ASYNC_COPY for devices that have such copies.
+// defines CAUSEWAY_HOST_SIMULATION, CAUSEWAY_ASYNC_COPY for devices that have such copies, and CAUSEWAY_UNITS_FLUSH for
+// those whose matrix units flush subnormal numbers.
 //
 // Blocks are one-dimensional. Shared memory is the launch's dynamic shared memory, addressed by byte offset:
 // no target then sees a generic pointer to it, which some AMD targets reject.
@@ -32,6 +33,9 @@
 // each other run at the same time and reach each other's shared memory.
 // CAUSEWAY_KERNEL(threads, blocks): an entry point launched with exactly `threads` threads per block, of which at
 // least `blocks` blocks should fit on one multiprocessor (a cap on registers; AMD compilers choose by themselves).
+// CAUSEWAY_MFMA_KERNEL(threads): likewise, for CDNA's matrix units. With two waves on a SIMD, a wave has at most 256
+// registers; the compiler then has matrix instructions take ordinary ones, and moves no sums to accumulation registers and
+// back in each step.
 #if defined(CAUSEWAY_NVIDIA)
 #define CAUSEWAY_DEVICE __device__ __forceinline__
 #define CAUSEWAY_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
@@ -41,10 +45,12 @@
 #define CAUSEWAY_DEVICE inline __attribute__((device, always_inline))
 #define CAUSEWAY_KERNEL(threads, blocks) \
     extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
+#define CAUSEWAY_MFMA_KERNEL(threads) CAUSEWAY_KERNEL(threads, 2) __attribute__((amdgpu_waves_per_eu(2)))
 #else
 #define CAUSEWAY_DEVICE inline __attribute__((always_inline))
 // Several kernels share a translation unit there, each in a namespace of its own.
 #define CAUSEWAY_KERNEL(threads, blocks) void
+#define CAUSEWAY_MFMA_KERNEL(threads) void
 #endif
 
 namespace causeway {

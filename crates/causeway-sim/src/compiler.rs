@@ -85,6 +85,9 @@ impl Compiler {
         if has_async_copy(facts) {
             options.push("-DCAUSEWAY_ASYNC_COPY".to_string());
         }
+        if facts.architecture.starts_with("gfx90a") {
+            options.push("-DCAUSEWAY_UNITS_FLUSH".to_string());
+        }
         if let Ok(flags) = std::env::var("CAUSEWAY_SIM_FLAGS") {
             options.extend(flags.split_whitespace().map(ToString::to_string));
         }

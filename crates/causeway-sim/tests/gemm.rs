@@ -52,16 +52,18 @@ fn exact_gives_the_oracles_bits_for_any_size() {
     }
 }
 
-/// One device per matrix unit: by default those of NVIDIA from sm_80 on and of CDNA.
+/// One device per matrix unit: by default those of NVIDIA from sm_80 on and of gfx90a.
 fn units() -> Vec<Device> {
     let named = |(vendor, name): (Vendor, &str)| {
-        let mut settings = Settings::parse("sim:32").unwrap().unwrap();
+        let waves = if name.starts_with("gfx9") { "sim:64" } else { "sim:32" };
+        let mut settings = Settings::parse(waves).unwrap().unwrap();
         (settings.facts.vendor, settings.facts.architecture) = (vendor, name.to_string());
         Simulator::new(settings).unwrap()
     };
     let by_default = ["sim:32", "sim:64"].map(|name| Simulator::open(name).unwrap());
     let others = [
         (Vendor::Nvidia, "sm_75"),
+        (Vendor::Amd, "gfx942"),
         (Vendor::Amd, "gfx1100"),
         (Vendor::Amd, "gfx1201"),
         (Vendor::Amd, "gfx1030"),
@@ -84,6 +86,19 @@ fn every_matrix_unit_is_within_the_bounds() {
     }
 }
 
+/// Zeros, subnormal numbers, infinities, NaNs and numbers whose products are subnormal, f32 or not: alone, in any mixture,
+/// and beside the zeros that fill up a step, which must not make NaNs of infinities.
+#[test]
+fn every_matrix_unit_takes_special_values() {
+    for device in units() {
+        for dtype in DTYPES {
+            for operands in special_operands(dtype) {
+                operands.check(&device, Algorithm::Fast);
+            }
+        }
+    }
+}
+
 /// Every access has its way into shared memory, along either axis: by 16, 8, 4 and 2 bytes.
 #[test]
 fn every_access_reaches_the_matrix_units() {
@@ -94,8 +109,8 @@ fn every_access_reaches_the_matrix_units() {
     }
 }
 
-/// The suite's rows that change the kernel: layouts of operands and results, values, empty and thin matrices. Those of
-/// `exact` are in the suite `sim`, which tests/simulator runs.
+/// The suite's rows that change the kernel: layouts of operands and results, values, empty and thin matrices. The
+/// suite `sim`, which tests/simulator runs, has the smaller ones too.
 #[test]
 fn rows_of_the_suite_pass() {
     const LARGEST: i64 = 1 << 20;

@@ -5,23 +5,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use causeway::backend::gpu::plan::DeviceFacts;
-use causeway::gemm::Algorithm;
-use causeway::suite::{Case, Problem, Suite, plans, run_case};
+use causeway::suite::{Case, Suite, plans, run_case};
 use causeway::{DType, Device};
 use causeway_sim::{Order, Settings, Simulator};
 
 fn cases(suite: &str) -> Vec<Case> {
     let mut cases = Suite::open(suite).unwrap().cases;
-    // Matrix units are not simulated, and f64 has no kernels.
-    let fast =
-        |problem: &Problem| matches!(problem, Problem::Gemm(gemm) if gemm.algorithm == Algorithm::Fast);
-    cases.retain(|case| case.problem.dtype() != DType::F64 && !fast(&case.problem));
+    // f64 has no kernels.
+    cases.retain(|case| case.problem.dtype() != DType::F64);
     cases
 }
 
 /// Cases of `full` whose kernels small shapes do not get: only millions of elements fill a real device so. Smaller cases
 /// run the same source with other tile sizes.
-const TOO_LARGE: [&str; 3] = ["long-4x256x4096", "large-8x2048x1024", "filled-"];
+const TOO_LARGE: [&str; 4] = ["long-4x256x4096", "large-8x2048x1024", "filled-", "square-"];
 
 /// Every kernel that a suite launches on a device, with a case that does.
 fn variants(suite: &str, facts: &DeviceFacts) -> BTreeMap<(&'static str, String), String> {

@@ -40,8 +40,10 @@ fn every_device_has_its_unit() {
         ("sm_75", "gemm_mma.cuh", "Mma<Problem::T>"),
         ("sm_80", "gemm_mma.cuh", "Mma<Problem::T>"),
         ("sm_120", "gemm_mma.cuh", "Mma<Problem::T>"),
-        ("gfx90a", "gemm_mfma.cuh", "Mfma<Problem::T>"),
-        ("gfx950", "gemm_mfma.cuh", "Mfma<Problem::T>"),
+        ("gfx90a", "gemm_mfma_gfx90a.cuh", "::MfmaF32<Problem::T>"),
+        ("gfx90a:sramecc+:xnack-", "gemm_mfma_gfx90a.cuh", "::MfmaF32<Problem::T>"),
+        ("gfx942", "gemm_mfma.cuh", "::Mfma<Problem::T>"),
+        ("gfx950", "gemm_mfma.cuh", "::Mfma<Problem::T>"),
         ("gfx1100", "gemm_wmma.cuh", "Wmma<Problem::T, 11>"),
         ("gfx1201", "gemm_wmma.cuh", "Wmma<Problem::T, 12>"),
         ("gfx1030", "gemm_exact.cuh", "exact<Problem, Tile>"),
@@ -55,6 +57,11 @@ fn every_device_has_its_unit() {
     }
     let bf16 = Problem { dtype: DType::BF16, ..product(4096, 4096, 4096) };
     assert_eq!(planned(&bf16, "sm_75").header, "gemm_exact.cuh", "Turing multiplies no bf16");
+    // The units of gfx90a flush subnormal numbers: those of the devices after it do not.
+    assert!(planned(&bf16, "gfx90a").instantiation.contains("::MfmaBf16>"));
+    for architecture in ["gfx942", "gfx950"] {
+        assert!(planned(&bf16, architecture).instantiation.contains("::Mfma<Problem::T>"), "{architecture}");
+    }
 }
 
 #[test]

@@ -23,20 +23,21 @@ enum Unit {
     Mma,
     /// CDNA's matrix cores.
     Mfma,
+    /// Those of gfx90a, which flush subnormal f16 and bf16.
+    MfmaGfx90a(DType),
     /// RDNA's, by generation: 11 or 12.
     Wmma(u32),
 }
 
 impl Unit {
-    /// The unit of a device that takes the dtype. The simulator has one of each wave size by default.
+    /// The unit of a device that takes the dtype.
     fn of(dtype: DType, facts: &DeviceFacts) -> Option<Self> {
         let name = facts.architecture.as_str();
         match facts.vendor {
             Vendor::Nvidia if name.starts_with("sm_75") => (dtype == DType::F16).then_some(Unit::Mma),
             Vendor::Nvidia => Some(Unit::Mma),
-            Vendor::Amd if facts.wave_size == 64 => {
-                (name.starts_with("gfx9") || name == "sim64").then_some(Unit::Mfma)
-            }
+            Vendor::Amd if name.starts_with("gfx90a") => Some(Unit::MfmaGfx90a(dtype)),
+            Vendor::Amd if name.starts_with("gfx9") => Some(Unit::Mfma),
             Vendor::Amd if name.starts_with("gfx11") => Some(Unit::Wmma(11)),
             Vendor::Amd => name.starts_with("gfx12").then_some(Unit::Wmma(12)),
         }
@@ -46,6 +47,7 @@ impl Unit {
         match self {
             Unit::Mma => "gemm_mma.cuh",
             Unit::Mfma => "gemm_mfma.cuh",
+            Unit::MfmaGfx90a(_) => "gemm_mfma_gfx90a.cuh",
             Unit::Wmma(_) => "gemm_wmma.cuh",
         }
     }
@@ -55,6 +57,8 @@ impl Unit {
         match self {
             Unit::Mma => "Mma<Problem::T>".to_string(),
             Unit::Mfma => "Mfma<Problem::T>".to_string(),
+            Unit::MfmaGfx90a(DType::BF16) => "MfmaBf16".to_string(),
+            Unit::MfmaGfx90a(_) => "MfmaF32<Problem::T>".to_string(),
             Unit::Wmma(generation) => format!("Wmma<Problem::T, {generation}>"),
         }
     }
@@ -78,8 +82,8 @@ struct Tile {
 
 impl Tile {
     /// For results that fill the device: every element read is used 128 times.
-    fn large(unit: Unit) -> Self {
-        let waves_across = if unit == Unit::Mfma { 2 } else { 4 };
+    fn large(facts: &DeviceFacts) -> Self {
+        let waves_across = if facts.wave_size == 64 { 2 } else { 4 };
         Tile { rows: 128, columns: 128, waves_down: 2, waves_across, resident: 2 }
     }
 
@@ -111,7 +115,7 @@ impl Tile {
 /// [`Error::Unsupported`](crate::Error::Unsupported) for a result larger than any memory.
 pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan>> {
     let Some(unit) = Unit::of(problem.dtype, facts) else { return Ok(None) };
-    let large = Tile::large(unit);
+    let large = Tile::large(facts);
     let tile = if large.count(problem) >= u64::from(facts.multiprocessors) { large } else { Tile::small() };
     let threads = tile.threads(facts);
     let grid = Grid::new(problem, [tile.rows, tile.columns], threads, facts)?;
@@ -130,10 +134,14 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan
         .int("waves_down", tile.waves_down)
         .int("waves_across", tile.waves_across)
         .int("stages", stages);
+    let kernel = match unit {
+        Unit::Mfma | Unit::MfmaGfx90a(_) => format!("CAUSEWAY_MFMA_KERNEL({threads})"),
+        Unit::Mma | Unit::Wmma(_) => kernel_macro(threads, resident, 1),
+    };
     let entry = Entry {
         header: unit.header(),
         name: "gemm_tile",
-        kernel: kernel_macro(threads, resident, 1),
+        kernel,
         problem: constants(problem, left, right).int("result_bytes", result_bytes(problem, 16)),
         tile: shape,
         argument: ARGUMENT,
