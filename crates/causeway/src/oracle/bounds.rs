@@ -68,10 +68,10 @@ impl Arithmetic {
     /// rounding of the product and n - 1 sums), and a subnormal number per operation.
     ///
     /// Infinite where a partial sum may overflow. Zero where a term is not finite: what such a sum gives does
-    /// not depend on the order.
+    /// not depend on the order. In f64, a sum of magnitudes that is infinite may be either.
     #[inline(always)]
     pub fn sum(&self, terms: usize, magnitude: f64) -> f64 {
-        if !magnitude.is_finite() {
+        if magnitude.is_nan() || magnitude == f64::INFINITY && self.accumulator.max() < f64::MAX {
             return 0.0;
         }
         if magnitude >= self.accumulator.max() / 2.0 {
@@ -86,7 +86,7 @@ impl Arithmetic {
     #[inline(always)]
     pub fn long_sum(&self, terms: usize, magnitude: f64, squares: f64) -> f64 {
         let worst = self.sum(terms, magnitude);
-        if !magnitude.is_finite() || worst.is_infinite() && magnitude >= self.accumulator.max() / 2.0 {
+        if !magnitude.is_finite() || magnitude >= self.accumulator.max() / 2.0 {
             return worst;
         }
         let operations = terms as f64;
@@ -131,7 +131,9 @@ impl Arithmetic {
         let sensitivity = sigmoid * (1.0 + magnitude * (1.0 - 2.0 * sigmoid).abs());
         let single = 2.0 * self.unit * (units * sensitivity + 2.0 * parts) + self.flushed(pre.value, sigmoid);
         let evaluated = single.max(self.coarse() * self.data.unit_roundoff() * parts);
-        dy.abs() * (inherited + evaluated) + self.accumulator.smallest()
+        let error = dy.abs() * (inherited + evaluated) + self.accumulator.smallest();
+        // What may be any number may overflow as well.
+        if error < self.accumulator.max() { error } else { f64::INFINITY }
     }
 
     /// Adds what rounding to the output's dtype can change. Infinite where the error is (or where an infinite one

@@ -312,6 +312,12 @@ impl<R: Real> ChannelSums<R> {
             }
             *sums = local;
         }
+        // Behind the end there is no g; a backend may read a zero there.
+        for (behind, x) in window[length..length + history].iter().enumerate() {
+            if !x.is_finite() {
+                (0..=behind).for_each(|w| self.taps[w / LANES].leave_unchecked(w % LANES));
+            }
+        }
         let mut local = self.bias;
         for t in (0..length).filter(|&t| !sequence.is_padding(t + history)) {
             local.add(gradient(t), |_| 1.0, |_| true);

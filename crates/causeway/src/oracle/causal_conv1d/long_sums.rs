@@ -36,11 +36,16 @@ impl<R: Real> LongSums<R> {
                 self.inherited[lane] += inherited;
                 self.inherited_squares[lane] += inherited * inherited;
             } else if !g.value.value().is_finite() || g.error == f64::INFINITY {
-                // A backend may leave the term out or multiply by a zero, which gives NaN.
-                self.inherited[lane] = f64::INFINITY;
-                self.inherited_squares[lane] = f64::INFINITY;
+                self.leave_unchecked(lane);
             }
         }
+    }
+
+    /// For a tap that does not count where its other factor is not finite: a backend may leave the term out, or multiply
+    /// by a zero, which gives NaN.
+    pub fn leave_unchecked(&mut self, lane: usize) {
+        self.inherited[lane] = f64::INFINITY;
+        self.inherited_squares[lane] = f64::INFINITY;
     }
 
     pub fn finish(&self, lane: usize, arithmetic: &Arithmetic, dtype: DType) -> Approximate {
