@@ -16,7 +16,8 @@ const SECOND_ORDER: f64 = 1.0 + 1.0 / 256.0;
 /// Error of evaluating the logistic function, in units of 2u: a few operations of one or two units each.
 const SIGMOID_UNITS: f64 = 4.0;
 
-/// The part of half a unit in the last place that the activation may use up when results have 16 bits.
+/// The part of half a unit in the last place that the activation may use up where every result that it enters has 16
+/// bits.
 const ACTIVATION_SHARE: f64 = 1.0 / 8.0;
 
 /// The floating-point numbers that a backend computes in: f32, or f64 when x is f64.
@@ -105,10 +106,11 @@ impl Arithmetic {
         inherited + single.max(self.coarse() * self.data.half_ulp(result))
     }
 
-    /// Error of dy · silu'(pre), from the error of pre and of evaluating it.
+    /// Error of dy · silu'(pre), from the error of pre and of evaluating it. `results`: the dtypes of what it enters;
+    /// a backend evaluates it as exactly as the finest of them asks.
     ///
     /// Infinite at pre = ±∞, where equal formulas give the limit or NaN.
-    pub fn silu_gradient(&self, pre: Approximate, sigmoid: f64, dy: f64) -> f64 {
+    pub fn silu_gradient(&self, pre: Approximate, sigmoid: f64, dy: f64, results: &[DType]) -> f64 {
         if pre.value.is_infinite() {
             return f64::INFINITY;
         }
@@ -123,7 +125,7 @@ impl Arithmetic {
         let units = SIGMOID_UNITS + magnitude * (1.0 - sigmoid);
         let sensitivity = sigmoid * (1.0 + magnitude * (1.0 - 2.0 * sigmoid).abs());
         let single = 2.0 * self.unit * (units * sensitivity + 2.0 * parts) + self.flushed(pre.value, sigmoid);
-        let evaluated = single.max(self.coarse() * self.data.unit_roundoff() * parts);
+        let evaluated = single.max(self.coarsest(results) * parts);
         dy.abs() * (inherited + evaluated) + self.accumulator.smallest()
     }
 
@@ -147,6 +149,14 @@ impl Arithmetic {
     /// 1/8 for 16-bit data, else nothing.
     fn coarse(&self) -> f64 {
         if self.data.unit_roundoff() > self.unit { ACTIVATION_SHARE } else { 0.0 }
+    }
+
+    /// What rounding hides in every one of these results: 1/8 of the finest one's unit roundoff, or nothing where one of
+    /// them is as precise as the accumulator.
+    fn coarsest(&self, results: &[DType]) -> f64 {
+        let unit = |&dtype: &DType| Format::of(dtype).unwrap_or(self.accumulator).unit_roundoff();
+        let finest = results.iter().map(unit).fold(f64::INFINITY, f64::min);
+        if finest > self.unit { ACTIVATION_SHARE * finest } else { 0.0 }
     }
 
     /// A sigmoid near or below the smallest normal number may be flushed to zero.
@@ -218,5 +228,18 @@ mod tests {
         assert_eq!(half, 0.5f64.powi(12) / 8.0);
         let single = Arithmetic::of(DType::F32).silu(pre, value, value);
         assert!(single < 8.0 * f64::from(f32::EPSILON) * value);
+    }
+
+    #[test]
+    fn a_slope_is_as_exact_as_the_finest_result_it_enters() {
+        let arithmetic = Arithmetic::of(DType::BF16);
+        let pre = Approximate { value: 1.0, error: 0.0 };
+        let sigmoid = silu(1.0);
+        let error = |dweight| arithmetic.silu_gradient(pre, sigmoid, 1.0, &[DType::BF16, dweight]);
+        let parts = sigmoid * (1.0 + (1.0 - sigmoid));
+        let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 1e-12;
+        assert!(near(error(DType::BF16), parts * 0.5f64.powi(8 + 3)));
+        assert!(near(error(DType::F16), parts * 0.5f64.powi(11 + 3)));
+        assert!(error(DType::F32) < 16.0 * f64::from(f32::EPSILON));
     }
 }

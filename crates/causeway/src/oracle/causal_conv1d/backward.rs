@@ -88,11 +88,14 @@ struct Problem {
     parameter_dtype: DType,
 }
 
-/// g at one position, and the error that a backend's may have.
+/// g at one position, and the errors that a backend's may have.
 #[derive(Clone, Copy)]
 struct Gradient<R> {
     value: R,
+    /// Where it enters dx, of x's dtype.
     error: f64,
+    /// Where it enters the sums of dweight and dbias: what rounding to 16 bits would hide shows in those of 32.
+    error_in_sums: f64,
 }
 
 impl Problem {
@@ -139,19 +142,27 @@ impl Problem {
         }
         let dy = self.dy[(sequence.row * data.dim + channel) * data.seqlen + sequence.start + t];
         Some(match self.activation {
-            Activation::None => Gradient { value: R::new(dy), error: 0.0 },
+            Activation::None => Gradient { value: R::new(dy), error: 0.0, error_in_sums: 0.0 },
             Activation::Silu => {
                 let (pre, approximate) = data.pre::<R>(sequence, channel, t);
                 let sigmoid = sigmoid(pre);
-                let error = data.arithmetic.silu_gradient(approximate, sigmoid.value(), dy);
+                let evaluated = |results: &[DType]| {
+                    data.arithmetic.silu_gradient(approximate, sigmoid.value(), dy, results)
+                };
+                let error = evaluated(&[self.dtype]);
                 if error == f64::INFINITY {
                     // Whatever a backend gives here, its sums may hold.
-                    return Some(Gradient { value: R::new(0.0), error });
+                    return Some(Gradient { value: R::new(0.0), error, error_in_sums: error });
                 }
+                let error_in_sums = match self.parameter_dtype == self.dtype {
+                    true => error,
+                    false => evaluated(&[self.dtype, self.parameter_dtype]),
+                };
                 let slope = sigmoid * (R::new(1.0) + pre * (R::new(1.0) - sigmoid));
                 let value = R::new(dy) * slope;
                 // The product with dy is rounded.
-                Gradient { value, error: error + data.arithmetic.rounding(value.value()) }
+                let rounding = data.arithmetic.rounding(value.value());
+                Gradient { value, error: error + rounding, error_in_sums: error_in_sums + rounding }
             }
         })
     }
@@ -227,7 +238,7 @@ impl<R: Real> LongSum<R> {
         self.terms += 1;
         self.magnitude += term.value().abs();
         self.squares += term.value() * term.value();
-        let inherited = g.error * x.abs();
+        let inherited = g.error_in_sums * x.abs();
         self.inherited += inherited;
         self.inherited_squares += inherited * inherited;
     }
