@@ -31,6 +31,8 @@ pub struct Case {
 pub enum Problem {
     /// Forward, then backward, of the causal convolution.
     Conv1d(Conv1d),
+    /// The plain forward call of a convolution, and the same tokens in every other way that promises the same bits.
+    Parity(Conv1d),
     /// The decode update.
     Update(Update),
     /// The states of a packed batch.
@@ -323,10 +325,11 @@ impl Conv1d {
 }
 
 impl Problem {
-    /// `conv1d`, `conv1d-update`, `conv1d-varlen-states` or `gemm`.
+    /// `conv1d`, `parity`, `conv1d-update`, `conv1d-varlen-states` or `gemm`.
     pub fn operation(&self) -> &'static str {
         match self {
             Problem::Conv1d(_) => "conv1d",
+            Problem::Parity(_) => "parity",
             Problem::Update(_) => "conv1d-update",
             Problem::VarlenStates(_) => "conv1d-varlen-states",
             Problem::Gemm(_) => "gemm",
@@ -342,7 +345,7 @@ impl Problem {
     /// Names and values of the sizes.
     pub fn shape(&self) -> Vec<(&'static str, i64)> {
         match self {
-            Problem::Conv1d(c) => {
+            Problem::Conv1d(c) | Problem::Parity(c) => {
                 vec![("batch", c.batch), ("dim", c.dim), ("seqlen", c.seqlen), ("width", c.width)]
             }
             Problem::Update(u) => {
@@ -364,7 +367,7 @@ impl Problem {
     /// Dtype of x, or of A.
     pub fn dtype(&self) -> DType {
         match self {
-            Problem::Conv1d(c) => c.dtype,
+            Problem::Conv1d(c) | Problem::Parity(c) => c.dtype,
             Problem::Update(u) => u.dtype,
             Problem::VarlenStates(v) => v.dtype,
             Problem::Gemm(g) => g.dtype,
@@ -374,7 +377,7 @@ impl Problem {
     /// Memory of x or of A, by its name.
     pub fn layout(&self) -> &'static str {
         match self {
-            Problem::Conv1d(c) => c.layout.name(),
+            Problem::Conv1d(c) | Problem::Parity(c) => c.layout.name(),
             Problem::Update(u) => u.layout.name(),
             Problem::VarlenStates(v) => v.layout.name(),
             Problem::Gemm(g) => g.layout.name(),
@@ -385,7 +388,7 @@ impl Problem {
     pub fn options(&self) -> Vec<String> {
         let mut options = Vec::new();
         match self {
-            Problem::Conv1d(c) => {
+            Problem::Conv1d(c) | Problem::Parity(c) => {
                 options.push(c.activation.to_string());
                 options.extend(c.bias.then(|| "bias".into()));
                 options.extend(c.residual.then(|| "residual".into()));

@@ -17,6 +17,7 @@ mod engine;
 mod gemm;
 mod layout;
 mod moved;
+mod parity;
 mod plans;
 mod random;
 mod repeats;
