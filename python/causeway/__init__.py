@@ -201,6 +201,7 @@ def causal_conv1d_ref(
     return_final_states=False,
     final_states_out=None,
     activation=None,
+    seq_idx=None,
 ):
     """`causal_conv1d_fn` in plain operations of PyTorch or NumPy: slow, and easy to read. Computes in weight's dtype.
 
@@ -211,7 +212,7 @@ def causal_conv1d_ref(
     from causeway import _reference
 
     return _reference.causal_conv1d_ref(
-        x, weight, bias, initial_states, return_final_states, final_states_out, activation
+        x, weight, bias, initial_states, return_final_states, final_states_out, activation, seq_idx
     )
 
 

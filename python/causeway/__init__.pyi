@@ -80,6 +80,7 @@ def causal_conv1d_ref(
     return_final_states: bool = False,
     final_states_out: _Tensor | None = None,
     activation: _Activation = None,
+    seq_idx: _Tensor | None = None,
 ) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 def causal_conv1d_update_ref(
     x: _Tensor,

@@ -37,25 +37,44 @@ def _silu(x):
     return x / (1 + numpy.exp(-x))
 
 
-def _convolve(history, weight, bias, silu, dtype):
+def _where(condition, x):
+    """x, and 0 where the condition does not hold: a NaN there is left behind, in gradients too."""
+    if _is_torch(x):
+        return x.where(condition, x.new_zeros(()))
+    import numpy
+
+    return numpy.where(condition, x, x.dtype.type(0))
+
+
+def _convolve(history, weight, bias, silu, dtype, seq_idx=None):
     """Of `history (..., dim, width - 1 + seqlen)`: the sum over the taps, in the order of time."""
     width = weight.shape[1]
     seqlen = history.shape[-1] - (width - 1)
     history = _cast(history, weight.dtype)
-    total = sum(weight[:, tap, None] * history[..., tap : tap + seqlen] for tap in range(width))
+    taps = [history[..., tap : tap + seqlen] for tap in range(width)]
+    if seq_idx is not None:
+        # What lies before the first position carries its index.
+        indices = _concatenate([seq_idx[:, :1]] * (width - 1) + [seq_idx])
+        inside = seq_idx >= 0
+        counts = [inside & (indices[:, tap : tap + seqlen] == seq_idx) for tap in range(width)]
+        taps = [_where(c[:, None], tap) for c, tap in zip(counts, taps)]
+    total = sum(weight[:, tap, None] * taps[tap] for tap in range(width))
     if bias is not None:
         total = total + bias[:, None]
-    return _cast(_silu(total) if silu else total, dtype)
+    y = _cast(_silu(total) if silu else total, dtype)
+    return y if seq_idx is None else _where(inside[:, None], y)
 
 
-def causal_conv1d_ref(x, weight, bias, initial_states, return_final_states, final_states_out, activation):
+def causal_conv1d_ref(
+    x, weight, bias, initial_states, return_final_states, final_states_out, activation, seq_idx
+):
     """See `causeway.causal_conv1d_ref`."""
     silu = is_silu(activation)
     batch, dim, seqlen = x.shape
     if initial_states is None:
         initial_states = _zeros(x, batch, dim, weight.shape[1] - 1)
     history = _concatenate([initial_states, x])
-    y = _convolve(history, weight, bias, silu, x.dtype)
+    y = _convolve(history, weight, bias, silu, x.dtype, seq_idx)
     final_states = history[..., seqlen:]
     if final_states_out is not None:
         final_states_out[...] = final_states

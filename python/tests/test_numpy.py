@@ -75,6 +75,14 @@ def test_references_agree():
     )
     np.testing.assert_allclose(found, y, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found_final, final)
+    seq_idx = np.array([[0, 0, 1, -1, -1, 2, 2, 2], [5, 5, 5, 5, 6, 6, -3, 6]], np.int32)
+    states = draw(2, 3, 3)
+    np.testing.assert_allclose(
+        causeway.causal_conv1d_fn(x, weight, bias, seq_idx, states, activation="silu"),
+        causeway.causal_conv1d_ref(x, weight, bias, states, activation="silu", seq_idx=seq_idx),
+        rtol=1e-5,
+        atol=1e-6,
+    )
     for seen in (None, np.array([4, 9], np.int32)):
         states = [draw(2, 3, 6) for _ in range(2)]
         expected = causeway.causal_conv1d_update_ref(x[..., :2], states[0], weight, bias, "silu", seen)

@@ -119,6 +119,36 @@ def test_every_width(device, width):
         torch.testing.assert_close(a.double(), b, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("silu", [False, True], ids=["none", "silu"])
+@pytest.mark.parametrize("states", [False, True], ids=["no-states", "states"])
+@pytest.mark.parametrize("width", [1, 2, 4, 7])
+def test_the_reference_takes_seq_idx(width, states, silu):
+    generator = torch.Generator().manual_seed(width)
+
+    def draw(*shape):
+        return (torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.5).requires_grad_()
+
+    # An index that comes back, padding in front, between and behind, and a row that ends in the middle of a run.
+    rows = [[0] * 5 + [1] + [-1] * 2 + [0] * 4 + [-2] * 3 + [7] * 6, [-1] * 2 + [3] * 12 + [4] * 6 + [-5]]
+    seq_idx = torch.tensor(rows, dtype=torch.int32)
+    x, weight, bias = draw(2, 3, 21), draw(3, width), draw(3)
+    with torch.no_grad():
+        # What padding holds goes nowhere.
+        x.masked_fill_((seq_idx < 0)[:, None], float("nan"))
+    leaves = [x, weight, bias] + ([draw(2, 3, width - 1)] if states else [])
+    initial_states = leaves[3] if states else None
+    activation = "silu" if silu else None
+    found = causeway.causal_conv1d_ref(
+        x, weight, bias, initial_states=initial_states, activation=activation, seq_idx=seq_idx
+    )
+    expected = causeway.causal_conv1d_fn(x, weight, bias, seq_idx, initial_states, activation=activation)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+    assert not found.masked_select((seq_idx < 0)[:, None]).any()
+    dy = torch.rand(2, 3, 21, generator=generator, dtype=torch.float64)
+    for a, b in zip(torch.autograd.grad(found, leaves, dy), torch.autograd.grad(expected, leaves, dy)):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("shape", [(0, 4, 8), (2, 0, 8), (2, 4, 0), (1, 1, 1)])
 def test_empty_and_tiny(device, shape):
     x = torch.ones(shape, device=device, requires_grad=True)

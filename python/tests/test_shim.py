@@ -109,6 +109,14 @@ def test_references_and_varlen(device):
         atol=1e-5,
         rtol=1e-5,
     )
+    seq_idx = torch.arange(x.shape[2], device=device, dtype=torch.int32).div(7, rounding_mode="floor")
+    seq_idx = seq_idx.expand(x.shape[0], -1)
+    torch.testing.assert_close(
+        causal_conv1d_ref(x, weight, bias, activation="silu", seq_idx=seq_idx),
+        causeway.causal_conv1d_fn(x, weight, bias, seq_idx, activation="silu"),
+        atol=1e-5,
+        rtol=1e-5,
+    )
     packed, ends = x[0].T, torch.tensor([0, 2, 20], device=device, dtype=torch.int32)
     assert torch.equal(
         causal_conv1d_varlen_states(packed, ends, 5), causal_conv1d_varlen_states_ref(packed, ends, 5)

@@ -180,6 +180,24 @@ impl Meta {
         true
     }
 
+    /// A part of an axis, and how many bytes it begins behind the whole.
+    fn narrow(mut self, axis: usize, start: i64, count: i64) -> (Self, isize) {
+        let size = self.shape[axis];
+        assert!(start >= 0 && count >= 0 && count <= size - start, "a part lies inside its axis");
+        self.shape.values[axis] = count;
+        // The offset is that of an element unless the part is empty, and then it is never followed.
+        (self, (start * self.strides[axis] * self.dtype.size() as i64) as isize)
+    }
+
+    fn without(self, axis: usize) -> Self {
+        let others = |dims: &Dims| {
+            let kept: Vec<i64> =
+                dims.iter().enumerate().filter(|(i, _)| *i != axis).map(|(_, &d)| d).collect();
+            Dims::new(&kept).expect("fewer axes than before")
+        };
+        Meta { shape: others(&self.shape), strides: others(&self.strides), ..self }
+    }
+
     fn check_slice(&self, offset: i64, available: usize) -> Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -325,14 +343,14 @@ impl<'a> TensorRef<'a> {
     /// # Panics
     /// If there is no such axis, or the range leaves it.
     pub fn narrow(self, axis: usize, start: i64, count: i64) -> Self {
-        let size = self.meta.shape[axis];
-        assert!(start >= 0 && count >= 0 && count <= size - start, "a part lies inside its axis");
-        let mut part = self;
-        part.meta.shape.values[axis] = count;
-        // The offset is that of an element unless the part is empty, and then it is never followed.
-        let offset = start * self.meta.strides[axis] * self.dtype().size() as i64;
-        part.pointer = part.pointer.wrapping_offset(offset as isize);
-        part
+        let (meta, offset) = self.meta.narrow(axis, start, count);
+        TensorRef { meta, pointer: self.pointer.wrapping_offset(offset), ..self }
+    }
+
+    /// One place of an axis, which the view no longer has.
+    pub(crate) fn select(self, axis: usize, at: i64) -> Self {
+        let part = self.narrow(axis, at, 1);
+        TensorRef { meta: part.meta.without(axis), ..part }
     }
 }
 
@@ -399,6 +417,21 @@ impl<'a> TensorMut<'a> {
         assert!(self.meta.location != Location::Host, "a host view must point to its memory");
         let pointer = std::ptr::without_provenance_mut(self.pointer.addr().wrapping_add(bytes as usize));
         TensorMut { pointer, meta: self.meta, memory: PhantomData }
+    }
+
+    /// As [`TensorRef::narrow`].
+    ///
+    /// # Panics
+    /// If there is no such axis, or the range leaves it.
+    pub fn narrow(self, axis: usize, start: i64, count: i64) -> Self {
+        let (meta, offset) = self.meta.narrow(axis, start, count);
+        TensorMut { meta, pointer: self.pointer.wrapping_offset(offset), ..self }
+    }
+
+    /// As [`TensorRef::select`].
+    pub(crate) fn select(self, axis: usize, at: i64) -> Self {
+        let part = self.narrow(axis, at, 1);
+        TensorMut { meta: part.meta.without(axis), ..part }
     }
 
     /// A shared view of the same memory, for as long as this one is not used.

@@ -81,6 +81,32 @@ fn the_channel_last_suite_passes_below_its_ceilings() {
 }
 
 #[test]
+fn the_same_token_has_the_same_bits_in_every_way() {
+    for report in verify("parity", |_| true) {
+        let residual = report.options.iter().any(|option| option == "residual");
+        assert_eq!(report.outputs.len(), if residual { 31 } else { 35 }, "{}", report.name);
+    }
+}
+
+#[test]
+fn one_bit_of_difference_is_found_in_each_way() {
+    let row =
+        "[[parity]]\nname = \"one\"\nshape = [2, 5, 33]\nwidth = 4\ndtype = \"f32\"\nactivation = \"none\"\n";
+    let run = |fault: &str| {
+        let text = format!("name = \"one\"\nabout = \"a way that differs\"\n{row}{fault}");
+        run_case(&Suite::parse("one", &text).unwrap().cases[0], &Device::cpu())
+    };
+    let plain = run("");
+    assert!(plain.passed && plain.outputs.len() == 35, "{}", describe(&plain));
+    for way in plain.outputs[1..].iter().map(|output| &output.name) {
+        // Less than the bound of the oracle, and enough to leave a number of magnitude 1 for a neighbour.
+        let report = run(&format!("fault = {{ output = \"{way}\", coordinate = [0, 1, 0], add = 2e-7 }}"));
+        let failed: Vec<_> = report.outputs.iter().filter(|output| !output.passed()).collect();
+        assert!(failed.len() == 1 && failed[0].name == *way && failed[0].comparison.failures == 1, "{way}");
+    }
+}
+
+#[test]
 fn the_full_suite_passes() {
     verify("full", CaseSize::is_quick);
 }

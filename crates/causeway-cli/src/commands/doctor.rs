@@ -2,7 +2,7 @@
 
 use causeway::backend::cpu::{Cpu, Level};
 use causeway::backend::gpu::cache::Cache;
-use causeway::backend::gpu::library::{HIPRTC, NVRTC, Search, Wanted};
+use causeway::backend::gpu::library::Search;
 use causeway::backend::gpu::plan::Vendor;
 use causeway::backend::gpu::{DeviceReport, devices};
 use causeway::{Device, Error};
@@ -90,7 +90,7 @@ impl Findings {
             cpu_levels: levels.map(Level::name).collect(),
             cpu_level: Cpu::new().level().name(),
             devices: found,
-            compilers: vec![library("NVRTC (cuda)", &NVRTC), library("HIPRTC (hip)", &HIPRTC)],
+            compilers: vec![compiler("NVRTC (cuda)", Vendor::Nvidia), compiler("HIPRTC (hip)", Vendor::Amd)],
             cache: cache.directory().map(|directory| CacheFinding {
                 directory: directory.display().to_string(),
                 entries: cache.entries().len(),
@@ -205,8 +205,9 @@ fn simulator() -> Finding {
     }
 }
 
-fn library(name: &str, wanted: &Wanted) -> Finding {
-    match Search::from_environment().open(wanted, None, |_| Ok(())) {
+/// The compiler of a vendor, as everything that compiles finds it.
+fn compiler(name: &str, vendor: Vendor) -> Finding {
+    match Search::from_environment().open_compiler(vendor, None) {
         Ok(opened) => Finding::ready(name, opened.path.display().to_string()),
         Err(error) => Finding::missing(name, &error),
     }

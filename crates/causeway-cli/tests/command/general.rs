@@ -1,5 +1,7 @@
 //! Help, versions, colours, pipes and exit statuses.
 
+use std::process::Command;
+
 use crate::process::{causeway, output, refusal, success, text};
 
 #[test]
@@ -56,6 +58,32 @@ fn doctor_says_what_is_missing_and_what_brings_it() {
         printed.contains("not found: NVRTC") && printed.contains("pip install nvidia-cuda-nvrtc"),
         "{printed}"
     );
+}
+
+#[test]
+fn doctor_finds_the_compiler_of_hip_where_rocm_5_keeps_it() {
+    // One library is the runtime and the compiler, as in Debian's libamdhip64-5; that of ROCm 6 is no compiler.
+    for (file, function, ready) in
+        [("libamdhip64.so.5", "hiprtcCompileProgram", true), ("libamdhip64.so.6", "hipInit", false)]
+    {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, library) = (directory.path().join("lib.rs"), directory.path().join(file));
+        std::fs::write(&source, format!("#[unsafe(no_mangle)]\npub extern \"C\" fn {function}() {{}}\n"))
+            .unwrap();
+        let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        let options = ["--edition", "2024", "--crate-type", "cdylib", "-A", "nonstandard-style", "-o"];
+        let built = Command::new(compiler).args(options).args([&library, &source]).status().unwrap();
+        assert!(built.success());
+        let path = format!("{}:-", directory.path().display());
+        let output =
+            causeway().args(["doctor", "--json"]).env("CAUSEWAY_LIBRARY_PATH", path).output().unwrap();
+        let findings: serde_json::Value = serde_json::from_str(&text(&output.stdout)).unwrap();
+        let hiprtc = &findings["compilers"][1];
+        assert_eq!((hiprtc["name"].as_str(), hiprtc["ready"].as_bool()), (Some("HIPRTC (hip)"), Some(ready)));
+        let detail = hiprtc["detail"].as_str().unwrap();
+        assert!(detail.contains(library.to_str().unwrap()), "{detail}");
+        assert_eq!(detail.contains("no run-time compiler in it"), !ready, "{detail}");
+    }
 }
 
 #[test]

@@ -110,12 +110,13 @@ impl Arithmetic {
         inherited + single.max(self.coarse() * self.data.half_ulp(result))
     }
 
-    /// Error of dy · silu'(pre), from the error of pre and of evaluating it.
+    /// Error of dy · silu'(pre), from the error of pre and of evaluating it. `results`: the dtypes of what it enters;
+    /// a backend evaluates it as exactly as the finest of them asks.
     ///
     /// Infinite at pre = ±∞, and where an infinite dy meets a slope, which has terms of both signs: equal formulas give the
     /// limit or NaN.
     #[inline(always)]
-    pub fn silu_gradient(&self, pre: Approximate, sigmoid: f64, dy: f64) -> f64 {
+    pub fn silu_gradient(&self, pre: Approximate, sigmoid: f64, dy: f64, results: &[DType]) -> f64 {
         if pre.value.is_infinite() || dy.is_infinite() && !pre.value.is_nan() {
             return f64::INFINITY;
         }
@@ -130,7 +131,7 @@ impl Arithmetic {
         let units = SIGMOID_UNITS + magnitude * (1.0 - sigmoid);
         let sensitivity = sigmoid * (1.0 + magnitude * (1.0 - 2.0 * sigmoid).abs());
         let single = 2.0 * self.unit * (units * sensitivity + 2.0 * parts) + self.flushed(pre.value, sigmoid);
-        let evaluated = single.max(self.coarse() * self.data.unit_roundoff() * parts);
+        let evaluated = single.max(self.coarsest(results) * parts);
         let error = dy.abs() * (inherited + evaluated) + self.accumulator.smallest();
         // What may be any number may overflow as well.
         if error < self.accumulator.max() { error } else { f64::INFINITY }
@@ -158,6 +159,15 @@ impl Arithmetic {
     #[inline(always)]
     fn coarse(&self) -> f64 {
         if self.data.unit_roundoff() > self.unit { ACTIVATION_SHARE } else { 0.0 }
+    }
+
+    /// What rounding hides in every one of these results: 1/8 of the finest one's unit roundoff, or nothing where one of
+    /// them is as precise as the accumulator.
+    #[inline(always)]
+    fn coarsest(&self, results: &[DType]) -> f64 {
+        let unit = |&dtype: &DType| Format::of(dtype).unwrap_or(self.accumulator).unit_roundoff();
+        let finest = results.iter().map(unit).fold(f64::INFINITY, f64::min);
+        if finest > self.unit { ACTIVATION_SHARE * finest } else { 0.0 }
     }
 
     /// A sigmoid near or below the smallest normal number may be flushed to zero.
@@ -232,5 +242,18 @@ mod tests {
         assert_eq!(half, 0.5f64.powi(12) / 8.0);
         let single = Arithmetic::of(DType::F32).silu(pre, value, value);
         assert!(single < 8.0 * f64::from(f32::EPSILON) * value);
+    }
+
+    #[test]
+    fn a_slope_is_as_exact_as_the_finest_result_it_enters() {
+        let arithmetic = Arithmetic::of(DType::BF16);
+        let pre = Approximate { value: 1.0, error: 0.0 };
+        let sigmoid = silu(1.0);
+        let error = |dweight| arithmetic.silu_gradient(pre, sigmoid, 1.0, &[DType::BF16, dweight]);
+        let parts = sigmoid * (1.0 + (1.0 - sigmoid));
+        let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 1e-12;
+        assert!(near(error(DType::BF16), parts * 0.5f64.powi(8 + 3)));
+        assert!(near(error(DType::F16), parts * 0.5f64.powi(11 + 3)));
+        assert!(error(DType::F32) < 16.0 * f64::from(f32::EPSILON));
     }
 }

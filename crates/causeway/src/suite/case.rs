@@ -32,6 +32,8 @@ pub struct Case {
 pub enum Problem {
     /// Forward, then backward, of the causal convolution.
     Conv1d(Conv1d),
+    /// The plain forward call of a convolution, and the same tokens in every other way that promises the same bits.
+    Parity(Conv1d),
     /// The decode update.
     Update(Update),
     /// The states of a packed batch.
@@ -354,10 +356,11 @@ impl Conv1d {
 }
 
 impl Problem {
-    /// `conv1d`, `conv1d-update`, `conv1d-varlen-states` or `gemm`.
+    /// `conv1d`, `parity`, `conv1d-update`, `conv1d-varlen-states` or `gemm`.
     pub fn operation(&self) -> &'static str {
         match self {
             Problem::Conv1d(_) => "conv1d",
+            Problem::Parity(_) => "parity",
             Problem::Update(_) => "conv1d-update",
             Problem::VarlenStates(_) => "conv1d-varlen-states",
             Problem::Gemm(_) => "gemm",
@@ -373,7 +376,7 @@ impl Problem {
     /// Names and values of the sizes.
     pub fn shape(&self) -> Vec<(&'static str, i64)> {
         match self {
-            Problem::Conv1d(c) => {
+            Problem::Conv1d(c) | Problem::Parity(c) => {
                 vec![("batch", c.batch), ("dim", c.dim), ("seqlen", c.seqlen), ("width", c.width)]
             }
             Problem::Update(u) => {
@@ -403,7 +406,7 @@ impl Problem {
             Ok(())
         };
         match self {
-            Problem::Conv1d(c) => drop(c.inputs(&mut input)?),
+            Problem::Conv1d(c) | Problem::Parity(c) => drop(c.inputs(&mut input)?),
             Problem::Update(u) => drop(u.inputs(&mut input)?),
             Problem::VarlenStates(v) => drop(v.inputs(&mut input)?),
             Problem::Gemm(g) => drop(g.inputs(&mut input)?),
@@ -420,6 +423,7 @@ impl Problem {
                 c.forward_results(&mut output)?;
                 c.backward_results(&mut output)?;
             }
+            Problem::Parity(c) => drop(c.forward_results(&mut output)?),
             Problem::Update(u) => drop(u.results(&mut output)?),
             Problem::VarlenStates(v) => drop(v.results(&mut output)?),
             Problem::Gemm(g) => drop(g.results(&mut output)?),
@@ -431,7 +435,7 @@ impl Problem {
     pub(super) fn in_its_layouts(&self) -> Problem {
         let mut plain = self.clone();
         match &mut plain {
-            Problem::Conv1d(c) => c.memory = Memory::default(),
+            Problem::Conv1d(c) | Problem::Parity(c) => c.memory = Memory::default(),
             Problem::Update(u) => u.memory = Memory::default(),
             Problem::VarlenStates(v) => v.memory = Memory::default(),
             Problem::Gemm(g) => g.memory = Memory::default(),
@@ -442,7 +446,7 @@ impl Problem {
     /// Where single tensors lie.
     pub fn memory(&self) -> &Memory {
         match self {
-            Problem::Conv1d(c) => &c.memory,
+            Problem::Conv1d(c) | Problem::Parity(c) => &c.memory,
             Problem::Update(u) => &u.memory,
             Problem::VarlenStates(v) => &v.memory,
             Problem::Gemm(g) => &g.memory,
@@ -452,7 +456,7 @@ impl Problem {
     /// Dtype of x, or of A.
     pub fn dtype(&self) -> DType {
         match self {
-            Problem::Conv1d(c) => c.dtype,
+            Problem::Conv1d(c) | Problem::Parity(c) => c.dtype,
             Problem::Update(u) => u.dtype,
             Problem::VarlenStates(v) => v.dtype,
             Problem::Gemm(g) => g.dtype,
@@ -462,7 +466,7 @@ impl Problem {
     /// Memory of x or of A, by its name.
     pub fn layout(&self) -> &'static str {
         match self {
-            Problem::Conv1d(c) => c.layout.name(),
+            Problem::Conv1d(c) | Problem::Parity(c) => c.layout.name(),
             Problem::Update(u) => u.layout.name(),
             Problem::VarlenStates(v) => v.layout.name(),
             Problem::Gemm(g) => g.layout.name(),
@@ -473,7 +477,7 @@ impl Problem {
     pub fn options(&self) -> Vec<String> {
         let mut options = Vec::new();
         match self {
-            Problem::Conv1d(c) => {
+            Problem::Conv1d(c) | Problem::Parity(c) => {
                 options.push(c.activation.to_string());
                 options.extend(c.bias.then(|| "bias".into()));
                 options.extend(c.residual.then(|| "residual".into()));

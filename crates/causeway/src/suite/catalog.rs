@@ -6,10 +6,10 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::case::{Case, Ceilings, Problem};
-use super::rows::{self, Conv1dRow, GemmRow, UpdateRow, VarlenStatesRow};
+use super::rows::{self, Conv1dRow, GemmRow, ParityRow, UpdateRow, VarlenStatesRow};
 
 /// The suites that are part of the library: name and text.
-const EMBEDDED: [(&str, &str); 12] = [
+const EMBEDDED: [(&str, &str); 13] = [
     ("conv1d-first", include_str!("../../../../suites/conv1d-first.toml")),
     ("conv1d-last", include_str!("../../../../suites/conv1d-last.toml")),
     ("gemm", include_str!("../../../../suites/gemm.toml")),
@@ -21,6 +21,7 @@ const EMBEDDED: [(&str, &str); 12] = [
     ("variants", include_str!("../../../../suites/variants.toml")),
     ("small", include_str!("../../../../suites/small.toml")),
     ("repeat", include_str!("../../../../suites/repeat.toml")),
+    ("parity", include_str!("../../../../suites/parity.toml")),
     ("huge", include_str!("../../../../suites/huge.toml")),
 ];
 
@@ -96,6 +97,8 @@ struct Document {
     base: BTreeMap<String, toml::Table>,
     #[serde(default)]
     conv1d: Vec<toml::Table>,
+    #[serde(default)]
+    parity: Vec<toml::Table>,
     #[serde(default, rename = "conv1d-update")]
     update: Vec<toml::Table>,
     #[serde(default, rename = "conv1d-varlen-states")]
@@ -170,6 +173,7 @@ impl Suite {
             Ok(())
         };
         add(&document.conv1d, &|row| rows::cases::<Conv1dRow>(base("conv1d"), row, &ceilings))?;
+        add(&document.parity, &|row| rows::cases::<ParityRow>(base("parity"), row, &ceilings))?;
         add(&document.update, &|row| rows::cases::<UpdateRow>(base("conv1d-update"), row, &ceilings))?;
         add(&document.varlen_states, &|row| {
             rows::cases::<VarlenStatesRow>(base("conv1d-varlen-states"), row, &ceilings)
@@ -274,7 +278,7 @@ mod tests {
             (
                 Suite::open("nothing"),
                 "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, sim, shapes, \
-                 gemm-shapes, variants, small, repeat, huge, or the path",
+                 gemm-shapes, variants, small, repeat, parity, huge, or the path",
             ),
             (Suite::open("/no/such/file.toml"), "suite /no/such/file.toml: "),
             (suite("cases = 3"), "unknown field `cases`"),

@@ -6,7 +6,7 @@ use super::sample::{count_other_than_poison, count_poison, gather};
 use crate::error::Result;
 use crate::host_tensor::HostTensor;
 use crate::oracle::gemm::Chain;
-use crate::oracle::{Comparison, Expected, POISON};
+use crate::oracle::{Comparison, Expected, POISON, WorstElement};
 use crate::tensor::{DType, TensorRef};
 
 /// Compares an output that was poisoned, or whose surroundings were, before the call.
@@ -49,6 +49,34 @@ pub(super) fn sample(
 /// As [`output`], for a result of which every bit is known.
 pub(super) fn bits(case: &Case, name: &str, truth: &Chain, found: HostTensor) -> OutputReport {
     compared(case, name, (truth.dtype, &truth.shape), None, found, |found| truth.compare(found))
+}
+
+/// As [`output`], for numbers that have to be the same, with the sign of a zero. A NaN is as good as any other.
+pub(super) fn same_bits(case: &Case, name: &str, truth: &Expected, found: HostTensor) -> OutputReport {
+    compared(case, name, (truth.dtype, &truth.shape), None, found, |found| {
+        let mut comparison = truth.compare(found, None);
+        let pairs = found.to_f64().into_iter().zip(&truth.values).enumerate();
+        let other_zero = |found: f64, truth: f64| {
+            found == 0.0 && truth == 0.0 && found.is_sign_negative() != truth.is_sign_negative()
+        };
+        for (i, (found, &expected)) in pairs.filter(|&(_, (found, &truth))| other_zero(found, truth)) {
+            comparison.failures += 1;
+            comparison.fraction = f64::INFINITY;
+            let coordinate = coordinate(i, &truth.shape);
+            let zero = WorstElement { coordinate, found, expected, error: 0.0, bound: 0.0, unwritten: false };
+            comparison.worst = Some(zero);
+        }
+        comparison
+    })
+}
+
+fn coordinate(mut index: usize, shape: &[i64]) -> Vec<i64> {
+    let mut coordinate = vec![0; shape.len()];
+    for (at, &size) in coordinate.iter_mut().zip(shape).rev() {
+        *at = (index % size as usize) as i64;
+        index /= size as usize;
+    }
+    coordinate
 }
 
 fn compared(
@@ -98,4 +126,23 @@ fn apply_fault(case: &Case, name: &str, tensor: &mut HostTensor) {
         return;
     }
     tensor.adjust(&fault.coordinate, |value| value + fault.add);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suite::Suite;
+
+    #[test]
+    fn the_sign_of_a_zero_is_a_bit_and_a_nan_is_a_nan() {
+        let case = &Suite::open("parity").unwrap().cases[0];
+        let check = |found: [f32; 2]| {
+            let truth = Expected::exact(DType::F32, &[2, 1], vec![-0.0, f64::NAN]);
+            same_bits(case, "y", &truth, HostTensor::from_slice(&found, &[2, 1]).unwrap()).comparison
+        };
+        assert!(check([-0.0, f32::NAN]).passed() && check([-0.0, -f32::NAN]).passed());
+        let zero = check([0.0, f32::NAN]);
+        assert_eq!((zero.failures, zero.worst.unwrap().coordinate), (1, vec![0, 0]));
+        assert_eq!(check([-0.0, 1.0]).failures, 1);
+    }
 }

@@ -8,6 +8,7 @@ use super::case::{Case, Conv1d, Problem, Update, VarlenStates};
 use super::check;
 use super::coverage::Coverage;
 use super::gemm::{Gemm, GemmResults};
+use super::parity;
 use super::repeats::Reference;
 use super::report::{CaseReport, OutputReport, Timing};
 use super::results::Results;
@@ -81,6 +82,7 @@ pub fn run_case_noting(
     let done = match problem {
         Problem::Conv1d(conv1d) if case.sample => run.sampled_conv1d(conv1d),
         Problem::Conv1d(conv1d) => run.conv1d(conv1d),
+        Problem::Parity(plain) => parity::run(&mut run, plain),
         Problem::Update(update) => run.update(update),
         Problem::VarlenStates(varlen_states) => run.varlen_states(varlen_states),
         Problem::Gemm(gemm) => run.gemm(gemm),
@@ -92,9 +94,10 @@ pub fn run_case_noting(
     report
 }
 
-struct Run<'a> {
-    case: &'a Case,
-    device: &'a Device,
+/// A case while it runs.
+pub(super) struct Run<'a> {
+    pub case: &'a Case,
+    pub device: &'a Device,
     artifacts: Option<&'a mut Artifacts>,
     coverage: &'a mut Coverage,
     /// Results that were not the same each time.
@@ -234,12 +237,12 @@ impl Run<'_> {
     }
 
     /// An output with every byte, gaps and guards included, set so that it cannot pass for a result.
-    fn poisoned(&self, arrangement: &Arrangement) -> Result<Output> {
+    pub fn poisoned(&self, arrangement: &Arrangement) -> Result<Output> {
         Output::filled(self.device, arrangement, POISON)
     }
 
     /// Makes a call as often as was asked for.
-    fn call<R: Results<Output>>(
+    pub fn call<R: Results<Output>>(
         &mut self,
         operation: &str,
         mut results: R,
@@ -270,7 +273,7 @@ impl Run<'_> {
     }
 
     /// What a call is about to launch, and what the files of its kernels hold.
-    fn note_launches(&mut self, operation: &str, call: &mut dyn Call) -> Result<()> {
+    pub fn note_launches(&mut self, operation: &str, call: &mut dyn Call) -> Result<()> {
         let Some(facts) = self.device.facts() else { return Ok(()) };
         for plan in call.plans(facts)? {
             self.coverage.note(&plan);
@@ -283,7 +286,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn note(&mut self, mut output: OutputReport) {
+    pub fn note(&mut self, mut output: OutputReport) {
         output.differed = self.different.contains(&output.name.as_str());
         self.report.outputs.push(output);
     }
@@ -303,7 +306,7 @@ impl Run<'_> {
         }
     }
 
-    fn check(&mut self, name: &str, truth: &Expected, found: Output) -> Result<()> {
+    pub fn check(&mut self, name: &str, truth: &Expected, found: Output) -> Result<()> {
         self.note(check::output(self.case, name, truth, found.fetch()?));
         Ok(())
     }

@@ -19,6 +19,7 @@ mod gemm;
 mod layout;
 mod memory;
 mod moved;
+mod parity;
 mod plans;
 mod random;
 pub mod random_calls;

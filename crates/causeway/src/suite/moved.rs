@@ -14,7 +14,7 @@ impl Problem {
     /// If a tensor of the problem cannot be arranged in memory.
     pub fn moved_bytes(&self, call: &str) -> Result<u64> {
         match self {
-            Problem::Conv1d(conv1d) => conv1d.moved(call),
+            Problem::Conv1d(conv1d) | Problem::Parity(conv1d) => conv1d.moved(call),
             Problem::Update(update) => update.moved(),
             Problem::VarlenStates(states) => states.moved(),
             Problem::Gemm(gemm) => Ok(gemm.moved(call)),

@@ -32,6 +32,12 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
                 ),
             ]
         }
+        // Of the other ways there are many calls of few variants, compiled when they are first made.
+        Problem::Parity(plain) => {
+            let inputs = plain.inputs(|_, arrangement| space.input(&arrangement))?;
+            let mut results = plain.forward_results(|_, arrangement| space.output(&arrangement))?;
+            vec![("conv1d-forward", plain.forward(&inputs, &mut results, TensorMut::reborrow).plan(facts)?)]
+        }
         Problem::Update(update) => {
             let inputs = update.inputs(|_, arrangement| space.input(&arrangement))?;
             let mut results = update.results(|_, arrangement| space.output(&arrangement))?;

@@ -15,7 +15,7 @@ pub struct CaseReport {
     pub suite: String,
     /// The device that ran it, as it names itself: `cpu (avx512)`.
     pub backend: String,
-    /// `conv1d` (forward and backward), `conv1d-update`, `conv1d-varlen-states` or `gemm`.
+    /// `conv1d` (forward and backward), `parity`, `conv1d-update`, `conv1d-varlen-states` or `gemm`.
     pub operation: String,
     /// Names and values of the sizes: `batch`, `dim`, `seqlen`, `width` …
     pub shape: Vec<(String, i64)>,
@@ -56,7 +56,7 @@ impl CaseReport {
 /// One output of one call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OutputReport {
-    /// `y`, `final_states`, `dx`, `dweight`, `dbias`, `dinitial_states`, `conv_state` or `states`.
+    /// `y`, with the way behind it in a case of parity, `final_states`, `dx`, `dweight`, `dbias`, `dinitial_states`, `conv_state` or `states`.
     pub name: String,
     /// Its dtype.
     pub dtype: String,

@@ -126,7 +126,9 @@ fn expand(row: toml::Table) -> Vec<toml::Table> {
 /// The row's name, the sizes, what the row lists, the dtypes and the activation: `large-8x2048x1024-f16-silu`.
 fn name(row: &str, problem: &Problem, listed: &[&str]) -> String {
     let (sizes, width, weight_dtype, activation) = match problem {
-        Problem::Conv1d(c) => (vec![c.batch, c.dim, c.seqlen], c.width, c.weight_dtype, c.activation),
+        Problem::Conv1d(c) | Problem::Parity(c) => {
+            (vec![c.batch, c.dim, c.seqlen], c.width, c.weight_dtype, c.activation)
+        }
         Problem::Update(u) => {
             let sizes = [u.batch, u.dim].into_iter().chain(u.seqlen).collect();
             (sizes, u.width, u.weight_dtype, u.activation)
@@ -142,7 +144,7 @@ fn name(row: &str, problem: &Problem, listed: &[&str]) -> String {
             ("layout", problem) => Some(problem.layout().to_string()),
             ("output_layout", Problem::Conv1d(c)) => Some(format!("to-{}", c.output_layout)),
             ("output_layout", Problem::Gemm(g)) => Some(format!("to-{}", g.output_layout)),
-            ("values", Problem::Conv1d(c)) => Some(c.values.to_string()),
+            ("values", Problem::Conv1d(c) | Problem::Parity(c)) => Some(c.values.to_string()),
             ("values", Problem::Gemm(g)) => Some(g.values.to_string()),
             ("values", Problem::Update(u)) => Some(u.values.to_string()),
             ("together", Problem::Gemm(g)) => Some(if g.together { "together" } else { "apart" }.to_string()),
@@ -308,6 +310,69 @@ impl Row for Conv1dRow {
 
     fn sample(&self) -> bool {
         self.sample
+    }
+}
+
+/// A row of `[[parity]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ParityRow {
+    name: String,
+    /// `[batch, dim, seqlen]`.
+    shape: [i64; 3],
+    width: i64,
+    dtype: Named<DType>,
+    weight_dtype: Option<Named<DType>>,
+    activation: Named<Activation>,
+    #[serde(default)]
+    bias: bool,
+    #[serde(default)]
+    residual: bool,
+    values: Option<Named<Values>>,
+    fault: Option<Fault>,
+}
+
+impl Row for ParityRow {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn problem(&self) -> Result<Problem, String> {
+        let [batch, dim, seqlen] = self.shape;
+        check_sizes(&self.shape, self.width)?;
+        require(
+            self.shape.iter().all(|&size| size > 0),
+            "shape has a size of 0: there is nothing to compare",
+        )?;
+        let values = self.values.map_or(Values::Uniform, |values| values.0);
+        require(values != Values::NanPadding, "values is nan-padding: such a row has no padded positions")?;
+        let Named(dtype) = self.dtype;
+        let weight_dtype = self.weight_dtype.map_or(dtype, |dtype| dtype.0);
+        Ok(Problem::Parity(Conv1d {
+            batch,
+            dim,
+            seqlen,
+            width: self.width,
+            dtype,
+            weight_dtype,
+            dweight_dtype: weight_dtype,
+            layout: Layout::ChannelFirst,
+            output_layout: Layout::ChannelFirst,
+            activation: self.activation.0,
+            bias: self.bias,
+            residual: self.residual,
+            initial_states: false,
+            final_states: false,
+            seq_idx: None,
+            cu_seqlens: None,
+            values,
+            omit: Vec::new(),
+            memory: Memory::default(),
+        }))
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.fault.clone()
     }
 }
 

@@ -14,11 +14,12 @@
 
 use std::collections::HashSet;
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
+use super::plan::Vendor;
 use crate::error::{Error, Result};
 
 /// Whose toolkit a library belongs to.
@@ -95,6 +96,17 @@ pub static HIPRTC: Wanted = Wanted {
     install: "install ROCm's `hip-runtime-amd`, or Debian's `libamdhip64-5 libhiprtc-builtins5 \
               rocm-device-libs`",
 };
+
+/// The libraries that may hold a vendor's run-time compiler, and the function that shows that one does.
+pub(crate) fn compilers(vendor: Vendor) -> (&'static [&'static Wanted], &'static CStr) {
+    static NVIDIA: [&Wanted; 1] = [&NVRTC];
+    // ROCm 5 keeps HIPRTC in the runtime's library.
+    static AMD: [&Wanted; 2] = [&HIPRTC, &HIP_RUNTIME];
+    match vendor {
+        Vendor::Nvidia => (&NVIDIA, c"nvrtcCompileProgram"),
+        Vendor::Amd => (&AMD, c"hiprtcCompileProgram"),
+    }
+}
 
 /// An opened library and where it came from.
 #[derive(Debug)]
@@ -195,6 +207,29 @@ impl Search {
         // What the loader says about a bare name that it does not find is no news.
         refused.retain(|line| line.starts_with('/') || line.starts_with('.'));
         Err(self.missing(wanted, refused))
+    }
+
+    /// Opens the run-time compiler of a vendor, in whichever library it is. `newest`: see [`Search::candidates`].
+    ///
+    /// # Errors
+    /// As for [`Search::open`].
+    pub fn open_compiler(&self, vendor: Vendor, newest: Option<u32>) -> Result<Opened> {
+        let (choices, entry) = compilers(vendor);
+        // SAFETY: the address is only tested, never called or read.
+        let has_entry = |opened: &Opened| match unsafe {
+            opened.library.get::<unsafe extern "C" fn()>(entry.to_bytes_with_nul())
+        } {
+            Ok(_) => Ok(()),
+            Err(_) => Err("no run-time compiler in it".to_string()),
+        };
+        let mut all_refused = Vec::new();
+        for wanted in choices {
+            match self.open(wanted, newest, has_entry) {
+                Err(Error::LibraryMissing { refused, .. }) => all_refused.extend(refused),
+                done => return done,
+            }
+        }
+        Err(self.missing(choices[0], all_refused))
     }
 
     /// The error for a library that is nowhere, or nowhere usable.

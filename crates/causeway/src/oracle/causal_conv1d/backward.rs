@@ -92,7 +92,7 @@ struct Problem<'a> {
     parameter_dtype: DType,
 }
 
-/// g at one position, and the error that a backend's may have.
+/// g at one position, and the error that a backend's may have where it enters the sums of dweight and dbias.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Gradient<R> {
     pub value: R,
@@ -109,7 +109,10 @@ struct Scratch<R> {
     magnitudes: Vec<f64>,
     /// g at every position.
     g: Vec<R>,
+    /// What a backend's g may be off by where it enters dx, and where it enters the sums of dweight and dbias: what rounding
+    /// to 16 bits hides shows in sums of 32.
     g_errors: Vec<f64>,
+    g_errors_in_sums: Vec<f64>,
     dx: Dx<R>,
 }
 
@@ -177,9 +180,10 @@ impl Problem<'_> {
         own: Range<usize>,
         scratch: &mut Scratch<R>,
     ) {
-        let Scratch { dy, window, pre, magnitudes, g, g_errors, .. } = scratch;
+        let Scratch { dy, window, pre, magnitudes, g, g_errors, g_errors_in_sums, .. } = scratch;
         let (data, dy) = (&self.data, &dy[own]);
         refill(g_errors, dy.len(), 0.0);
+        refill(g_errors_in_sums, dy.len(), 0.0);
         refill(g, dy.len(), R::new(0.0));
         if self.silu {
             data.pre(sequence, channel, window, pre, magnitudes);
@@ -188,14 +192,15 @@ impl Problem<'_> {
                 *g = (-pre).exp();
             }
             let inputs = pre.iter().zip(&*magnitudes).zip(dy);
-            for ((g, g_error), ((&pre, &magnitude), &dy)) in g.iter_mut().zip(&mut *g_errors).zip(inputs) {
-                (*g, *g_error) = gradient(&data.arithmetic, data.width, pre, magnitude, sigmoid(*g), dy);
+            let outputs = g.iter_mut().zip(&mut *g_errors).zip(&mut *g_errors_in_sums);
+            for (((g, error), in_sums), ((&pre, &magnitude), &dy)) in outputs.zip(inputs) {
+                (*g, [*error, *in_sums]) = self.gradient(pre, magnitude, sigmoid(*g), dy);
             }
         } else {
             g.iter_mut().zip(dy).for_each(|(g, &dy)| *g = R::new(dy));
         }
         for t in (0..dy.len()).filter(|&t| sequence.is_padding(t + data.history())) {
-            (g[t], g_errors[t]) = (R::new(0.0), 0.0);
+            (g[t], g_errors[t], g_errors_in_sums[t]) = (R::new(0.0), 0.0, 0.0);
         }
     }
 
@@ -238,6 +243,31 @@ impl Problem<'_> {
         }
     }
 
+    /// dy · silu'(pre), and the errors that a backend's may have in dx and in the sums.
+    #[inline(always)]
+    fn gradient<R: Real>(&self, pre: R, magnitude: f64, sigmoid: R, dy: f64) -> (R, [f64; 2]) {
+        let arithmetic = &self.data.arithmetic;
+        // The width products and the bias.
+        let error = arithmetic.sum(self.data.width + 1, magnitude);
+        let approximate = Approximate { value: pre.value(), error };
+        let evaluated =
+            |results: &[DType]| arithmetic.silu_gradient(approximate, sigmoid.value(), dy, results);
+        let error = evaluated(&[self.dtype]);
+        if error == f64::INFINITY {
+            // Whatever a backend gives here, its sums may hold.
+            return (R::new(0.0), [error; 2]);
+        }
+        let in_sums = match self.parameter_dtype == self.dtype {
+            true => error,
+            false => evaluated(&[self.dtype, self.parameter_dtype]),
+        };
+        let slope = sigmoid * (R::new(1.0) + pre * (R::new(1.0) - sigmoid));
+        let value = R::new(dy) * slope;
+        // The product with dy is rounded.
+        let rounding = arithmetic.rounding(value.value());
+        (value, [error + rounding, in_sums + rounding])
+    }
+
     /// Values and bounds from this place on.
     #[inline(always)]
     fn finish_dx<R: Real>(&self, dx: &Dx<R>, first: usize, values: &mut [f64], bounds: &mut [f64]) {
@@ -249,29 +279,6 @@ impl Problem<'_> {
             *bound = arithmetic.rounded(Approximate { value: *value, error }, self.dtype);
         }
     }
-}
-
-/// dy · silu'(pre), and the error that a backend's may have.
-#[inline(always)]
-fn gradient<R: Real>(
-    arithmetic: &Arithmetic,
-    width: usize,
-    pre: R,
-    magnitude: f64,
-    sigmoid: R,
-    dy: f64,
-) -> (R, f64) {
-    // The width products and the bias.
-    let approximate = Approximate { value: pre.value(), error: arithmetic.sum(width + 1, magnitude) };
-    let error = arithmetic.silu_gradient(approximate, sigmoid.value(), dy);
-    let slope = sigmoid * (R::new(1.0) + pre * (R::new(1.0) - sigmoid));
-    let value = R::new(dy) * slope;
-    if error == f64::INFINITY {
-        // Whatever a backend gives here, its sums may hold.
-        return (R::new(0.0), error);
-    }
-    // The product with dy is rounded.
-    (value, error + arithmetic.rounding(value.value()))
 }
 
 /// dweight and dbias of a channel.
@@ -291,7 +298,7 @@ impl<R: Real> ChannelSums<R> {
     /// Adds the terms of a sequence.
     #[inline(always)]
     fn add(&mut self, data: &Data<'_>, sequence: &Sequence, scratch: &mut Scratch<R>) {
-        let Scratch { window, g, g_errors, .. } = scratch;
+        let Scratch { window, g, g_errors_in_sums: g_errors, .. } = scratch;
         let (length, history) = (sequence.len(), data.history());
         // The last lanes may look behind the last place.
         window.resize(window.len() + LANES, 0.0);

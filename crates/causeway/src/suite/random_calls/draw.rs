@@ -14,7 +14,7 @@ use super::row::{Row, integers};
 use super::sizes;
 
 /// The operations that calls are drawn of, by the name of their list in a suite.
-pub const OPERATIONS: [&str; 4] = ["conv1d", "conv1d-update", "conv1d-varlen-states", "gemm"];
+pub const OPERATIONS: [&str; 5] = ["conv1d", "conv1d-update", "conv1d-varlen-states", "gemm", "parity"];
 
 /// What calls are drawn from.
 #[derive(Debug, Clone)]
@@ -30,11 +30,12 @@ pub struct Space {
 impl Space {
     /// A row with this name.
     pub(super) fn draw(&self, random: &mut Random, name: &str) -> Row {
-        let operation = match random.below(10) {
-            0..6 => "conv1d",
-            6 | 7 => "gemm",
-            8 => "conv1d-update",
-            _ => "conv1d-varlen-states",
+        let operation = match random.below(40) {
+            0..24 => "conv1d",
+            24..31 => "gemm",
+            31..35 => "conv1d-update",
+            35..39 => "conv1d-varlen-states",
+            _ => "parity",
         };
         let operation = match self.operations.contains(&operation) {
             true => operation,
@@ -44,6 +45,7 @@ impl Space {
             "conv1d" => self.conv1d(random),
             "conv1d-update" => self.update(random),
             "conv1d-varlen-states" => self.varlen_states(random),
+            "parity" => self.parity(random),
             _ => self.gemm(random),
         };
         let row = Row { operation, table };
@@ -58,6 +60,7 @@ impl Space {
             "conv1d" => self.conv1d_sizes(random, &mut row),
             "conv1d-update" => self.update_sizes(random, &mut row),
             "conv1d-varlen-states" => self.varlen_states_sizes(random, &mut row),
+            "parity" => self.parity_sizes(random, &mut row),
             _ => self.gemm_sizes(random, &mut row),
         }
         draw_memory(random, &mut row);
@@ -175,6 +178,22 @@ impl Space {
         }
         row.table.insert("dim".into(), dim.into());
         row.table.insert("state_len".into(), state_len.into());
+    }
+
+    fn parity(&self, random: &mut Random) -> Table {
+        let mut table = self.common(random);
+        // It goes through every layout itself.
+        table.remove("layout");
+        flags(random, &mut table, &["residual"], 4);
+        table
+    }
+
+    fn parity_sizes(&self, random: &mut Random, row: &mut Row) {
+        let width = row.integers("width")[0];
+        let most = (self.elements / 8 / width.max(8)).max(1);
+        let shape = sizes::shape(random, [6, i64::MAX, 300], most);
+        row.table.insert("shape".into(), integers(&shape.map(|size| size.max(1))));
+        row.table.insert("values".into(), values(random, false).name().into());
     }
 
     fn gemm(&self, random: &mut Random) -> Table {

@@ -3,12 +3,12 @@
 use toml::{Table, Value};
 
 use super::super::case::{Case, Ceilings};
-use super::super::rows::{self, Conv1dRow, GemmRow, UpdateRow, VarlenStatesRow};
+use super::super::rows::{self, Conv1dRow, GemmRow, ParityRow, UpdateRow, VarlenStatesRow};
 
 /// What one row of a suite says, and of which operation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// `conv1d`, `conv1d-update`, `conv1d-varlen-states` or `gemm`: the name of the suite's list.
+    /// `conv1d`, `conv1d-update`, `conv1d-varlen-states`, `gemm` or `parity`: the name of the suite's list.
     pub operation: &'static str,
     /// Keys and values.
     pub table: Table,
@@ -25,6 +25,7 @@ impl Row {
             "conv1d" => rows::cases::<Conv1dRow>(None, table, &none),
             "conv1d-update" => rows::cases::<UpdateRow>(None, table, &none),
             "conv1d-varlen-states" => rows::cases::<VarlenStatesRow>(None, table, &none),
+            "parity" => rows::cases::<ParityRow>(None, table, &none),
             "gemm" => rows::cases::<GemmRow>(None, table, &none),
             other => Err(format!("operation is {other:?}")),
         }?;

@@ -1,5 +1,7 @@
 //! Backward: `dx`, `dweight`, `dbias` and `dinitial_states`.
 
+use std::marker::PhantomData;
+
 use super::backward_along_channels::AlongChannels;
 use super::backward_along_sequence::AlongSequence;
 use super::sequences::Sequences;
@@ -35,36 +37,67 @@ pub(super) struct Problem<T> {
 /// Runs a call that has been validated.
 pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
     if sizes.dim > 0 {
-        with_number!(call.x.dtype(), along_either | along_sequence(cpu, call, sizes))
+        with_number!(call.x.dtype(), along_either | along_sequence_in_f64(cpu, call, sizes))
     }
 }
 
+fn along_sequence_in_f64<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+    along_sequence::<T, T>(cpu, call, sizes);
+}
+
+/// The slope of the activation enters dx and the sums of dweight and dbias, and is as exact as the finest of them asks:
+/// rounding to 16 bits hides what it lacks in either, but sums of 32 bits would show it.
 fn along_either<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+    if call.dweight.dtype() == call.x.dtype() {
+        with_slope::<T, T>(cpu, call, sizes);
+    } else {
+        with_slope::<T, T::Accumulator>(cpu, call, sizes);
+    }
+}
+
+fn with_slope<T, P>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes)
+where
+    T: Number,
+    P: Number<Accumulator = T::Accumulator>,
+{
     if rows::are_rows(sizes, &strides(call)) {
         match sizes.width {
-            4 => along_channels::<T, 4>(cpu, call, sizes),
-            _ => along_channels::<T, { rows::MAX_WIDTH }>(cpu, call, sizes),
+            4 => along_channels::<T, P, 4>(cpu, call, sizes),
+            _ => along_channels::<T, P, { rows::MAX_WIDTH }>(cpu, call, sizes),
         }
     } else {
-        along_sequence::<T>(cpu, call, sizes);
+        along_sequence::<T, P>(cpu, call, sizes);
     }
 }
 
-fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+fn along_channels<T, P, const WIDTH: usize>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes)
+where
+    T: Number,
+    P: Number<Accumulator = T::Accumulator>,
+{
     let partition = rows::partition(sizes, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());
-    let kernel = AlongChannels::<T, WIDTH> { partition, problem, weights: rows::Weights::new() };
+    let kernel = AlongChannels::<T, P, WIDTH> {
+        partition,
+        problem,
+        weights: rows::Weights::new(),
+        slope: PhantomData,
+    };
     kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
 }
 
-fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+fn along_sequence<T, P>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes)
+where
+    T: Number,
+    P: Number<Accumulator = T::Accumulator>,
+{
     let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
     let partition = forward_along_sequence::partition(sizes, contiguous, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());
-    let kernel = AlongSequence::<T> { partition, problem };
+    let kernel = AlongSequence::<T, P> { partition, problem, slope: PhantomData };
     kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
 }

@@ -8,6 +8,8 @@
 //! dx lags g by `width - 1` rows; g of the last rows waits in `g`, between blocks too. Past the piece's end, g is
 //! computed again for dx, but not summed.
 
+use std::marker::PhantomData;
+
 use super::backward::Problem;
 use super::backward_passes::{BlockRows, Passes, Sums, Waiting};
 use super::partition::Partition;
@@ -18,11 +20,12 @@ use super::rows::{
 use super::sequences::Piece;
 use crate::backend::cpu::simd::{Accumulator, Kernel, Lanes, Number, Simd};
 
-/// A group of channels of some segments per task.
-pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
+/// A group of channels of some segments per task. The activation's slope is as exact as `P` asks.
+pub(super) struct AlongChannels<T: Number, P, const WIDTH: usize> {
     pub partition: Partition,
     pub problem: Problem<T>,
     pub weights: Weights<T::Accumulator>,
+    pub slope: PhantomData<P>,
 }
 
 /// Adds the sums of a segment to those of the task, in f64, and starts again: the error does not grow with the length of
@@ -63,7 +66,11 @@ struct Buffers<T: Number> {
     dx: Finished<T>,
 }
 
-impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
+impl<T, P, const WIDTH: usize> Kernel for AlongChannels<T, P, WIDTH>
+where
+    T: Number,
+    P: Number<Accumulator = T::Accumulator>,
+{
     type Number = T;
 
     #[inline(always)]
@@ -114,7 +121,11 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
     }
 }
 
-impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
+impl<T, P, const WIDTH: usize> AlongChannels<T, P, WIDTH>
+where
+    T: Number,
+    P: Number<Accumulator = T::Accumulator>,
+{
     /// Known when the kernel is compiled, but for the kernel of the greatest width.
     #[inline(always)]
     fn width(&self) -> usize {
@@ -160,12 +171,13 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         buffers.history.load(&problem.history, &problem.sequences, piece, first..first + channels as i64);
         self.load_dfinal(piece, first, channels, buffers);
         buffers.g[..self.width() - 1].fill([T::Accumulator::ZERO; GROUP]);
-        let passes = Passes::<T, WIDTH> {
+        let passes = Passes::<T, P, WIDTH> {
             width: self.width(),
             silu: problem.silu,
             x_stride: problem.history.x.strides[2],
             dy_stride: problem.dy.strides[2],
             weights,
+            slope: PhantomData,
         };
         // The rows past the end are a block of their own.
         let blocks =

@@ -20,10 +20,11 @@ use super::sequences::Piece;
 use super::tile::{self, Keep, Silu, SiluGradient, TILE};
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 
-/// One channel at a time, vectors along the sequence; see [`super::tile`].
-pub(super) struct AlongSequence<T: Number> {
+/// One channel at a time, vectors along the sequence; see [`super::tile`]. The activation's slope is as exact as `P` asks.
+pub(super) struct AlongSequence<T: Number, P> {
     pub partition: Partition,
     pub problem: Problem<T>,
+    pub slope: PhantomData<P>,
 }
 
 /// What a task works in.
@@ -42,7 +43,11 @@ struct Buffers<A> {
     dx: Vec<A>,
 }
 
-impl<T: Number> Kernel for AlongSequence<T> {
+impl<T, P> Kernel for AlongSequence<T, P>
+where
+    T: Number,
+    P: Number<Accumulator = T::Accumulator>,
+{
     type Number = T;
 
     #[inline(always)]
@@ -88,7 +93,11 @@ impl<T: Number> Kernel for AlongSequence<T> {
     }
 }
 
-impl<T: Number> AlongSequence<T> {
+impl<T, P> AlongSequence<T, P>
+where
+    T: Number,
+    P: Number<Accumulator = T::Accumulator>,
+{
     fn load_parameters(&self, channel: i64, buffers: &mut Buffers<T::Accumulator>) {
         for (tap, weight) in buffers.weight.iter_mut().enumerate() {
             // SAFETY: channel and tap lie in the weight.
@@ -217,8 +226,8 @@ impl<T: Number> AlongSequence<T> {
         // task writes to these positions of dx.
         unsafe {
             if problem.silu {
-                let finish = Silu(PhantomData::<T>);
-                with_taps!(problem.width, gradient::<S, T, Silu<T>>(simd, work, &finish))
+                let finish = Silu(self.slope);
+                with_taps!(problem.width, gradient::<S, T, Silu<P>>(simd, work, &finish))
             } else {
                 with_taps!(problem.width, gradient::<S, T, Keep>(simd, work, &Keep))
             }
@@ -295,7 +304,7 @@ impl<T: Number> AlongSequence<T> {
         let Buffers { weight, bias, x, g, dy, .. } = buffers;
         let g = &mut g[self.problem.width - 1..];
         if self.problem.silu {
-            let finish = SiluGradient::<T> { dy };
+            let finish = SiluGradient::<P> { dy };
             tile::convolve(simd, weight, *bias, x, count, g, &finish);
         } else {
             g[..count].copy_from_slice(&dy[..count]);

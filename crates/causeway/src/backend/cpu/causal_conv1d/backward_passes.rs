@@ -10,6 +10,8 @@
 //! What a pass leaves for the next one stays in the first-level cache. In one pass there would be more values under way
 //! than registers: the taps, the sums, `width` rows of x and of g, and the terms of several SiLUs.
 
+use std::marker::PhantomData;
+
 use super::registers::{INTERLEAVED, WIDE_LANES};
 use super::rows::{
     BLOCK, GROUP, MAX_WIDTH, PairAt, ROWS, Rows, Span, TaskWeights, load_lanes, prefetch_pair, store_lanes,
@@ -41,17 +43,22 @@ pub(super) struct BlockRows<T> {
     pub stream: bool,
 }
 
-/// What the passes need to know of a call and of a task.
-pub(super) struct Passes<'a, T: Number, const WIDTH: usize> {
+/// What the passes need to know of a call and of a task. The activation's slope is as exact as `P` asks.
+pub(super) struct Passes<'a, T: Number, P, const WIDTH: usize> {
     pub width: usize,
     pub silu: bool,
     /// From row to row.
     pub x_stride: isize,
     pub dy_stride: isize,
     pub weights: TaskWeights<'a, T::Accumulator>,
+    pub slope: PhantomData<P>,
 }
 
-impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
+impl<T, P, const WIDTH: usize> Passes<'_, T, P, WIDTH>
+where
+    T: Number,
+    P: Number<Accumulator = T::Accumulator>,
+{
     /// Known when the kernel is compiled, but for the kernel of the greatest width.
     #[inline(always)]
     fn width(&self) -> usize {
@@ -218,7 +225,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
                     for (pre, pair) in slopes.chunks_exact_mut(2).zip(&passed.pre[first..]) {
                         pre.copy_from_slice(pair);
                     }
-                    slopes = simd.silu_slope::<T, N>(slopes);
+                    slopes = simd.silu_slope::<P, N>(slopes);
                 }
                 // g of rows that take no part is zero, whatever they hold.
                 let mut g = [zero; N];

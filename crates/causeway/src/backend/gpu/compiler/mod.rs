@@ -17,7 +17,7 @@ pub use self::source::{Program, sources_digest};
 pub use self::target::Target;
 pub(crate) use self::target::{REQUIRED_AMD, REQUIRED_NVIDIA, is_supported};
 use crate::backend::gpu::cache::Cache;
-use crate::backend::gpu::library::{self, Opened, Search, Wanted};
+use crate::backend::gpu::library::{self, Search};
 use crate::backend::gpu::plan::Vendor;
 use crate::error::{Error, Result};
 
@@ -50,36 +50,16 @@ impl Compiler {
     /// # Errors
     /// [`Error::LibraryMissing`] or [`Error::SymbolMissing`].
     pub fn locate(vendor: Vendor, search: &Search, newest: Option<u32>, cache: &Cache) -> Result<Self> {
-        let choices: &[&Wanted] = match vendor {
-            Vendor::Nvidia => &[&library::NVRTC],
-            // ROCm 5 keeps HIPRTC in the runtime's library.
-            Vendor::Amd => &[&library::HIPRTC, &library::HIP_RUNTIME],
-        };
+        let (choices, _) = library::compilers(vendor);
         let first = choices.iter().flat_map(|wanted| search.candidates(wanted, newest)).next();
         if let Some(path) = first
             && let Some(identity) = recall(cache, &path)
         {
             return Ok(Self::new(vendor, search, path, Some(identity), None));
         }
-        let entry: &[u8] =
-            if vendor == Vendor::Nvidia { b"nvrtcCompileProgram" } else { b"hiprtcCompileProgram" };
-        let mut error = None;
-        for wanted in choices {
-            // SAFETY: the address is only tested, never called or read.
-            let has_entry =
-                |opened: &Opened| match unsafe { opened.library.get::<unsafe extern "C" fn()>(entry) } {
-                    Ok(_) => Ok(()),
-                    Err(_) => Err("no run-time compiler in it".to_string()),
-                };
-            match search.open(wanted, newest, has_entry) {
-                Ok(opened) => {
-                    let path = opened.path.clone();
-                    return Ok(Self::new(vendor, search, path, None, Some(Rtc::new(vendor, opened)?)));
-                }
-                Err(missing) => error = error.or(Some(missing)),
-            }
-        }
-        Err(error.unwrap_or_else(|| search.missing(choices[0], Vec::new())))
+        let opened = search.open_compiler(vendor, newest)?;
+        let path = opened.path.clone();
+        Ok(Self::new(vendor, search, path, None, Some(Rtc::new(vendor, opened)?)))
     }
 
     fn new(
@@ -161,8 +141,8 @@ impl Compiler {
     }
 
     fn unusable(&self, reason: String) -> Error {
-        let wanted = if self.vendor == Vendor::Nvidia { &library::NVRTC } else { &library::HIPRTC };
-        self.search.missing(wanted, vec![format!("{}: {reason}", self.path.display())])
+        let (choices, _) = library::compilers(self.vendor);
+        self.search.missing(choices[0], vec![format!("{}: {reason}", self.path.display())])
     }
 
     /// Compiles a program to machine code.
