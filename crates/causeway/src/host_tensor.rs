@@ -1,10 +1,12 @@
 //! A tensor that owns host memory: what files, suites, tests and examples hold.
 
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::host_storage::Storage;
 use crate::rounding::{bf16_from_f64, f16_from_f64};
+use crate::runs::Runs;
 use crate::tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};
 
 /// A tensor in host memory: dense storage seen through a shape and strides.
@@ -113,10 +115,15 @@ impl HostTensor {
 
     /// Sets every byte of the elements, and of nothing between them.
     pub fn fill_elements(&mut self, byte: u8) {
-        let (size, shape, strides, first) = (self.dtype.size(), self.shape, self.strides, self.offset);
+        let (size, first, runs, count) = (self.dtype.size(), self.offset, self.runs(), self.element_count());
         let bytes = self.bytes_mut();
-        for_each_offset(&shape, &strides, |offset| {
-            bytes[(first + offset) as usize * size..][..size].fill(byte);
+        runs.for_each(0..count, |block| {
+            let begin = |offset: i64| (first + offset) as usize * size;
+            if block.is_dense() {
+                bytes[begin(block.offset())..][..block.count() * size].fill(byte);
+            } else {
+                block.for_each(|_, offset| bytes[begin(offset)..][..size].fill(byte));
+            }
         });
     }
 
@@ -130,6 +137,17 @@ impl HostTensor {
             DType::F64 => self.assign_as::<f64>(value, |v| v),
             DType::I32 => self.assign_as::<i32>(value, |v| v as i32),
             DType::I64 => self.assign_as::<i64>(value, |v| v as i64),
+        }
+    }
+
+    /// As [`HostTensor::assign`], on all cores where there is enough to do.
+    pub(crate) fn assign_in_parallel(&mut self, value: impl Fn(usize) -> f64 + Sync) {
+        match self.dtype {
+            DType::F32 => self.assign_pieces::<f32>(value, |v| v as f32),
+            DType::F16 => self.assign_pieces::<f16>(value, f16_from_f64),
+            DType::BF16 => self.assign_pieces::<bf16>(value, bf16_from_f64),
+            DType::F64 => self.assign_pieces::<f64>(value, |v| v),
+            DType::I32 | DType::I64 => self.assign(value),
         }
     }
 
@@ -149,13 +167,45 @@ impl HostTensor {
     }
 
     fn assign_as<T: Element>(&mut self, mut value: impl FnMut(usize) -> f64, round: impl Fn(f64) -> T) {
-        let (shape, strides, first) = (self.shape, self.strides, self.offset);
+        let (first, runs, count) = (self.offset, self.runs(), self.element_count());
         let storage = self.storage_mut::<T>();
-        let mut i = 0;
-        for_each_offset(&shape, &strides, |offset| {
-            storage[(first + offset) as usize] = round(value(i));
-            i += 1;
+        let mut values = Vec::new();
+        let mut at = 0;
+        runs.for_each(0..count, |block| {
+            let elements = at..at + block.count();
+            at = elements.end;
+            if block.is_dense() {
+                let run = &mut storage[(first + block.offset()) as usize..][..block.count()];
+                run.iter_mut().zip(elements).for_each(|(element, i)| *element = round(value(i)));
+            } else {
+                // `value` is asked in row-major order, whatever order is good for the memory.
+                values.clear();
+                values.extend(elements.map(|i| round(value(i))));
+                block.for_each(|i, offset| storage[(first + offset) as usize] = values[i]);
+            }
         });
+    }
+
+    fn assign_pieces<T: Element>(
+        &mut self,
+        value: impl Fn(usize) -> f64 + Sync,
+        round: impl Fn(f64) -> T + Sync,
+    ) {
+        const PIECE: usize = 1 << 14;
+        let (first, count) = (self.offset as usize, self.element_count());
+        if count < 4 * PIECE || !self.runs().is_dense() {
+            return self.assign_as(value, round);
+        }
+        let elements = &mut self.storage_mut::<T>()[first..first + count];
+        elements.par_chunks_mut(PIECE).enumerate().for_each(|(piece, elements)| {
+            for (i, element) in elements.iter_mut().enumerate() {
+                *element = round(value(piece * PIECE + i));
+            }
+        });
+    }
+
+    fn runs(&self) -> Runs {
+        Runs::new(&self.shape, &self.strides)
     }
 
     /// Element type.
@@ -233,10 +283,17 @@ impl HostTensor {
         let size = self.dtype.size();
         let source = self.bytes();
         let mut at = 0;
-        for_each_offset(&self.shape, &self.strides, |offset| {
-            let from = (self.offset + offset) as usize * size;
-            copy.bytes_mut()[at..at + size].copy_from_slice(&source[from..from + size]);
-            at += size;
+        self.runs().for_each(0..self.element_count(), |block| {
+            let begin = |offset: i64| (self.offset + offset) as usize * size;
+            let target = &mut copy.bytes_mut()[at..at + block.count() * size];
+            at += target.len();
+            if block.is_dense() {
+                target.copy_from_slice(&source[begin(block.offset())..][..target.len()]);
+            } else {
+                block.for_each(|i, offset| {
+                    target[i * size..][..size].copy_from_slice(&source[begin(offset)..][..size]);
+                });
+            }
         });
         copy
     }
@@ -249,22 +306,6 @@ impl HostTensor {
 impl std::fmt::Debug for HostTensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "HostTensor({} {} strides {})", self.dtype, self.shape, self.strides)
-    }
-}
-
-impl TensorRef<'_> {
-    /// The elements in row-major order, as f64 (exact for every dtype but i64 beyond 2⁵³).
-    ///
-    /// # Panics
-    /// If the view is not of host memory.
-    pub fn to_f64(&self) -> Vec<f64> {
-        assert_eq!(self.location(), Location::Host, "only host memory can be read");
-        let mut values = Vec::with_capacity(self.meta().element_count() as usize);
-        for_each_offset(self.shape(), self.strides(), |offset| {
-            // SAFETY: `offset` is that of an element of this host view, which is initialised and aligned.
-            values.push(unsafe { read_f64(self.pointer(), self.dtype(), offset) });
-        });
-        values
     }
 }
 
@@ -284,38 +325,6 @@ impl<'a> TensorRef<'a> {
         // unwritten for 'a.
         unsafe { std::slice::from_raw_parts(self.pointer().offset(offset as isize * size as isize), size) }
     }
-}
-
-/// # Safety
-/// `pointer` plus `offset` elements is an initialised, aligned element of `dtype`.
-unsafe fn read_f64(pointer: *const u8, dtype: DType, offset: i64) -> f64 {
-    let offset = offset as isize;
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            DType::F32 => f64::from(*pointer.cast::<f32>().offset(offset)),
-            DType::F16 => (*pointer.cast::<f16>().offset(offset)).to_f64(),
-            DType::BF16 => (*pointer.cast::<bf16>().offset(offset)).to_f64(),
-            DType::F64 => *pointer.cast::<f64>().offset(offset),
-            DType::I32 => f64::from(*pointer.cast::<i32>().offset(offset)),
-            DType::I64 => *pointer.cast::<i64>().offset(offset) as f64,
-        }
-    }
-}
-
-/// Calls `visit` with the offset of every element, in row-major order.
-fn for_each_offset(shape: &[i64], strides: &[i64], mut visit: impl FnMut(i64)) {
-    fn walk(shape: &[i64], strides: &[i64], base: i64, visit: &mut impl FnMut(i64)) {
-        match (shape, strides) {
-            ([size, inner_shape @ ..], [stride, inner_strides @ ..]) => {
-                for i in 0..*size {
-                    walk(inner_shape, inner_strides, base + i * stride, visit);
-                }
-            }
-            _ => visit(base),
-        }
-    }
-    walk(shape, strides, 0, &mut visit);
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ pub mod named;
 pub mod oracle;
 pub mod placement;
 mod rounding;
+mod runs;
 pub mod server;
 pub mod suite;
 pub mod tensor;
