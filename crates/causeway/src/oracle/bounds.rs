@@ -52,11 +52,13 @@ impl Arithmetic {
     }
 
     /// Error of rounding one result of this magnitude in the accumulator; zero for one that is not finite.
+    #[inline(always)]
     pub fn rounding(&self, value: f64) -> f64 {
         if value.is_finite() { self.unit * value.abs() + self.accumulator.smallest() } else { 0.0 }
     }
 
     /// γₙ = n·u / (1 - n·u): relative error of n operations in a row.
+    #[inline(always)]
     fn gamma(&self, operations: f64) -> f64 {
         let product = operations * self.unit;
         if product < 0.5 { product / (1.0 - product) } else { f64::INFINITY }
@@ -67,6 +69,7 @@ impl Arithmetic {
     ///
     /// Infinite where a partial sum may overflow. Zero where a term is not finite: what such a sum gives does
     /// not depend on the order.
+    #[inline(always)]
     pub fn sum(&self, terms: usize, magnitude: f64) -> f64 {
         if !magnitude.is_finite() {
             return 0.0;
@@ -80,6 +83,7 @@ impl Arithmetic {
 
     /// A sum of `terms` products whose signs are random and independent: the smaller of the worst case and
     /// κ·u·√n·‖terms‖₂, in any order and shape of summation.
+    #[inline(always)]
     pub fn long_sum(&self, terms: usize, magnitude: f64, squares: f64) -> f64 {
         let worst = self.sum(terms, magnitude);
         if !magnitude.is_finite() || worst.is_infinite() && magnitude >= self.accumulator.max() / 2.0 {
@@ -94,6 +98,7 @@ impl Arithmetic {
     /// Error of pre · sigmoid(pre), from the error of pre and of evaluating it.
     ///
     /// Infinite at pre = -∞, where equal formulas give 0 or NaN.
+    #[inline(always)]
     pub fn silu(&self, pre: Approximate, sigmoid: f64, result: f64) -> f64 {
         if !pre.value.is_finite() {
             return if pre.value == f64::NEG_INFINITY { f64::INFINITY } else { 0.0 };
@@ -108,6 +113,7 @@ impl Arithmetic {
     /// Error of dy · silu'(pre), from the error of pre and of evaluating it.
     ///
     /// Infinite at pre = ±∞, where equal formulas give the limit or NaN.
+    #[inline(always)]
     pub fn silu_gradient(&self, pre: Approximate, sigmoid: f64, dy: f64) -> f64 {
         if pre.value.is_infinite() {
             return f64::INFINITY;
@@ -129,6 +135,7 @@ impl Arithmetic {
 
     /// Adds what rounding to the output's dtype can change. Infinite where the error is (or where an infinite one
     /// was multiplied by zero); zero for a value that is not finite.
+    #[inline(always)]
     pub fn rounded(&self, exact: Approximate, dtype: DType) -> f64 {
         if exact.error.is_nan() || exact.error.is_infinite() {
             return f64::INFINITY;
@@ -145,11 +152,13 @@ impl Arithmetic {
     }
 
     /// 1/8 for 16-bit data, else nothing.
+    #[inline(always)]
     fn coarse(&self) -> f64 {
         if self.data.unit_roundoff() > self.unit { ACTIVATION_SHARE } else { 0.0 }
     }
 
     /// A sigmoid near or below the smallest normal number may be flushed to zero.
+    #[inline(always)]
     fn flushed(&self, pre: f64, sigmoid: f64) -> f64 {
         let near = 4.0 * self.accumulator.smallest() / (2.0 * self.unit);
         // Beyond 1024 the true value is nothing even in f64.
@@ -159,12 +168,14 @@ impl Arithmetic {
 
 /// |f(p + e) - f(p)| for |e| ≤ `error`, where f' at p is `slope` and |f''| ≤ 1/2 everywhere, as it is for silu and
 /// for silu'.
+#[inline(always)]
 fn first_order(slope: f64, error: f64) -> f64 {
     slope.abs() * error + 0.25 * error * error
 }
 
 /// Error of a sum whose terms carry errors of random, independent sign: the smaller of the worst case `linear`
 /// (Σ of their bounds) and λ·√`squares` (Σ of the squares of their bounds), by Hoeffding's inequality.
+#[inline(always)]
 pub fn independent(linear: f64, squares: f64) -> f64 {
     linear.min(LAMBDA * squares.sqrt())
 }

@@ -1,7 +1,10 @@
 //! A result against the truth.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
+use super::loops::{Loops, map_all, vectorised};
 use super::ulp::Format;
 use crate::tensor::{DType, TensorRef};
 
@@ -108,68 +111,41 @@ impl Expected {
     pub fn compare(&self, found: &TensorRef<'_>, ceiling: Option<f64>) -> Comparison {
         assert_eq!(found.shape(), self.shape, "the result has the shape of the output");
         assert_eq!(found.dtype(), self.dtype, "the result has the dtype of the output");
-        let format = Format::of(self.dtype).expect("outputs are floating-point");
-        let ceiling = ceiling.unwrap_or(f64::INFINITY);
+        let rule = Rule {
+            truth: self,
+            format: Format::of(self.dtype).expect("outputs are floating-point"),
+            ceiling: ceiling.unwrap_or(f64::INFINITY),
+            unit_at_least: self.mean_magnitude(),
+        };
+        let count = self.values.len();
+        let pieces = (0..count).step_by(PIECE).collect();
+        let parts = map_all(count, pieces, |scratch: &mut Scratch, first| {
+            let piece = Piece { rule: &rule, found, elements: first..count.min(first + PIECE), scratch };
+            vectorised(piece)
+        });
 
-        let mut result = Comparison {
-            elements: self.values.len() as u64,
-            max_error: 0.0,
-            mean_error: 0.0,
-            max_ulps: 0.0,
-            max_derived_bound: 0.0,
-            fraction: 0.0,
-            worst: None,
-            failures: 0,
-            unwritten: 0,
-        };
-        let mut worst: Option<(usize, f64)> = None;
-        let mut sum = 0.0;
-        let unit_at_least = self.mean_magnitude();
-        let is_unwritten = |i: usize, value: f64| {
-            let holds_poison = |byte: &u8| *byte == POISON;
-            value.is_nan() && found.element_bytes(&self.coordinate(i)).iter().all(holds_poison)
-        };
-        let values = found.to_f64();
-        for (i, ((&found, &expected), &derived)) in
-            values.iter().zip(&self.values).zip(&self.bounds).enumerate()
-        {
-            let unwritten = is_unwritten(i, found);
-            let error = absolute_error(found, expected, format);
-            let bound = derived.min(ceiling);
-            let fraction = match error {
-                _ if unwritten => f64::INFINITY,
-                _ if bound == f64::INFINITY => 0.0,
-                0.0 => 0.0,
-                _ => error / bound,
-            };
-            sum += error;
-            result.max_error = result.max_error.max(error);
-            result.max_ulps = result.max_ulps.max(error / format.ulp(expected.abs().max(unit_at_least)));
-            result.max_derived_bound = result.max_derived_bound.max(derived);
-            result.failures += u64::from(fraction > 1.0);
-            result.unwritten += u64::from(unwritten);
-            if worst.is_none_or(|(_, largest)| fraction > largest) {
-                worst = Some((i, fraction));
-            }
+        let mut all = Part::default();
+        for part in parts {
+            all.add(part);
         }
-        if let Some((i, fraction)) = worst {
-            result.mean_error = sum / self.values.len() as f64;
-            result.fraction = fraction;
-            result.worst = Some(WorstElement {
-                coordinate: self.coordinate(i),
-                found: values[i],
-                expected: self.values[i],
-                error: absolute_error(values[i], self.values[i], format),
-                bound: self.bounds[i].min(ceiling),
-                unwritten: is_unwritten(i, values[i]),
-            });
+        Comparison {
+            elements: count as u64,
+            max_error: all.max_error,
+            mean_error: all.error_sum / count.max(1) as f64,
+            max_ulps: all.max_ulps,
+            max_derived_bound: all.max_derived_bound,
+            fraction: all.worst.map_or(0.0, |(_, fraction)| fraction),
+            worst: all.worst.map(|(i, _)| rule.element(i, found)),
+            failures: all.failures,
+            unwritten: all.unwritten,
         }
-        result
     }
 
     fn mean_magnitude(&self) -> f64 {
-        let finite = self.values.iter().filter(|value| value.is_finite());
-        let (count, sum) = finite.fold((0u64, 0.0), |(count, sum), value| (count + 1, sum + value.abs()));
+        let pieces = self.values.chunks(PIECE).collect();
+        let parts =
+            map_all(self.values.len(), pieces, |(): &mut (), values| vectorised(Magnitude { values }));
+        let (count, sum) = parts.iter().fold((0, 0.0), |(count, sum), part| (count + part.0, sum + part.1));
         sum / count.max(1) as f64
     }
 
@@ -183,19 +159,184 @@ impl Expected {
     }
 }
 
+/// Elements that are compared at a time: their numbers stay in the first cache. Sums of pieces are added in order, so
+/// that results do not depend on the number of cores.
+const PIECE: usize = 1 << 10;
+
+/// Sums and maxima that are formed side by side.
+const LANES: usize = 8;
+
+/// What an element has to be.
+struct Rule<'a> {
+    truth: &'a Expected,
+    format: Format,
+    ceiling: f64,
+    /// For [`Comparison::max_ulps`].
+    unit_at_least: f64,
+}
+
+impl Rule<'_> {
+    fn element(&self, i: usize, found: &TensorRef<'_>) -> WorstElement {
+        let (expected, coordinate) = (self.truth.values[i], self.truth.coordinate(i));
+        let mut value = [0.0];
+        found.read_f64(i, &mut value);
+        WorstElement {
+            found: value[0],
+            expected,
+            error: absolute_error(value[0], expected, self.format),
+            bound: self.truth.bounds[i].min(self.ceiling),
+            unwritten: value[0].is_nan() && holds_poison(found, &coordinate),
+            coordinate,
+        }
+    }
+}
+
+fn holds_poison(found: &TensorRef<'_>, coordinate: &[i64]) -> bool {
+    found.element_bytes(coordinate).iter().all(|&byte| byte == POISON)
+}
+
+/// What a comparison says of some elements.
+#[derive(Debug, Default)]
+struct Part {
+    max_error: f64,
+    error_sum: f64,
+    max_ulps: f64,
+    max_derived_bound: f64,
+    /// The first element that used the largest part of its bound, and that part.
+    worst: Option<(usize, f64)>,
+    failures: u64,
+    unwritten: u64,
+}
+
+impl Part {
+    /// Adds the elements that come next.
+    fn add(&mut self, next: Part) {
+        self.max_error = self.max_error.max(next.max_error);
+        self.error_sum += next.error_sum;
+        self.max_ulps = self.max_ulps.max(next.max_ulps);
+        self.max_derived_bound = self.max_derived_bound.max(next.max_derived_bound);
+        self.failures += next.failures;
+        self.unwritten += next.unwritten;
+        if let Some((i, fraction)) = next.worst
+            && self.worst.is_none_or(|(_, largest)| fraction > largest)
+        {
+            self.worst = Some((i, fraction));
+        }
+    }
+}
+
+/// Numbers of the elements of a piece.
+#[derive(Default)]
+struct Scratch {
+    found: Vec<f64>,
+    errors: Vec<f64>,
+    fractions: Vec<f64>,
+    ulps: Vec<f64>,
+}
+
+/// Some elements of an output.
+struct Piece<'a> {
+    rule: &'a Rule<'a>,
+    found: &'a TensorRef<'a>,
+    elements: Range<usize>,
+    scratch: &'a mut Scratch,
+}
+
+impl Loops for Piece<'_> {
+    type Output = Part;
+
+    #[inline(always)]
+    fn run(self) -> Part {
+        let Rule { truth, format, ceiling, unit_at_least } = *self.rule;
+        let Scratch { found, errors, fractions, ulps } = self.scratch;
+        let (values, bounds) = (&truth.values[self.elements.clone()], &truth.bounds[self.elements.clone()]);
+        for numbers in [&mut *found, errors, fractions, ulps] {
+            numbers.resize(values.len(), 0.0);
+        }
+        self.found.read_f64(self.elements.start, found);
+
+        for ((error, &found), &expected) in errors.iter_mut().zip(&*found).zip(values) {
+            *error = absolute_error(found, expected, format);
+        }
+        for ((fraction, &error), &derived) in fractions.iter_mut().zip(&*errors).zip(bounds) {
+            let bound = derived.min(ceiling);
+            *fraction = if bound == f64::INFINITY || error == 0.0 { 0.0 } else { error / bound };
+        }
+        for ((ulps, &error), &expected) in ulps.iter_mut().zip(&*errors).zip(values) {
+            *ulps = error / format.ulp(expected.abs().max(unit_at_least));
+        }
+        let mut unwritten = 0;
+        if found.iter().fold(false, |any, value| any | value.is_nan()) {
+            for (i, fraction) in fractions.iter_mut().enumerate().filter(|(i, _)| found[*i].is_nan()) {
+                if holds_poison(self.found, &truth.coordinate(self.elements.start + i)) {
+                    *fraction = f64::INFINITY;
+                    unwritten += 1;
+                }
+            }
+        }
+
+        let largest = fold(fractions, 0.0, |a, b| if b > a { b } else { a });
+        let first = fractions.iter().position(|&fraction| fraction == largest);
+        Part {
+            max_error: fold(errors, 0.0, |a, b| if b > a { b } else { a }),
+            error_sum: fold(errors, 0.0, |a, b| a + b),
+            max_ulps: fold(ulps, 0.0, |a, b| if b > a { b } else { a }),
+            max_derived_bound: fold(bounds, 0.0, |a, b| if b > a { b } else { a }),
+            worst: first.map(|i| (self.elements.start + i, largest)),
+            failures: fractions.iter().map(|&fraction| u64::from(fraction > 1.0)).sum(),
+            unwritten,
+        }
+    }
+}
+
+/// Number and sum of the finite magnitudes.
+struct Magnitude<'a> {
+    values: &'a [f64],
+}
+
+impl Loops for Magnitude<'_> {
+    type Output = (u64, f64);
+
+    #[inline(always)]
+    fn run(self) -> (u64, f64) {
+        let count = self.values.iter().map(|value| u64::from(value.is_finite())).sum();
+        (count, fold(self.values, 0.0, |sum, value| if value.is_finite() { sum + value.abs() } else { sum }))
+    }
+}
+
+/// All values joined with `start`, in an order that vectors can take.
+#[inline(always)]
+fn fold(values: &[f64], start: f64, join: impl Fn(f64, f64) -> f64) -> f64 {
+    let mut lanes = [start; LANES];
+    let (groups, rest) = values.as_chunks::<LANES>();
+    for group in groups {
+        for (lane, &value) in lanes.iter_mut().zip(group) {
+            *lane = join(*lane, value);
+        }
+    }
+    rest.iter().chain(&lanes).fold(start, |all, &value| join(all, value))
+}
+
+/// Infinite if one of both is not a number, or they are infinite and differ.
+#[inline(always)]
 fn absolute_error(found: f64, expected: f64, format: Format) -> f64 {
-    if found.is_nan() || expected.is_nan() {
-        return if found.is_nan() && expected.is_nan() { 0.0 } else { f64::INFINITY };
-    }
-    if expected.is_infinite() {
-        return if found == expected { 0.0 } else { f64::INFINITY };
-    }
-    if found.is_infinite() {
+    let difference = if found == expected {
+        // Infinities, too.
+        0.0
+    } else if expected.is_infinite() {
+        f64::INFINITY
+    } else if found.is_infinite() {
         // Every number from the overflow threshold on rounds to this infinity: the nearest one counts.
         let toward = expected * found.signum();
-        return (format.overflow() - toward).max(0.0);
+        (format.overflow() - toward).max(0.0)
+    } else {
+        (found - expected).abs()
+    };
+    match (found.is_nan(), expected.is_nan()) {
+        (false, false) => difference,
+        (true, true) => 0.0,
+        _ => f64::INFINITY,
     }
-    (found - expected).abs()
 }
 
 /// JSON has no infinities and no NaN: they are written as text.

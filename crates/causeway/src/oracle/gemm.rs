@@ -1,9 +1,9 @@
 //! The truth of a matrix product, and the bits of its exact algorithm.
 
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::bounds::{Approximate, Arithmetic};
+use super::loops::{Loops, map_all, vectorised};
 use super::ulp::Format;
 use super::{Comparison, Expected, WorstElement};
 use crate::tensor::{DType, TensorRef};
@@ -49,22 +49,22 @@ impl<'a> Product<'a> {
 
         let mut values = vec![0.0; (rows * columns) as usize];
         let mut bounds = values.clone();
-        self.for_each_row(&mut values, &mut bounds, |left, right, values, magnitudes| {
-            for (&factor, row) in left.iter().zip(right.chunks_exact(values.len())) {
-                for ((&other, value), magnitude) in row.iter().zip(&mut *values).zip(&mut *magnitudes) {
-                    let term = factor * other;
-                    *value += term;
-                    *magnitude += term.abs();
+        self.for_each_piece(
+            &mut values,
+            &mut bounds,
+            |value| value,
+            |left, right, values, bounds| {
+                let (sums, magnitudes) = vectorised(Sums { left, right });
+                for (i, (value, bound)) in values.iter_mut().zip(bounds).enumerate() {
+                    *value = sums[i];
+                    let sum = Approximate { value: sums[i], error: arithmetic.sum(terms, magnitudes[i]) };
+                    let ceiling = CEILING * magnitudes[i] + format.smallest() / 2.0;
+                    let rounded = arithmetic.rounded(sum, dtype);
+                    // Where partial sums may overflow there is no bound that a ceiling could cut.
+                    *bound = if rounded.is_finite() { rounded.min(ceiling) } else { rounded };
                 }
-            }
-            for (&mut value, magnitude) in values.iter_mut().zip(magnitudes) {
-                let sum = Approximate { value, error: arithmetic.sum(terms, *magnitude) };
-                let ceiling = CEILING * *magnitude + format.smallest() / 2.0;
-                let bound = arithmetic.rounded(sum, dtype);
-                // Where partial sums may overflow there is no bound that a ceiling could cut.
-                *magnitude = if bound.is_finite() { bound.min(ceiling) } else { bound };
-            }
-        });
+            },
+        );
         Expected { dtype, shape: vec![rows, columns], values, bounds }
     }
 
@@ -74,59 +74,106 @@ impl<'a> Product<'a> {
         let (rows, columns) = (self.left.shape()[0], self.right.shape()[1]);
         let mut sums = vec![0.0f32; (rows * columns) as usize];
         let mut bits = vec![0u16; sums.len()];
-        self.for_each_row(&mut sums, &mut bits, |left, right, sums, bits| {
-            add_terms(left, right, sums);
-            for (bits, &sum) in bits.iter_mut().zip(&*sums) {
-                *bits = round(sum, dtype);
-            }
-        });
+        self.for_each_piece(
+            &mut sums,
+            &mut bits,
+            |value| value as f32,
+            |left, right, sums, bits| {
+                let all = vectorised(FusedSums { left, right });
+                for ((sum, bits), &all) in sums.iter_mut().zip(bits).zip(&all) {
+                    *sum = all;
+                    *bits = round(all, dtype);
+                }
+            },
+        );
         Chain { dtype, shape: [rows, columns], bits }
     }
 
-    /// Calls `row(left row, whole right matrix, outputs, outputs)` for every row of both outputs.
-    fn for_each_row<S: Send, T: Send>(
+    /// Calls `piece(left row, right columns, outputs, outputs)` for every piece of up to [`COLUMNS`] elements of both
+    /// outputs' rows. `convert` makes operands what the sums are formed from, without rounding.
+    fn for_each_piece<P: Copy + Default + Send + Sync, S: Send, T: Send>(
         &self,
         first: &mut [S],
         second: &mut [T],
-        row: impl Fn(&[f64], &[f64], &mut [S], &mut [T]) + Sync,
+        convert: impl Fn(f64) -> P + Sync,
+        piece: impl Fn(&[P], &[[P; COLUMNS]], &mut [S], &mut [T]) + Sync,
     ) {
         if first.is_empty() {
             return;
         }
-        let (left, right) = (self.left.to_f64(), self.right.to_f64());
+        let operand = |tensor: &TensorRef<'_>| tensor.to_f64().into_iter().map(&convert).collect::<Vec<P>>();
+        let (left, right) = (operand(&self.left), operand(&self.right));
         let (reduction, columns) = (self.right.shape()[0] as usize, self.right.shape()[1] as usize);
-        first.par_chunks_mut(columns).zip(second.par_chunks_mut(columns)).enumerate().for_each(
-            |(index, (first, second))| {
-                row(&left[index * reduction..(index + 1) * reduction], &right, first, second);
+        let rows = first.chunks_mut(ROWS * columns).zip(second.chunks_mut(ROWS * columns)).enumerate();
+        map_all(
+            left.len() * columns,
+            rows.collect(),
+            |panel: &mut Vec<[P; COLUMNS]>, (block, (first, second))| {
+                panel.resize(reduction, [P::default(); COLUMNS]);
+                for begin in (0..columns).step_by(COLUMNS) {
+                    let end = columns.min(begin + COLUMNS);
+                    for (k, panel) in panel.iter_mut().enumerate() {
+                        panel[..end - begin].copy_from_slice(&right[k * columns + begin..k * columns + end]);
+                    }
+                    let outputs = first.chunks_mut(columns).zip(second.chunks_mut(columns)).enumerate();
+                    for (row, (first, second)) in outputs {
+                        let left = &left[(block * ROWS + row) * reduction..][..reduction];
+                        piece(left, panel, &mut first[begin..end], &mut second[begin..end]);
+                    }
+                }
             },
         );
     }
 }
 
-/// Adds a row's terms to its sums, in order.
-fn add_terms(left: &[f64], right: &[f64], sums: &mut [f32]) {
+/// Elements of a row whose sums are formed side by side, each with its terms in order.
+const COLUMNS: usize = 16;
+
+/// Rows that are formed from the same columns before the next ones are looked at.
+const ROWS: usize = 32;
+
+/// Σ terms and Σ|terms| of some elements of a row.
+struct Sums<'a> {
+    left: &'a [f64],
+    right: &'a [[f64; COLUMNS]],
+}
+
+impl Loops for Sums<'_> {
+    type Output = ([f64; COLUMNS], [f64; COLUMNS]);
+
     #[inline(always)]
-    fn plain(left: &[f64], right: &[f64], sums: &mut [f32]) {
-        for (&factor, row) in left.iter().zip(right.chunks_exact(sums.len())) {
-            for (&other, sum) in row.iter().zip(&mut *sums) {
-                *sum = (factor as f32).mul_add(other as f32, *sum);
+    fn run(self) -> Self::Output {
+        let (mut values, mut magnitudes) = ([0.0; COLUMNS], [0.0; COLUMNS]);
+        for (&factor, others) in self.left.iter().zip(self.right) {
+            for ((&other, value), magnitude) in others.iter().zip(&mut values).zip(&mut magnitudes) {
+                let term = factor * other;
+                *value += term;
+                *magnitude += term.abs();
             }
         }
+        (values, magnitudes)
     }
+}
 
-    /// The same loop, where `mul_add` is an instruction and not a call of the C library.
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
-    fn with_instruction(left: &[f64], right: &[f64], sums: &mut [f32]) {
-        plain(left, right, sums);
-    }
+/// The f32 chains of some elements of a row.
+struct FusedSums<'a> {
+    left: &'a [f32],
+    right: &'a [[f32; COLUMNS]],
+}
 
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: the processor has what the function is compiled for.
-        return unsafe { with_instruction(left, right, sums) };
+impl Loops for FusedSums<'_> {
+    type Output = [f32; COLUMNS];
+
+    #[inline(always)]
+    fn run(self) -> Self::Output {
+        let mut sums = [0.0f32; COLUMNS];
+        for (&factor, others) in self.left.iter().zip(self.right) {
+            for (&other, sum) in others.iter().zip(&mut sums) {
+                *sum = factor.mul_add(other, *sum);
+            }
+        }
+        sums
     }
-    plain(left, right, sums);
 }
 
 /// To nearest, ties to even; one NaN for all.

@@ -7,6 +7,7 @@ pub mod bounds;
 pub mod causal_conv1d;
 mod comparison;
 pub mod gemm;
+mod loops;
 mod real;
 pub mod ulp;
 

@@ -5,6 +5,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 /// A number with the operations that the formulas need.
 pub(super) trait Real:
     Copy
+    + Default
     + Send
     + Sync
     + Add<Output = Self>
@@ -22,9 +23,11 @@ pub(super) trait Real:
 }
 
 impl Real for f64 {
+    #[inline(always)]
     fn new(value: f64) -> Self {
         value
     }
+    #[inline(always)]
     fn value(self) -> f64 {
         self
     }
@@ -35,7 +38,7 @@ impl Real for f64 {
 
 /// An unevaluated sum of two f64, about 106 bits (T. J. Dekker, "A floating-point technique for extending the
 /// available precision", 1971). An infinity or NaN is in `high`, with `low` zero.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct DoubleDouble {
     high: f64,
     low: f64,
@@ -45,6 +48,7 @@ const LN_2: DoubleDouble = DoubleDouble { high: std::f64::consts::LN_2, low: 2.3
 
 impl DoubleDouble {
     /// The pair with the same sum whose `high` is that sum rounded.
+    #[inline(always)]
     fn normal(high: f64, low: f64) -> Self {
         let sum = high + low;
         if !sum.is_finite() {
@@ -53,6 +57,7 @@ impl DoubleDouble {
         DoubleDouble { high: sum, low: low - (sum - high) }
     }
 
+    #[inline(always)]
     fn scaled(self, factor: f64) -> Self {
         DoubleDouble::normal(self.high * factor, self.low * factor)
     }
@@ -60,6 +65,7 @@ impl DoubleDouble {
 
 impl Add for DoubleDouble {
     type Output = Self;
+    #[inline(always)]
     fn add(self, other: Self) -> Self {
         let sum = self.high + other.high;
         if !sum.is_finite() {
@@ -74,6 +80,7 @@ impl Add for DoubleDouble {
 
 impl Neg for DoubleDouble {
     type Output = Self;
+    #[inline(always)]
     fn neg(self) -> Self {
         DoubleDouble { high: -self.high, low: -self.low }
     }
@@ -81,6 +88,7 @@ impl Neg for DoubleDouble {
 
 impl Sub for DoubleDouble {
     type Output = Self;
+    #[inline(always)]
     fn sub(self, other: Self) -> Self {
         self + -other
     }
@@ -88,6 +96,7 @@ impl Sub for DoubleDouble {
 
 impl Mul for DoubleDouble {
     type Output = Self;
+    #[inline(always)]
     fn mul(self, other: Self) -> Self {
         let product = self.high * other.high;
         if !product.is_finite() {
@@ -100,6 +109,7 @@ impl Mul for DoubleDouble {
 
 impl Div for DoubleDouble {
     type Output = Self;
+    #[inline(always)]
     fn div(self, other: Self) -> Self {
         let first = self.high / other.high;
         if !first.is_finite() || !other.high.is_finite() {
@@ -114,10 +124,12 @@ impl Div for DoubleDouble {
 }
 
 impl Real for DoubleDouble {
+    #[inline(always)]
     fn new(value: f64) -> Self {
         DoubleDouble { high: value, low: 0.0 }
     }
 
+    #[inline(always)]
     fn value(self) -> f64 {
         self.high
     }

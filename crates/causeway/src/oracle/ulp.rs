@@ -15,6 +15,7 @@ pub struct Format {
 
 impl Format {
     /// The format of a floating-point dtype; `None` for an integer.
+    #[inline(always)]
     pub const fn of(dtype: DType) -> Option<Self> {
         Some(match dtype {
             DType::F32 => Format { precision: 24, min_exponent: -126, max: f32::MAX as f64 },
@@ -26,39 +27,47 @@ impl Format {
     }
 
     /// Largest finite number.
+    #[inline(always)]
     pub const fn max(self) -> f64 {
         self.max
     }
 
     /// Smallest positive number.
+    #[inline(always)]
     pub fn smallest(self) -> f64 {
         power_of_two(self.min_exponent - (self.precision - 1))
     }
 
     /// Relative error of one rounding to nearest: half the distance between 1 and the next number.
+    #[inline(always)]
     pub fn unit_roundoff(self) -> f64 {
         power_of_two(-self.precision)
     }
 
     /// Distance between the numbers around `value`; that of the largest ones for everything beyond them.
+    #[inline(always)]
     pub fn ulp(self, value: f64) -> f64 {
         let magnitude = value.abs().min(self.max);
-        // Exponent bits of an f64; 0 (its subnormals) is below every `min_exponent` and needs no care.
-        let exponent = ((magnitude.to_bits() >> 52) as i32) - 1023;
-        power_of_two(exponent.max(self.min_exponent) - (self.precision - 1))
+        // The exponent alone, as a power of two. That of zero and of f64's subnormals reads as zero, and is below every
+        // `min_exponent`; the product is exact, since no format has smaller subnormals than f64.
+        let power = f64::from_bits(magnitude.to_bits() & f64::INFINITY.to_bits());
+        power.max(power_of_two(self.min_exponent)) * power_of_two(1 - self.precision)
     }
 
     /// Largest error of rounding a number of at most this magnitude to nearest.
+    #[inline(always)]
     pub fn half_ulp(self, value: f64) -> f64 {
         self.ulp(value) / 2.0
     }
 
     /// Magnitudes from here on round to infinity. (For f64 that is only infinity itself.)
+    #[inline(always)]
     pub fn overflow(self) -> f64 {
         self.max + self.half_ulp(self.max)
     }
 }
 
+#[inline(always)]
 fn power_of_two(exponent: i32) -> f64 {
     if exponent >= -1022 {
         f64::from_bits(((exponent + 1023) as u64) << 52)

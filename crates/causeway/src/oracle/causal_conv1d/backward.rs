@@ -1,12 +1,14 @@
 //! The gradients of forward.
 
-use rayon::prelude::*;
+use std::ops::Range;
 
-use super::sequences::{Data, Sequence};
-use super::{Inputs, needs_double_double, rows_by_channel, sigmoid};
+use super::long_sums::{LANES, LongSums};
+use super::sequences::{Data, Sequence, refill};
+use super::{Inputs, needs_double_double, sigmoid};
 use crate::causal_conv1d::Activation;
 use crate::oracle::Expected;
-use crate::oracle::bounds::{Approximate, Arithmetic, independent};
+use crate::oracle::bounds::{Approximate, Arithmetic};
+use crate::oracle::loops::{Loops, map_all, vectorised};
 use crate::oracle::real::{DoubleDouble, Real};
 use crate::tensor::{DType, TensorRef};
 
@@ -48,9 +50,9 @@ fn backward_in<R: Real>(
 ) -> BackwardTruth {
     let problem = Problem {
         data: Data::read(inputs),
-        dy: dy.to_f64(),
+        dy: *dy,
         dfinal_states: dfinal_states.map(TensorRef::to_f64),
-        activation: inputs.activation,
+        silu: inputs.activation == Activation::Silu,
         dtype: inputs.x.dtype(),
         parameter_dtype,
     };
@@ -60,183 +62,266 @@ fn backward_in<R: Real>(
 
     let mut dx = Pair::zeros(batch * dim * seqlen);
     let mut dinitial = Pair::zeros(states * dim * (width - 1));
-    let parameters: Vec<Vec<Approximate>> = dx
-        .by_channel(batch * dim, seqlen, dim)
-        .into_par_iter()
-        .zip(dinitial.by_channel(states * dim, width - 1, dim))
-        .enumerate()
-        .map(|(channel, (mut dx, mut dinitial))| problem.channel::<R>(channel, &mut dx, &mut dinitial))
-        .collect();
+    let together = data.channels_together();
+    let dx_tiles = dx.by_channels(batch * dim, seqlen, dim, together);
+    let tiles = dx_tiles.into_iter().zip(dinitial.by_channels(states * dim, width - 1, dim, together));
+    let tiles = tiles.enumerate().map(|(tile, (dx, dinitial))| (tile * together, dx, dinitial)).collect();
+    let elements = batch * dim * seqlen;
+    let parameters = map_all(elements, tiles, |scratch: &mut Scratch<R>, (channel, dx, dinitial)| {
+        vectorised(Tile { problem: &problem, channel, dx, dinitial, scratch })
+    });
 
-    let dweight = parameters.iter().flat_map(|channel| &channel[..width]);
-    let dbias = parameters.iter().map(|channel| &channel[width]);
+    let parameters = || parameters.iter().flatten();
+    let dweight = parameters().flat_map(|channel| &channel[..width]);
+    let dbias = parameters().map(|channel| &channel[width]);
     let dtype = inputs.x.dtype();
     BackwardTruth {
-        dx: dx.expected(dtype, inputs.x.shape()),
         dweight: Pair::of(dweight).expected(parameter_dtype, inputs.weight.shape()),
         dbias: Pair::of(dbias).expected(parameter_dtype, &[dim as i64]),
+        dx: dx.expected(dtype, inputs.x.shape()),
         dinitial_states: dinitial.expected(dtype, &[states as i64, dim as i64, width as i64 - 1]),
     }
 }
 
-struct Problem {
-    data: Data,
-    dy: Vec<f64>,
+struct Problem<'a> {
+    data: Data<'a>,
+    dy: TensorRef<'a>,
     dfinal_states: Option<Vec<f64>>,
-    activation: Activation,
+    silu: bool,
     dtype: DType,
     parameter_dtype: DType,
 }
 
 /// g at one position, and the error that a backend's may have.
-#[derive(Clone, Copy)]
-struct Gradient<R> {
-    value: R,
-    error: f64,
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Gradient<R> {
+    pub value: R,
+    pub error: f64,
 }
 
-impl Problem {
-    /// Writes dx and dinitial_states of a channel; returns its dweight and, last, its dbias.
-    fn channel<R: Real>(
-        &self,
-        channel: usize,
-        dx: &mut PairRows<'_>,
-        dinitial: &mut PairRows<'_>,
-    ) -> Vec<Approximate> {
-        let data = &self.data;
-        let mut sums = vec![LongSum::<R>::new(); data.width + 1];
-        for sequence in &data.sequences {
-            let g: Vec<Option<Gradient<R>>> =
-                (0..sequence.len()).map(|t| self.g(sequence, channel, t)).collect();
-            for (t, g) in g.iter().enumerate() {
-                let Some(g) = g else { continue };
-                for (w, sum) in sums[..data.width].iter_mut().enumerate() {
-                    if let Some(x) = data.tap(sequence, channel, t, w) {
-                        sum.add(*g, x);
+/// Memory that one channel after the other uses.
+#[derive(Default)]
+struct Scratch<R> {
+    x: Vec<f64>,
+    dy: Vec<f64>,
+    window: Vec<f64>,
+    pre: Vec<R>,
+    magnitudes: Vec<f64>,
+    /// g at every position.
+    g: Vec<R>,
+    g_errors: Vec<f64>,
+    dx: Dx<R>,
+}
+
+/// dx at every place of a window: the sums, Σ|terms|, and what the errors of g contribute.
+#[derive(Default)]
+struct Dx<R> {
+    sums: Vec<R>,
+    magnitudes: Vec<f64>,
+    inherited: Vec<f64>,
+}
+
+/// Some channels, from `channel` on, with their rows of dx and dinitial_states.
+struct Tile<'a, R> {
+    problem: &'a Problem<'a>,
+    channel: usize,
+    dx: PairRows<'a>,
+    dinitial: PairRows<'a>,
+    scratch: &'a mut Scratch<R>,
+}
+
+impl<R: Real> Loops for Tile<'_, R> {
+    /// dweight of each channel and, last, its dbias.
+    type Output = Vec<Vec<Approximate>>;
+
+    #[inline(always)]
+    fn run(mut self) -> Self::Output {
+        let (data, scratch) = (&self.problem.data, self.scratch);
+        let channels = self.dx.channels;
+        let mut sums = vec![ChannelSums::<R>::new(data.width); channels];
+        for row in 0..data.batch {
+            data.read_rows(&mut scratch.x, &data.x, row, self.channel, channels);
+            data.read_rows(&mut scratch.dy, &self.problem.dy, row, self.channel, channels);
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let channel = self.channel + i;
+                let row_at = i * data.seqlen..(i + 1) * data.seqlen;
+                for sequence in data.of_row(row) {
+                    data.fill_window(&mut scratch.window, sequence, channel, &scratch.x[row_at.clone()]);
+                    let own = row_at.start + sequence.start..row_at.start + sequence.end;
+                    self.problem.fill_g(sequence, channel, own, scratch);
+                    sums.add(data, sequence, scratch);
+                    self.problem.fill_dx(sequence, channel, scratch);
+                    let (history, dx) = (data.history(), &scratch.dx);
+                    let own = sequence.start..sequence.end;
+                    let (values, bounds) = self.dx.row(row, i);
+                    self.problem.finish_dx(dx, history, &mut values[own.clone()], &mut bounds[own]);
+                    if data.initial_states.is_some() {
+                        let (values, bounds) = self.dinitial.row(sequence.state, i);
+                        self.problem.finish_dx(dx, 0, values, bounds);
                     }
                 }
-                sums[data.width].add(*g, 1.0);
-            }
-            for p in 0..sequence.len() {
-                let at = sequence.start + p;
-                dx.set(sequence.row, at, self.dx(sequence, channel, &g, p as isize));
-            }
-            if data.initial_states.is_some() {
-                for column in 0..data.width - 1 {
-                    let position = column as isize - (data.width - 1) as isize;
-                    dinitial.set(sequence.state, column, self.dx(sequence, channel, &g, position));
-                }
             }
         }
-        sums.iter().map(|sum| sum.finish(&data.arithmetic, self.parameter_dtype)).collect()
+        let (arithmetic, dtype) = (&data.arithmetic, self.problem.parameter_dtype);
+        sums.iter().map(|sums| sums.finish(data.width, arithmetic, dtype)).collect()
     }
+}
 
-    /// g = dy · act'(pre); nothing at padding.
-    fn g<R: Real>(&self, sequence: &Sequence, channel: usize, t: usize) -> Option<Gradient<R>> {
-        let data = &self.data;
-        if data.is_padding(sequence, t as isize) {
-            return None;
-        }
-        let dy = self.dy[(sequence.row * data.dim + channel) * data.seqlen + sequence.start + t];
-        Some(match self.activation {
-            Activation::None => Gradient { value: R::new(dy), error: 0.0 },
-            Activation::Silu => {
-                let (pre, approximate) = data.pre::<R>(sequence, channel, t);
-                let sigmoid = sigmoid(pre);
-                let error = data.arithmetic.silu_gradient(approximate, sigmoid.value(), dy);
-                if error == f64::INFINITY {
-                    // Whatever a backend gives here, its sums may hold.
-                    return Some(Gradient { value: R::new(0.0), error });
-                }
-                let slope = sigmoid * (R::new(1.0) + pre * (R::new(1.0) - sigmoid));
-                let value = R::new(dy) * slope;
-                // The product with dy is rounded.
-                Gradient { value, error: error + data.arithmetic.rounding(value.value()) }
-            }
-        })
-    }
-
-    /// Σ_w weight[w] · g[p + (width-1) - w], and the gradient of the state that the position ends up in.
-    fn dx<R: Real>(
+impl Problem<'_> {
+    /// g = dy · act'(pre) of every position, which `own` are in the rows of dy; zero at padding.
+    #[inline(always)]
+    fn fill_g<R: Real>(
         &self,
         sequence: &Sequence,
         channel: usize,
-        g: &[Option<Gradient<R>>],
-        p: isize,
-    ) -> Approximate {
-        let data = &self.data;
-        let (width, history) = (data.width, data.width - 1);
-        let mut sum = R::new(0.0);
-        let (mut magnitude, mut inherited) = (0.0, 0.0);
-        for w in 0..width {
-            let t = p + (history - w) as isize;
-            let Some(Some(g)) = usize::try_from(t).ok().and_then(|t| g.get(t)) else { continue };
-            if data.tap(sequence, channel, t as usize, w).is_none() {
-                continue;
+        own: Range<usize>,
+        scratch: &mut Scratch<R>,
+    ) {
+        let Scratch { dy, window, pre, magnitudes, g, g_errors, .. } = scratch;
+        let (data, dy) = (&self.data, &dy[own]);
+        refill(g_errors, dy.len(), 0.0);
+        refill(g, dy.len(), R::new(0.0));
+        if self.silu {
+            data.pre(sequence, channel, window, pre, magnitudes);
+            // e⁻ᵖʳᵉ first, since vectors have no exponential.
+            for (g, &pre) in g.iter_mut().zip(&*pre) {
+                *g = (-pre).exp();
             }
-            let weight = data.weight[channel * width + w];
-            let term = R::new(weight) * g.value;
-            sum = sum + term;
-            magnitude += term.value().abs();
-            inherited += weight.abs() * g.error;
+            let inputs = pre.iter().zip(&*magnitudes).zip(dy);
+            for ((g, g_error), ((&pre, &magnitude), &dy)) in g.iter_mut().zip(&mut *g_errors).zip(inputs) {
+                (*g, *g_error) = gradient(&data.arithmetic, data.width, pre, magnitude, sigmoid(*g), dy);
+            }
+        } else {
+            g.iter_mut().zip(dy).for_each(|(g, &dy)| *g = R::new(dy));
         }
-        // Column of final_states that this position is copied to.
-        let column = p - (sequence.len() as isize - history as isize);
-        if let Some(dfinal) = &self.dfinal_states
-            && (0..history as isize).contains(&column)
-            && !data.is_padding(sequence, p)
-        {
-            let term = dfinal[(sequence.state * data.dim + channel) * history + column as usize];
-            sum = sum + R::new(term);
-            magnitude += term.abs();
+        for t in (0..dy.len()).filter(|&t| sequence.is_padding(t + data.history())) {
+            (g[t], g_errors[t]) = (R::new(0.0), 0.0);
         }
-        let error = inherited + data.arithmetic.sum(width + 1, magnitude);
-        let exact = Approximate { value: sum.value(), error };
-        Approximate { value: exact.value, error: data.arithmetic.rounded(exact, self.dtype) }
+    }
+
+    /// Σ_w weight[w] · g[p + (width-1) - w] at every place, and the gradient of the state that the place ends up in.
+    #[inline(always)]
+    fn fill_dx<R: Real>(&self, sequence: &Sequence, channel: usize, scratch: &mut Scratch<R>) {
+        let Scratch { g, g_errors, dx: Dx { sums, magnitudes, inherited }, .. } = scratch;
+        let (data, history) = (&self.data, self.data.history());
+        let places = history + sequence.len();
+        refill(sums, places, R::new(0.0));
+        refill(magnitudes, places, 0.0);
+        refill(inherited, places, 0.0);
+        data.for_each_tap(sequence, |w, positions| {
+            // With indices it is one position at a time.
+            if sequence.is_padding(positions.start + history) {
+                return;
+            }
+            let weight = data.weight[channel * data.width + w];
+            let places = positions.start + w..positions.end + w;
+            let written = sums[places.clone()].iter_mut().zip(&mut magnitudes[places.clone()]);
+            let written = written.zip(&mut inherited[places]);
+            let read = g[positions.clone()].iter().zip(&g_errors[positions]);
+            for (((sum, magnitude), inherited), (&g, &g_error)) in written.zip(read) {
+                let term = R::new(weight) * g;
+                *sum = *sum + term;
+                *magnitude += term.value().abs();
+                *inherited += weight.abs() * g_error;
+            }
+        });
+        if let Some(dfinal) = &self.dfinal_states {
+            let row = &dfinal[(sequence.state * data.dim + channel) * history..][..history];
+            for (column, &term) in row.iter().enumerate() {
+                // The place that this column is a copy of.
+                let place = sequence.len() + column;
+                if !sequence.is_padding(place) {
+                    sums[place] = sums[place] + R::new(term);
+                    magnitudes[place] += term.abs();
+                }
+            }
+        }
+    }
+
+    /// Values and bounds from this place on.
+    #[inline(always)]
+    fn finish_dx<R: Real>(&self, dx: &Dx<R>, first: usize, values: &mut [f64], bounds: &mut [f64]) {
+        let (arithmetic, terms) = (self.data.arithmetic, self.data.width + 1);
+        let read = dx.sums[first..].iter().zip(&dx.magnitudes[first..]).zip(&dx.inherited[first..]);
+        for ((value, bound), ((&sum, &magnitude), &inherited)) in values.iter_mut().zip(bounds).zip(read) {
+            let error = inherited + arithmetic.sum(terms, magnitude);
+            *value = sum.value();
+            *bound = arithmetic.rounded(Approximate { value: *value, error }, self.dtype);
+        }
     }
 }
 
-/// Σ g·x over batch and seqlen, with what its bound needs.
-#[derive(Clone)]
-struct LongSum<R> {
-    value: R,
-    terms: usize,
-    /// Σ|term| and Σ term².
+/// dy · silu'(pre), and the error that a backend's may have.
+#[inline(always)]
+fn gradient<R: Real>(
+    arithmetic: &Arithmetic,
+    width: usize,
+    pre: R,
     magnitude: f64,
-    squares: f64,
-    /// Σ of the errors that g brings in, and of their squares.
-    inherited: f64,
-    inherited_squares: f64,
+    sigmoid: R,
+    dy: f64,
+) -> (R, f64) {
+    // The width products and the bias.
+    let approximate = Approximate { value: pre.value(), error: arithmetic.sum(width + 1, magnitude) };
+    let error = arithmetic.silu_gradient(approximate, sigmoid.value(), dy);
+    let slope = sigmoid * (R::new(1.0) + pre * (R::new(1.0) - sigmoid));
+    let value = R::new(dy) * slope;
+    if error == f64::INFINITY {
+        // Whatever a backend gives here, its sums may hold.
+        return (R::new(0.0), error);
+    }
+    // The product with dy is rounded.
+    (value, error + arithmetic.rounding(value.value()))
 }
 
-impl<R: Real> LongSum<R> {
-    fn new() -> Self {
-        LongSum {
-            value: R::new(0.0),
-            terms: 0,
-            magnitude: 0.0,
-            squares: 0.0,
-            inherited: 0.0,
-            inherited_squares: 0.0,
+/// dweight and dbias of a channel.
+#[derive(Clone)]
+struct ChannelSums<R> {
+    /// Of taps `0..LANES`, the next ones, and so on; lanes behind the last tap are never looked at.
+    taps: Vec<LongSums<R>>,
+    /// Every lane has the same.
+    bias: LongSums<R>,
+}
+
+impl<R: Real> ChannelSums<R> {
+    fn new(width: usize) -> Self {
+        ChannelSums { taps: vec![LongSums::default(); width.div_ceil(LANES)], bias: LongSums::default() }
+    }
+
+    /// Adds the terms of a sequence.
+    #[inline(always)]
+    fn add(&mut self, data: &Data<'_>, sequence: &Sequence, scratch: &mut Scratch<R>) {
+        let Scratch { window, g, g_errors, .. } = scratch;
+        let (length, history) = (sequence.len(), data.history());
+        // The last lanes may look behind the last place.
+        window.resize(window.len() + LANES, 0.0);
+        let gradient = |t: usize| Gradient { value: g[t], error: g_errors[t] };
+        // From here on every tap counts.
+        let all = if sequence.has_indices() { length } else { data.first_place().min(length) };
+        for (group, sums) in self.taps.iter_mut().enumerate() {
+            let first = group * LANES;
+            let mut local = *sums;
+            for t in (0..all).filter(|&t| !sequence.is_padding(t + history)) {
+                let counts = |lane| first + lane < data.width && data.counts(sequence, t, first + lane);
+                local.add(gradient(t), |lane| window[t + first + lane], counts);
+            }
+            let windows = window[all + first..].windows(LANES);
+            let gradients = g[all..].iter().zip(&g_errors[all..]);
+            for ((&value, &error), x) in gradients.zip(windows) {
+                local.add(Gradient { value, error }, |lane| x[lane], |_| true);
+            }
+            *sums = local;
         }
+        let mut local = self.bias;
+        for t in (0..length).filter(|&t| !sequence.is_padding(t + history)) {
+            local.add(gradient(t), |_| 1.0, |_| true);
+        }
+        self.bias = local;
     }
 
-    fn add(&mut self, g: Gradient<R>, x: f64) {
-        let term = g.value * R::new(x);
-        self.value = self.value + term;
-        self.terms += 1;
-        self.magnitude += term.value().abs();
-        self.squares += term.value() * term.value();
-        let inherited = g.error * x.abs();
-        self.inherited += inherited;
-        self.inherited_squares += inherited * inherited;
-    }
-
-    fn finish(&self, arithmetic: &Arithmetic, dtype: DType) -> Approximate {
-        let error = arithmetic.long_sum(self.terms, self.magnitude, self.squares)
-            + independent(self.inherited, self.inherited_squares);
-        let exact = Approximate { value: self.value.value(), error };
-        Approximate { value: exact.value, error: arithmetic.rounded(exact, dtype) }
+    fn finish(&self, width: usize, arithmetic: &Arithmetic, dtype: DType) -> Vec<Approximate> {
+        let tap = |w: usize| self.taps[w / LANES].finish(w % LANES, arithmetic, dtype);
+        (0..width).map(tap).chain([self.bias.finish(0, arithmetic, dtype)]).collect()
     }
 }
 
@@ -246,8 +331,9 @@ struct Pair {
     bounds: Vec<f64>,
 }
 
-/// The rows of one channel.
+/// The rows of some channels.
 struct PairRows<'a> {
+    channels: usize,
     values: Vec<&'a mut [f64]>,
     bounds: Vec<&'a mut [f64]>,
 }
@@ -262,10 +348,21 @@ impl Pair {
         Pair { values, bounds }
     }
 
-    fn by_channel(&mut self, rows: usize, length: usize, dim: usize) -> Vec<PairRows<'_>> {
-        let values = rows_by_channel(&mut self.values, rows, length, dim);
-        let bounds = rows_by_channel(&mut self.bounds, rows, length, dim);
-        values.into_iter().zip(bounds).map(|(values, bounds)| PairRows { values, bounds }).collect()
+    /// Rows `(·, dim, length)` by groups of channels, which can be computed side by side.
+    fn by_channels(&mut self, rows: usize, length: usize, dim: usize, together: usize) -> Vec<PairRows<'_>> {
+        let groups = (0..dim).step_by(together).map(|first| PairRows {
+            channels: together.min(dim - first),
+            values: Vec::with_capacity(rows / dim * together),
+            bounds: Vec::with_capacity(rows / dim * together),
+        });
+        let mut groups: Vec<_> = groups.collect();
+        let (mut values, mut bounds) = (self.values.as_mut_slice(), self.bounds.as_mut_slice());
+        for row in 0..rows {
+            let group = &mut groups[row % dim / together];
+            group.values.push(values.split_off_mut(..length).expect("there are so many rows"));
+            group.bounds.push(bounds.split_off_mut(..length).expect("there are so many rows"));
+        }
+        groups
     }
 
     fn expected(self, dtype: DType, shape: &[i64]) -> Expected {
@@ -274,8 +371,9 @@ impl Pair {
 }
 
 impl PairRows<'_> {
-    fn set(&mut self, row: usize, column: usize, element: Approximate) {
-        self.values[row][column] = element.value;
-        self.bounds[row][column] = element.error;
+    /// A row of a channel, counted from the first one of the group.
+    fn row(&mut self, row: usize, channel: usize) -> (&mut [f64], &mut [f64]) {
+        let at = row * self.channels + channel;
+        (&mut *self.values[at], &mut *self.bounds[at])
     }
 }

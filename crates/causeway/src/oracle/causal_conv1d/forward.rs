@@ -1,14 +1,13 @@
 //! `y = act(bias + weight ∗ x) + residual`, and the states after each sequence.
 
-use rayon::prelude::*;
-
-use super::sequences::{Data, Sequence};
-use super::{Inputs, activate, finish, needs_double_double, rows_by_channel};
+use super::sequences::{Data, Sequence, refill};
+use super::{Inputs, activate, finish, needs_double_double, sigmoid};
 use crate::causal_conv1d::Activation;
 use crate::oracle::Expected;
 use crate::oracle::bounds::Approximate;
+use crate::oracle::loops::{Loops, map_all, vectorised};
 use crate::oracle::real::{DoubleDouble, Real};
-use crate::tensor::DType;
+use crate::tensor::{DType, TensorRef};
 
 /// What a forward call has to write.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,65 +29,155 @@ pub fn forward(inputs: &Inputs<'_>) -> ForwardTruth {
 
 fn forward_in<R: Real>(inputs: &Inputs<'_>) -> ForwardTruth {
     let data = Data::read(inputs);
-    let residual = inputs.residual.map(|residual| residual.to_f64());
-    let dtype = inputs.x.dtype();
-    let (batch, dim, seqlen, history) = (data.batch, data.dim, data.seqlen, data.width - 1);
+    let problem = Problem {
+        residual: inputs.residual,
+        silu: inputs.activation == Activation::Silu,
+        dtype: inputs.x.dtype(),
+        data,
+    };
+    let Data { batch, dim, seqlen, .. } = problem.data;
 
     let mut values = vec![0.0; batch * dim * seqlen];
-    let mut bounds = values.clone();
-    rows_by_channel(&mut values, batch * dim, seqlen, dim)
-        .into_par_iter()
-        .zip(rows_by_channel(&mut bounds, batch * dim, seqlen, dim))
-        .enumerate()
-        .for_each(|(channel, (mut values, mut bounds))| {
-            for sequence in &data.sequences {
-                for t in 0..sequence.len() {
-                    let at = sequence.start + t;
-                    let residual = residual.as_ref().map(|r| r[(sequence.row * dim + channel) * seqlen + at]);
-                    let y = output::<R>(&data, sequence, channel, t, inputs.activation, residual, dtype);
-                    values[sequence.row][at] = y.value;
-                    bounds[sequence.row][at] = y.error;
-                }
-            }
-        });
+    let mut bounds = vec![0.0; values.len()];
+    let together = problem.data.channels_together();
+    let (row_length, tile_length) = ((dim * seqlen).max(1), (together * seqlen).max(1));
+    let rows = values.chunks_mut(row_length).zip(bounds.chunks_mut(row_length)).enumerate();
+    let tiles = rows.flat_map(|(row, (values, bounds))| {
+        let tiles = values.chunks_mut(tile_length).zip(bounds.chunks_mut(tile_length)).enumerate();
+        tiles.map(move |(tile, (values, bounds))| (row, tile * together, values, bounds))
+    });
+    map_all(
+        batch * dim * seqlen,
+        tiles.collect(),
+        |scratch: &mut Scratch<R>, (row, channel, values, bounds)| {
+            vectorised(Tile { problem: &problem, row, channel, values, bounds, scratch });
+        },
+    );
 
-    let mut states = vec![0.0; data.sequences.len() * dim * history];
-    for sequence in &data.sequences {
-        for channel in 0..dim {
-            for column in 0..history {
-                let position = sequence.len() as isize - history as isize + column as isize;
-                if !data.is_padding(sequence, position) {
-                    states[(sequence.state * dim + channel) * history + column] =
-                        data.value(sequence, channel, position).unwrap_or(0.0);
-                }
-            }
-        }
-    }
+    let data = &problem.data;
+    let shape = [data.sequences.len() as i64, dim as i64, data.history() as i64];
     ForwardTruth {
-        y: Expected { dtype, shape: inputs.x.shape().to_vec(), values, bounds },
-        final_states: Expected::exact(
-            dtype,
-            &[data.sequences.len() as i64, dim as i64, history as i64],
-            states,
-        ),
+        y: Expected { dtype: problem.dtype, shape: inputs.x.shape().to_vec(), values, bounds },
+        final_states: Expected::exact(problem.dtype, &shape, final_states(data)),
     }
 }
 
-/// One element of y, with the bound of its rounded value.
-fn output<R: Real>(
-    data: &Data,
-    sequence: &Sequence,
-    channel: usize,
-    t: usize,
-    activation: Activation,
-    residual: Option<f64>,
+/// The last `width - 1` places of every window, zero at padding.
+fn final_states(data: &Data<'_>) -> Vec<f64> {
+    let history = data.history();
+    let mut states = vec![0.0; data.sequences.len() * data.dim * history];
+    if states.is_empty() {
+        return states;
+    }
+    for (row, state) in states.chunks_exact_mut(history).enumerate() {
+        let (sequence, channel) = (&data.sequences[row / data.dim], row % data.dim);
+        let length = sequence.len();
+        let (old, new) = state.split_at_mut(history.saturating_sub(length));
+        if let Some(initial) = &data.initial_states {
+            old.copy_from_slice(&initial[row * history + length.min(history)..][..old.len()]);
+        }
+        let end = (sequence.row * data.dim + channel) * data.seqlen + sequence.end;
+        data.x.read_f64(end - new.len(), new);
+        for (column, value) in state.iter_mut().enumerate() {
+            if sequence.is_padding(length + column) {
+                *value = 0.0;
+            }
+        }
+    }
+    states
+}
+
+struct Problem<'a> {
+    data: Data<'a>,
+    residual: Option<TensorRef<'a>>,
+    silu: bool,
     dtype: DType,
-) -> Approximate {
-    let (activated, error) = if data.is_padding(sequence, t as isize) {
-        (R::new(0.0), 0.0)
-    } else {
-        let (pre, approximate) = data.pre::<R>(sequence, channel, t);
-        activate(&data.arithmetic, pre, approximate, activation)
-    };
-    finish(&data.arithmetic, activated, error, residual, dtype)
+}
+
+/// Memory that one row after the other uses.
+#[derive(Default)]
+struct Scratch<R> {
+    x: Vec<f64>,
+    residual: Vec<f64>,
+    window: Vec<f64>,
+    pre: Vec<R>,
+    magnitudes: Vec<f64>,
+    /// e⁻ᵖʳᵉ.
+    exponentials: Vec<R>,
+}
+
+/// Some channels of y, from `channel` on, in one row of the batch.
+struct Tile<'a, R> {
+    problem: &'a Problem<'a>,
+    row: usize,
+    channel: usize,
+    values: &'a mut [f64],
+    bounds: &'a mut [f64],
+    scratch: &'a mut Scratch<R>,
+}
+
+impl<R: Real> Loops for Tile<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (data, scratch) = (&self.problem.data, self.scratch);
+        let rows = self.values.len() / data.seqlen;
+        data.read_rows(&mut scratch.x, &data.x, self.row, self.channel, rows);
+        if let Some(residual) = &self.problem.residual {
+            data.read_rows(&mut scratch.residual, residual, self.row, self.channel, rows);
+        }
+        let outputs =
+            self.values.chunks_exact_mut(data.seqlen).zip(self.bounds.chunks_exact_mut(data.seqlen));
+        for (i, (values, bounds)) in outputs.enumerate() {
+            let x = &scratch.x[i * data.seqlen..][..data.seqlen];
+            for sequence in data.of_row(self.row) {
+                let own = sequence.start..sequence.end;
+                let residual =
+                    self.problem.residual.map(|_| &scratch.residual[i * data.seqlen..][own.clone()]);
+                data.fill_window(&mut scratch.window, sequence, self.channel + i, x);
+                let (pre, magnitudes) = (&mut scratch.pre, &mut scratch.magnitudes);
+                data.pre(sequence, self.channel + i, &scratch.window, pre, magnitudes);
+                if self.problem.silu {
+                    refill(&mut scratch.exponentials, pre.len(), R::new(0.0));
+                    for (exponential, &pre) in scratch.exponentials.iter_mut().zip(&*pre) {
+                        *exponential = (-pre).exp();
+                    }
+                }
+                let exponentials = self.problem.silu.then_some(&*scratch.exponentials);
+                let (values, bounds) = (&mut values[own.clone()], &mut bounds[own]);
+                self.problem.outputs(sequence, pre, magnitudes, exponentials, residual, values, bounds);
+            }
+        }
+    }
+}
+
+impl Problem<'_> {
+    /// y of one channel of a sequence, with the bounds of its rounded values.
+    #[inline(always)]
+    fn outputs<R: Real>(
+        &self,
+        sequence: &Sequence,
+        pre: &[R],
+        magnitudes: &[f64],
+        exponentials: Option<&[R]>,
+        residual: Option<&[f64]>,
+        values: &mut [f64],
+        bounds: &mut [f64],
+    ) {
+        let (arithmetic, history, terms) = (self.data.arithmetic, self.data.history(), self.data.width + 1);
+        let inputs = pre.iter().zip(magnitudes).enumerate();
+        for ((t, (&pre, &magnitude)), (value, bound)) in inputs.zip(values.iter_mut().zip(bounds)) {
+            let (activated, error) = if sequence.is_padding(t + history) {
+                (R::new(0.0), 0.0)
+            } else {
+                // The width products and the bias.
+                let approximate = Approximate { value: pre.value(), error: arithmetic.sum(terms, magnitude) };
+                let sigmoid = exponentials.map(|exponentials| sigmoid(exponentials[t]));
+                activate(&arithmetic, pre, approximate, sigmoid)
+            };
+            let y = finish(&arithmetic, activated, error, residual.map(|residual| residual[t]), self.dtype);
+            (*value, *bound) = (y.value, y.error);
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 mod backward;
 mod forward;
+mod long_sums;
 mod sequences;
 mod update;
 mod varlen_states;
@@ -43,35 +44,23 @@ fn needs_double_double(x: &TensorRef<'_>) -> bool {
     x.dtype() == DType::F64
 }
 
-/// 1 / (1 + e⁻ᵖ).
-fn sigmoid<R: Real>(pre: R) -> R {
-    R::new(1.0) / (R::new(1.0) + (-pre).exp())
+/// σ(p) = 1 / (1 + e⁻ᵖ), from e⁻ᵖ.
+#[inline(always)]
+fn sigmoid<R: Real>(exponential: R) -> R {
+    R::new(1.0) / (R::new(1.0) + exponential)
 }
 
-/// A buffer of `rows · length` numbers as rows, grouped by `row % groups`: the rows `(batch, dim, ·)` of each
-/// channel, so that channels can be computed side by side.
-fn rows_by_channel(buffer: &mut [f64], rows: usize, length: usize, groups: usize) -> Vec<Vec<&mut [f64]>> {
-    let mut channels: Vec<Vec<&mut [f64]>> = (0..groups).map(|_| Vec::new()).collect();
-    let mut rest = buffer;
-    for row in 0..rows {
-        let (this, after) = rest.split_at_mut(length);
-        channels[row % groups].push(this);
-        rest = after;
-    }
-    channels
-}
-
-/// act(pre), and the error that it may have before rounding.
+/// act(pre), and the error that it may have before rounding. `sigmoid` is that of pre, if there is an activation.
+#[inline(always)]
 fn activate<R: Real>(
     arithmetic: &Arithmetic,
     pre: R,
     approximate: Approximate,
-    activation: Activation,
+    sigmoid: Option<R>,
 ) -> (R, f64) {
-    match activation {
-        Activation::None => (pre, approximate.error),
-        Activation::Silu => {
-            let sigmoid = sigmoid(pre);
+    match sigmoid {
+        None => (pre, approximate.error),
+        Some(sigmoid) => {
             let result = pre * sigmoid;
             (result, arithmetic.silu(approximate, sigmoid.value(), result.value()))
         }
@@ -79,6 +68,7 @@ fn activate<R: Real>(
 }
 
 /// Adds the residual and rounds.
+#[inline(always)]
 fn finish<R: Real>(
     arithmetic: &Arithmetic,
     activated: R,

@@ -1,6 +1,6 @@
 //! The decode update.
 
-use super::{activate, finish, needs_double_double};
+use super::{activate, finish, needs_double_double, sigmoid};
 use crate::causal_conv1d::Activation;
 use crate::oracle::Expected;
 use crate::oracle::bounds::{Approximate, Arithmetic};
@@ -81,7 +81,8 @@ fn update_in<R: Real>(inputs: &UpdateInputs<'_>) -> UpdateTruth {
                     magnitude += term.value().abs();
                 }
                 let pre = Approximate { value: sum.value(), error: arithmetic.sum(width + 1, magnitude) };
-                let (activated, error) = activate(&arithmetic, sum, pre, inputs.activation);
+                let sigmoid = (inputs.activation == Activation::Silu).then(|| sigmoid((-sum).exp()));
+                let (activated, error) = activate(&arithmetic, sum, pre, sigmoid);
                 let y = finish(&arithmetic, activated, error, None, dtype);
                 values[(b * dim + c) * seqlen + i] = y.value;
                 bounds[(b * dim + c) * seqlen + i] = y.error;
