@@ -2,7 +2,7 @@
 
 use super::case::{Case, Fault};
 use super::report::OutputReport;
-use super::sample::{count_poison, gather};
+use super::sample::{count_other_than_poison, count_poison, gather};
 use crate::error::Result;
 use crate::host_tensor::HostTensor;
 use crate::oracle::gemm::Chain;
@@ -63,7 +63,7 @@ fn compared(
     let comparison = compare(&found.view());
     // With the elements poisoned again, whatever else is not poison has been written by the kernel.
     found.fill_elements(POISON);
-    let stray_bytes = found.bytes().iter().filter(|&&byte| byte != POISON).count() as u64;
+    let stray_bytes = count_other_than_poison(found.bytes());
     OutputReport {
         name: name.to_string(),
         dtype: dtype.to_string(),

@@ -197,8 +197,8 @@ impl CuSeqlens {
 }
 
 fn fill(tensor: &mut HostTensor, case: &str, name: &str, scale: f64) {
-    let mut random = Random::new(case, name);
-    tensor.assign(|_| random.uniform() * scale);
+    let random = Random::new(case, name);
+    tensor.assign_in_parallel(|i| random.uniform_after(i) * scale);
 }
 
 pub(super) fn uniform(arrangement: &Arrangement, case: &str, name: &str, scale: f64) -> Result<HostTensor> {

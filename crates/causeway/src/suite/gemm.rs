@@ -142,8 +142,8 @@ impl Gemm {
     pub fn tensors(&self, case: &str) -> Result<GemmTensors> {
         let matrix = |name: &str, shape: [i64; 2], scale: f64| {
             let mut tensor = self.layout.zeros(self.dtype, shape)?;
-            let mut random = Random::new(case, name);
-            tensor.assign(|_| random.uniform() * scale);
+            let random = Random::new(case, name);
+            tensor.assign_in_parallel(|i| random.uniform_after(i) * scale);
             Ok(tensor)
         };
         let mut a = matrix("A", [self.m, self.k], self.scale())?;

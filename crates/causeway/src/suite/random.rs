@@ -19,23 +19,38 @@ impl Random {
     }
 
     fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.state = self.state.wrapping_add(STEP);
+        mixed(self.state)
     }
 
     /// Uniform in (-1, 1), symmetric about zero: an odd multiple of 2⁻⁵³.
     pub fn uniform(&mut self) -> f64 {
-        let odd = (self.next() >> 11) as i64 * 2 + 1 - (1 << 53);
-        odd as f64 * 0.5f64.powi(53)
+        odd_multiple(self.next())
+    }
+
+    /// What [`Random::uniform`] would give after `count` other numbers.
+    pub fn uniform_after(&self, count: usize) -> f64 {
+        odd_multiple(mixed(self.state.wrapping_add(STEP.wrapping_mul(count as u64 + 1))))
     }
 
     /// Uniform in `0..bound`; 0 if the bound is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
+}
+
+/// What the state advances by.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+fn mixed(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn odd_multiple(bits: u64) -> f64 {
+    let odd = (bits >> 11) as i64 * 2 + 1 - (1 << 53);
+    odd as f64 * 0.5f64.powi(53)
 }
 
 #[cfg(test)]
@@ -50,6 +65,15 @@ mod tests {
         let square = values.iter().map(|v| v * v).sum::<f64>() / 1e5;
         assert!(values.iter().all(|v| v.abs() < 1.0 && *v != 0.0));
         assert!(mean.abs() < 0.01 && (square - 1.0 / 3.0).abs() < 0.01, "{mean} {square}");
+    }
+
+    #[test]
+    fn any_number_of_a_stream_can_be_had_by_itself() {
+        let mut random = Random::new("case", "x");
+        let start = random.clone();
+        for i in 0..1000 {
+            assert_eq!(start.uniform_after(i), random.uniform());
+        }
     }
 
     #[test]
