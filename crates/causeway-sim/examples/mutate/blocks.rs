@@ -34,15 +34,29 @@ pub fn around(blocks: &[Block], kernel: usize, byte: usize) -> Option<usize> {
     found.min_by_key(|(_, block)| block.bytes.len()).map(|(number, _)| number)
 }
 
-/// A counter at the beginning of every block.
+/// What begins a block's mark in the object of a kernel that has the block.
+const MARK: &str = "causeway-block-";
+
+/// A counter at the beginning of every block, and a mark that is in the object where a compiler made code of the block.
 pub fn counters(kernels: &[Kernel], blocks: &[Block]) -> Vec<Patch> {
     let counter = |(number, block): (usize, &Block)| {
         let code = format!(
-            " extern unsigned char causeway_hits[] __asm__(\"causeway_hits\"); causeway_hits[{number}] = 1; "
+            " extern unsigned char causeway_hits[] __asm__(\"causeway_hits\"); causeway_hits[{number}] = 1; \
+             __asm__ volatile(\".pushsection .causeway_blocks\\n.ascii \\\"{MARK}{number};\\\"\\n.popsection\"); "
         );
         kernels[block.kernel].patch(block.bytes.start..block.bytes.start, code)
     };
     blocks.iter().enumerate().map(counter).collect()
+}
+
+/// The blocks whose marks are in an object.
+pub fn marked(object: &[u8]) -> impl Iterator<Item = usize> + '_ {
+    let starts = (0..object.len()).filter(|&at| object[at..].starts_with(MARK.as_bytes()));
+    starts.filter_map(|at| {
+        let digits = object[at + MARK.len()..].iter().take_while(|byte| byte.is_ascii_digit());
+        let digits: Vec<u8> = digits.copied().collect();
+        String::from_utf8(digits).ok()?.parse().ok()
+    })
 }
 
 fn of_text(text: &str) -> Vec<Range<usize>> {
@@ -146,6 +160,14 @@ mod tests {
         assert_eq!(found("void f(int a) const { if (a) { b(); } else { c = {1}; } }").len(), 3);
         assert_eq!(found("auto g = [&](int i) { return i; };"), [" return i; "]);
         assert_eq!(found("struct S { int x[2] = {1, 2}; }; Packet<4> p{{bits}};"), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn marks_are_read() {
+        assert_eq!(
+            marked(b"\0causeway-block-12;causeway-block-;causeway-block-7;").collect::<Vec<_>>(),
+            [12, 7]
+        );
     }
 
     #[test]

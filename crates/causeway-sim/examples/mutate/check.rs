@@ -12,7 +12,8 @@ use causeway::suite::{Case, distinct_plans, run_case};
 use causeway::{Device, Error};
 use causeway_sim::{Patch, Simulator};
 
-use super::coverage::cases;
+use super::coverage::{cases, edges};
+use super::kernels::root;
 
 /// A case on a device.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -21,6 +22,17 @@ pub struct Check {
     pub device: String,
     /// Its name.
     pub case: String,
+}
+
+/// Batches of growing size: a mutant that is noticed early costs few compilations.
+pub fn batches<T>(things: &[T], checks: impl Fn(&T) -> Vec<Check>) -> Vec<Vec<Check>> {
+    let (mut rest, mut size, mut batches) = (things, 4, Vec::new());
+    while !rest.is_empty() {
+        let (batch, others) = rest.split_at(size.min(rest.len()));
+        batches.push(batch.iter().flat_map(&checks).collect());
+        (rest, size) = (others, size * 2);
+    }
+    batches
 }
 
 /// What a process is asked to do.
@@ -73,6 +85,30 @@ impl Job {
         let status = child.wait().map_err(|error| error.to_string())?;
         Ok(verdict.unwrap_or_else(|last| Verdict::Noticed(format!("{last}: the process ended, {status}"))))
     }
+}
+
+/// The command of a process whose kernels are compiled with the options of tests/sanitizers, and what it checks. Its
+/// compiled kernels are others, so `units` is a folder of its own.
+pub fn sanitized(mut command: Command, units: &Path) -> Result<(Command, Vec<Vec<Check>>), String> {
+    let script =
+        std::fs::read_to_string(root().join("tests/sanitizers")).map_err(|error| error.to_string())?;
+    let flags = script.lines().find_map(|line| line.strip_prefix("export CAUSEWAY_SIM_FLAGS=\""));
+    let flags = flags.and_then(|flags| flags.strip_suffix('"')).ok_or("tests/sanitizers has no flags")?;
+    let (compiler, _) = causeway_sim::compiler().map_err(|error| error.to_string())?;
+    let name = format!("-print-file-name=libclang_rt.asan-{}.so", std::env::consts::ARCH);
+    let found = Command::new(compiler).arg(name).output().map_err(|error| error.to_string())?;
+    // The sanitizers' runtime has to be in the process before anything else allocates.
+    command.env("LD_PRELOAD", String::from_utf8_lossy(&found.stdout).trim());
+    command
+        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .env("CAUSEWAY_SIM_FLAGS", flags)
+        .env("CAUSEWAY_SIM_DIR", units);
+    let edges = edges()?;
+    let of_device = |device: &&str| {
+        let check = |case: &Case| Check { device: device.to_string(), case: case.name.clone() };
+        edges.iter().map(check).collect()
+    };
+    Ok((command, ["sim:32", "sim:64:shuffled:1"].iter().map(of_device).collect()))
 }
 
 /// What the process says; its last words, if it ends without a verdict.
@@ -178,8 +214,11 @@ fn one_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().chars().take(160).collect()
 }
 
-/// A mutant that asks for all of the machine's memory gets none.
+/// A mutant that asks for all of the machine's memory gets none. Sanitizers ask for more addresses than there is memory.
 fn limit_memory() {
+    if std::env::var_os("ASAN_OPTIONS").is_some() {
+        return;
+    }
     let limit = libc::rlimit { rlim_cur: 8 << 30, rlim_max: 8 << 30 };
     // SAFETY: the call reads the struct that it is given.
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };

@@ -277,7 +277,9 @@ impl Code<'_> {
             }
             next += 1;
         }
-        for pair in arguments.windows(2) {
+        // Their first two may change places: nothing else does.
+        let commutes = ["multiply_add", "minimum", "maximum"].contains(&self.word(at - 1));
+        for pair in arguments.windows(2).skip(usize::from(commutes)) {
             let (first, second) = (&self.text[pair[0].clone()], &self.text[pair[1].clone()]);
             if first != second {
                 let between = &self.text[pair[0].end..pair[1].start];
@@ -369,6 +371,7 @@ mod tests {
             ["y = f(g(b, c), a, a);", "y = f(a, a, g(b, c));", "y = f(a, g(c, b), a);"]
         );
         assert_eq!(mutants("void f(int a, int b) { }"), Vec::<String>::new());
+        assert_eq!(mutants("y = multiply_add(a, b, c);"), ["y = multiply_add(a, c, b);"]);
     }
 
     #[test]

@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Subject::Kernels => kernels_run::run(&options),
         Subject::Planners => planners_run::run(&options),
         Subject::Plans => planners_run::print_plans(),
+        Subject::Coverage(file) => coverage::Coverage::count(file),
         Subject::Check(file) => check::run(file),
     });
     match done {

@@ -13,6 +13,8 @@ pub enum Subject {
     Planners,
     /// Prints what planners plan.
     Plans,
+    /// Counts which cases execute which blocks, and writes it to a file.
+    Coverage(PathBuf),
     /// The checks of a file.
     Check(PathBuf),
 }
@@ -65,6 +67,7 @@ impl Options {
                 "--kernels" => subject = Some(Subject::Kernels),
                 "--planners" => subject = Some(Subject::Planners),
                 "--plans" => subject = Some(Subject::Plans),
+                "--coverage" => subject = arguments.next().map(|file| Subject::Coverage(file.into())),
                 "--check" => subject = arguments.next().map(|file| Subject::Check(file.into())),
                 "--seed" => options.seed = number()?,
                 "--count" => options.count = number()? as usize,

@@ -11,7 +11,7 @@ use causeway::backend::gpu::plan::Plan;
 use causeway::suite::plans;
 use causeway_sim::Settings;
 
-use super::check::{Check, Job, Verdict};
+use super::check::{self, Check, Job, Verdict};
 use super::coverage::cases;
 use super::options::Options;
 use super::random::Random;
@@ -173,14 +173,9 @@ fn judge(
     // Devices of tests/simulator first.
     different.sort_by_key(|(device, _)| DEVICES.iter().position(|known| known == device) > Some(3));
     different.truncate(options.cases);
-    let mut batches: Vec<Vec<Check>> = Vec::new();
-    let (mut rest, mut size) = (&different[..], 4);
-    while !rest.is_empty() {
-        let (batch, others) = rest.split_at(size.min(rest.len()));
-        let check = |(device, case): &&(String, String)| Check { device: device.clone(), case: case.clone() };
-        batches.push(batch.iter().map(check).collect());
-        (rest, size) = (others, size * 2);
-    }
+    let batches = check::batches(&different, |(device, case)| {
+        vec![Check { device: device.clone(), case: case.clone() }]
+    });
     let mut command = Command::new(&built.program);
     command.env(VARIABLE, number.to_string());
     command.env("RAYON_NUM_THREADS", options.jobs.to_string());
