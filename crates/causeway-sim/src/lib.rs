@@ -10,6 +10,7 @@
 //! device, or about what a GPU compiler makes of the source.
 
 mod compiler;
+mod edit;
 mod modules;
 
 use std::ffi::{c_char, c_int, c_void};
@@ -22,7 +23,10 @@ use causeway::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use causeway::backend::gpu::{CompilerFacts, Executor};
 use causeway::{Error, Result};
 
+pub use edit::{Edit, Patch};
+
 use compiler::Compiler;
+use edit::Change;
 use modules::Modules;
 
 /// The order in which a block's threads and a grid's blocks run.
@@ -46,15 +50,6 @@ pub struct Simulator {
     workers: u32,
     compiler: Arc<Compiler>,
     modules: Arc<Modules>,
-}
-
-/// A change to the text of the kernels: what tests put faults in with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Edit {
-    /// Text that goes, wherever it stands.
-    pub right: String,
-    /// What comes in its place.
-    pub wrong: String,
 }
 
 /// The C++ compiler that the simulator would use: its path, and the first line of what it says of its version.
@@ -166,7 +161,13 @@ impl Simulator {
 
     /// The same device running other kernels: those that the edit makes of the project's.
     pub fn with_edit(mut self, edit: Edit) -> Self {
-        self.modules = Arc::new(Modules::edited(edit));
+        self.modules = Arc::new(Modules::changed(Change::Everywhere(edit)));
+        self
+    }
+
+    /// The same device running kernels with these places changed; no two of them overlap.
+    pub fn with_patches(mut self, patches: Vec<Patch>) -> Self {
+        self.modules = Arc::new(Modules::changed(Change::places(patches)));
         self
     }
 

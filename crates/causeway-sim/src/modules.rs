@@ -13,8 +13,9 @@ use causeway::{Error, Result};
 use libloading::Library;
 use rayon::prelude::*;
 
+use crate::LaunchFunction;
 use crate::compiler::{Compiler, file_error};
-use crate::{Edit, LaunchFunction};
+use crate::edit::Change;
 
 /// Kernels of one unit: the headers are parsed once for all, and a core is busy for two or three seconds.
 const KERNELS_OF_A_UNIT: usize = 16;
@@ -50,7 +51,7 @@ struct TableEntry {
 #[derive(Default)]
 pub(crate) struct Modules {
     loaded: Mutex<HashMap<String, Kernel>>,
-    edit: Option<Edit>,
+    change: Change,
     /// Objects that were refused. The loader knows objects by name, so those that come after have other names.
     refused: AtomicU32,
 }
@@ -65,19 +66,12 @@ struct Wanted {
 
 impl Modules {
     /// Kernels whose text is changed before it is compiled.
-    pub fn edited(edit: Edit) -> Self {
-        Modules { edit: Some(edit), ..Modules::default() }
+    pub fn changed(change: Change) -> Self {
+        Modules { change, ..Modules::default() }
     }
 
     fn key(&self, compiler: &Compiler, plan: &Plan) -> Result<String> {
-        Ok(compiler.key(&self.apply_edit(plan.program().text()?)))
-    }
-
-    fn apply_edit(&self, text: String) -> String {
-        match &self.edit {
-            Some(edit) => text.replace(&edit.right, &edit.wrong),
-            None => text,
-        }
+        Ok(compiler.key(&self.change.apply(plan.program().text()?)?))
     }
 
     /// The kernel of a plan.
@@ -128,7 +122,7 @@ impl Modules {
     }
 
     fn compile(&self, compiler: &Compiler, unit: &[Wanted]) -> Result<()> {
-        let text = self.apply_edit(unit_text(unit)?);
+        let text = self.change.apply(unit_text(unit)?)?;
         let object = match self.refused.load(Ordering::Relaxed) {
             0 => format!("{}.so", compiler.key(&text)),
             refused => format!("{}-{}-{refused}.so", compiler.key(&text), std::process::id()),
@@ -171,7 +165,7 @@ impl Modules {
         }
         let object = &kernel.object;
         let source_digest =
-            blake3::hash(self.apply_edit(plan.program().text()?).as_bytes()).to_hex().to_string();
+            blake3::hash(self.change.apply(plan.program().text()?)?.as_bytes()).to_hex().to_string();
         Ok(Artifact {
             id: Artifact::id_of(&source_digest),
             entry: plan.entry.to_string(),

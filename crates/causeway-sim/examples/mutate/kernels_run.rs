@@ -1,0 +1,126 @@
+//! A run over mutants of the kernels.
+
+use std::process::Command;
+use std::time::Instant;
+
+use causeway_sim::Patch;
+
+use super::check::{self, Check, Job, Verdict};
+use super::coverage::Coverage;
+use super::options::Options;
+use super::random::Random;
+use super::results::{self, Outcome};
+
+/// A mutant: which file, at which byte, and what is changed.
+pub struct Mutant {
+    kernel: usize,
+    byte: usize,
+    patch: Patch,
+}
+
+/// All edits of the kernels that may be drawn, in the order in which the seed draws them.
+pub fn draw(coverage: &Coverage, seed: u64) -> Vec<Mutant> {
+    let mut mutants = Vec::new();
+    for (kernel, file) in coverage.kernels.iter().enumerate() {
+        for (byte, patch) in file.edits() {
+            if coverage.can_be_drawn(kernel, byte) {
+                mutants.push(Mutant { kernel, byte, patch });
+            }
+        }
+    }
+    Random::new(seed).shuffle(&mut mutants);
+    mutants
+}
+
+/// What a mutant is shown to, one stage after the other; the first that notices it ends its life. Random calls would be
+/// a stage between these.
+fn stages(
+    coverage: &Coverage,
+    mutant: &Mutant,
+    number: usize,
+    options: &Options,
+) -> Result<[(Command, Vec<Vec<Check>>); 2], String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let command = || {
+        let mut command = Command::new(&program);
+        // A mutant's threads run one after the other; the compiler gets the other cores.
+        command.env("RAYON_NUM_THREADS", options.jobs.to_string());
+        command.env("CAUSEWAY_SIM_DIR", options.folder.join("units"));
+        command
+    };
+    let seed = options.seed.wrapping_add(number as u64);
+    let suite = coverage.checks(mutant.kernel, mutant.byte, options.cases, seed);
+    Ok([(command(), suite), check::sanitized(command(), &options.folder.join("sanitized"))?])
+}
+
+/// Judges mutants until so many are that compile, and prints the table.
+pub fn run(options: &Options) -> Result<(), String> {
+    std::fs::create_dir_all(&options.folder).map_err(|error| error.to_string())?;
+    let coverage = Coverage::open(options)?;
+    let mutants = draw(&coverage, options.seed);
+    let file = options.folder.join(format!("kernels-{}-{}.toml", options.seed, digest(&mutants)));
+    let mut known = results::read(&file)?;
+    if options.table {
+        print!("{}", results::markdown(&known));
+        return Ok(());
+    }
+    let [blocks, compiled, executed] = coverage.sizes();
+    eprintln!(
+        "{blocks} blocks, {compiled} of them in some kernel, {executed} executed; {} edits",
+        mutants.len()
+    );
+    for (number, mutant) in mutants.iter().enumerate() {
+        let done = known.get(&number);
+        if done.is_some_and(|outcome| !(options.again && outcome.result == "survived")) {
+            continue;
+        }
+        let counted = known.iter().filter(|(at, outcome)| **at != number && outcome.counts()).count();
+        if counted >= options.count {
+            break;
+        }
+        let outcome = judge(&coverage, mutant, number, options)?;
+        eprintln!(
+            "{number}: {}:{} {:?} → {:?}: {} {} ({} s)",
+            outcome.file,
+            outcome.line,
+            outcome.right,
+            outcome.wrong,
+            outcome.result,
+            outcome.by,
+            outcome.seconds
+        );
+        results::append(&file, &outcome)?;
+        known.insert(number, outcome);
+    }
+    println!("{}", results::totals(&known));
+    Ok(())
+}
+
+/// Stands for the order of the mutants: results are theirs by number.
+fn digest(mutants: &[Mutant]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    mutants.iter().for_each(|mutant| {
+        hasher.update(format!("{:?}", mutant.patch).as_bytes());
+    });
+    hasher.finalize().to_hex()[..16].to_string()
+}
+
+fn judge(coverage: &Coverage, mutant: &Mutant, number: usize, options: &Options) -> Result<Outcome, String> {
+    let start = Instant::now();
+    let mut verdict = Verdict::Survived(0);
+    for (command, batches) in stages(coverage, mutant, number, options)? {
+        let found = Job::of_patch(&mutant.patch, batches).start(command)?;
+        verdict = match (verdict, found) {
+            (Verdict::Survived(before), Verdict::Survived(more)) => Verdict::Survived(before + more),
+            (_, found) => found,
+        };
+        if !matches!(verdict, Verdict::Survived(_)) {
+            break;
+        }
+    }
+    let Patch { file, line, column, right, wrong } = mutant.patch.clone();
+    let (result, by) = (String::new(), String::new());
+    let outcome =
+        Outcome { number, file, line, column, right, wrong, result, by, seconds: start.elapsed().as_secs() };
+    Ok(outcome.judged(verdict))
+}

@@ -1,0 +1,142 @@
+//! What became of each mutant, in a file that grows with the run and is read when a run goes on.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::Path;
+
+use super::check::Verdict;
+
+/// One mutant.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outcome {
+    /// Its place in the seed's order.
+    pub number: usize,
+    /// Of the source.
+    pub file: String,
+    /// From 1.
+    pub line: usize,
+    /// From 0, in bytes.
+    pub column: usize,
+    /// What went.
+    pub right: String,
+    /// What came.
+    pub wrong: String,
+    /// `noticed`, `survived`, `stillborn`, or `same plans`.
+    pub result: String,
+    /// By what; of a survivor, how many checks it passed.
+    pub by: String,
+    /// It took.
+    pub seconds: u64,
+}
+
+#[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    #[serde(default)]
+    mutant: Vec<Outcome>,
+}
+
+impl Outcome {
+    /// Puts a verdict into words.
+    pub fn judged(mut self, verdict: Verdict) -> Self {
+        let (result, by) = match verdict {
+            Verdict::Noticed(by) => ("noticed", by),
+            Verdict::Stillborn(why) => ("stillborn", why),
+            Verdict::Survived(count) => ("survived", format!("{count} checks passed")),
+        };
+        (self.result, self.by) = (result.to_string(), by);
+        self
+    }
+
+    /// Whether it is one of the mutants that are counted.
+    pub fn counts(&self) -> bool {
+        self.result != "stillborn"
+    }
+}
+
+/// The outcomes of a file, which need not be there yet.
+pub fn read(file: &Path) -> Result<HashMap<usize, Outcome>, String> {
+    let text = match std::fs::read_to_string(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        other => other.map_err(|error| format!("{}: {error}", file.display()))?,
+    };
+    let table: Table = toml::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+    // A mutant that was looked at again has its last outcome.
+    Ok(table.mutant.into_iter().map(|outcome| (outcome.number, outcome)).collect())
+}
+
+/// Adds an outcome to the file.
+pub fn append(file: &Path, outcome: &Outcome) -> Result<(), String> {
+    let table = Table { mutant: vec![outcome.clone()] };
+    let text = toml::to_string(&table).map_err(|error| error.to_string())?;
+    let open = std::fs::OpenOptions::new().create(true).append(true).open(file);
+    open.and_then(|mut open| writeln!(open, "{text}")).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// A table of all outcomes, survivors first, with a line of totals.
+pub fn markdown(outcomes: &HashMap<usize, Outcome>) -> String {
+    let mut ordered: Vec<_> = outcomes.values().filter(|outcome| outcome.counts()).collect();
+    ordered.sort_by_key(|outcome| (outcome.result == "noticed", outcome.file.clone(), outcome.line));
+    let cell = |text: &str| {
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+        if text.is_empty() { "(nothing)".to_string() } else { format!("`{text}`") }
+    };
+    let row = |outcome: &&Outcome| {
+        let Outcome { file, line, right, wrong, result, by, .. } = outcome;
+        format!("| {file}:{line} | {} | {} | {result} | {by} |\n", cell(right), cell(wrong))
+    };
+    let rows: String = ordered.iter().map(row).collect();
+    format!("{}\n\n| place | was | is | | by |\n|---|---|---|---|---|\n{rows}", totals(outcomes))
+}
+
+/// `57 of 60 noticed (95.0 %), 3 survived; 9 did not compile`
+pub fn totals(outcomes: &HashMap<usize, Outcome>) -> String {
+    let of = |result: &str| outcomes.values().filter(|outcome| outcome.result == result).count();
+    let (noticed, survived, same) = (of("noticed"), of("survived"), of("same plans"));
+    let judged = noticed + survived;
+    let percent = 100.0 * noticed as f64 / judged.max(1) as f64;
+    let same = if same > 0 { format!(", {same} more change no plan") } else { String::new() };
+    format!(
+        "{noticed} of {judged} noticed ({percent:.1} %), {survived} survived{same}; {} did not compile",
+        of("stillborn")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(number: usize, verdict: Verdict) -> Outcome {
+        let (file, right, wrong) = ("a.cuh".to_string(), "a\n  || \"b\"".to_string(), String::new());
+        let blank = Outcome {
+            number,
+            file,
+            line: 3,
+            column: 4,
+            right,
+            wrong,
+            result: String::new(),
+            by: String::new(),
+            seconds: 1,
+        };
+        blank.judged(verdict)
+    }
+
+    #[test]
+    fn a_file_that_grew_is_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("results.toml");
+        assert!(read(&file).unwrap().is_empty());
+        append(&file, &outcome(1, Verdict::Survived(5))).unwrap();
+        append(&file, &outcome(2, Verdict::Stillborn("no".to_string()))).unwrap();
+        append(&file, &outcome(1, Verdict::Noticed("sim:32 c: y".to_string()))).unwrap();
+        let outcomes = read(&file).unwrap();
+        assert_eq!(outcomes.len(), 2);
+        assert_eq!(outcomes[&1], outcome(1, Verdict::Noticed("sim:32 c: y".to_string())));
+        assert_eq!(totals(&outcomes), "1 of 1 noticed (100.0 %), 0 survived; 1 did not compile");
+        assert!(
+            markdown(&outcomes).contains(r#"| a.cuh:3 | `a \|\| "b"` | (nothing) | noticed | sim:32 c: y |"#)
+        );
+    }
+}
