@@ -89,7 +89,12 @@ impl Settings {
             Some("32") => small(32),
             Some("64") => small(64),
             Some(architecture) => {
-                DeviceFacts::of_target(&Target::parse(architecture).map_err(|_| unknown())?)
+                let mut facts = DeviceFacts::of_target(&Target::parse(architecture).map_err(|_| unknown())?);
+                // wgmma and the copy engine are not simulated. They come with the letter: sm_90 plans without them.
+                if facts.architecture == "sm_90a" {
+                    facts.architecture = "sm_90".to_string();
+                }
+                facts
             }
             None => return Err(unknown()),
         };

@@ -108,7 +108,9 @@ fn names_of_devices_are_read() {
         (settings("sim:gfx942").facts.wave_size, settings("sim:sm_80").facts.multiprocessors),
         (64, 108)
     );
-    for name in ["sim:32", "sim:gfx90a:descending", "sim:64:shuffled:7"] {
+    // Products take the matrix unit that is emulated: not wgmma.
+    assert_eq!(settings("sim:sm_90a").facts.architecture, "sm_90");
+    for name in ["sim:32", "sim:sm_90a", "sim:gfx90a:descending", "sim:64:shuffled:7"] {
         assert_eq!(settings(name).name(), name);
     }
     for wrong in
