@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use causeway::suite::{Case, distinct_plans, run_case};
 use causeway::{Device, Error};
 use causeway_sim::{Patch, Simulator};
 
-use super::coverage::{cases, edges};
+use super::coverage::{cases, cases_of_file, edges};
 use super::kernels::root;
 
 /// A case on a device.
@@ -40,6 +40,8 @@ pub fn batches<T>(things: &[T], checks: impl Fn(&T) -> Vec<Check>) -> Vec<Vec<Ch
 pub struct Job {
     /// File, line, byte of the line, text that goes, text that comes; none where the mutant is in the program itself.
     pub patch: Option<(String, usize, usize, String, String)>,
+    /// A suite's file, whose cases are known beside those of `sim`.
+    pub suite: Option<PathBuf>,
     /// Shown one after the other until one fails. The kernels of a batch are compiled together.
     pub batches: Vec<Vec<Check>>,
 }
@@ -62,9 +64,9 @@ const MOST_OF_A_CASE: Duration = Duration::from_secs(45);
 
 impl Job {
     /// A job for a kernel's mutant.
-    pub fn of_patch(patch: &Patch, batches: Vec<Vec<Check>>) -> Self {
+    pub fn of_patch(patch: &Patch, suite: Option<PathBuf>, batches: Vec<Vec<Check>>) -> Self {
         let Patch { file, line, column, right, wrong } = patch.clone();
-        Job { patch: Some((file, line, column, right, wrong)), batches }
+        Job { suite, patch: Some((file, line, column, right, wrong)), batches }
     }
 
     /// Does the job in a process that `command` starts; it is this program.
@@ -79,11 +81,15 @@ impl Job {
             .stderr(Stdio::null())
             .spawn()
             .map_err(|error| error.to_string())?;
-        let verdict = watch(&mut child);
+        let end = watch(&mut child);
         // It may have ended by itself.
         let _ = child.kill();
         let status = child.wait().map_err(|error| error.to_string())?;
-        Ok(verdict.unwrap_or_else(|last| Verdict::Noticed(format!("{last}: the process ended, {status}"))))
+        match end {
+            End::Verdict(verdict) => Ok(verdict),
+            End::Died(last) => Ok(Verdict::Noticed(format!("{last}: the process ended, {status}"))),
+            End::Failed(error) => Err(error),
+        }
     }
 }
 
@@ -111,8 +117,17 @@ pub fn sanitized(mut command: Command, units: &Path) -> Result<(Command, Vec<Vec
     Ok((command, ["sim:32", "sim:64:shuffled:1"].iter().map(of_device).collect()))
 }
 
-/// What the process says; its last words, if it ends without a verdict.
-fn watch(child: &mut Child) -> Result<Verdict, String> {
+/// What a process comes to.
+enum End {
+    Verdict(Verdict),
+    /// Without a verdict, while it did this.
+    Died(String),
+    /// It could not do its job: that says nothing of the mutant.
+    Failed(String),
+}
+
+/// Hears what the process says.
+fn watch(child: &mut Child) -> End {
     let (lines, heard) = mpsc::channel();
     if let Some(output) = child.stdout.take() {
         std::thread::spawn(move || {
@@ -124,13 +139,16 @@ fn watch(child: &mut Child) -> Result<Verdict, String> {
         let limit = if last.starts_with("sim:") { MOST_OF_A_CASE } else { MOST_SILENCE };
         let line = match heard.recv_timeout(limit) {
             Ok(line) => line,
-            Err(mpsc::RecvTimeoutError::Timeout) => return Ok(Verdict::Noticed(format!("{last}: no end"))),
-            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(last),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                return End::Verdict(Verdict::Noticed(format!("{last}: no end")));
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => return End::Died(last),
         };
         match line.split_once(' ').unwrap_or((&line, "")) {
-            ("noticed", by) => return Ok(Verdict::Noticed(by.to_string())),
-            ("stillborn", why) => return Ok(Verdict::Stillborn(why.to_string())),
-            ("survived", count) => return Ok(Verdict::Survived(count.parse().unwrap_or(0))),
+            ("noticed", by) => return End::Verdict(Verdict::Noticed(by.to_string())),
+            ("stillborn", why) => return End::Verdict(Verdict::Stillborn(why.to_string())),
+            ("survived", count) => return End::Verdict(Verdict::Survived(count.parse().unwrap_or(0))),
+            ("failed", why) => return End::Failed(why.to_string()),
             ("checking", what) => last = what.to_string(),
             _ => last = "compiling".to_string(),
         }
@@ -140,9 +158,19 @@ fn watch(child: &mut Child) -> Result<Verdict, String> {
 /// The other side: does a job and prints what happens.
 pub fn run(file: &Path) -> Result<(), String> {
     limit_memory();
+    let done = show(file);
+    if let Err(error) = &done {
+        println!("failed {}", one_line(error));
+    }
+    done
+}
+
+fn show(file: &Path) -> Result<(), String> {
     let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
     let job: Job = toml::from_str(&text).map_err(|error| error.to_string())?;
-    let cases: HashMap<String, Case> = cases()?.into_iter().map(|case| (case.name.clone(), case)).collect();
+    let own = job.suite.as_deref().map_or(Ok(Vec::new()), cases_of_file)?;
+    let known = cases()?.into_iter().chain(edges()?).chain(own);
+    let cases: HashMap<String, Case> = known.map(|case| (case.name.clone(), case)).collect();
     let mut simulators: HashMap<String, Simulator> = HashMap::new();
     let mut count = 0;
     for batch in &job.batches {
@@ -240,6 +268,7 @@ mod tests {
         assert_eq!(verdict("echo compiling; echo survived 7"), Ok(Verdict::Survived(7)));
         assert_eq!(verdict("echo noticed sim:32 a: y"), Ok(Verdict::Noticed("sim:32 a: y".to_string())));
         assert_eq!(verdict("echo stillborn no"), Ok(Verdict::Stillborn("no".to_string())));
+        assert_eq!(verdict("echo checking sim:64 b; echo failed no case b"), Err("no case b".to_string()));
         let crash = verdict("echo checking sim:64 b; kill -SEGV $$");
         assert!(
             matches!(&crash, Ok(Verdict::Noticed(by)) if by.starts_with("sim:64 b: the process ended")),

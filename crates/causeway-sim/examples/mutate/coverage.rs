@@ -49,8 +49,19 @@ pub fn cases() -> Result<Vec<Case>, String> {
 
 /// The cases that tests/sanitizers runs.
 pub fn edges() -> Result<Vec<Case>, String> {
-    let path = root().join("suites/sim-edges.toml");
+    cases_of_file(&root().join("suites/sim-edges.toml"))
+}
+
+/// The cases of a suite's file.
+pub fn cases_of_file(path: &Path) -> Result<Vec<Case>, String> {
     cases_of(&Suite::open(&path.display().to_string()).map_err(|error| error.to_string())?)
+}
+
+/// Cases on every device where blocks are counted, in both of its orders.
+pub fn everywhere(cases: &[Case]) -> Vec<Check> {
+    let devices = DEVICES.iter().flat_map(|(_, orders)| orders);
+    let on = |device: &&str, case: &Case| Check { device: device.to_string(), case: case.name.clone() };
+    devices.flat_map(|device| cases.iter().map(move |case| on(device, case))).collect()
 }
 
 fn cases_of(suite: &Suite) -> Result<Vec<Case>, String> {

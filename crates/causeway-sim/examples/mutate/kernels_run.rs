@@ -6,7 +6,7 @@ use std::time::Instant;
 use causeway_sim::Patch;
 
 use super::check::{self, Check, Job, Verdict};
-use super::coverage::Coverage;
+use super::coverage::{Coverage, cases_of_file, everywhere};
 use super::options::Options;
 use super::random::Random;
 use super::results::{self, Outcome};
@@ -39,7 +39,7 @@ fn stages(
     mutant: &Mutant,
     number: usize,
     options: &Options,
-) -> Result<[(Command, Vec<Vec<Check>>); 2], String> {
+) -> Result<Vec<(Command, Vec<Vec<Check>>)>, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let command = || {
         let mut command = Command::new(&program);
@@ -50,7 +50,12 @@ fn stages(
     };
     let seed = options.seed.wrapping_add(number as u64);
     let suite = coverage.checks(mutant.kernel, mutant.byte, options.cases, seed);
-    Ok([(command(), suite), check::sanitized(command(), &options.folder.join("sanitized"))?])
+    let mut stages = vec![(command(), suite)];
+    if let Some(file) = &options.suite {
+        stages.push((command(), vec![everywhere(&cases_of_file(file)?)]));
+    }
+    stages.push(check::sanitized(command(), &options.folder.join("sanitized"))?);
+    Ok(stages)
 }
 
 /// Judges mutants until so many are that compile, and prints the table.
@@ -109,7 +114,7 @@ fn judge(coverage: &Coverage, mutant: &Mutant, number: usize, options: &Options)
     let start = Instant::now();
     let mut verdict = Verdict::Survived(0);
     for (command, batches) in stages(coverage, mutant, number, options)? {
-        let found = Job::of_patch(&mutant.patch, batches).start(command)?;
+        let found = Job::of_patch(&mutant.patch, options.suite.clone(), batches).start(command)?;
         verdict = match (verdict, found) {
             (Verdict::Survived(before), Verdict::Survived(more)) => Verdict::Survived(before + more),
             (_, found) => found,

@@ -32,6 +32,8 @@ pub struct Options {
     pub jobs: usize,
     /// Most cases that a mutant is shown to, on each of two devices.
     pub cases: usize,
+    /// More cases that survivors are shown to: a suite's file.
+    pub suite: Option<PathBuf>,
     /// Survivors of the run so far are shown to cases again.
     pub again: bool,
     /// Prints the table of the run so far, and does nothing else.
@@ -41,8 +43,8 @@ pub struct Options {
 }
 
 /// Printed where options are wrong.
-const USAGE: &str =
-    "usage: mutate --kernels | --planners [--seed N] [--count N] [--jobs N] [--cases N] [--again] [--table]";
+const USAGE: &str = "usage: mutate --kernels | --planners [--seed N] [--count N] [--jobs N] [--cases N] [--again] [--suite FILE]\n\
+     [--table]";
 
 impl Options {
     /// Reads the command line.
@@ -54,6 +56,7 @@ impl Options {
             count: 60,
             jobs: 1,
             cases: 48,
+            suite: None,
             again: false,
             table: false,
             folder: root().join("out/mutants"),
@@ -73,6 +76,7 @@ impl Options {
                 "--count" => options.count = number()? as usize,
                 "--jobs" => options.jobs = number()?.max(1) as usize,
                 "--cases" => options.cases = number()?.max(1) as usize,
+                "--suite" => options.suite = arguments.next().map(PathBuf::from),
                 "--again" => options.again = true,
                 "--table" => options.table = true,
                 _ => return Err(format!("unknown argument {argument:?}\n{USAGE}")),

@@ -180,7 +180,7 @@ fn judge(
     command.env(VARIABLE, number.to_string());
     command.env("RAYON_NUM_THREADS", options.jobs.to_string());
     command.env("CAUSEWAY_SIM_DIR", options.folder.join("units"));
-    *outcome = outcome.clone().judged(Job { patch: None, batches }.start(command)?);
+    *outcome = outcome.clone().judged(Job { suite: None, patch: None, batches }.start(command)?);
     if outcome.result == "survived" {
         outcome.by.push_str(&format!(", of {count} with other plans"));
     }
