@@ -32,6 +32,9 @@ pub fn draw(coverage: &Coverage, seed: u64) -> Vec<Mutant> {
     mutants
 }
 
+/// What runs the checks of one stage, and the checks in the groups that run together.
+type Stages = (Command, Vec<Vec<Check>>);
+
 /// What a mutant is shown to, one stage after the other; the first that notices it ends its life. Random calls would be
 /// a stage between these.
 fn stages(
@@ -39,7 +42,7 @@ fn stages(
     mutant: &Mutant,
     number: usize,
     options: &Options,
-) -> Result<Vec<(Command, Vec<Vec<Check>>)>, String> {
+) -> Result<Vec<Stages>, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let command = || {
         let mut command = Command::new(&program);

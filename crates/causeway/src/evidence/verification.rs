@@ -29,7 +29,7 @@ pub struct Verification {
     pub skipped: BTreeMap<String, Vec<String>>,
     /// Calls that were drawn at random; those of them that failed are the cases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub random: Option<RandomCalls>,
+    pub random: Option<Box<RandomCalls>>,
     /// What the planners chose for the launches.
     #[serde(default, skip_serializing_if = "Coverage::is_empty")]
     pub coverage: Coverage,

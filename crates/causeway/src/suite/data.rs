@@ -30,8 +30,8 @@ impl Conv1d {
         match self.values {
             Values::NonFinite => insert_non_finite(&mut tensors.x, case),
             Values::NonFiniteAnywhere => {
-                let Conv1dTensors { x, bias, residual, initial_states, dy, dfinal_states, .. } = &mut tensors;
-                let optional = [bias, residual, initial_states, dfinal_states];
+                let Conv1dTensors { x, residual, initial_states, dy, dfinal_states, .. } = &mut tensors;
+                let optional = [residual, initial_states, dfinal_states];
                 insert_non_finite_in_one([x, dy].into_iter().chain(optional.into_iter().flatten()), case);
             }
             Values::NanPadding => {
@@ -152,8 +152,8 @@ impl Update {
         match self.values {
             Values::NonFinite => insert_non_finite(&mut tensors.x, case),
             Values::NonFiniteAnywhere => {
-                let UpdateTensors { x, conv_state, bias, .. } = &mut tensors;
-                insert_non_finite_in_one([x, conv_state].into_iter().chain(bias), case);
+                let UpdateTensors { x, conv_state, .. } = &mut tensors;
+                insert_non_finite_in_one([x, conv_state].into_iter(), case);
             }
             _ => {}
         }

@@ -182,7 +182,7 @@ fn content(calls: &Calls, outcome: Outcome) -> Verification {
         asked: cases.len(),
         repeats: 1,
         cases,
-        random: Some(random),
+        random: Some(Box::new(random)),
         coverage: outcome.coverage,
         ..Verification::default()
     }

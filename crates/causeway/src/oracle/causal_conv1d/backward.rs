@@ -319,11 +319,14 @@ impl<R: Real> ChannelSums<R> {
             }
             *sums = local;
         }
-        // Behind the end there is no g; a backend may read a zero there.
-        for (behind, x) in window[length..length + history].iter().enumerate() {
-            if !x.is_finite() {
-                (0..=behind).for_each(|w| self.taps[w / LANES].leave_unchecked(w % LANES));
-            }
+        // Before the start and behind the end there is no g; a backend may read a zero there.
+        let mut leave_unchecked = |w: usize| self.taps[w / LANES].leave_unchecked(w % LANES);
+        let lost = |(place, x): (usize, &f64)| (!x.is_finite()).then_some(place);
+        for place in window[..history].iter().enumerate().filter_map(lost) {
+            (place + 1..data.width).for_each(&mut leave_unchecked);
+        }
+        for behind in window[length..length + history].iter().enumerate().filter_map(lost) {
+            (0..=behind).for_each(&mut leave_unchecked);
         }
         let mut local = self.bias;
         for t in (0..length).filter(|&t| !sequence.is_padding(t + history)) {

@@ -103,7 +103,7 @@ pub fn run(
     mut progress: impl FnMut(Progress),
 ) -> Result<Outcome> {
     let start = Instant::now();
-    let mut source = Source::new(calls, device.facts().cloned());
+    let mut source = Source::new(calls, device);
     let mut outcome = Outcome::default();
     let mut done = 0;
     'batches: while done < calls.count {
@@ -152,7 +152,8 @@ fn shrunk(drawn: Row, report: CaseReport, device: &Device) -> Failure {
     let row = shrink(&drawn, SHRINKING, |row| {
         let Ok(case) = row.case() else { return false };
         let report = run_case(&case, device);
-        let fails = !report.passed;
+        // A call that is refused is another fault than one with a wrong result.
+        let fails = !report.passed && report.error.is_some() == last.error.is_some();
         if fails {
             last = report;
         }
@@ -165,6 +166,8 @@ fn shrunk(drawn: Row, report: CaseReport, device: &Device) -> Failure {
 struct Source<'a> {
     calls: &'a Calls,
     facts: Option<DeviceFacts>,
+    /// Clusters and the copy engine have no simulator.
+    simulated: bool,
     random: Random,
     /// Kernels that are compiled, or will be before the calls of this batch run.
     known: HashSet<Kernel>,
@@ -178,23 +181,26 @@ struct Source<'a> {
 
 /// Every two choices of a launch, as a hash.
 fn pairs(plan: &Plan) -> Vec<u64> {
-    let choices: Vec<u64> = Coverage::choices(plan).iter().map(|choice| hash(choice)).collect();
+    let choices: Vec<u64> = Coverage::choices(plan).iter().map(hash).collect();
     let pair = |a: usize, b: usize| hash(&(choices[a], choices[b]));
     (0..choices.len()).flat_map(|b| (0..=b).map(move |a| (a, b))).map(|(a, b)| pair(a, b)).collect()
 }
 
-fn hash(value: &impl Hash) -> u64 {
+fn hash<T: Hash>(value: &T) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
 }
 
 impl<'a> Source<'a> {
-    fn new(calls: &'a Calls, facts: Option<DeviceFacts>) -> Self {
+    fn new(calls: &'a Calls, device: &Device) -> Self {
+        let facts = device.facts().cloned();
+        let simulated = matches!(device, Device::Simulated(_));
         let random = Random::new("calls", &calls.seed.to_string());
         Source {
             calls,
             facts,
+            simulated,
             random,
             known: HashSet::new(),
             plans: Vec::new(),
@@ -231,6 +237,10 @@ impl<'a> Source<'a> {
                     return Some((row, case));
                 }
             }
+            // Else the call of another name: the same sizes, and other numbers.
+            let mut row = self.random.one_of(&self.rows).clone();
+            row.table.insert("name".into(), name.into());
+            return row.case().ok().map(|case| (row, case));
         }
         let (row, case) = self.newest(name, &facts)?;
         for (_, plan) in plans(&case, &facts).unwrap_or_default() {
@@ -254,6 +264,11 @@ impl<'a> Source<'a> {
             let row = self.beside_threshold(row, facts);
             let Ok(case) = row.case() else { continue };
             let planned = plans(&case, facts).unwrap_or_default();
+            if self.simulated
+                && planned.iter().any(|(_, plan)| plan.cluster > 1 || !plan.tensor_maps.is_empty())
+            {
+                continue;
+            }
             let new: HashSet<u64> = planned.iter().flat_map(|(_, plan)| pairs(plan)).collect();
             let new = new.iter().filter(|pair| !self.pairs.contains(pair)).count();
             if best.is_none() || new > most {
