@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(small.integers("width"), [5]);
         assert_eq!(small.table["dtype"].as_str(), Some("f32"));
         assert_eq!(small.table["seq_idx"].to_string(), "[[1, -1]]");
-        assert_eq!(small.table["memory"].to_string(), "{ x = { offset = 1 } }");
+        assert_eq!(small.table["memory"].as_table().map(toml::Table::len), Some(1));
     }
 
     #[test]
