@@ -199,6 +199,12 @@ pub(crate) trait Simd: Copy + Send + Sync {
 
 /// What f32 vectors offer beyond [`Simd`]: 16-bit elements, and the parts of an exponential.
 pub(crate) trait SimdF32: Simd<Scalar = f32> {
+    /// `a · b + c` of finite a and b, which is c where that is infinite: a product that overflows by itself would meet it with
+    /// the other sign.
+    #[inline(always)]
+    fn remainder(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+        self.mul_add(a, b, c)
+    }
     /// # Safety
     /// `source` points at `LANES` readable elements.
     unsafe fn load_f16(self, source: *const f16) -> Self::Vector;

@@ -120,6 +120,15 @@ fn silu_slope_in_f64<S, T, const N: usize>(_: S, x: [[f64; LANES]; N]) -> [[f64;
 
 impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     #[inline(always)]
+    fn remainder(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
+        let sum = self.mul_add(a, b, c);
+        if FUSED {
+            return sum;
+        }
+        std::array::from_fn(|i| if c[i].is_infinite() { c[i] } else { sum[i] })
+    }
+
+    #[inline(always)]
     unsafe fn load_f16(self, source: *const f16) -> [f32; LANES] {
         // SAFETY: the caller's promise; an array is aligned as its element.
         unsafe { source.cast::<[f16; LANES]>().read() }.map(f16::to_f32)

@@ -149,7 +149,7 @@ fn silu_f32<S: SimdF32, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vecto
     // One step of correction: the remainder x - quotient · divisor is exact. An infinite x keeps it infinite only
     // beside a finite quotient.
     let minus_quotient = each!(simd, |quotient| simd.mul(simd.at_most(f32::MAX, quotient), simd.splat(-1.0)));
-    let remainder = each!(simd, |minus_quotient, divisor, x| simd.mul_add(minus_quotient, divisor, x));
+    let remainder = each!(simd, |minus_quotient, divisor, x| simd.remainder(minus_quotient, divisor, x));
     let quotient =
         each!(simd, |remainder, reciprocal, quotient| simd.mul_add(remainder, reciprocal, quotient));
     each!(simd, |quotient, n| simd.scale(quotient, n))
