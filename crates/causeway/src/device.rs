@@ -96,6 +96,16 @@ impl Device {
         }
     }
 
+    /// Whether the device has what a plan asks for. All have what their own planner does, but for simulators, which lack some
+    /// of a GPU's instructions.
+    pub fn can_run(&self, plan: &Plan) -> bool {
+        match self {
+            Device::Cpu(_) => false,
+            Device::Gpu(_) => true,
+            Device::Simulated(executor) => executor.can_run(plan),
+        }
+    }
+
     /// Reads the file of a plan's kernel again before a launch, and tells what was seen: see [`GpuDevice::check`] and
     /// [`Executor::check`]. Nothing for a CPU, which has no kernels in files.
     ///

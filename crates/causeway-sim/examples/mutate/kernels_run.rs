@@ -1,7 +1,6 @@
 //! A run over mutants of the kernels.
 
 use std::process::Command;
-use std::time::Instant;
 
 use causeway_sim::Patch;
 
@@ -67,7 +66,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     let coverage = Coverage::open(options)?;
     let mutants = draw(&coverage, options.seed);
     let file = options.folder.join(format!("kernels-{}-{}.toml", options.seed, digest(&mutants)));
-    let mut known = results::read(&file)?;
+    let known = results::read(&file)?;
     if options.table {
         print!("{}", results::markdown(&known));
         return Ok(());
@@ -77,31 +76,10 @@ pub fn run(options: &Options) -> Result<(), String> {
         "{blocks} blocks, {compiled} of them in some kernel, {executed} executed; {} edits",
         mutants.len()
     );
-    for (number, mutant) in mutants.iter().enumerate() {
-        let done = known.get(&number);
-        if done.is_some_and(|outcome| !(options.again && outcome.result == "survived")) {
-            continue;
-        }
-        let counted = known.iter().filter(|(at, outcome)| **at != number && outcome.counts()).count();
-        if counted >= options.count {
-            break;
-        }
-        let outcome = judge(&coverage, mutant, number, options)?;
-        eprintln!(
-            "{number}: {}:{} {:?} → {:?}: {} {} ({} s)",
-            outcome.file,
-            outcome.line,
-            outcome.right,
-            outcome.wrong,
-            outcome.result,
-            outcome.by,
-            outcome.seconds
-        );
-        results::append(&file, &outcome)?;
-        known.insert(number, outcome);
-    }
-    println!("{}", results::totals(&known));
-    Ok(())
+    let numbers = 0..mutants.len();
+    results::judge_all(options, &file, known, numbers, |number| {
+        judge(&coverage, &mutants[number], number, options)
+    })
 }
 
 /// Stands for the order of the mutants: results are theirs by number.
@@ -114,7 +92,6 @@ fn digest(mutants: &[Mutant]) -> String {
 }
 
 fn judge(coverage: &Coverage, mutant: &Mutant, number: usize, options: &Options) -> Result<Outcome, String> {
-    let start = Instant::now();
     let mut verdict = Verdict::Survived(0);
     for (command, batches) in stages(coverage, mutant, number, options)? {
         let found = Job::of_patch(&mutant.patch, options.suite.clone(), batches).start(command)?;
@@ -128,7 +105,5 @@ fn judge(coverage: &Coverage, mutant: &Mutant, number: usize, options: &Options)
     }
     let Patch { file, line, column, right, wrong } = mutant.patch.clone();
     let (result, by) = (String::new(), String::new());
-    let outcome =
-        Outcome { number, file, line, column, right, wrong, result, by, seconds: start.elapsed().as_secs() };
-    Ok(outcome.judged(verdict))
+    Ok(Outcome { number, file, line, column, right, wrong, result, by, seconds: 0 }.judged(verdict))
 }

@@ -46,7 +46,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     std::fs::create_dir_all(&options.folder).map_err(|error| error.to_string())?;
     let planners = workspace::planners()?;
     let file = options.folder.join(format!("planners-{}-{}.toml", options.seed, digest(&planners)));
-    let mut known = results::read(&file)?;
+    let known = results::read(&file)?;
     if options.table {
         print!("{}", results::markdown(&known));
         return Ok(());
@@ -64,39 +64,15 @@ pub fn run(options: &Options) -> Result<(), String> {
     if let Some(failure) = unit_tests(&built, None)? {
         return Err(format!("the copy without a mutant fails its tests: {failure}"));
     }
-    for mutant in mutants {
-        let done = known.get(&mutant.number);
-        if done.is_some_and(|outcome| !(options.again && outcome.result == "survived")) {
-            continue;
+    // A number is a place in the seed's order.
+    results::judge_all(options, &file, known, mutants.iter().map(|mutant| mutant.number), |number| {
+        let mut outcome = outcome(&planners, &drawn[number]);
+        if stillborn.contains(&number) {
+            return Ok(outcome.judged(Verdict::Stillborn("does not compile".to_string())));
         }
-        let counted = known.iter().filter(|(at, outcome)| **at != mutant.number && outcome.counts()).count();
-        if counted >= options.count {
-            break;
-        }
-        let start = Instant::now();
-        let mut outcome = outcome(&planners, mutant);
-        if stillborn.contains(&mutant.number) {
-            outcome = outcome.judged(Verdict::Stillborn("does not compile".to_string()));
-        } else {
-            judge(&built, &sound, options, mutant.number, &mut outcome)?;
-        }
-        outcome.seconds = start.elapsed().as_secs();
-        eprintln!(
-            "{}: {}:{} {:?} → {:?}: {} {} ({} s)",
-            mutant.number,
-            outcome.file,
-            outcome.line,
-            outcome.right,
-            outcome.wrong,
-            outcome.result,
-            outcome.by,
-            outcome.seconds
-        );
-        results::append(&file, &outcome)?;
-        known.insert(mutant.number, outcome);
-    }
-    println!("{}", results::totals(&known));
-    Ok(())
+        judge(&built, &sound, options, number, &mut outcome)?;
+        Ok(outcome)
+    })
 }
 
 /// All edits of the planners, in the order in which the seed draws them.

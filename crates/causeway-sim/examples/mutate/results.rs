@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
+use std::time::Instant;
 
 use super::check::Verdict;
+use super::options::Options;
 
 /// One mutant.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -72,6 +74,36 @@ pub fn append(file: &Path, outcome: &Outcome) -> Result<(), String> {
     let text = toml::to_string(&table).map_err(|error| error.to_string())?;
     let open = std::fs::OpenOptions::new().create(true).append(true).open(file);
     open.and_then(|mut open| writeln!(open, "{text}")).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// Judges the mutants of these numbers, in their order, until as many are known as were asked for, and writes each outcome
+/// to the file. What is known already is judged again only if that was asked for, and it survived.
+pub fn judge_all(
+    options: &Options,
+    file: &Path,
+    mut known: HashMap<usize, Outcome>,
+    numbers: impl Iterator<Item = usize>,
+    mut judge: impl FnMut(usize) -> Result<Outcome, String>,
+) -> Result<(), String> {
+    for number in numbers {
+        let done = known.get(&number);
+        if done.is_some_and(|outcome| !(options.again && outcome.result == "survived")) {
+            continue;
+        }
+        let counted = known.iter().filter(|(at, outcome)| **at != number && outcome.counts()).count();
+        if counted >= options.count {
+            break;
+        }
+        let start = Instant::now();
+        let mut outcome = judge(number)?;
+        outcome.seconds = start.elapsed().as_secs();
+        let Outcome { file: source, line, right, wrong, result, by, seconds, .. } = &outcome;
+        eprintln!("{number}: {source}:{line} {right:?} → {wrong:?}: {result} {by} ({seconds} s)");
+        append(file, &outcome)?;
+        known.insert(number, outcome);
+    }
+    println!("{}", totals(&known));
+    Ok(())
 }
 
 /// A table of all outcomes, survivors first, with a line of totals.

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use super::words;
-use super::{Benchmark, Content, RandomCalls, Report, Service, Verification, complaints};
+use super::{Benchmark, Content, Report, Service, Verification, complaints};
 use crate::suite::CaseReport;
+use crate::suite::random_calls::RandomCalls;
 
 impl Report {
     /// The whole page.

@@ -36,7 +36,7 @@ pub use file::{ReportError, read, read_text};
 pub use host::Host;
 pub use program::Program;
 pub use service::{OperationCount, Service};
-pub use verification::{Preparation, RandomCalls, RandomFailure, Verification, complaints};
+pub use verification::{Preparation, Verification, complaints};
 
 use crate::backend::gpu::artifact::Artifacts;
 use crate::device::Device;

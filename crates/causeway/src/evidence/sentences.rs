@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::words::{bytes, count, percent, shortened};
-use super::{Backend, Benchmark, Content, RandomCalls, Report, Service, Verification};
+use super::{Backend, Benchmark, Content, Report, Service, Verification};
 use crate::suite::CaseReport;
+use crate::suite::random_calls::RandomCalls;
 
 /// A noise above this is worth a word.
 const NOISY: f64 = 0.03;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::suite::random_calls::RandomCalls;
 use crate::suite::{CaseReport, Coverage, OutputReport};
 
 /// Cases against the oracle.
@@ -33,56 +34,6 @@ pub struct Verification {
     /// What the planners chose for the launches.
     #[serde(default, skip_serializing_if = "Coverage::is_empty")]
     pub coverage: Coverage,
-}
-
-/// Calls that were drawn at random.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct RandomCalls {
-    /// Decides every draw, together with the device's facts and the version.
-    pub seed: u64,
-    /// How many were asked for; a limit of time may have come first.
-    pub asked: usize,
-    /// Those that ran, by operation.
-    pub calls: BTreeMap<String, usize>,
-    /// Distinct kernels that they launched.
-    pub kernels: usize,
-    /// What the planners chose between, counted once each.
-    pub choices: usize,
-    /// Every two choices of one launch, counted once each.
-    pub pairs: usize,
-    /// Outputs that were compared with the oracle.
-    pub outputs: u64,
-    /// Elements of these outputs.
-    pub elements: u64,
-    /// Largest part of its bound that an element used, by output.
-    pub worst: BTreeMap<String, f64>,
-    /// Calls that were wrong.
-    pub failures: Vec<RandomFailure>,
-}
-
-/// A call that was wrong, as suites of one row.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RandomFailure {
-    /// Name of its case.
-    pub case: String,
-    /// As it was drawn.
-    pub drawn: String,
-    /// As small as it still fails.
-    pub smallest: String,
-}
-
-impl RandomCalls {
-    /// Calls that ran.
-    pub fn count(&self) -> usize {
-        self.calls.values().sum()
-    }
-
-    /// `4821 conv1d, 1640 gemm`.
-    pub(super) fn by_operation(&self) -> String {
-        let counts: Vec<_> =
-            self.calls.iter().map(|(operation, calls)| format!("{calls} {operation}")).collect();
-        counts.join(", ")
-    }
 }
 
 /// What making the kernels of a run took.

@@ -41,7 +41,8 @@ pub fn run_case_repeatedly(case: &Case, device: &Device, repeats: NonZero<u32>) 
 }
 
 /// As [`run_case_repeatedly`]. Right before the first launch of each call, the file of its kernel is read again and compared
-/// with what the device has loaded; what was seen goes to `artifacts`, and what the planners chose to `coverage`.
+/// with what the device has loaded; what was seen goes to `artifacts`. If the case passes, what the planners chose for its
+/// launches goes to `coverage`.
 pub fn run_case_noting(
     case: &Case,
     device: &Device,
@@ -59,7 +60,7 @@ pub fn run_case_noting(
         case,
         device,
         artifacts,
-        coverage,
+        coverage: Coverage::default(),
         different: Vec::new(),
         report: CaseReport {
             name: case.name.clone(),
@@ -87,10 +88,13 @@ pub fn run_case_noting(
         Problem::VarlenStates(varlen_states) => run.varlen_states(varlen_states),
         Problem::Gemm(gemm) => run.gemm(gemm),
     };
-    let mut report = run.report;
+    let (mut report, launched) = (run.report, run.coverage);
     let misplaced = || case.fault.as_ref().and_then(|fault| check::misplaced(fault, &report.outputs));
     report.error = done.err().map(|error| error.to_string()).or_else(misplaced);
     report.passed = report.error.is_none() && report.outputs.iter().all(|output| output.passed());
+    if report.passed {
+        coverage.add(&launched);
+    }
     report
 }
 
@@ -99,7 +103,8 @@ pub(super) struct Run<'a> {
     pub case: &'a Case,
     pub device: &'a Device,
     artifacts: Option<&'a mut Artifacts>,
-    coverage: &'a mut Coverage,
+    /// What the planners chose for its launches.
+    coverage: Coverage,
     /// Results that were not the same each time.
     different: Vec<&'static str>,
     report: CaseReport,

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use causeway::Device;
-use causeway::evidence::{Content, RandomCalls, RandomFailure, Report, Verification, complaints, words};
-use causeway::suite::random_calls::{Calls, Failure as FailedCall, OPERATIONS, Outcome, Space, run};
+use causeway::evidence::{Content, Report, Verification, complaints, words};
+use causeway::suite::random_calls::{Calls, OPERATIONS, Outcome, Space, run};
 use causeway::suite::{Case, distinct_plans};
 
 use super::Args;
@@ -66,7 +66,7 @@ pub(super) fn execute(args: &Args, count: usize) -> Result<(), Failure> {
             note_kernels(&outcome, device, &mut report)?;
         }
         let failed = print_failures(args, &outcome)?;
-        report.content = Content::Verification(content(&calls, outcome));
+        report.content = Content::Verification(content(outcome));
         report.conclude(start.elapsed().as_secs_f64());
         if let Some(directory) = &args.report {
             crate::commands::report::write(directory, &report)?;
@@ -143,53 +143,35 @@ fn note_kernels(outcome: &Outcome, device: &Device, report: &mut Report) -> Resu
 
 /// Each failure as the suite that repeats it. Returns how many there are.
 fn print_failures(args: &Args, outcome: &Outcome) -> Result<usize, Failure> {
-    for FailedCall { drawn, row, report } in outcome.failures.iter().filter(|_| !args.json) {
+    for (failure, report) in outcome.calls.failures.iter().zip(&outcome.failed).filter(|_| !args.json) {
         terminal::print(&format!("\n{FAIL}FAIL{FAIL:#} {}", report.name))?;
         for line in complaints(report) {
             terminal::print(&format!("  {line}"))?;
         }
         terminal::print("as small as it fails, for `causeway verify --suite FILE.toml`:\n")?;
-        terminal::print_text(&row.to_suite())?;
-        if drawn != row {
+        terminal::print_text(&failure.smallest)?;
+        if failure.drawn != failure.smallest {
             terminal::print("\nas it was drawn:\n")?;
-            terminal::print_text(&drawn.to_suite())?;
+            terminal::print_text(&failure.drawn)?;
         }
     }
-    Ok(outcome.failures.len())
+    Ok(outcome.failed.len())
 }
 
-fn content(calls: &Calls, outcome: Outcome) -> Verification {
-    let failures = outcome.failures.iter().map(|failure| RandomFailure {
-        case: failure.report.name.clone(),
-        drawn: failure.drawn.to_suite(),
-        smallest: failure.row.to_suite(),
-    });
-    let random = RandomCalls {
-        seed: calls.seed,
-        asked: calls.count,
-        calls: outcome.calls.iter().map(|(operation, count)| (operation.to_string(), *count)).collect(),
-        kernels: outcome.plans.len(),
-        choices: outcome.coverage.0.len(),
-        pairs: outcome.pairs,
-        outputs: outcome.outputs,
-        elements: outcome.elements,
-        worst: outcome.worst,
-        failures: failures.collect(),
-    };
-    let cases: Vec<_> = outcome.failures.into_iter().map(|failure| failure.report).collect();
+fn content(outcome: Outcome) -> Verification {
     Verification {
         suites: vec!["random".to_string()],
-        asked: cases.len(),
+        asked: outcome.failed.len(),
         repeats: 1,
-        cases,
-        random: Some(Box::new(random)),
+        cases: outcome.failed,
+        random: Some(Box::new(outcome.calls)),
         coverage: outcome.coverage,
         ..Verification::default()
     }
 }
 
 fn print_summary(report: &Report) -> Result<(), Failure> {
-    let Content::Verification(Verification { random: Some(run), .. }) = &report.content else {
+    let Content::Verification(Verification { random: Some(run), coverage, .. }) = &report.content else {
         return Ok(());
     };
     let (count, failed, seconds) = (run.count(), run.failures.len(), report.seconds);
@@ -199,7 +181,7 @@ fn print_summary(report: &Report) -> Result<(), Failure> {
     }
     terminal::print(&format!("  elements compared     {:>8}", words::thousands(run.elements)))?;
     if run.kernels > 0 {
-        let (kernels, choices, pairs) = (run.kernels, run.choices, run.pairs);
+        let (kernels, choices, pairs) = (run.kernels, coverage.0.len(), run.pairs);
         terminal::print(&format!(
             "  distinct kernels      {kernels:>8}   with {choices} choices of the planners, in {pairs} pairs"
         ))?;

@@ -27,6 +27,12 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// What planners use.
     fn facts(&self) -> &DeviceFacts;
 
+    /// Whether it has what a plan asks for.
+    fn can_run(&self, plan: &Plan) -> bool {
+        let _ = plan;
+        true
+    }
+
     /// Gets ready to run these plans: all at once may take less time than one by one. Nothing, where nothing is needed.
     ///
     /// # Errors

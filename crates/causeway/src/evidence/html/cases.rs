@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::plots::{Dot, Scale, Scatter};
 use super::table::{Cell, Column, Table};
 use super::{cards as cards_of, escape};
-use crate::evidence::{RandomCalls, Verification, complaints, words};
+use crate::evidence::{Verification, complaints, words};
+use crate::suite::random_calls::RandomCalls;
 use crate::suite::{CaseReport, OutputReport};
 
 /// Outputs with a colour of their own in plots; the others share the last one.

@@ -11,6 +11,7 @@
 //! before, and are taken if they launch kernels that are there.
 
 mod draw;
+mod outcome;
 mod row;
 mod run;
 mod shrink;
@@ -18,6 +19,7 @@ mod sizes;
 mod thresholds;
 
 pub use draw::{OPERATIONS, Space};
+pub use outcome::{Outcome, RandomCalls, RandomFailure};
 pub use row::Row;
-pub use run::{Calls, Failure, Outcome, Progress, run};
+pub use run::{Calls, Progress, run};
 pub use shrink::shrink;

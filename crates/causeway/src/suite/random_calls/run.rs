@@ -1,6 +1,6 @@
 //! Draws calls and runs them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZero;
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use super::super::plans::{Kernel, kernels, plans};
 use super::super::random::Random;
 use super::super::report::CaseReport;
 use super::draw::Space;
+use super::outcome::{Outcome, RandomCalls, RandomFailure};
 use super::row::Row;
 use super::shrink::shrink;
 use super::thresholds;
@@ -45,38 +46,6 @@ pub struct Progress {
     pub failures: usize,
 }
 
-/// What a run found.
-#[derive(Debug, Clone, Default)]
-pub struct Outcome {
-    /// Calls that ran, by operation.
-    pub calls: BTreeMap<&'static str, usize>,
-    /// A launch of each distinct kernel.
-    pub plans: Vec<Plan>,
-    /// Pairs of the planners' choices in one launch.
-    pub pairs: usize,
-    /// What the planners chose.
-    pub coverage: Coverage,
-    /// Outputs that were compared with the oracle.
-    pub outputs: u64,
-    /// Elements of these outputs.
-    pub elements: u64,
-    /// Largest part of its bound that an output within it used, by its name.
-    pub worst: BTreeMap<String, f64>,
-    /// Calls that were wrong.
-    pub failures: Vec<Failure>,
-}
-
-/// A call that was wrong.
-#[derive(Debug, Clone)]
-pub struct Failure {
-    /// As it was drawn.
-    pub drawn: Row,
-    /// As small as it still fails.
-    pub row: Row,
-    /// What the small one gives.
-    pub report: CaseReport,
-}
-
 /// A call waits for the kernels of others, which are compiled together.
 const BATCH: usize = 256;
 
@@ -104,7 +73,8 @@ pub fn run(
 ) -> Result<Outcome> {
     let start = Instant::now();
     let mut source = Source::new(calls, device);
-    let mut outcome = Outcome::default();
+    let calls_of = RandomCalls { seed: calls.seed, asked: calls.count, ..RandomCalls::default() };
+    let mut outcome = Outcome { calls: calls_of, ..Outcome::default() };
     let mut done = 0;
     'batches: while done < calls.count {
         let batch: Vec<(Row, Case)> =
@@ -114,42 +84,39 @@ pub fn run(
         prepare(&cases)?;
         for (row, case) in batch {
             if calls.limit.is_some_and(|limit| start.elapsed() >= limit)
-                || outcome.failures.len() >= calls.most_failures
+                || outcome.failed.len() >= calls.most_failures
             {
                 break 'batches;
             }
             let report = run_case_noting(&case, device, NonZero::<u32>::MIN, None, &mut outcome.coverage);
-            *outcome.calls.entry(row.operation).or_default() += 1;
-            for output in &report.outputs {
-                outcome.outputs += 1;
-                outcome.elements += output.comparison.elements;
-                if output.comparison.passed() {
-                    let worst = outcome.worst.entry(output.name.clone()).or_default();
-                    *worst = worst.max(output.comparison.fraction);
-                }
-            }
+            outcome.calls.add(row.operation, &report);
             if !report.passed {
-                outcome.failures.push(shrunk(row, report, device));
+                let (smallest, report) = shrunk(&row, report, device);
+                let [drawn, smallest] = [&row, &smallest].map(Row::to_suite);
+                outcome.calls.failures.push(RandomFailure { case: report.name.clone(), drawn, smallest });
+                outcome.failed.push(report);
             }
             progress(Progress {
-                calls: outcome.calls.values().sum(),
+                calls: outcome.calls.count(),
                 kernels: source.known.len(),
-                failures: outcome.failures.len(),
+                failures: outcome.failed.len(),
             });
         }
     }
+    outcome.calls.kernels = source.plans.len();
+    outcome.calls.pairs = source.pairs.len();
     outcome.plans = source.plans;
-    outcome.pairs = source.pairs.len();
     Ok(outcome)
 }
 
-fn shrunk(drawn: Row, report: CaseReport, device: &Device) -> Failure {
+/// A row that fails as small as it still does, and what that gives.
+fn shrunk(drawn: &Row, report: CaseReport, device: &Device) -> (Row, CaseReport) {
     // A device that a kernel has brought down refuses every further call: that says nothing about them.
     if device.synchronize().is_err() {
-        return Failure { row: drawn.clone(), drawn, report };
+        return (drawn.clone(), report);
     }
     let mut last = report;
-    let row = shrink(&drawn, SHRINKING, |row| {
+    let smallest = shrink(drawn, SHRINKING, |row| {
         let Ok(case) = row.case() else { return false };
         let report = run_case(&case, device);
         // A call that is refused is another fault than one with a wrong result.
@@ -159,15 +126,14 @@ fn shrunk(drawn: Row, report: CaseReport, device: &Device) -> Failure {
         }
         fails
     });
-    Failure { drawn, row, report: last }
+    (smallest, last)
 }
 
 /// Where rows come from.
 struct Source<'a> {
     calls: &'a Calls,
+    device: &'a Device,
     facts: Option<DeviceFacts>,
-    /// Clusters and the copy engine have no simulator.
-    simulated: bool,
     random: Random,
     /// Kernels that are compiled, or will be before the calls of this batch run.
     known: HashSet<Kernel>,
@@ -193,14 +159,13 @@ fn hash<T: Hash>(value: &T) -> u64 {
 }
 
 impl<'a> Source<'a> {
-    fn new(calls: &'a Calls, device: &Device) -> Self {
+    fn new(calls: &'a Calls, device: &'a Device) -> Self {
         let facts = device.facts().cloned();
-        let simulated = matches!(device, Device::Simulated(_));
         let random = Random::new("calls", &calls.seed.to_string());
         Source {
             calls,
+            device,
             facts,
-            simulated,
             random,
             known: HashSet::new(),
             plans: Vec::new(),
@@ -264,9 +229,7 @@ impl<'a> Source<'a> {
             let row = self.beside_threshold(row, facts);
             let Ok(case) = row.case() else { continue };
             let planned = plans(&case, facts).unwrap_or_default();
-            if self.simulated
-                && planned.iter().any(|(_, plan)| plan.cluster > 1 || !plan.tensor_maps.is_empty())
-            {
+            if !planned.iter().all(|(_, plan)| self.device.can_run(plan)) {
                 continue;
             }
             let new: HashSet<u64> = planned.iter().flat_map(|(_, plan)| pairs(plan)).collect();
