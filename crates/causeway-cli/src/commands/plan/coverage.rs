@@ -1,11 +1,11 @@
 //! `causeway plan --coverage`: which of the planners' choices verified calls have reached.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use causeway::backend::gpu::plan::DeviceFacts;
 use causeway::evidence::{self, Content};
-use causeway::suite::random_calls::{OPERATIONS, Space};
+use causeway::suite::random_calls::{OPERATIONS, Row, Space};
 use causeway::suite::{Coverage, Reachable};
 use serde_json::json;
 
@@ -116,16 +116,14 @@ fn print(facts: &DeviceFacts, coverage: &Coverage, reachable: &Reachable) -> Res
 }
 
 /// The calls that are missing, as one suite.
-fn suite(missing: &[(&str, &causeway::suite::random_calls::Row)]) -> String {
+fn suite(missing: &[(&str, &Row)]) -> String {
     let mut text =
         "name = \"missing\"\nabout = \"Calls that reach what no verified call has reached.\"\n".to_string();
-    let mut names = std::collections::HashSet::new();
-    for (_, row) in missing {
-        // One call may reach several of them.
-        if names.insert(row.table.get("name").map(ToString::to_string)) {
-            text += "\n";
-            text += &row.to_entry();
-        }
+    // One call may reach several of them.
+    let entries: BTreeSet<String> = missing.iter().map(|(_, row)| row.to_entry()).collect();
+    for entry in entries {
+        text += "\n";
+        text += &entry;
     }
     text
 }

@@ -28,8 +28,8 @@ pub struct Space {
 }
 
 impl Space {
-    /// A row with this name.
-    pub(super) fn draw(&self, random: &mut Random, name: &str) -> Row {
+    /// One of the operations, those with most kernels most often.
+    pub(super) fn operation(&self, random: &mut Random) -> &'static str {
         let operation = match random.below(40) {
             0..24 => "conv1d",
             24..31 => "gemm",
@@ -37,10 +37,14 @@ impl Space {
             35..39 => "conv1d-varlen-states",
             _ => "parity",
         };
-        let operation = match self.operations.contains(&operation) {
+        match self.operations.contains(&operation) {
             true => operation,
-            false => random.one_of(&self.operations),
-        };
+            false => self.operations[random.below(self.operations.len())],
+        }
+    }
+
+    /// A row of this operation, with this name.
+    pub(super) fn draw(&self, random: &mut Random, operation: &'static str, name: &str) -> Row {
         let table = match operation {
             "conv1d" => self.conv1d(random),
             "conv1d-update" => self.update(random),

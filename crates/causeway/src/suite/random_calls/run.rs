@@ -1,6 +1,6 @@
 //! Draws calls and runs them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZero;
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ const CALLS_OF_A_KERNEL: usize = 16;
 /// Draws of which the newest is taken where kernels may be compiled.
 const CANDIDATES: usize = 24;
 
-/// Rows whose options are used again.
+/// Rows of an operation whose options are used again.
 const KNOWN_ROWS: usize = 4096;
 
 /// How often a failing row is tried while it is made smaller.
@@ -139,8 +139,8 @@ struct Source<'a> {
     known: HashSet<Kernel>,
     /// A launch of each of them.
     plans: Vec<Plan>,
-    /// Rows that need them.
-    rows: Vec<Row>,
+    /// Rows that need them, by operation.
+    rows: HashMap<&'static str, Vec<Row>>,
     /// Pairs of choices that calls have had.
     pairs: HashSet<u64>,
 }
@@ -169,7 +169,7 @@ impl<'a> Source<'a> {
             random,
             known: HashSet::new(),
             plans: Vec::new(),
-            rows: Vec::new(),
+            rows: HashMap::new(),
             pairs: HashSet::new(),
         }
     }
@@ -186,15 +186,17 @@ impl<'a> Source<'a> {
     }
 
     fn try_draw(&mut self, name: &str) -> Option<(Row, Case)> {
+        let operation = self.calls.space.operation(&mut self.random);
         let Some(facts) = self.facts.clone() else {
-            let row = self.calls.space.draw(&mut self.random, name);
+            let row = self.calls.space.draw(&mut self.random, operation, name);
             return row.case().ok().map(|case| (row, case));
         };
-        if !self.rows.is_empty() && !self.random.once_in(CALLS_OF_A_KERNEL) {
+        let rows = self.rows.entry(operation).or_default().len();
+        if rows > 0 && !self.random.once_in(CALLS_OF_A_KERNEL) {
             // Sizes for a kernel that is there; not every size has the alignment that it wants.
             for _ in 0..8 {
-                let options = self.random.below(self.rows.len());
-                let row = self.calls.space.with_new_sizes(&mut self.random, &self.rows[options], name);
+                let options = &self.rows[operation][self.random.below(rows)];
+                let row = self.calls.space.with_new_sizes(&mut self.random, options, name);
                 let row = self.beside_threshold(row, &facts);
                 let Ok(case) = row.case() else { continue };
                 let Ok(kernels) = kernels(&case, &facts) else { continue };
@@ -203,29 +205,29 @@ impl<'a> Source<'a> {
                 }
             }
             // Else the call of another name: the same sizes, and other numbers.
-            let mut row = self.random.one_of(&self.rows).clone();
+            let mut row = self.random.one_of(&self.rows[operation]).clone();
             row.table.insert("name".into(), name.into());
             return row.case().ok().map(|case| (row, case));
         }
-        let (row, case) = self.newest(name, &facts)?;
+        let (row, case) = self.newest(operation, name, &facts)?;
         for (_, plan) in plans(&case, &facts).unwrap_or_default() {
             self.pairs.extend(pairs(&plan));
             if self.known.insert((plan.header, plan.instantiation.clone())) {
                 self.plans.push(plan);
             }
         }
-        if self.rows.len() < KNOWN_ROWS {
-            self.rows.push(row.clone());
+        if rows < KNOWN_ROWS {
+            self.rows.entry(operation).or_default().push(row.clone());
         }
         Some((row, case))
     }
 
     /// Of several draws the one with the most pairs of choices that no call has had yet.
-    fn newest(&mut self, name: &str, facts: &DeviceFacts) -> Option<(Row, Case)> {
+    fn newest(&mut self, operation: &'static str, name: &str, facts: &DeviceFacts) -> Option<(Row, Case)> {
         let mut best = None;
         let mut most = 0;
         for _ in 0..CANDIDATES {
-            let row = self.calls.space.draw(&mut self.random, name);
+            let row = self.calls.space.draw(&mut self.random, operation, name);
             let row = self.beside_threshold(row, facts);
             let Ok(case) = row.case() else { continue };
             let planned = plans(&case, facts).unwrap_or_default();
@@ -257,7 +259,8 @@ impl Space {
         let mut random = Random::new("reachable", &seed.to_string());
         let mut reachable = Reachable::new();
         for number in 0..draws {
-            let drawn = self.draw(&mut random, &format!("draw-{number}"));
+            let operation = self.operation(&mut random);
+            let drawn = self.draw(&mut random, operation, &format!("draw-{number}"));
             let beside = thresholds::beside_threshold(&mut random, &drawn, facts, self.elements);
             for row in [Some(drawn), beside].into_iter().flatten() {
                 let Ok(case) = row.case() else { continue };
