@@ -244,11 +244,7 @@ private:
             if (Problem::seq_idx && places.padded) {
                 // What stands at padding is selected away: 0 · NaN would be NaN.
 #pragma unroll
-                for (int v = 0; v < COUNT; ++v) {
-                    const bool padding = this->cuts(places, v, 0);
-                    values[H + v] = padding ? 0.0f : values[H + v];
-                    d[v] = padding ? 0.0f : d[v];
-                }
+                for (int v = 0; v < COUNT; ++v) values[H + v] = this->cuts(places, v, 0) ? 0.0f : values[H + v];
             }
         }
         bool gathered = false;
@@ -279,6 +275,8 @@ private:
                     for (int j = 0; j < W; ++j) pre = multiply_add(weight[j], taps[j], pre);
                 }
                 g[v] = activation_gradient<Problem::silu>(pre, d[v]);
+                // Not by a dy of 0: where the bias is infinite, that would be a NaN.
+                if constexpr (Careful && Problem::seq_idx) g[v] = this->cuts(places, v, 0) ? 0.0f : g[v];
                 if constexpr (Problem::dbias) sums[W] += g[v];
 #pragma unroll
                 for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], taps[j], sums[j]);

@@ -64,7 +64,7 @@ CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, 
     Packet<sizeof(X)> value = zero_packet<sizeof(X)>();
     bool padded = false;
     if constexpr (Problem::seq_idx) {
-        if (length > 0) {
+        if (Problem::initial_states ? length > 0 : position >= 0) {
             const i64 carries = start + maximum<i64>(position, 0);
             const i64 offset = batch * a.seq_idx_strides.first + carries * a.seq_idx_strides.second;
             padded = (i32)load<4>(at<i32>(a.seq_idx, offset)).word[0] < 0;
