@@ -57,6 +57,12 @@ impl Arithmetic {
         if value.is_finite() { self.unit * value.abs() + self.accumulator.smallest() } else { 0.0 }
     }
 
+    /// Whether a partial sum of terms with these magnitudes, taken together, may overflow.
+    #[inline(always)]
+    pub fn may_overflow(&self, magnitude: f64) -> bool {
+        magnitude >= self.accumulator.max() / 2.0
+    }
+
     /// γₙ = n·u / (1 - n·u): relative error of n operations in a row.
     #[inline(always)]
     fn gamma(&self, operations: f64) -> f64 {
@@ -74,7 +80,7 @@ impl Arithmetic {
         if magnitude.is_nan() || magnitude == f64::INFINITY && self.accumulator.max() < f64::MAX {
             return 0.0;
         }
-        if magnitude >= self.accumulator.max() / 2.0 {
+        if self.may_overflow(magnitude) {
             return f64::INFINITY;
         }
         let operations = terms as f64;
@@ -86,7 +92,7 @@ impl Arithmetic {
     #[inline(always)]
     pub fn long_sum(&self, terms: usize, magnitude: f64, squares: f64) -> f64 {
         let worst = self.sum(terms, magnitude);
-        if !magnitude.is_finite() || magnitude >= self.accumulator.max() / 2.0 {
+        if !magnitude.is_finite() || self.may_overflow(magnitude) {
             return worst;
         }
         let operations = terms as f64;

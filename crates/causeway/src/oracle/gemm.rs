@@ -36,10 +36,12 @@ impl<'a> Product<'a> {
 
     /// The product in f64, with the bound of any order of f32 sums rounded to the operands' dtype.
     ///
-    /// With n terms per element the bound is γₙ·Σ|terms| and the rounding of the output. Products of two halves
-    /// are exact in f64, and the error of the f64 sum is 2⁻²⁹ of the bound's first part. The bound never
-    /// exceeds [`CEILING`], except that rounding among subnormal outputs is always allowed. It is infinite where
-    /// partial sums may overflow f32, and zero where a term is infinite or NaN.
+    /// With n terms per element the bound is γₙ·Σ|terms| and the rounding of the output, where a subnormal operand counts
+    /// as the smallest normal number: tensor cores align products by the exponents of their operands, and take a
+    /// subnormal one as it stands. Products of two halves are exact in f64, and the error of the f64 sum is 2⁻²⁹ of the
+    /// bound's first part. The bound never exceeds [`CEILING`], except that rounding among subnormal outputs is
+    /// always allowed. It is infinite where partial sums may overflow f32, and otherwise zero where a term is
+    /// infinite or NaN.
     pub fn expected(&self) -> Expected {
         let dtype = self.left.dtype();
         let (rows, columns) = (self.left.shape()[0], self.right.shape()[1]);
@@ -54,10 +56,14 @@ impl<'a> Product<'a> {
             &mut bounds,
             |value| value,
             |left, right, values, bounds| {
-                let (sums, magnitudes) = vectorised(Sums { left, right });
+                let sums = Sums { left, right, smallest_normal: format.smallest_normal() };
+                let (truths, magnitudes, sizes) = vectorised(sums);
                 for (i, (value, bound)) in values.iter_mut().zip(bounds).enumerate() {
-                    *value = sums[i];
-                    let sum = Approximate { value: sums[i], error: arithmetic.sum(terms, magnitudes[i]) };
+                    *value = truths[i];
+                    // What overflows beside an infinity may be the other one.
+                    let unknown = truths[i].is_infinite() && arithmetic.may_overflow(sums.finite_magnitude(i));
+                    let error = if unknown { f64::INFINITY } else { arithmetic.sum(terms, sizes[i]) };
+                    let sum = Approximate { value: truths[i], error };
                     let ceiling = CEILING * magnitudes[i] + format.smallest() / 2.0;
                     let rounded = arithmetic.rounded(sum, dtype);
                     // Where partial sums may overflow there is no bound that a ceiling could cut.
@@ -132,26 +138,42 @@ const COLUMNS: usize = 16;
 /// Rows that are formed from the same columns before the next ones are looked at.
 const ROWS: usize = 32;
 
-/// Σ terms and Σ|terms| of some elements of a row.
+/// Σ terms, Σ|terms|, and the latter with subnormal operands as the smallest normal number, of some elements of a row.
+#[derive(Clone, Copy)]
 struct Sums<'a> {
     left: &'a [f64],
     right: &'a [[f64; COLUMNS]],
+    smallest_normal: f64,
+}
+
+impl Sums<'_> {
+    /// Σ|terms| of one element, of its finite terms alone.
+    fn finite_magnitude(&self, column: usize) -> f64 {
+        let terms = self.left.iter().zip(self.right).map(|(&factor, others)| (factor * others[column]).abs());
+        terms.filter(|term| term.is_finite()).sum()
+    }
 }
 
 impl Loops for Sums<'_> {
-    type Output = ([f64; COLUMNS], [f64; COLUMNS]);
+    type Output = ([f64; COLUMNS], [f64; COLUMNS], [f64; COLUMNS]);
 
     #[inline(always)]
     fn run(self) -> Self::Output {
-        let (mut values, mut magnitudes) = ([0.0; COLUMNS], [0.0; COLUMNS]);
+        let (mut values, mut magnitudes, mut sizes) = ([0.0; COLUMNS], [0.0; COLUMNS], [0.0; COLUMNS]);
+        let size = |operand: f64| {
+            let size = operand.abs();
+            if size < self.smallest_normal && size > 0.0 { self.smallest_normal } else { size }
+        };
         for (&factor, others) in self.left.iter().zip(self.right) {
-            for ((&other, value), magnitude) in others.iter().zip(&mut values).zip(&mut magnitudes) {
+            let factor_size = size(factor);
+            for (column, &other) in others.iter().enumerate() {
                 let term = factor * other;
-                *value += term;
-                *magnitude += term.abs();
+                values[column] += term;
+                magnitudes[column] += term.abs();
+                sizes[column] += factor_size * size(other);
             }
         }
-        (values, magnitudes)
+        (values, magnitudes, sizes)
     }
 }
 
@@ -289,6 +311,28 @@ mod tests {
         let expected = Product::forward(tiny.view(), tiny.view()).expected();
         // 2⁻²⁴ is the smallest f16: half of it may be lost.
         assert!(expected.bounds[0] >= 2f64.powi(-25), "{:?}", expected.bounds);
+    }
+
+    #[test]
+    fn subnormal_operands_count_as_the_smallest_normal_number() {
+        // The same term twice: units that align by exponent fields keep 25 bits below 2⁻¹⁵ of the first, below 2⁻²⁵ of the second.
+        let bound = |left: f64, right: f64| {
+            let (a, b) = (tensor(DType::F16, &[1, 1], &[left]), tensor(DType::F16, &[1, 1], &[right]));
+            Product::forward(a.view(), b.view()).expected().bounds[0] - 2f64.powi(-25)
+        };
+        assert!(bound(2f64.powi(-24), 0.5) > 2f64.powi(-15 - 25));
+        assert!(bound(2f64.powi(-12), 2f64.powi(-13)) < 2f64.powi(-15 - 25));
+    }
+
+    #[test]
+    fn nothing_is_said_of_an_infinity_beside_terms_that_overflow() {
+        let a = tensor(DType::BF16, &[1, 2], &[f64::NEG_INFINITY, 1e30]);
+        let bounds = |other| {
+            let b = tensor(DType::BF16, &[2, 1], &[1.0, other]);
+            Product::forward(a.view(), b.view()).expected().bounds[0]
+        };
+        assert_eq!(bounds(1e30), f64::INFINITY);
+        assert_eq!(bounds(1.0), 0.0);
     }
 
     #[test]

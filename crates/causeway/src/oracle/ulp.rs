@@ -44,6 +44,12 @@ impl Format {
         power_of_two(-self.precision)
     }
 
+    /// Numbers below this magnitude are subnormal.
+    #[inline(always)]
+    pub fn smallest_normal(self) -> f64 {
+        power_of_two(self.min_exponent)
+    }
+
     /// Distance between the numbers around `value`; that of the largest ones for everything beyond them.
     #[inline(always)]
     pub fn ulp(self, value: f64) -> f64 {

@@ -97,8 +97,7 @@ impl Values {
     /// Largest magnitude in a tensor of this dtype, where it is not a parameter's.
     pub(super) fn scale(self, dtype: DType) -> f64 {
         match (self, Format::of(dtype)) {
-            // The smallest normal number.
-            (Values::Subnormal, Some(format)) => format.smallest() / (2.0 * format.unit_roundoff()),
+            (Values::Subnormal, Some(format)) => format.smallest_normal(),
             (Values::Overflow, Some(format)) => format.max(),
             _ => 1.0,
         }

@@ -205,8 +205,7 @@ impl Gemm {
     /// Largest magnitude in A.
     fn scale(&self) -> f64 {
         match (self.values, Format::of(self.dtype)) {
-            // The smallest normal number.
-            (Values::Subnormal, Some(format)) => format.smallest() / (2.0 * format.unit_roundoff()),
+            (Values::Subnormal, Some(format)) => format.smallest_normal(),
             (Values::Overflow, Some(format)) => format.max(),
             _ => 1.0,
         }
