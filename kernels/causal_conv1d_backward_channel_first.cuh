@@ -236,16 +236,16 @@ private:
 
         Exact exact;
         if constexpr (Way == EXACT) this->find_exact(exact, places, u - computing.shift);
+        if constexpr (Way == EXACT && Problem::seq_idx) {
+            // What stands at padding is selected away: 0 · NaN would be NaN.
+#pragma unroll
+            for (int v = 0; v < COUNT; ++v) values[H + v] = this->cuts(places, v, 0) ? 0.0f : values[H + v];
+        }
         float begun[COUNT];  // what dx starts from
         if constexpr (Careful) {
             mask(values, d, u);
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) begun[v] = final_state_gradient(places, u - computing.shift + v, v);
-            if (Problem::seq_idx && places.padded) {
-                // What stands at padding is selected away: 0 · NaN would be NaN.
-#pragma unroll
-                for (int v = 0; v < COUNT; ++v) values[H + v] = this->cuts(places, v, 0) ? 0.0f : values[H + v];
-            }
         }
         bool gathered = false;
         if constexpr (Careful && PACKED_INITIAL) {
@@ -276,7 +276,7 @@ private:
                 }
                 g[v] = activation_gradient<Problem::silu>(pre, d[v]);
                 // Not by a dy of 0: where the bias is infinite, that would be a NaN.
-                if constexpr (Careful && Problem::seq_idx) g[v] = this->cuts(places, v, 0) ? 0.0f : g[v];
+                if constexpr (Way == EXACT && Problem::seq_idx) g[v] = this->cuts(places, v, 0) ? 0.0f : g[v];
                 if constexpr (Problem::dbias) sums[W] += g[v];
 #pragma unroll
                 for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], taps[j], sums[j]);

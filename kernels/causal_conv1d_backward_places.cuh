@@ -85,9 +85,10 @@ protected:
     };
 
     // Of a lane's positions, and of those before them that they reach. A tap, and a gradient on its way to dx, is cut by any
-    // boundary that it crosses. Only where indices come back (5 7 5 within a window), or where packed sequences have initial
-    // states, which carry an index too, that is not so: such a tile is exact, and compares indices tap by tap. Initial states stand before position `begins` from the lane's first one; a lane has those
-    // of one sequence, unless sequences are very short.
+    // boundary that it crosses. That is not so where indices come back (5 7 5 within a window), or where packed sequences have
+    // initial states, which carry an index too: such a tile is exact, and compares indices tap by tap. So is one with
+    // padding, since selecting that away costs every other tile with a boundary 4 % of the call. Initial states stand before
+    // position `begins` from the lane's first one; a lane has those of one sequence, unless sequences are very short.
     struct Places {
         u32 cuts = 0;     // bit EDGE + k: something ends before position k, from -EDGE to COUNT - 1; exact: a sequence
         u32 stays = 0;    // likewise, what keeps gradients from moving to the next lane, or tile
@@ -194,7 +195,7 @@ protected:
         }
         if constexpr (Problem::seq_idx) {
             const bool back = !wave_all(!comes_back<H>(changes));
-            places.exact = PACKED_INITIAL || back || right_exact;
+            places.exact = PACKED_INITIAL || back || right_exact || places.padded;
             right_exact = back;
             changes |= places.padding << EDGE;
             if (back) changes = 0;

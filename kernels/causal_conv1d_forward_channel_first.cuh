@@ -136,7 +136,7 @@ private:
             float add[COUNT];
             unpack<X>(residual[i], add);
 #pragma unroll
-            for (int k = 0; k < COUNT; ++k) sums[k] += add[k];
+            for (int k = 0; k < COUNT; ++k) sums[k] = add_rn(sums[k], add[k]);
         }
         TileRows::write(y, t, (i32)a.seqlen, pack<X, 16>(sums));
     }

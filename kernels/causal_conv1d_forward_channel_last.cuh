@@ -59,7 +59,7 @@ template <class Problem, class Tile> struct LastThread {
             float add[CHANNELS];
             unpack<X>(residual, add);
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) sums[c] += add[c];
+            for (int c = 0; c < CHANNELS; ++c) sums[c] = add_rn(sums[c], add[c]);
         }
         char* y = (char*)row(a.y, a.y_strides) + (i64)(t - first) * step(a.y_strides);
         store_if<BYTES>(wanted && t < seqlen, y, pack<X, BYTES>(sums));

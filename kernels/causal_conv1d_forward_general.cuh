@@ -90,9 +90,9 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const 
             float result = activate<Problem>(sums[r]);
             if (Problem::seq_idx && index[r] < 0) result = 0.0f;
             if constexpr (Problem::residual) {
-                result += load_element(at<X>(a.residual, batch * a.residual_strides.batch +
-                                                             channel * a.residual_strides.dim +
-                                                             (t + r) * a.residual_strides.seqlen));
+                const i64 place = batch * a.residual_strides.batch + channel * a.residual_strides.dim +
+                                  (t + r) * a.residual_strides.seqlen;
+                result = add_rn(result, load_element(at<X>(a.residual, place)));
             }
             store_element(at<X>(a.y, batch * a.y_strides.batch + channel * a.y_strides.dim +
                                          (t + r) * a.y_strides.seqlen),

@@ -229,7 +229,7 @@ template <class Problem> struct ChannelRow {
         }
         sum = window.padding ? 0.0f : activate<Problem>(sum);
         if constexpr (Problem::residual) {
-            sum += load_element(at<X>(a.residual, offset(a.residual_strides)) + window.t);
+            sum = add_rn(sum, load_element(at<X>(a.residual, offset(a.residual_strides)) + window.t));
         }
         store_element(at<X>(a.y, offset(a.y_strides)) + window.t, sum);
     }

@@ -288,6 +288,19 @@ CAUSEWAY_DEVICE i32 opaque(i32 value) {
 
 // ---- arithmetic ----------------------------------------------------------------------------------------------------
 
+// a + b, never contracted with a product that a or b is: a kernel that selects between the two would have other bits than one
+// that does not.
+CAUSEWAY_DEVICE float add_rn(float a, float b) {
+#if defined(CAUSEWAY_NVIDIA)
+    float sum;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+    return sum;
+#else
+#pragma clang fp contract(off)
+    return a + b;
+#endif
+}
+
 // a · b + c, rounded once.
 CAUSEWAY_DEVICE float multiply_add(float a, float b, float c) {
 #if defined(CAUSEWAY_NVIDIA)
