@@ -419,6 +419,12 @@ pub enum Error {
         /// What is wrong.
         because: String,
     },
+    /// Device code that was to come from a folder.
+    #[error("CAUSEWAY_KERNELS_DIR names no folder of kernels ({because}): expected one with the .cuh files of kernels/; unset it to use those built in")]
+    KernelsDirectory {
+        /// What is wrong with it.
+        because: String,
+    },
     /// Copies between host and device memory of different lengths.
     #[error("the device buffer holds {device} bytes and the host slice {host}: a copy needs the same length")]
     CopyLength {

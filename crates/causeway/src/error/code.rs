@@ -44,6 +44,7 @@ impl Error {
             Error::UnknownArchitecture { .. } => "unknown-architecture",
             Error::WorkspaceTooSmall { .. } => "workspace-too-small",
             Error::InvalidPlan { .. } => "invalid-plan",
+            Error::KernelsDirectory { .. } => "kernels-directory",
             Error::CopyLength { .. } => "copy-length",
             Error::CacheEntry { .. } => "cache-entry",
             Error::UnknownSimulator { .. } => "unknown-simulator",

@@ -108,7 +108,7 @@ impl DeviceEvidence {
                     compiler: compiler.as_ref().map(|c| c.name.clone()),
                     compiler_library: compiler.as_ref().map(|c| c.file.clone()),
                     compiler_digest: compiler.map(|c| c.digest),
-                    kernel_sources: sources_digest(),
+                    kernel_sources: sources_digest().unwrap_or_else(|error| format!("unknown: {error}")),
                 })
             }
         }
@@ -136,7 +136,7 @@ impl DeviceEvidence {
             compiler_library: compiler.as_ref().map(|c| c.file.clone()),
             compiler_digest: compiler.map(|c| c.digest),
             compiler_options: Target::of(&report.facts).options(),
-            kernel_sources: sources_digest(),
+            kernel_sources: sources_digest().unwrap_or_else(|error| format!("unknown: {error}")),
         }
     }
 }

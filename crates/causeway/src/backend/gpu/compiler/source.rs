@@ -1,20 +1,62 @@
-//! The device code that this crate carries, and one program's text made from it.
+//! The device code that this crate carries, or a folder's in its place, and one program's text made from it.
+
+use std::borrow::Cow;
+use std::path::Path;
+use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 
-/// Name and text of every file in `kernels/`.
+/// Name and text of a file.
+type File = (Cow<'static, str>, Cow<'static, str>);
+
+/// Every file in `kernels/`, as it was when this crate was built.
 static KERNELS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// The environment variable that names a folder with another `kernels/`: whoever edits device code builds nothing anew.
+const DIRECTORY: &str = "CAUSEWAY_KERNELS_DIR";
 
 /// What the compiler's messages call the text that comes after the header.
 const INSTANTIATION: &str = "instantiation";
 
-/// BLAKE3 of every file in `kernels/`, with its name and length, in hexadecimal: which device code this build carries.
-pub fn sources_digest() -> String {
+/// The device code of this process: read once.
+fn kernels() -> Result<&'static [File]> {
+    static FILES: OnceLock<Result<Vec<File>, String>> = OnceLock::new();
+    let files = FILES.get_or_init(|| match std::env::var_os(DIRECTORY).filter(|name| !name.is_empty()) {
+        Some(folder) => read_folder(Path::new(&folder)),
+        None => Ok(KERNELS.iter().map(|&(name, text)| (name.into(), text.into())).collect()),
+    });
+    files.as_deref().map_err(|because| Error::KernelsDirectory { because: because.clone() })
+}
+
+/// Name and text of every `.cuh` of a folder, in the order of their names.
+fn read_folder(folder: &Path) -> Result<Vec<File>, String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let mut files: Vec<File> = Vec::new();
+    for entry in folder.read_dir().map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".cuh") {
+            let text = std::fs::read_to_string(entry.path()).map_err(|error| format!("{name}: {error}"))?;
+            files.push((name.into(), text.into()));
+        }
+    }
+    if files.is_empty() {
+        return Err(format!("{} holds no .cuh file", folder.display()));
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// BLAKE3 of every file of the device code in use, with its name and length, in hexadecimal.
+///
+/// # Errors
+/// [`Error::KernelsDirectory`] if `CAUSEWAY_KERNELS_DIR` names a folder that cannot be read.
+pub fn sources_digest() -> Result<String> {
     let mut hasher = blake3::Hasher::new();
-    for text in KERNELS.iter().flat_map(|(name, text)| [name, text]) {
+    for text in kernels()?.iter().flat_map(|(name, text)| [name, text]) {
         hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
     }
-    hasher.finalize().to_hex().to_string()
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 /// A program: a header of `kernels/` and the text that chooses template arguments and names the entry.
@@ -32,7 +74,8 @@ impl Program<'_> {
     /// The whole text that the compiler gets, in one piece.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] if it includes a file that is not in `kernels/`.
+    /// [`Error::InvalidPlan`] if it includes a file that is not in `kernels/`; [`Error::KernelsDirectory`] if
+    /// `CAUSEWAY_KERNELS_DIR` names a folder that cannot be read.
     pub fn text(&self) -> Result<String> {
         flatten(self).map(|flattened| flattened.text)
     }
@@ -53,12 +96,12 @@ pub(crate) struct Flattened {
 /// `kernels/FILE`, and at `instantiation` for the text at the end.
 ///
 /// # Errors
-/// [`Error::InvalidPlan`] if a file is not among those in `kernels/`.
+/// [`Error::InvalidPlan`] if a file is not among those in `kernels/`; [`Error::KernelsDirectory`] as [`sources_digest`].
 pub(crate) fn flatten(program: &Program<'_>) -> Result<Flattened> {
-    flatten_from(KERNELS, program)
+    flatten_from(kernels()?, program)
 }
 
-fn flatten_from(kernels: &[(&str, &str)], program: &Program<'_>) -> Result<Flattened> {
+fn flatten_from(kernels: &[File], program: &Program<'_>) -> Result<Flattened> {
     let mut flattened = Flattened { text: String::new(), files: Vec::new() };
     if !program.header.is_empty() {
         include(kernels, program, program.header, "the plan", &mut flattened)?;
@@ -70,7 +113,7 @@ fn flatten_from(kernels: &[(&str, &str)], program: &Program<'_>) -> Result<Flatt
 }
 
 fn include(
-    kernels: &[(&str, &str)],
+    kernels: &[File],
     program: &Program<'_>,
     name: &str,
     from: &str,
@@ -126,11 +169,14 @@ pub(crate) fn first_error(log: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    const FILES: &[(&str, &str)] = &[
-        ("base.cuh", "#pragma once\nint base;\n"),
-        ("left.cuh", "#pragma once\n#include \"base.cuh\"\nint left;\n"),
-        ("top.cuh", "#include \"left.cuh\"\n  #  include \"base.cuh\"\nint top;\n"),
-        ("broken.cuh", "#include \"absent.cuh\"\n"),
+    const FILES: &[File] = &[
+        (Cow::Borrowed("base.cuh"), Cow::Borrowed("#pragma once\nint base;\n")),
+        (Cow::Borrowed("left.cuh"), Cow::Borrowed("#pragma once\n#include \"base.cuh\"\nint left;\n")),
+        (
+            Cow::Borrowed("top.cuh"),
+            Cow::Borrowed("#include \"left.cuh\"\n  #  include \"base.cuh\"\nint top;\n"),
+        ),
+        (Cow::Borrowed("broken.cuh"), Cow::Borrowed("#include \"absent.cuh\"\n")),
     ];
 
     fn program(header: &'static str) -> Program<'static> {
@@ -173,6 +219,23 @@ mod tests {
             let error = flatten_from(FILES, &program(header)).unwrap_err().to_string();
             assert!(error.contains("is not in kernels/") && error.contains(header), "{error}");
         }
+    }
+
+    #[test]
+    fn a_folder_stands_for_what_was_built_in() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(read_folder(folder.path()).unwrap_err().contains("holds no .cuh file"));
+        std::fs::write(folder.path().join("notes.md"), "not device code").unwrap();
+        for (name, text) in FILES {
+            std::fs::write(folder.path().join(&**name), &**text).unwrap();
+        }
+        let read = read_folder(folder.path()).unwrap();
+        let names: Vec<_> = read.iter().map(|(name, _)| &**name).collect();
+        assert_eq!(names, ["base.cuh", "broken.cuh", "left.cuh", "top.cuh"]);
+        let text = |files: &[File]| flatten_from(files, &program("top.cuh")).unwrap().text;
+        assert_eq!(text(&read), text(FILES));
+        let absent = read_folder(&folder.path().join("absent")).unwrap_err();
+        assert!(absent.contains("absent: No such file"), "{absent}");
     }
 
     #[test]
