@@ -133,7 +133,7 @@ impl TensorRef<'_> {
     ///
     /// # Panics
     /// If the view is not of host memory or has no such elements.
-    pub(crate) fn read_f64(&self, first: usize, values: &mut [f64]) {
+    pub fn read_f64(&self, first: usize, values: &mut [f64]) {
         match self.dtype() {
             DType::F32 => self.read(first, values, |value: f32| f64::from(value)),
             DType::F16 => self.read(first, values, widened),
