@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use crate::tensor::{DType, Element, Location, MAX_RANK, TensorRef};
 
 /// Rows that are read side by side where they lie so: as many as have an f32 each in one cache line.
-pub(crate) const ROWS_TOGETHER: usize = 16;
+const ROWS_TOGETHER: usize = 16;
 
 /// A shape and its strides, axes that continue each other joined into one: a dense tensor is a single row.
 #[derive(Debug, Clone, Copy)]

@@ -26,7 +26,6 @@ use std::path::Path;
 
 pub use error::{FileCause, FileError};
 pub use replace::directory_of;
-pub(crate) use replace::without_path;
 pub use spares::Spares;
 pub use stream::{TensorImage, TensorStream};
 
