@@ -8,7 +8,9 @@ fn main() {
         println!("cargo::rerun-if-changed={log}");
     }
     println!("cargo::rerun-if-changed=src");
-    println!("cargo::rerun-if-changed=../causeway/src");
+    for library in ["causeway", "causeway-server", "causeway-sim", "causeway-verify"] {
+        println!("cargo::rerun-if-changed=../{library}/src");
+    }
     let commit = git(&["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]);
     println!("cargo::rustc-env=CAUSEWAY_COMMIT={}", commit.unwrap_or_else(|| "unknown".to_string()));
 }

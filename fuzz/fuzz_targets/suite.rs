@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use causeway::backend::gpu::compiler::Target;
 use causeway::backend::gpu::plan::DeviceFacts;
-use causeway::suite::{Suite, plans};
+use causeway_verify::suite::{Suite, plans};
 
 /// Cases of one suite that are planned.
 const PLANNED: usize = 32;

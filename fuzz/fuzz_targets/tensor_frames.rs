@@ -4,7 +4,7 @@
 use std::io::Cursor;
 
 use causeway::files::{Format, TensorFile};
-use causeway::server::Protocol;
+use causeway_server::Protocol;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     for reply in causeway_fuzz::frames::serve(Protocol::Tensors, data) {

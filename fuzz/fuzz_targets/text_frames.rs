@@ -1,7 +1,7 @@
 //! Any bytes as requests of the text protocol: each reply is lines with results, or an error with its status.
 #![no_main]
 
-use causeway::server::Protocol;
+use causeway_server::Protocol;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     for reply in causeway_fuzz::frames::serve(Protocol::Text, data) {

@@ -2,8 +2,8 @@
 
 use arbitrary::{Result, Unstructured};
 use causeway::causal_conv1d::Activation;
-use causeway::oracle::Expected;
 use causeway::{DType, Device, HostTensor};
+use causeway_verify::oracle::Expected;
 
 use crate::calls::{Gradients, Incoming, Inputs, Outputs, UpdateInputs};
 use crate::draw::{Draw, expect, expect_outcome, expect_untouched};

@@ -2,8 +2,8 @@
 
 use arbitrary::{Result, Unstructured};
 use causeway::backend::cpu::{Cpu, Level};
-use causeway::oracle::Comparison;
 use causeway::{DType, Device, HostTensor};
+use causeway_verify::oracle::Comparison;
 
 use crate::memory::{Placement, Random, right, untouched};
 

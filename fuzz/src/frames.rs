@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use causeway::Device;
-use causeway::server::{Interrupted, Protocol, Service, read_frame};
+use causeway_server::{Interrupted, Protocol, Service, read_frame};
 
 const MAX_FRAME: u32 = 1 << 16;
 

@@ -2,8 +2,8 @@
 
 use arbitrary::{Result, Unstructured};
 use causeway::gemm::{Algorithm, Forward, GradAB};
-use causeway::oracle::gemm::Product;
 use causeway::{DType, HostTensor};
+use causeway_verify::oracle::gemm::Product;
 
 use crate::draw::{Draw, expect, expect_outcome, expect_untouched};
 

@@ -1,11 +1,11 @@
 //! What the targets share.
 
-#[path = "../../crates/causeway/tests/common/conv1d.rs"]
+#[path = "../../crates/causeway-verify/tests/common/conv1d.rs"]
 mod calls;
 pub mod conv1d;
 pub mod draw;
 pub mod files;
 pub mod frames;
 pub mod gemm;
-#[path = "../../crates/causeway/tests/common/placement.rs"]
+#[path = "../../crates/causeway-verify/tests/common/placement.rs"]
 mod memory;

@@ -10,8 +10,8 @@ use causeway::backend::gpu::builder::{Builder, Code};
 use causeway::backend::gpu::cache::Origin;
 use causeway::backend::gpu::compiler::Target;
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
-use causeway::evidence::Preparation;
-use causeway::suite::{Case, distinct_plans};
+use causeway_verify::evidence::Preparation;
+use causeway_verify::suite::{Case, distinct_plans};
 use rayon::prelude::*;
 
 use crate::failure::Failure;

@@ -2,16 +2,16 @@
 
 // The operands of the library's own tests; its devices are processors.
 #[allow(dead_code)]
-#[path = "../../causeway/tests/gemm/support.rs"]
+#[path = "../../causeway-verify/tests/gemm/support.rs"]
 mod support;
 
 use std::sync::Arc;
 
 use causeway::backend::gpu::plan::Vendor;
 use causeway::gemm::Algorithm;
-use causeway::suite::{Problem, Suite, run_case};
 use causeway::{DType, Device};
 use causeway_sim::{Order, Settings, Simulator};
+use causeway_verify::suite::{Problem, Suite, run_case};
 
 use support::{DTYPES, Operands, special_operands};
 

@@ -5,9 +5,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use causeway::backend::gpu::Executor;
-use causeway::suite::{Case, Suite, plans, run_case};
 use causeway::{DType, Device};
 use causeway_sim::{Edit, Simulator};
+use causeway_verify::suite::{Case, Suite, plans, run_case};
 use rayon::prelude::*;
 
 #[derive(serde::Deserialize)]

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use causeway::backend::gpu::plan::DeviceFacts;
-use causeway::suite::{Case, Suite, plans, run_case};
 use causeway::{DType, Device};
 use causeway_sim::{Order, Settings, Simulator};
+use causeway_verify::suite::{Case, Suite, plans, run_case};
 
 fn cases(suite: &str) -> Vec<Case> {
     let mut cases = Suite::open(suite).unwrap().cases;

@@ -12,7 +12,6 @@ use crate::tensor::Location;
 
 /// A device, open and ready. Cheap to clone.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub enum Device {
     /// This machine's processor.
     Cpu(Cpu),

@@ -57,8 +57,9 @@ impl HostTensor {
         self.storage
     }
 
-    /// True if the tensor's memory goes back to the system when it is dropped.
-    pub(crate) fn has_own_pages(&self) -> bool {
+    /// True if the tensor's memory goes back to the system when it is dropped, and so is never anything else in this
+    /// process: a pipe may then take the pages instead of a copy.
+    pub fn has_own_pages(&self) -> bool {
         self.storage.has_own_pages()
     }
 
@@ -141,7 +142,7 @@ impl HostTensor {
     }
 
     /// As [`HostTensor::assign`], on all cores where there is enough to do.
-    pub(crate) fn assign_in_parallel(&mut self, value: impl Fn(usize) -> f64 + Sync) {
+    pub fn assign_in_parallel(&mut self, value: impl Fn(usize) -> f64 + Sync) {
         match self.dtype {
             DType::F32 => self.assign_pieces::<f32>(value, |v| v as f32),
             DType::F16 => self.assign_pieces::<f16>(value, f16_from_f64),
@@ -314,7 +315,7 @@ impl<'a> TensorRef<'a> {
     ///
     /// # Panics
     /// If the view is not of host memory or the coordinate lies outside of its shape.
-    pub(crate) fn element_bytes(&self, coordinate: &[i64]) -> &'a [u8] {
+    pub fn element_bytes(&self, coordinate: &[i64]) -> &'a [u8] {
         assert_eq!(self.location(), Location::Host, "only host memory can be read");
         assert_eq!(coordinate.len(), self.shape().len(), "a coordinate has a number for each axis");
         let inside = coordinate.iter().zip(self.shape()).all(|(at, size)| (0..*size).contains(at));

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use crate::tensor::{DType, Element, Location, MAX_RANK, TensorRef};
 
 /// Rows that are read side by side where they lie so: as many as have an f32 each in one cache line.
-pub(crate) const ROWS_TOGETHER: usize = 16;
+const ROWS_TOGETHER: usize = 16;
 
 /// A shape and its strides, axes that continue each other joined into one: a dense tensor is a single row.
 #[derive(Debug, Clone, Copy)]
@@ -133,7 +133,7 @@ impl TensorRef<'_> {
     ///
     /// # Panics
     /// If the view is not of host memory or has no such elements.
-    pub(crate) fn read_f64(&self, first: usize, values: &mut [f64]) {
+    pub fn read_f64(&self, first: usize, values: &mut [f64]) {
         match self.dtype() {
             DType::F32 => self.read(first, values, |value: f32| f64::from(value)),
             DType::F16 => self.read(first, values, widened),

@@ -348,7 +348,10 @@ impl<'a> TensorRef<'a> {
     }
 
     /// One place of an axis, which the view no longer has.
-    pub(crate) fn select(self, axis: usize, at: i64) -> Self {
+    ///
+    /// # Panics
+    /// If there is no such axis, or it has no such place.
+    pub fn select(self, axis: usize, at: i64) -> Self {
         let part = self.narrow(axis, at, 1);
         TensorRef { meta: part.meta.without(axis), ..part }
     }
@@ -429,7 +432,10 @@ impl<'a> TensorMut<'a> {
     }
 
     /// As [`TensorRef::select`].
-    pub(crate) fn select(self, axis: usize, at: i64) -> Self {
+    ///
+    /// # Panics
+    /// If there is no such axis, or it has no such place.
+    pub fn select(self, axis: usize, at: i64) -> Self {
         let part = self.narrow(axis, at, 1);
         TensorMut { meta: part.meta.without(axis), ..part }
     }

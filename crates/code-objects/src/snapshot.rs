@@ -128,7 +128,7 @@ mod tests {
                 assert!(found.is_empty(), "{} {kernel}: {found:?}", build.name);
             }
             assert!(
-                build.suites.iter().all(|suite| causeway::suite::Suite::open(suite).is_ok()),
+                build.suites.iter().all(|suite| causeway_verify::suite::Suite::open(suite).is_ok()),
                 "{build:?}"
             );
         }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use causeway::DType;
 use causeway::backend::gpu::compiler::{Program, Target};
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
-use causeway::suite::{Case, Suite, plans};
+use causeway_verify::suite::{Case, Suite, plans};
 
 /// A suite for processors, whose shapes no GPU is asked for.
 const NOT_FOR_GPUS: &str = "cpu-large";

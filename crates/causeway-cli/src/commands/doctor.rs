@@ -12,7 +12,7 @@ use crate::VERSION;
 use crate::failure::Failure;
 use crate::table::{Cell, Column, PASS, Table, WARN};
 use crate::terminal;
-use causeway::evidence::{Host, words};
+use causeway_verify::evidence::{Host, words};
 
 const EXAMPLES: &str = "\
 Examples:

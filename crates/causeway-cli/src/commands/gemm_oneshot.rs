@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use causeway::server::text::{Problem, Request};
+use causeway_server::text::{Problem, Request};
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;

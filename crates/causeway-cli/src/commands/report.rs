@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use causeway::evidence::html::{self, Source};
-use causeway::evidence::{self, Content, Mismatch, Report};
 use causeway::files;
+use causeway_verify::evidence::html::{self, Source};
+use causeway_verify::evidence::{self, Content, Mismatch, Report};
 
 use crate::failure::Failure;
 use crate::table::{FAIL, PASS, WARN};

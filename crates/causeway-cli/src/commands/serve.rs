@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use causeway::evidence::{Content, Report};
-use causeway::server::{Interrupted, Protocol, Service, standard_pipes};
+use causeway_server::{Interrupted, Protocol, Service, standard_pipes};
+use causeway_verify::evidence::{Content, Report};
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
@@ -90,7 +90,7 @@ pub(super) fn parse_bytes(text: &str) -> Result<u32, String> {
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let (device, threads) = args.device.open()?;
     let report = args.report.clone().map(|directory| {
-        let content = Content::Service(causeway::evidence::Service::default());
+        let content = Content::Service(causeway_verify::evidence::Service::default());
         let mut report = threads.install(|| Report::begin(&device, VERSION, content));
         report.command = terminal::command_line();
         (directory, report)
@@ -123,7 +123,7 @@ fn listen(
     path: &std::path::Path,
 ) -> Result<(), Failure> {
     let unusable = |error| Failure::input(format!("cannot listen on {}: {error}", path.display()));
-    let listener = Arc::new(causeway::server::Listener::bind(path).map_err(unusable)?);
+    let listener = Arc::new(causeway_server::Listener::bind(path).map_err(unusable)?);
     stop_on_signals(service, ending, Some(path.to_path_buf()))?;
     listener.serve(service).map_err(unusable)
 }
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(parse_bytes("4096"), Ok(4096));
         assert_eq!(parse_bytes("64K"), Ok(64 << 10));
         assert_eq!(parse_bytes("3m"), Ok(3 << 20));
-        assert_eq!(parse_bytes("1G"), Ok(causeway::server::DEFAULT_MAX_FRAME));
+        assert_eq!(parse_bytes("1G"), Ok(causeway_server::DEFAULT_MAX_FRAME));
         for wrong in ["", "0", "K", "4G", "-1", "1T", "1.5M", "4294967296"] {
             assert!(parse_bytes(wrong).is_err(), "{wrong}");
         }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use causeway::HostTensor;
 use causeway::named::{Call, Operation};
-use causeway::server::{KernelServer, Launch, ServerError, write_frame};
+use causeway_server::{KernelServer, Launch, ServerError, write_frame};
 
 use crate::process::{Server, forward_inputs, forward_result, request};
 

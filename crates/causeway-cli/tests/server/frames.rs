@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[cfg(target_os = "linux")]
 use std::time::Duration;
 
-#[cfg(target_os = "linux")]
-use causeway::server::write_frame;
 use causeway::{DType, HostTensor};
+#[cfg(target_os = "linux")]
+use causeway_server::write_frame;
 
 #[cfg(target_os = "linux")]
 use crate::process::resident_bytes;

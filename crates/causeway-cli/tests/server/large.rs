@@ -6,8 +6,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use causeway::named::{Call, Inputs, Operation};
-use causeway::server::{KernelServer, read_frame, write_frame};
 use causeway::{DType, Device, HostTensor};
+use causeway_server::{KernelServer, read_frame, write_frame};
 
 use crate::client::launch;
 use crate::process::{Server, command, parse, request};

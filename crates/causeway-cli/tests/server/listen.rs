@@ -8,8 +8,8 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use causeway::server::{MAX_CLIENTS, read_frame, write_frame};
 use causeway::{DType, HostTensor};
+use causeway_server::{MAX_CLIENTS, read_frame, write_frame};
 
 use crate::process::{Server, command, forward_request, forward_result, parse, request};
 

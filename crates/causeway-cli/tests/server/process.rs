@@ -4,8 +4,8 @@ use std::io::{BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 use causeway::files::{Metadata, TensorStream, to_safetensors};
-use causeway::server::{read_frame, write_frame};
 use causeway::{DType, HostTensor};
+use causeway_server::{read_frame, write_frame};
 
 /// The command on the CPU, with two threads.
 pub fn command(arguments: &[&str]) -> Command {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use causeway::gemm::Algorithm;
 use causeway::named::{Call, Operation};
-use causeway::server::{KernelServer, Launch, ServerError};
 use causeway::{DType, HostTensor};
+use causeway_server::{KernelServer, Launch, ServerError};
 
 use crate::client::{forward, kill, launch};
 #[cfg(unix)]
@@ -19,7 +19,7 @@ use crate::process::resident_bytes;
 #[cfg(unix)]
 use crate::process::{forward_request, parse, request as named_request};
 #[cfg(unix)]
-use causeway::server::{Interrupted, read_frame, write_frame};
+use causeway_server::{Interrupted, read_frame, write_frame};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 

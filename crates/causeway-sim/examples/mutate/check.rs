@@ -8,9 +8,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use causeway::backend::gpu::Executor;
-use causeway::suite::{Case, distinct_plans, run_case};
 use causeway::{Device, Error};
 use causeway_sim::{Patch, Simulator};
+use causeway_verify::suite::{Case, distinct_plans, run_case};
 
 use super::coverage::{cases, cases_of_file, edges};
 use super::kernels::root;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use causeway::backend::gpu::Executor;
-use causeway::suite::{Case, Problem, Suite, distinct_plans, run_case};
 use causeway::{DType, Device};
 use causeway_sim::Simulator;
+use causeway_verify::suite::{Case, Problem, Suite, distinct_plans, run_case};
 
 use super::blocks::{self, Block, Hits};
 use super::check::{self, Check};

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use causeway::backend::gpu::plan::Plan;
-use causeway::suite::plans;
 use causeway_sim::Settings;
+use causeway_verify::suite::plans;
 
 use super::check::{self, Check, Job, Verdict};
 use super::coverage::cases;

@@ -11,7 +11,10 @@ use super::schemata::{Numbered, Planner, SWITCH, rewrite};
 const PLANNERS: &str = "crates/causeway/src/backend/gpu/causal_conv1d";
 
 /// What the program needs.
-const COPIED: [&str; 5] = ["Cargo.lock", "crates/causeway", "crates/causeway-sim", "kernels", "suites"];
+const COPIED: [&str; 3] = ["Cargo.lock", "kernels", "suites"];
+
+/// The packages that it is built from.
+const PACKAGES: [&str; 3] = ["crates/causeway", "crates/causeway-sim", "crates/causeway-verify"];
 
 /// What was built.
 pub struct Built {
@@ -45,7 +48,7 @@ pub fn build(
     stillborn: &mut BTreeSet<usize>,
 ) -> Result<Built, String> {
     let workspace = folder.join("workspace");
-    for name in COPIED {
+    for name in COPIED.into_iter().chain(PACKAGES) {
         copy(&root().join(name), &workspace.join(name))?;
     }
     write(&workspace.join("Cargo.toml"), manifest()?.as_bytes())?;
@@ -144,7 +147,7 @@ fn manifest() -> Result<String, String> {
     let path = root().join("Cargo.toml");
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut manifest: toml::Table = toml::from_str(&text).map_err(|error| error.to_string())?;
-    let members = ["crates/causeway", "crates/causeway-sim"].map(toml::Value::from).to_vec();
+    let members = PACKAGES.map(toml::Value::from).to_vec();
     let workspace = manifest.get_mut("workspace").and_then(toml::Value::as_table_mut);
     let workspace = workspace.ok_or("Cargo.toml has no workspace")?;
     workspace.insert("members".to_string(), members.into());
@@ -192,10 +195,10 @@ mod tests {
     }
 
     #[test]
-    fn the_copy_has_two_members() {
+    fn the_copy_has_only_the_packages_it_needs() {
         let manifest: toml::Table = toml::from_str(&manifest().unwrap()).unwrap();
         let workspace = &manifest["workspace"];
-        assert_eq!(workspace["members"].as_array().unwrap().len(), 2);
+        assert_eq!(workspace["members"].as_array().unwrap().len(), PACKAGES.len());
         assert!(workspace["dependencies"].as_table().unwrap().contains_key("toml"));
     }
 }

@@ -26,8 +26,7 @@ use std::path::Path;
 
 pub use error::{FileCause, FileError};
 pub use replace::directory_of;
-pub(crate) use replace::without_path;
-pub(crate) use spares::Spares;
+pub use spares::Spares;
 pub use stream::{TensorImage, TensorStream};
 
 use crate::host_tensor::HostTensor;

@@ -76,7 +76,7 @@ where
 }
 
 /// The kind of an error alone: tempfile adds the name of its file, and nobody has asked for it.
-pub(crate) fn without_path(error: io::Error) -> io::Error {
+fn without_path(error: io::Error) -> io::Error {
     error.kind().into()
 }
 

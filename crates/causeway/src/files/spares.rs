@@ -11,13 +11,14 @@ const MOST: usize = 256 << 20;
 /// Memory that is so many times larger than what is asked for would be wasted on it.
 const ROOM: usize = 2;
 
-/// Memory in pages of its own, the oldest first.
+/// Memory of large tensors that were done with, for the next ones: a server reads requests into it, and writes results to
+/// it. At most 256 MiB are kept; the oldest goes first.
 #[derive(Default)]
-pub(crate) struct Spares(Mutex<Vec<Storage>>);
+pub struct Spares(Mutex<Vec<Storage>>);
 
 impl Spares {
     /// Memory of so many bytes that still holds what it held, if there is any.
-    pub fn take(&self, bytes: usize) -> Option<Storage> {
+    pub(crate) fn take(&self, bytes: usize) -> Option<Storage> {
         let mut kept = self.lock();
         let fits = |spare: &Storage| (bytes..=bytes.saturating_mul(ROOM)).contains(&spare.capacity());
         let found = kept.iter().rposition(fits)?;
@@ -25,7 +26,7 @@ impl Spares {
     }
 
     /// The same, or new memory; `None` if there is none either.
-    pub fn take_or_new(&self, bytes: usize) -> Option<Storage> {
+    pub(crate) fn take_or_new(&self, bytes: usize) -> Option<Storage> {
         self.take(bytes).or_else(|| Storage::zeroed_pages(bytes))
     }
 

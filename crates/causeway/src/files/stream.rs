@@ -50,10 +50,7 @@ impl<R: Read> TensorStream<R> {
     ///
     /// # Errors
     /// As for [`TensorStream::read_all`].
-    pub(crate) fn read_all_again(
-        mut self,
-        spares: &Spares,
-    ) -> Result<BTreeMap<String, HostTensor>, FileError> {
+    pub fn read_all_again(mut self, spares: &Spares) -> Result<BTreeMap<String, HostTensor>, FileError> {
         let mut in_order: Vec<_> = self.tensors.iter().collect();
         // The header's check left no gaps and no overlaps; an empty tensor shares its place with the next one.
         in_order.sort_by_key(|(_, located)| located.begin);
@@ -90,7 +87,10 @@ impl<'a> TensorImage<'a> {
 
     /// Writes the image; `lend` has a writer that takes memory instead of copies write the bytes of a tensor, where they
     /// lie in memory as they do in the image.
-    pub(crate) fn write_lending<W: Write>(
+    ///
+    /// # Errors
+    /// Those of the writer and of `lend`.
+    pub fn write_lending<W: Write>(
         &self,
         writer: &mut W,
         lend: impl Fn(&mut W, &HostTensor, &[u8]) -> io::Result<()>,

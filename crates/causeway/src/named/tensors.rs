@@ -96,7 +96,7 @@ impl Inputs {
     }
 
     /// The same, with memory that results may take.
-    pub(crate) fn with_spares(self, spares: Arc<Spares>) -> Self {
+    pub fn with_spares(self, spares: Arc<Spares>) -> Self {
         Inputs { spares, ..self }
     }
 
@@ -169,7 +169,7 @@ impl Inputs {
     }
 
     /// The tensors, when the call is done with them.
-    pub(crate) fn into_tensors(self) -> impl Iterator<Item = HostTensor> {
+    pub fn into_tensors(self) -> impl Iterator<Item = HostTensor> {
         self.tensors.into_values()
     }
 }

@@ -1,7 +1,7 @@
 //! Tensors in the wrong memory, views that leave theirs, and names that name nothing.
 
+use crate::POISON;
 use causeway::causal_conv1d::{Activation, Forward, VarlenStates};
-use causeway::oracle::POISON;
 use causeway::{DType, Device, Location, TensorRef};
 
 use crate::{integers, poisoned, zeros};

@@ -1,12 +1,12 @@
 //! The tensors of a case, as many times as it takes to outgrow the cache, and the calls on them.
 
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
-use causeway::oracle::POISON;
-use causeway::suite::{
+use causeway::{Arrangement, DType, Device, HostTensor, Result};
+use causeway_verify::oracle::POISON;
+use causeway_verify::suite::{
     BackwardResults, Case, Conv1d, Conv1dTensors, ForwardResults, Problem, Results, Update, UpdateResults,
     UpdateTensors, VarlenStates, VarlenStatesResults, VarlenStatesTensors,
 };
-use causeway::{Arrangement, DType, Device, HostTensor, Result};
 use serde::{Deserialize, Serialize};
 
 use super::turns::Turns;

@@ -1,9 +1,9 @@
 //! Whether what was measured was also right.
 
-use causeway::oracle::Expected;
-use causeway::oracle::causal_conv1d as oracle;
-use causeway::suite::{gather, sample_channels};
 use causeway::{HostTensor, Result};
+use causeway_verify::oracle::Expected;
+use causeway_verify::oracle::causal_conv1d as oracle;
+use causeway_verify::suite::{gather, sample_channels};
 
 use super::buffers::{Call, Inputs};
 

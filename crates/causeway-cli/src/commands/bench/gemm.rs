@@ -10,10 +10,10 @@ use causeway::backend::gpu::gemm::{self as planner, Problem};
 use causeway::backend::gpu::plan::Plan;
 use causeway::backend::gpu::vendor_blas::{VendorBlas, VendorProduct};
 use causeway::backend::gpu::{DeviceBuffer, Graph, Stream};
-use causeway::evidence::Measurement;
 use causeway::gemm::{Forward, GradA, GradB};
-use causeway::suite::Gemm;
 use causeway::{Arrangement, Device, DeviceTensor, HostTensor, Result};
+use causeway_verify::evidence::Measurement;
+use causeway_verify::suite::Gemm;
 
 use super::replays::Replays;
 use super::rows;

@@ -10,8 +10,8 @@ use causeway::backend::gpu::artifact::{Artifacts, Launch};
 use causeway::backend::gpu::floor;
 use causeway::backend::gpu::plan::Plan;
 use causeway::backend::gpu::{DeviceBuffer, Graph, Stream};
-use causeway::evidence::Measurement;
 use causeway::{Device, HostTensor, Result};
+use causeway_verify::evidence::Measurement;
 
 use super::buffers::{Buffers, Call, Inputs};
 use super::check;

@@ -8,10 +8,10 @@ use std::process::Command;
 use std::time::Instant;
 
 use causeway::backend::gpu::Stream;
-use causeway::evidence::words::seconds;
-use causeway::evidence::{EachCall, FirstCalls, HostCost, Summary};
-use causeway::suite::{Case, Suite};
 use causeway::{Device, Result};
+use causeway_verify::evidence::words::seconds;
+use causeway_verify::evidence::{EachCall, FirstCalls, HostCost, Summary};
+use causeway_verify::suite::{Case, Suite};
 use serde::{Deserialize, Serialize};
 
 use super::buffers::{Buffers, Call, Inputs};

@@ -3,8 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use causeway::evidence::{Measurement, Summary};
 use causeway::{Device, Result};
+use causeway_verify::evidence::{Measurement, Summary};
 
 use super::buffers::{Buffers, Call, Inputs};
 use super::check;

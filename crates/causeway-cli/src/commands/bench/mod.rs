@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 
 use causeway::backend::gpu::artifact::Artifacts;
 use causeway::causal_conv1d::Activation;
-use causeway::evidence::words::{self, seconds};
-use causeway::evidence::{Benchmark, Change, Content, Host, Measurement, Report, Row, Verdict};
-use causeway::suite::{Case, Layout, Problem, Suite};
 use causeway::{DType, Device, files};
+use causeway_verify::evidence::words::{self, seconds};
+use causeway_verify::evidence::{Benchmark, Change, Content, Host, Measurement, Report, Row, Verdict};
+use causeway_verify::suite::{Case, Layout, Problem, Suite};
 
 use crate::VERSION;
 use crate::device::DeviceArgs;

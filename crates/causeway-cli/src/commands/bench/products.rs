@@ -5,9 +5,9 @@ use std::time::Duration;
 use causeway::Device;
 use causeway::backend::gpu::artifact::Artifacts;
 use causeway::backend::gpu::vendor_blas::VendorBlas;
-use causeway::evidence::words::seconds;
-use causeway::evidence::{Benchmark, Measurement, Row};
-use causeway::suite::{Case, Gemm, MatrixLayout, Problem};
+use causeway_verify::evidence::words::seconds;
+use causeway_verify::evidence::{Benchmark, Measurement, Row};
+use causeway_verify::suite::{Case, Gemm, MatrixLayout, Problem};
 
 use super::gemm::{self, Product};
 use super::{begin, results};

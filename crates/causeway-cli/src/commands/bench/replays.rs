@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use causeway::Result;
 use causeway::backend::gpu::{Event, Graph, Stream};
-use causeway::evidence::Summary;
+use causeway_verify::evidence::Summary;
 
 use super::samples::{Part, Rounds};
 

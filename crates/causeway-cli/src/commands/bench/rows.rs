@@ -5,9 +5,9 @@ use std::path::Path;
 use causeway::backend::gpu::artifact::{Artifacts, Launch};
 use causeway::backend::gpu::plan::Plan;
 use causeway::causal_conv1d::Activation;
-use causeway::evidence::{self, Benchmark, Content, Measurement, Report, Row};
-use causeway::suite::{Case, Problem};
 use causeway::{Device, Result};
+use causeway_verify::evidence::{self, Benchmark, Content, Measurement, Report, Row};
+use causeway_verify::suite::{Case, Problem};
 
 use super::buffers::Call;
 use crate::failure::Failure;
@@ -99,7 +99,7 @@ pub(super) fn read(path: &Path) -> Result<(Report, Benchmark), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use causeway::evidence::Summary;
+    use causeway_verify::evidence::Summary;
 
     use super::*;
 
@@ -108,7 +108,7 @@ mod tests {
         let text = "name = \"v\"\nabout = \"v\"\n[base.conv1d]\nwidth = 4\nlayout = \"channel-last\"\ndtype = \"f32\"\n\
                     activation = \"silu\"\n[[conv1d]]\nname = \"plain\"\nshape = [[1, 8, 64], [1, 8, 65]]\nbias = true\n\
                     [[conv1d]]\nname = \"idx\"\nshape = [[1, 8, 64], [1, 8, 66]]\nseq_idx = [[9, 0], [5, 1]]\n";
-        let cases = causeway::suite::Suite::parse("v", text).unwrap().cases;
+        let cases = causeway_verify::suite::Suite::parse("v", text).unwrap().cases;
         let summary = |median| Summary { calls: 9, median, p20: median, p80: median };
         let measurement = |seconds| Measurement {
             time: summary(seconds),

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use causeway::Result;
-use causeway::evidence::{Summary, noise};
+use causeway_verify::evidence::{Summary, noise};
 
 /// What a round times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

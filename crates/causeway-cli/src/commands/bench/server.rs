@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use causeway::causal_conv1d::Activation;
-use causeway::evidence::words;
 use causeway::named::{Call, Inputs, Layout, Operation};
-use causeway::server::text::Request;
-use causeway::server::{KernelServer, Launch, ServerError};
 use causeway::{DType, Device, HostTensor};
+use causeway_server::text::Request;
+use causeway_server::{KernelServer, Launch, ServerError};
+use causeway_verify::evidence::words;
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
@@ -240,7 +240,7 @@ fn text(budget: Duration) -> Result<Vec<Line>, Failure> {
         }
         text.push('\n');
     }
-    let refused = |problem: causeway::server::text::Problem| Failure::input(problem.to_string());
+    let refused = |problem: causeway_server::text::Problem| Failure::input(problem.to_string());
     // One term per sum: what remains is the reply's text.
     let column = |rows: usize| "15360 ".repeat(rows) + "\n";
     let outer = format!("1 2048 1 2048\n{}{}", column(2048), column(2048));

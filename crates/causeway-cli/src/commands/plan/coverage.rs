@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use causeway::backend::gpu::plan::DeviceFacts;
-use causeway::evidence::{self, Content};
-use causeway::suite::random_calls::{OPERATIONS, Row, Space};
-use causeway::suite::{Coverage, Reachable};
+use causeway_verify::evidence::{self, Content};
+use causeway_verify::suite::random_calls::{OPERATIONS, Row, Space};
+use causeway_verify::suite::{Coverage, Reachable};
 use serde_json::json;
 
 use crate::failure::Failure;

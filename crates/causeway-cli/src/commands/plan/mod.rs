@@ -5,7 +5,7 @@ mod coverage;
 use causeway::DType;
 use causeway::backend::gpu::compiler::Target;
 use causeway::backend::gpu::plan::DeviceFacts;
-use causeway::suite::{Case, Suite, plans};
+use causeway_verify::suite::{Case, Suite, plans};
 use serde_json::json;
 
 use crate::failure::Failure;

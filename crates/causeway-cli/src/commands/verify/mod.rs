@@ -8,8 +8,10 @@ use std::time::Instant;
 
 use causeway::Device;
 use causeway::backend::gpu::artifact::Artifacts;
-use causeway::evidence::{Content, Report, Verification, complaints, words};
-use causeway::suite::{Case, CaseReport, Coverage, OutputReport, Suite, distinct_plans, run_case_noting};
+use causeway_verify::evidence::{Content, Report, Verification, complaints, words};
+use causeway_verify::suite::{
+    Case, CaseReport, Coverage, OutputReport, Suite, distinct_plans, run_case_noting,
+};
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;

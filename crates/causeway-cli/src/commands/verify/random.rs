@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use causeway::Device;
-use causeway::evidence::{Content, Report, Verification, complaints, words};
-use causeway::suite::random_calls::{Calls, OPERATIONS, Outcome, Space, run};
-use causeway::suite::{Case, distinct_plans};
+use causeway_verify::evidence::{Content, Report, Verification, complaints, words};
+use causeway_verify::suite::random_calls::{Calls, OPERATIONS, Outcome, Space, run};
+use causeway_verify::suite::{Case, distinct_plans};
 
 use super::Args;
 use crate::failure::Failure;

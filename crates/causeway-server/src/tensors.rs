@@ -1,0 +1,195 @@
+//! The tensors protocol: requests and replies are safetensors images, see [the module](super).
+
+use std::cell::Cell;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use causeway::HostTensor;
+use causeway::error::Error;
+use causeway::files::{FileCause, FileError, Metadata, Spares, TensorImage, TensorStream};
+use causeway::named::{Call, CallError, Inputs, Layout};
+
+use super::PROTOCOL_VERSION;
+use super::frame::{self, Payload};
+use super::pipe::Lend;
+use super::service::Service;
+
+/// The key that the reply repeats.
+pub(super) const ID: &str = "id";
+/// The operation that computes nothing.
+pub(super) const HELLO: &str = "hello";
+/// What a client may say with it: that it has copied all of a reply out of the pipe before it sends the next request.
+pub(super) const TAKES_COPIES: &str = "takes_copies";
+
+/// What a frame asked for.
+pub(super) struct Request {
+    id: Option<String>,
+    wish: Result<Wish, Problem>,
+}
+
+enum Wish {
+    /// And whether the client takes copies.
+    Facts(bool),
+    Compute(Call, Inputs),
+}
+
+/// Why a request cannot be answered.
+struct Problem {
+    code: &'static str,
+    message: String,
+    help: Option<String>,
+}
+
+impl From<CallError> for Problem {
+    fn from(error: CallError) -> Self {
+        Problem { code: error.code(), message: error.to_string(), help: error.help() }
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        CallError::Operation { layout: Layout::default(), error }.into()
+    }
+}
+
+impl From<FileError> for Problem {
+    fn from(error: FileError) -> Self {
+        let code = match error.cause {
+            FileCause::OutOfMemory { .. } => "out-of-memory",
+            _ => "malformed-request",
+        };
+        Problem { code, message: error.to_string(), help: error.help().map(str::to_string) }
+    }
+}
+
+impl Request {
+    /// Reads a payload of `count` bytes. What is wrong with it is part of the answer.
+    pub fn read<R: Read>(payload: &mut Payload<'_, R>, count: u32, service: &Service) -> Self {
+        let max_frame = service.max_frame;
+        if count > max_frame {
+            let message = format!("the frame has {count} bytes: at most {max_frame} are allowed");
+            let help = Some("send less at a time, or start the server with a larger --max-frame".to_string());
+            return Request { id: None, wish: Err(Problem { code: "frame-too-large", message, help }) };
+        }
+        match TensorStream::open(payload, count.into(), "the request") {
+            Ok(stream) => {
+                let id = stream.metadata().get(ID).cloned();
+                Request { id, wish: Self::read_wish(stream, service) }
+            }
+            Err(error) => Request { id: None, wish: Err(error.into()) },
+        }
+    }
+
+    fn read_wish<R: Read>(stream: TensorStream<R>, service: &Service) -> Result<Wish, Problem> {
+        if stream.metadata().get("operation").is_some_and(|operation| operation == HELLO) {
+            return Ok(Wish::Facts(stream.metadata().get(TAKES_COPIES).is_some_and(|said| said == "true")));
+        }
+        let call = Call::from_metadata(stream.metadata(), &[ID])?;
+        call.check_names(stream.names())?;
+        let inputs = Inputs::new(stream.read_all_again(&service.spares)?, call.layout.unwrap_or_default());
+        let inputs = inputs.with_result_limit(service.max_frame.into());
+        Ok(Wish::Compute(call, inputs.with_spares(Arc::clone(&service.spares))))
+    }
+
+    /// Computes, if that is what was asked for.
+    pub fn answer(self, service: &Service, lent: &mut Lent) -> Reply {
+        let mut metadata = Metadata::from([
+            ("causeway".to_string(), env!("CARGO_PKG_VERSION").to_string()),
+            ("protocol".to_string(), PROTOCOL_VERSION.to_string()),
+            ("device".to_string(), service.device.to_string()),
+            ("threads".to_string(), service.thread_count().to_string()),
+            ("max_frame".to_string(), service.max_frame.to_string()),
+        ]);
+        metadata.extend(self.id.map(|id| (ID.to_string(), id)));
+        let results = self.wish.and_then(|wish| match wish {
+            Wish::Facts(takes_copies) => {
+                lent.to_a_copier = takes_copies;
+                Ok(None)
+            }
+            Wish::Compute(call, inputs) => {
+                metadata.extend(call.metadata());
+                let results = service.on_device(|device| call.run(device, &inputs).map_err(Problem::from));
+                inputs.into_tensors().for_each(|tensor| service.spares.keep(tensor));
+                let results = results?;
+                service.tally().note_answer(call.operation.name(), results.elapsed.as_secs_f64());
+                Ok(Some(results))
+            }
+        });
+        let tensors = match results {
+            Ok(Some(results)) => {
+                metadata.insert("seconds".to_string(), results.elapsed.as_secs_f64().to_string());
+                results.tensors
+            }
+            Ok(None) => Vec::new(),
+            Err(problem) => {
+                service.tally().note_refusal(problem.code);
+                refuse(&mut metadata, problem);
+                Vec::new()
+            }
+        };
+        Reply { tensors, metadata, max_frame: service.max_frame }
+    }
+}
+
+fn refuse(metadata: &mut Metadata, problem: Problem) {
+    metadata.insert("error".to_string(), problem.code.to_string());
+    metadata.insert("message".to_string(), problem.message);
+    metadata.extend(problem.help.map(|help| ("help".to_string(), help)));
+}
+
+/// Results that a client has been lent. Their memory is used again when the client is known to have copies; otherwise it
+/// goes back to the system, which keeps what was lent until it has been read.
+#[derive(Default)]
+pub(super) struct Lent {
+    to_a_copier: bool,
+    tensors: Vec<HostTensor>,
+}
+
+impl Lent {
+    /// A request has come: whoever takes copies has those of all earlier replies.
+    pub fn next_request(&mut self, spares: &Spares) {
+        self.tensors.drain(..).for_each(|tensor| spares.keep(tensor));
+    }
+
+    fn add(&mut self, tensor: HostTensor) {
+        if self.to_a_copier {
+            self.tensors.push(tensor);
+        }
+    }
+}
+
+/// What is sent back.
+pub(super) struct Reply {
+    tensors: Vec<(&'static str, HostTensor)>,
+    metadata: Metadata,
+    max_frame: u32,
+}
+
+impl Reply {
+    /// Writes the frame and flushes. Results in pages of their own are lent.
+    pub fn write(mut self, output: &mut impl Lend, lent: &mut Lent, spares: &Spares) -> io::Result<()> {
+        let tensors: Vec<_> = self.tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
+        let mut image = TensorImage::new(&tensors, &self.metadata);
+        if image.length() > self.max_frame.into() {
+            let message =
+                format!("the reply has {} bytes: at most {} are allowed", image.length(), self.max_frame);
+            let help =
+                Some("ask for less at a time, or start the server with a larger --max-frame".to_string());
+            refuse(&mut self.metadata, Problem { code: "reply-too-large", message, help });
+            image = TensorImage::new(&[], &self.metadata);
+        }
+        frame::write_count(output, image.length())?;
+        let any_lent = Cell::new(false);
+        image.write_lending(output, |output, tensor, bytes| {
+            if tensor.has_own_pages() {
+                any_lent.set(output.lend(bytes)? || any_lent.get());
+                return Ok(());
+            }
+            output.write_all(bytes)
+        })?;
+        output.flush()?;
+        let done = |(_, tensor)| if any_lent.get() { lent.add(tensor) } else { spares.keep(tensor) };
+        self.tensors.into_iter().for_each(done);
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! `y = act(bias + weight ∗ x) + residual`, and the states after each sequence.
+
+use causeway::causal_conv1d::Activation;
+use causeway::tensor::{DType, TensorRef};
+
+use super::sequences::{Data, Sequence, refill};
+use super::{Inputs, activate, finish, needs_double_double, sigmoid};
+use crate::oracle::Expected;
+use crate::oracle::bounds::Approximate;
+use crate::oracle::loops::{Loops, map_all, vectorised};
+use crate::oracle::real::{DoubleDouble, Real};
+
+/// What a forward call has to write.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ForwardTruth {
+    /// `(batch, dim, seqlen)`.
+    pub y: Expected,
+    /// `(sequences, dim, width - 1)`: copies.
+    pub final_states: Expected,
+}
+
+/// The truth of [`Forward`](causeway::causal_conv1d::Forward).
+pub fn forward(inputs: &Inputs<'_>) -> ForwardTruth {
+    if needs_double_double(&inputs.x) {
+        forward_in::<DoubleDouble>(inputs)
+    } else {
+        forward_in::<f64>(inputs)
+    }
+}
+
+fn forward_in<R: Real>(inputs: &Inputs<'_>) -> ForwardTruth {
+    let data = Data::read(inputs);
+    let problem = Problem {
+        residual: inputs.residual,
+        silu: inputs.activation == Activation::Silu,
+        dtype: inputs.x.dtype(),
+        data,
+    };
+    let Data { batch, dim, seqlen, .. } = problem.data;
+
+    let mut values = vec![0.0; batch * dim * seqlen];
+    let mut bounds = vec![0.0; values.len()];
+    let together = problem.data.channels_together();
+    let (row_length, tile_length) = ((dim * seqlen).max(1), (together * seqlen).max(1));
+    let rows = values.chunks_mut(row_length).zip(bounds.chunks_mut(row_length)).enumerate();
+    let tiles = rows.flat_map(|(row, (values, bounds))| {
+        let tiles = values.chunks_mut(tile_length).zip(bounds.chunks_mut(tile_length)).enumerate();
+        tiles.map(move |(tile, (values, bounds))| (row, tile * together, values, bounds))
+    });
+    map_all(
+        batch * dim * seqlen,
+        tiles.collect(),
+        |scratch: &mut Scratch<R>, (row, channel, values, bounds)| {
+            vectorised(Tile { problem: &problem, row, channel, values, bounds, scratch });
+        },
+    );
+
+    let data = &problem.data;
+    let shape = [data.sequences.len() as i64, dim as i64, data.history() as i64];
+    ForwardTruth {
+        y: Expected { dtype: problem.dtype, shape: inputs.x.shape().to_vec(), values, bounds },
+        final_states: Expected::exact(problem.dtype, &shape, final_states(data)),
+    }
+}
+
+/// The last `width - 1` places of every window, zero at padding.
+fn final_states(data: &Data<'_>) -> Vec<f64> {
+    let history = data.history();
+    let mut states = vec![0.0; data.sequences.len() * data.dim * history];
+    if states.is_empty() {
+        return states;
+    }
+    for (row, state) in states.chunks_exact_mut(history).enumerate() {
+        let (sequence, channel) = (&data.sequences[row / data.dim], row % data.dim);
+        let length = sequence.len();
+        let (old, new) = state.split_at_mut(history.saturating_sub(length));
+        if let Some(initial) = &data.initial_states {
+            old.copy_from_slice(&initial[row * history + length.min(history)..][..old.len()]);
+        }
+        let end = (sequence.row * data.dim + channel) * data.seqlen + sequence.end;
+        data.x.read_f64(end - new.len(), new);
+        for (column, value) in state.iter_mut().enumerate() {
+            if sequence.is_padding(length + column) {
+                *value = 0.0;
+            }
+        }
+    }
+    states
+}
+
+struct Problem<'a> {
+    data: Data<'a>,
+    residual: Option<TensorRef<'a>>,
+    silu: bool,
+    dtype: DType,
+}
+
+/// Memory that one row after the other uses.
+#[derive(Default)]
+struct Scratch<R> {
+    x: Vec<f64>,
+    residual: Vec<f64>,
+    window: Vec<f64>,
+    pre: Vec<R>,
+    magnitudes: Vec<f64>,
+    /// e⁻ᵖʳᵉ.
+    exponentials: Vec<R>,
+}
+
+/// Some channels of y, from `channel` on, in one row of the batch.
+struct Tile<'a, R> {
+    problem: &'a Problem<'a>,
+    row: usize,
+    channel: usize,
+    values: &'a mut [f64],
+    bounds: &'a mut [f64],
+    scratch: &'a mut Scratch<R>,
+}
+
+impl<R: Real> Loops for Tile<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (data, scratch) = (&self.problem.data, self.scratch);
+        let rows = self.values.len() / data.seqlen;
+        data.read_rows(&mut scratch.x, &data.x, self.row, self.channel, rows);
+        if let Some(residual) = &self.problem.residual {
+            data.read_rows(&mut scratch.residual, residual, self.row, self.channel, rows);
+        }
+        let outputs =
+            self.values.chunks_exact_mut(data.seqlen).zip(self.bounds.chunks_exact_mut(data.seqlen));
+        for (i, (values, bounds)) in outputs.enumerate() {
+            let x = &scratch.x[i * data.seqlen..][..data.seqlen];
+            for sequence in data.of_row(self.row) {
+                let own = sequence.start..sequence.end;
+                let residual =
+                    self.problem.residual.map(|_| &scratch.residual[i * data.seqlen..][own.clone()]);
+                data.fill_window(&mut scratch.window, sequence, self.channel + i, x);
+                let (pre, magnitudes) = (&mut scratch.pre, &mut scratch.magnitudes);
+                data.pre(sequence, self.channel + i, &scratch.window, pre, magnitudes);
+                if self.problem.silu {
+                    refill(&mut scratch.exponentials, pre.len(), R::new(0.0));
+                    for (exponential, &pre) in scratch.exponentials.iter_mut().zip(&*pre) {
+                        *exponential = (-pre).exp();
+                    }
+                }
+                let exponentials = self.problem.silu.then_some(&*scratch.exponentials);
+                let (values, bounds) = (&mut values[own.clone()], &mut bounds[own]);
+                self.problem.outputs(sequence, pre, magnitudes, exponentials, residual, values, bounds);
+            }
+        }
+    }
+}
+
+impl Problem<'_> {
+    /// y of one channel of a sequence, with the bounds of its rounded values.
+    #[inline(always)]
+    fn outputs<R: Real>(
+        &self,
+        sequence: &Sequence,
+        pre: &[R],
+        magnitudes: &[f64],
+        exponentials: Option<&[R]>,
+        residual: Option<&[f64]>,
+        values: &mut [f64],
+        bounds: &mut [f64],
+    ) {
+        let (arithmetic, history, terms) = (self.data.arithmetic, self.data.history(), self.data.width + 1);
+        let inputs = pre.iter().zip(magnitudes).enumerate();
+        for ((t, (&pre, &magnitude)), (value, bound)) in inputs.zip(values.iter_mut().zip(bounds)) {
+            let (activated, error) = if sequence.is_padding(t + history) {
+                (R::new(0.0), 0.0)
+            } else {
+                // The width products and the bias.
+                let approximate = Approximate { value: pre.value(), error: arithmetic.sum(terms, magnitude) };
+                let sigmoid = exponentials.map(|exponentials| sigmoid(exponentials[t]));
+                activate(&arithmetic, pre, approximate, sigmoid)
+            };
+            let y = finish(&arithmetic, activated, error, residual.map(|residual| residual[t]), self.dtype);
+            (*value, *bound) = (y.value, y.error);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Sums over batch and seqlen: dweight and dbias.
+
+use causeway::tensor::DType;
+
+use super::backward::Gradient;
+use crate::oracle::bounds::{Approximate, Arithmetic, independent};
+use crate::oracle::real::Real;
+
+/// Sums that are formed side by side. Each has its terms in the order of the positions.
+pub(super) const LANES: usize = 4;
+
+/// Σ g·x of [`LANES`] taps, with what their bounds need.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LongSums<R> {
+    value: [R; LANES],
+    terms: [u64; LANES],
+    /// Σ|term| and Σ term².
+    magnitude: [f64; LANES],
+    squares: [f64; LANES],
+    /// Σ of the errors that g brings in, and of their squares.
+    inherited: [f64; LANES],
+    inherited_squares: [f64; LANES],
+}
+
+impl<R: Real> LongSums<R> {
+    /// Adds `g · x(lane)`, of the lanes that count.
+    #[inline(always)]
+    pub fn add(&mut self, g: Gradient<R>, x: impl Fn(usize) -> f64, counts: impl Fn(usize) -> bool) {
+        for lane in 0..LANES {
+            if counts(lane) {
+                let term = g.value * R::new(x(lane));
+                self.value[lane] = self.value[lane] + term;
+                self.terms[lane] += 1;
+                self.magnitude[lane] += term.value().abs();
+                self.squares[lane] += term.value() * term.value();
+                let inherited = g.error * x(lane).abs();
+                self.inherited[lane] += inherited;
+                self.inherited_squares[lane] += inherited * inherited;
+            } else if !g.value.value().is_finite() || g.error == f64::INFINITY {
+                self.leave_unchecked(lane);
+            }
+        }
+    }
+
+    /// For a tap that does not count where its other factor is not finite: a backend may leave the term out, or multiply
+    /// by a zero, which gives NaN.
+    pub fn leave_unchecked(&mut self, lane: usize) {
+        self.inherited[lane] = f64::INFINITY;
+        self.inherited_squares[lane] = f64::INFINITY;
+    }
+
+    pub fn finish(&self, lane: usize, arithmetic: &Arithmetic, dtype: DType) -> Approximate {
+        let terms = self.terms[lane] as usize;
+        let error = arithmetic.long_sum(terms, self.magnitude[lane], self.squares[lane])
+            + independent(self.inherited[lane], self.inherited_squares[lane]);
+        let exact = Approximate { value: self.value[lane].value(), error };
+        Approximate { value: exact.value, error: arithmetic.rounded(exact, dtype) }
+    }
+}

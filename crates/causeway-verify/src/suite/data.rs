@@ -1,0 +1,284 @@
+//! The tensors of a case, on the host.
+
+use causeway::error::Result;
+use causeway::tensor::DType;
+use causeway::{Arrangement, HostTensor};
+
+use super::case::{Conv1d, CuSeqlens, Update, Values, VarlenStates};
+use super::random::Random;
+use super::tensors::{Conv1dTensors, UpdateTensors, VarlenStatesTensors};
+use crate::oracle::POISON;
+use crate::oracle::causal_conv1d::{self as oracle, BackwardTruth, Inputs, UpdateInputs};
+use crate::oracle::ulp::Format;
+
+/// Magnitudes of uniform values. That of dy keeps the sums over batch and seqlen small enough for 16-bit results
+/// to round within the contract's ceilings; docs/verification.md has the calculation.
+const WEIGHT_SCALE: f64 = 0.5;
+const DY_SCALE: f64 = 1.0 / 16.0;
+
+impl Conv1d {
+    /// The inputs, always the same for the same case name.
+    ///
+    /// # Errors
+    /// If they do not fit into memory.
+    pub fn tensors(&self, case: &str) -> Result<Conv1dTensors> {
+        let mut tensors = self.inputs(|name, arrangement| match name {
+            "seq_idx" => self.seq_idx(&arrangement),
+            "cu_seqlens" => CuSeqlens::tensor(self.cu_seqlens.as_ref(), &arrangement),
+            _ => valued(&arrangement, case, name, self.magnitude(name), self.values),
+        })?;
+        match self.values {
+            Values::NonFinite => insert_non_finite(&mut tensors.x, case),
+            Values::NonFiniteAnywhere => {
+                let Conv1dTensors { x, residual, initial_states, dy, dfinal_states, .. } = &mut tensors;
+                let optional = [residual, initial_states, dfinal_states];
+                insert_non_finite_in_one([x, dy].into_iter().chain(optional.into_iter().flatten()), case);
+            }
+            Values::NanPadding => {
+                if let Some(indices) = &tensors.seq_idx {
+                    let indices = indices.to_f64();
+                    for tensor in [&mut tensors.x, &mut tensors.dy] {
+                        self.insert_nan_at_padding(tensor, &indices);
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(tensors)
+    }
+
+    /// As [`Conv1d::tensors`], made faster: storage repeats a short pattern of random numbers, `values` is ignored.
+    /// For benchmarks.
+    ///
+    /// # Errors
+    /// If they do not fit into memory.
+    pub fn repeating_tensors(&self, case: &str) -> Result<Conv1dTensors> {
+        self.inputs(|name, arrangement| match name {
+            "seq_idx" => self.seq_idx(&arrangement),
+            "cu_seqlens" => CuSeqlens::tensor(self.cu_seqlens.as_ref(), &arrangement),
+            _ => repeating(&arrangement, case, name, self.magnitude(name)),
+        })
+    }
+
+    /// Largest magnitude of an input.
+    pub(super) fn magnitude(&self, input: &str) -> f64 {
+        match input {
+            "weight" => WEIGHT_SCALE,
+            "bias" => WEIGHT_SCALE * self.scale(),
+            "dy" | "dfinal_states" => DY_SCALE * self.scale(),
+            _ => self.scale(),
+        }
+    }
+
+    fn scale(&self) -> f64 {
+        self.values.scale(self.dtype)
+    }
+
+    fn seq_idx(&self, arrangement: &Arrangement) -> Result<HostTensor> {
+        let rows = (0..self.batch)
+            .flat_map(|row| self.seq_idx.iter().flat_map(move |runs| runs.row(row, self.seqlen)))
+            .collect::<Vec<i32>>();
+        let mut tensor = arrangement.zeros()?;
+        tensor.assign(|i| f64::from(rows[i]));
+        Ok(tensor)
+    }
+
+    fn insert_nan_at_padding(&self, tensor: &mut HostTensor, indices: &[f64]) {
+        let values = tensor.to_f64();
+        let (dim, seqlen) = (self.dim as usize, self.seqlen as usize);
+        tensor.assign(|i| {
+            let (row, position) = (i / seqlen / dim, i % seqlen);
+            if indices[row * seqlen + position] < 0.0 { f64::NAN } else { values[i] }
+        });
+    }
+}
+
+impl Values {
+    /// Largest magnitude in a tensor of this dtype, where it is not a parameter's.
+    pub(super) fn scale(self, dtype: DType) -> f64 {
+        match (self, Format::of(dtype)) {
+            (Values::Subnormal, Some(format)) => format.smallest_normal(),
+            (Values::Overflow, Some(format)) => format.max(),
+            _ => 1.0,
+        }
+    }
+}
+
+impl Conv1dTensors {
+    /// What the oracle reads.
+    pub fn oracle_inputs(&self, conv1d: &Conv1d) -> Inputs<'_> {
+        Inputs {
+            x: self.x.view(),
+            weight: self.weight.view(),
+            bias: self.bias.as_ref().map(HostTensor::view),
+            initial_states: self.initial_states.as_ref().map(HostTensor::view),
+            seq_idx: self.seq_idx.as_ref().map(HostTensor::view),
+            cu_seqlens: self.cu_seqlens.as_ref().map(HostTensor::view),
+            residual: self.residual.as_ref().map(HostTensor::view),
+            activation: conv1d.activation,
+        }
+    }
+
+    /// What backward has to give.
+    pub fn backward_truth(&self, conv1d: &Conv1d) -> BackwardTruth {
+        let dfinal_states = self.dfinal_states.as_ref().map(HostTensor::view);
+        let inputs = self.oracle_inputs(conv1d);
+        oracle::backward(&inputs, &self.dy.view(), dfinal_states.as_ref(), conv1d.dweight_dtype)
+    }
+}
+
+impl Update {
+    /// The inputs, always the same for the same case name.
+    ///
+    /// # Errors
+    /// If they do not fit into memory.
+    pub fn tensors(&self, case: &str) -> Result<UpdateTensors> {
+        let scale = self.values.scale(self.dtype);
+        let mut tensors = self.inputs(|name, arrangement| match name {
+            "cache_seqlens" => self.cache_seqlens(&arrangement, case),
+            "conv_state_indices" => self.conv_state_indices(&arrangement, case),
+            "weight" => valued(&arrangement, case, name, WEIGHT_SCALE, self.values),
+            "bias" => valued(&arrangement, case, name, WEIGHT_SCALE * scale, self.values),
+            "conv_state" => {
+                // What lies around the elements is poison, as it is around every other output.
+                let mut tensor = arrangement.zeros()?;
+                tensor.fill_bytes(POISON);
+                fill(&mut tensor, case, name, scale, self.values);
+                Ok(tensor)
+            }
+            _ => valued(&arrangement, case, name, scale, self.values),
+        })?;
+        match self.values {
+            Values::NonFinite => insert_non_finite(&mut tensors.x, case),
+            Values::NonFiniteAnywhere => {
+                let UpdateTensors { x, conv_state, .. } = &mut tensors;
+                insert_non_finite_in_one([x, conv_state].into_iter(), case);
+            }
+            _ => {}
+        }
+        Ok(tensors)
+    }
+
+    /// From a fresh cache to one that has gone around several times.
+    fn cache_seqlens(&self, arrangement: &Arrangement, case: &str) -> Result<HostTensor> {
+        let longest = 3 * self.state_len as usize + 2;
+        let mut random = Random::new(case, "cache_seqlens");
+        let mut tensor = arrangement.zeros()?;
+        tensor.assign(|i| if i == 0 { 0.0 } else { random.below(longest) as f64 });
+        Ok(tensor)
+    }
+
+    /// A shuffle of the rows, with every third entry padding.
+    fn conv_state_indices(&self, arrangement: &Arrangement, case: &str) -> Result<HostTensor> {
+        let mut rows: Vec<usize> = (0..self.rows() as usize).collect();
+        let mut random = Random::new(case, "conv_state_indices");
+        for i in (1..rows.len()).rev() {
+            rows.swap(i, random.below(i + 1));
+        }
+        let mut tensor = arrangement.zeros()?;
+        tensor.assign(|i| if i % 3 == 2 { -1.0 } else { rows[i] as f64 });
+        Ok(tensor)
+    }
+}
+
+impl UpdateTensors {
+    /// What the oracle reads.
+    pub fn oracle_inputs(&self, update: &Update) -> UpdateInputs<'_> {
+        UpdateInputs {
+            x: self.x.view(),
+            conv_state: self.conv_state.view(),
+            weight: self.weight.view(),
+            bias: self.bias.as_ref().map(HostTensor::view),
+            cache_seqlens: self.cache_seqlens.as_ref().map(HostTensor::view),
+            conv_state_indices: self.conv_state_indices.as_ref().map(HostTensor::view),
+            activation: update.activation,
+        }
+    }
+}
+
+impl VarlenStates {
+    /// The inputs, always the same for the same case name.
+    ///
+    /// # Errors
+    /// If they do not fit into memory.
+    pub fn tensors(&self, case: &str) -> Result<VarlenStatesTensors> {
+        self.inputs(|name, arrangement| match name {
+            "cu_seqlens" => CuSeqlens::tensor(Some(&self.cu_seqlens), &arrangement),
+            _ => uniform(&arrangement, case, name, 1.0),
+        })
+    }
+}
+
+impl CuSeqlens {
+    fn tensor(lengths: Option<&CuSeqlens>, arrangement: &Arrangement) -> Result<HostTensor> {
+        let boundaries = lengths.map(CuSeqlens::boundaries).unwrap_or_default();
+        let mut tensor = arrangement.zeros()?;
+        tensor.assign(|i| boundaries[i] as f64);
+        Ok(tensor)
+    }
+}
+
+fn fill(tensor: &mut HostTensor, case: &str, name: &str, scale: f64, values: Values) {
+    let mut random = Random::new(case, name);
+    match values {
+        Values::Zeros => tensor.assign(|_| match random.below(4) {
+            0 => 0.0,
+            1 => -0.0,
+            _ => random.uniform() * scale,
+        }),
+        Values::Spread => tensor.assign(|_| random.uniform() * scale * 0.5f64.powi(random.below(21) as i32)),
+        _ => tensor.assign_in_parallel(|i| random.uniform_after(i) * scale),
+    }
+}
+
+/// A tensor of random numbers: signs are independent, magnitudes at most `scale` and as `values` says.
+pub(super) fn valued(
+    arrangement: &Arrangement,
+    case: &str,
+    name: &str,
+    scale: f64,
+    values: Values,
+) -> Result<HostTensor> {
+    let mut tensor = arrangement.zeros()?;
+    fill(&mut tensor, case, name, scale, values);
+    Ok(tensor)
+}
+
+pub(super) fn uniform(arrangement: &Arrangement, case: &str, name: &str, scale: f64) -> Result<HostTensor> {
+    valued(arrangement, case, name, scale, Values::Uniform)
+}
+
+/// Uniform values that repeat through the storage.
+fn repeating(arrangement: &Arrangement, case: &str, name: &str, scale: f64) -> Result<HostTensor> {
+    // A prime, so that rows and channels, which are powers of two, never repeat each other.
+    const PERIOD: usize = 262_147;
+    let mut tensor = arrangement.zeros()?;
+    let mut random = Random::new(case, name);
+    let pattern = HostTensor::from_fn(arrangement.dtype, &[PERIOD as i64], |_| random.uniform() * scale)?;
+    let pattern = &pattern.bytes()[..PERIOD * arrangement.dtype.size()];
+    for piece in tensor.bytes_mut().chunks_mut(pattern.len()) {
+        piece.copy_from_slice(&pattern[..piece.len()]);
+    }
+    Ok(tensor)
+}
+
+/// A NaN and both infinities in one of several tensors: which one depends on the case.
+pub(super) fn insert_non_finite_in_one<'a>(tensors: impl Iterator<Item = &'a mut HostTensor>, case: &str) {
+    let mut tensors: Vec<_> = tensors.collect();
+    let chosen = Random::new(case, "non-finite-anywhere").below(tensors.len());
+    insert_non_finite(tensors[chosen], case);
+}
+
+/// A NaN and both infinities, at places that depend on the case.
+pub(super) fn insert_non_finite(x: &mut HostTensor, case: &str) {
+    let mut values = x.to_f64();
+    let mut random = Random::new(case, "non-finite");
+    if values.is_empty() {
+        return;
+    }
+    for special in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let at = random.below(values.len());
+        values[at] = special;
+    }
+    x.assign(|i| values[i]);
+}

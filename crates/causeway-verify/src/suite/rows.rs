@@ -1,0 +1,540 @@
+//! TOML rows to cases: defaults, lists that multiply, and names.
+
+use causeway::causal_conv1d::{Activation, MAX_WIDTH};
+use causeway::gemm::Algorithm;
+use causeway::tensor::DType;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, Error as _};
+
+use super::case::{Case, Ceilings, Conv1d, CuSeqlens, Fault, Problem, SeqIdx, Update, Values, VarlenStates};
+use super::gemm::{Gemm, MatrixLayout};
+use super::layout::Layout;
+use super::memory::Memory;
+
+/// Keys that may hold a list instead of a value: there is then one case for each entry. The first changes slowest.
+const MULTIPLYING: [&str; 12] = [
+    "shape",
+    "width",
+    "state_len",
+    "layout",
+    "output_layout",
+    "cache_seqlens",
+    "together",
+    "values",
+    "dtype",
+    "weight_dtype",
+    "activation",
+    "algorithm",
+];
+
+/// Most cases of one row: a few lists of a small file would fill the memory.
+const MOST_CASES: usize = 10_000;
+
+/// The cases of one row, which `base` completes.
+pub(super) fn cases<R: Row>(
+    base: Option<&toml::Table>,
+    row: &toml::Table,
+    ceilings: &impl Fn(DType) -> Ceilings,
+) -> Result<Vec<Case>, String> {
+    let mut whole = base.cloned().unwrap_or_default();
+    whole.extend(row.clone());
+    let listed: Vec<&str> = MULTIPLYING.into_iter().filter(|key| list(&whole, key).is_some()).collect();
+    let combinations = listed
+        .iter()
+        .filter_map(|key| list(&whole, key))
+        .fold(1usize, |product, values| product.saturating_mul(values.len()));
+    if combinations > MOST_CASES {
+        return Err(format!(
+            "its lists ({}) multiply to {combinations} cases: at most {MOST_CASES} are allowed; split the row",
+            listed.join(", ")
+        ));
+    }
+    expand(whole)
+        .into_iter()
+        .map(|row| {
+            let row: R = row.try_into().map_err(|error: toml::de::Error| error.message().to_string())?;
+            let problem = row.problem()?;
+            check_memory(&problem)?;
+            Ok(Case {
+                name: name(row.name(), &problem, &listed),
+                ceilings: if is_plain(&problem) { ceilings(problem.dtype()) } else { Ceilings::default() },
+                sample: row.sample(),
+                problem,
+                fault: row.fault(),
+            })
+        })
+        .collect()
+}
+
+/// Each placement is that of a tensor of the problem, and one that it can have.
+fn check_memory(problem: &Problem) -> Result<(), String> {
+    let memory = &problem.memory().0;
+    if memory.is_empty() {
+        return Ok(());
+    }
+    // With an axis that the tensor does not have it could not be arranged.
+    let plain = problem.in_its_layouts().tensors().map_err(|error| error.to_string())?;
+    for (name, placement) in memory {
+        let Some((_, role, arrangement)) = plain.iter().find(|(known, ..)| known == name) else {
+            let known: Vec<_> = plain.iter().map(|(known, ..)| *known).collect();
+            return Err(format!("memory has {name:?}: the tensors of this row are {}", known.join(", ")));
+        };
+        if let Some(complaint) = placement.complaint(arrangement.shape.len(), *role) {
+            return Err(format!("memory.{name}: {complaint}"));
+        }
+    }
+    Ok(())
+}
+
+/// True for the cases that the contract's ceilings speak of: numbers of ordinary size, in one dtype.
+fn is_plain(problem: &Problem) -> bool {
+    match problem {
+        Problem::Conv1d(c) => c.values == Values::Uniform && c.weight_dtype == c.dtype,
+        _ => true,
+    }
+}
+
+/// The entries of a key that holds a list of values. (One shape is a list of sizes, and still one value.)
+fn list<'a>(row: &'a toml::Table, key: &str) -> Option<&'a Vec<toml::Value>> {
+    let items = row.get(key)?.as_array()?;
+    let is_one_shape = key == "shape" && items.iter().all(|item| !item.is_array());
+    (!is_one_shape).then_some(items)
+}
+
+/// One row for each combination of listed values.
+fn expand(row: toml::Table) -> Vec<toml::Table> {
+    let mut rows = vec![row];
+    for key in MULTIPLYING {
+        rows = rows
+            .into_iter()
+            .flat_map(|row| match list(&row, key) {
+                None => vec![row],
+                Some(values) => values
+                    .iter()
+                    .map(|value| {
+                        let mut one = row.clone();
+                        one.insert(key.to_string(), value.clone());
+                        one
+                    })
+                    .collect(),
+            })
+            .collect();
+    }
+    rows
+}
+
+/// The row's name, the sizes, what the row lists, the dtypes and the activation: `large-8x2048x1024-f16-silu`.
+fn name(row: &str, problem: &Problem, listed: &[&str]) -> String {
+    let (sizes, width, weight_dtype, activation) = match problem {
+        Problem::Conv1d(c) | Problem::Parity(c) => {
+            (vec![c.batch, c.dim, c.seqlen], c.width, c.weight_dtype, c.activation)
+        }
+        Problem::Update(u) => {
+            let sizes = [u.batch, u.dim].into_iter().chain(u.seqlen).collect();
+            (sizes, u.width, u.weight_dtype, u.activation)
+        }
+        Problem::VarlenStates(v) => (vec![v.cu_seqlens.total(), v.dim], 0, v.dtype, Activation::None),
+        Problem::Gemm(g) => (vec![g.m, g.n, g.k], 0, g.dtype, Activation::None),
+    };
+    let sizes: Vec<_> = sizes.iter().map(i64::to_string).collect();
+    let mut parts = vec![row.to_string(), sizes.join("x")];
+    for &key in listed {
+        parts.extend(match (key, problem) {
+            ("width", _) => Some(format!("w{width}")),
+            ("layout", problem) => Some(problem.layout().to_string()),
+            ("output_layout", Problem::Conv1d(c)) => Some(format!("to-{}", c.output_layout)),
+            ("output_layout", Problem::Gemm(g)) => Some(format!("to-{}", g.output_layout)),
+            ("values", Problem::Conv1d(c) | Problem::Parity(c)) => Some(c.values.to_string()),
+            ("values", Problem::Gemm(g)) => Some(g.values.to_string()),
+            ("values", Problem::Update(u)) => Some(u.values.to_string()),
+            ("together", Problem::Gemm(g)) => Some(if g.together { "together" } else { "apart" }.to_string()),
+            ("state_len", Problem::Update(u)) => Some(format!("s{}", u.state_len)),
+            ("state_len", Problem::VarlenStates(v)) => Some(format!("s{}", v.state_len)),
+            ("cache_seqlens", Problem::Update(u)) => {
+                Some(if u.cache_seqlens { "ring" } else { "shift" }.to_string())
+            }
+            _ => None,
+        });
+    }
+    parts.push(problem.dtype().to_string());
+    if weight_dtype != problem.dtype() {
+        parts.push(format!("weight-{weight_dtype}"));
+    }
+    if activation != Activation::None {
+        parts.push(activation.to_string());
+    }
+    if let Problem::Gemm(gemm) = problem {
+        parts.push(gemm.algorithm.to_string());
+    }
+    parts.join("-")
+}
+
+/// A row of TOML whose lists have been expanded.
+pub(super) trait Row: DeserializeOwned {
+    /// What its cases are called.
+    fn name(&self) -> &str;
+    /// The problem, or what is wrong with it.
+    fn problem(&self) -> Result<Problem, String>;
+    /// A wrong value to put in.
+    fn fault(&self) -> Option<Fault>;
+    /// Whether a sample of the channels is checked instead of all.
+    fn sample(&self) -> bool {
+        false
+    }
+}
+
+/// A value that TOML spells as text, such as a dtype.
+#[derive(Debug, Clone, Copy)]
+struct Named<T>(T);
+
+impl<'de, T: std::str::FromStr<Err: std::fmt::Display>> Deserialize<'de> for Named<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Named).map_err(D::Error::custom)
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CuSeqlensRow {
+    lengths: Vec<i64>,
+    dtype: Named<DType>,
+}
+
+impl CuSeqlensRow {
+    fn build(&self) -> Result<CuSeqlens, String> {
+        require(self.lengths.iter().all(|&length| length >= 0), "cu_seqlens has a negative length")?;
+        Ok(CuSeqlens { lengths: self.lengths.clone(), dtype: self.dtype.0 })
+    }
+}
+
+/// A row of `[[conv1d]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Conv1dRow {
+    name: String,
+    /// `[batch, dim, seqlen]`.
+    shape: [i64; 3],
+    width: i64,
+    dtype: Named<DType>,
+    weight_dtype: Option<Named<DType>>,
+    dweight_dtype: Option<Named<DType>>,
+    layout: Named<Layout>,
+    output_layout: Option<Named<Layout>>,
+    activation: Named<Activation>,
+    #[serde(default)]
+    bias: bool,
+    #[serde(default)]
+    residual: bool,
+    #[serde(default)]
+    initial_states: bool,
+    #[serde(default)]
+    final_states: bool,
+    seq_idx: Option<Vec<(i64, i32)>>,
+    cu_seqlens: Option<CuSeqlensRow>,
+    values: Option<Named<Values>>,
+    #[serde(default)]
+    omit: Vec<String>,
+    #[serde(default)]
+    memory: Memory,
+    #[serde(default)]
+    sample: bool,
+    fault: Option<Fault>,
+}
+
+impl Row for Conv1dRow {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn problem(&self) -> Result<Problem, String> {
+        let [batch, dim, seqlen] = self.shape;
+        let (Named(dtype), Named(layout)) = (self.dtype, self.layout);
+        let weight_dtype = self.weight_dtype.map_or(dtype, |dtype| dtype.0);
+        check_sizes(&self.shape, self.width)?;
+        let cu_seqlens = self.cu_seqlens.as_ref().map(CuSeqlensRow::build).transpose()?;
+        if let Some(boundaries) = &cu_seqlens {
+            let total = boundaries.total();
+            require(
+                batch == 1 && seqlen == total,
+                format!("shape has batch {batch} and seqlen {seqlen}: cu_seqlens needs 1 and {total}"),
+            )?;
+        }
+        if let Some(runs) = &self.seq_idx {
+            let positive = !runs.is_empty() && runs.iter().all(|&(length, _)| length > 0);
+            require(positive, "seq_idx needs runs of positive length")?;
+        }
+        if let Some(name) = self.omit.iter().find(|name| !Conv1d::OPTIONAL.contains(&name.as_str())) {
+            return Err(format!("omit has {name:?}: expected any of {}", Conv1d::OPTIONAL.join(", ")));
+        }
+        let output_layout = self.output_layout.map_or(layout, |layout| layout.0);
+        if self.sample {
+            let plain = !self.residual && !self.initial_states && !self.final_states && self.values.is_none();
+            let plain = plain && self.memory.0.is_empty();
+            let dense = [Layout::ChannelFirst, Layout::ChannelLast];
+            require(
+                plain && self.seq_idx.is_none() && cu_seqlens.is_none(),
+                "sample is true: such a row can have no states, sequences, residual, values or memory",
+            )?;
+            require(
+                dense.contains(&layout) && dense.contains(&output_layout),
+                "sample is true: the layouts of such a row are channel-first or channel-last",
+            )?;
+        }
+        Ok(Problem::Conv1d(Conv1d {
+            batch,
+            dim,
+            seqlen,
+            width: self.width,
+            dtype,
+            weight_dtype,
+            dweight_dtype: self.dweight_dtype.map_or(weight_dtype, |dtype| dtype.0),
+            layout,
+            output_layout,
+            activation: self.activation.0,
+            bias: self.bias,
+            residual: self.residual,
+            initial_states: self.initial_states,
+            final_states: self.final_states,
+            seq_idx: self.seq_idx.clone().map(|runs| SeqIdx { runs }),
+            cu_seqlens,
+            values: self.values.map_or(Values::Uniform, |values| values.0),
+            omit: self.omit.clone(),
+            memory: self.memory.clone(),
+        }))
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.fault.clone()
+    }
+
+    fn sample(&self) -> bool {
+        self.sample
+    }
+}
+
+/// A row of `[[parity]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ParityRow {
+    name: String,
+    /// `[batch, dim, seqlen]`.
+    shape: [i64; 3],
+    width: i64,
+    dtype: Named<DType>,
+    weight_dtype: Option<Named<DType>>,
+    activation: Named<Activation>,
+    #[serde(default)]
+    bias: bool,
+    #[serde(default)]
+    residual: bool,
+    values: Option<Named<Values>>,
+    fault: Option<Fault>,
+}
+
+impl Row for ParityRow {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn problem(&self) -> Result<Problem, String> {
+        let [batch, dim, seqlen] = self.shape;
+        check_sizes(&self.shape, self.width)?;
+        require(
+            self.shape.iter().all(|&size| size > 0),
+            "shape has a size of 0: there is nothing to compare",
+        )?;
+        let values = self.values.map_or(Values::Uniform, |values| values.0);
+        require(values != Values::NanPadding, "values is nan-padding: such a row has no padded positions")?;
+        let Named(dtype) = self.dtype;
+        let weight_dtype = self.weight_dtype.map_or(dtype, |dtype| dtype.0);
+        Ok(Problem::Parity(Conv1d {
+            batch,
+            dim,
+            seqlen,
+            width: self.width,
+            dtype,
+            weight_dtype,
+            dweight_dtype: weight_dtype,
+            layout: Layout::ChannelFirst,
+            output_layout: Layout::ChannelFirst,
+            activation: self.activation.0,
+            bias: self.bias,
+            residual: self.residual,
+            initial_states: false,
+            final_states: false,
+            seq_idx: None,
+            cu_seqlens: None,
+            values,
+            omit: Vec::new(),
+            memory: Memory::default(),
+        }))
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.fault.clone()
+    }
+}
+
+/// A row of `[[conv1d-update]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct UpdateRow {
+    name: String,
+    /// `[batch, dim]` or `[batch, dim, seqlen]`.
+    shape: Vec<i64>,
+    width: i64,
+    /// `width - 1` unless given.
+    state_len: Option<i64>,
+    dtype: Named<DType>,
+    weight_dtype: Option<Named<DType>>,
+    layout: Named<Layout>,
+    activation: Named<Activation>,
+    #[serde(default)]
+    bias: bool,
+    #[serde(default)]
+    cache_seqlens: bool,
+    #[serde(default)]
+    conv_state_indices: bool,
+    values: Option<Named<Values>>,
+    #[serde(default)]
+    memory: Memory,
+    fault: Option<Fault>,
+}
+
+impl Row for UpdateRow {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn problem(&self) -> Result<Problem, String> {
+        let (batch, dim, seqlen) = match *self.shape.as_slice() {
+            [batch, dim] => (batch, dim, None),
+            [batch, dim, seqlen] => (batch, dim, Some(seqlen)),
+            _ => return Err("shape needs [batch, dim] or [batch, dim, seqlen]".into()),
+        };
+        check_sizes(&self.shape, self.width)?;
+        let shortest = self.width - 1;
+        let state_len = self.state_len.unwrap_or(shortest);
+        require(
+            state_len >= shortest,
+            format!("state_len is {state_len}: width {} needs at least {shortest}", self.width),
+        )?;
+        let values = self.values.map_or(Values::Uniform, |values| values.0);
+        require(values != Values::NanPadding, "values is nan-padding: an update has no seq_idx")?;
+        Ok(Problem::Update(Update {
+            batch,
+            dim,
+            seqlen,
+            width: self.width,
+            state_len,
+            dtype: self.dtype.0,
+            weight_dtype: self.weight_dtype.unwrap_or(self.dtype).0,
+            layout: self.layout.0,
+            activation: self.activation.0,
+            bias: self.bias,
+            cache_seqlens: self.cache_seqlens,
+            conv_state_indices: self.conv_state_indices,
+            values,
+            memory: self.memory.clone(),
+        }))
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.fault.clone()
+    }
+}
+
+/// A row of `[[conv1d-varlen-states]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VarlenStatesRow {
+    name: String,
+    dim: i64,
+    state_len: i64,
+    dtype: Named<DType>,
+    layout: Named<Layout>,
+    cu_seqlens: CuSeqlensRow,
+    #[serde(default)]
+    memory: Memory,
+    fault: Option<Fault>,
+}
+
+impl Row for VarlenStatesRow {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn problem(&self) -> Result<Problem, String> {
+        check_sizes(&[self.dim, self.state_len], 1)?;
+        Ok(Problem::VarlenStates(VarlenStates {
+            dim: self.dim,
+            state_len: self.state_len,
+            dtype: self.dtype.0,
+            layout: self.layout.0,
+            cu_seqlens: self.cu_seqlens.build()?,
+            memory: self.memory.clone(),
+        }))
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.fault.clone()
+    }
+}
+
+/// A row of `[[gemm]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GemmRow {
+    name: String,
+    /// `[M, N, K]`.
+    shape: [i64; 3],
+    dtype: Named<DType>,
+    algorithm: Named<Algorithm>,
+    layout: Named<MatrixLayout>,
+    output_layout: Option<Named<MatrixLayout>>,
+    #[serde(default)]
+    together: bool,
+    values: Option<Named<Values>>,
+    #[serde(default)]
+    memory: Memory,
+    fault: Option<Fault>,
+}
+
+impl Row for GemmRow {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn problem(&self) -> Result<Problem, String> {
+        let [m, n, k] = self.shape;
+        check_sizes(&self.shape, 1)?;
+        let values = self.values.map_or(Values::Uniform, |values| values.0);
+        require(values != Values::NanPadding, "values is nan-padding: matrices have no padded positions")?;
+        Ok(Problem::Gemm(Gemm {
+            m,
+            n,
+            k,
+            dtype: self.dtype.0,
+            algorithm: self.algorithm.0,
+            layout: self.layout.0,
+            output_layout: self.output_layout.unwrap_or(self.layout).0,
+            together: self.together,
+            values,
+            memory: self.memory.clone(),
+        }))
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.fault.clone()
+    }
+}
+
+fn check_sizes(shape: &[i64], width: i64) -> Result<(), String> {
+    require(shape.iter().all(|&size| size >= 0), format!("shape {shape:?} has a negative size"))?;
+    require((1..=MAX_WIDTH).contains(&width), format!("width is {width}: expected 1 to {MAX_WIDTH}"))
+}
+
+fn require(condition: bool, otherwise: impl Into<String>) -> Result<(), String> {
+    if condition { Ok(()) } else { Err(otherwise.into()) }
+}

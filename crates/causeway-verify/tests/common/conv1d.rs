@@ -1,0 +1,187 @@
+//! Convolution calls that own their tensors: as the library runs them, and as the oracle sees them.
+
+use causeway::causal_conv1d::{Activation, Backward, Forward, Update};
+use causeway::{DType, Device, HostTensor, Result, TensorRef};
+use causeway_verify::oracle::{Expected, causal_conv1d as oracle};
+
+/// What forward reads, and backward too.
+#[derive(Clone)]
+pub struct Inputs {
+    pub x: HostTensor,
+    pub weight: HostTensor,
+    pub bias: Option<HostTensor>,
+    pub initial_states: Option<HostTensor>,
+    pub seq_idx: Option<HostTensor>,
+    pub cu_seqlens: Option<HostTensor>,
+    /// Of no interest to backward.
+    pub residual: Option<HostTensor>,
+    pub activation: Activation,
+}
+
+/// What forward writes.
+pub struct Outputs {
+    pub y: HostTensor,
+    pub final_states: Option<HostTensor>,
+}
+
+/// What backward starts from.
+#[derive(Clone)]
+pub struct Incoming {
+    pub dy: HostTensor,
+    pub dfinal_states: Option<HostTensor>,
+}
+
+/// What backward writes.
+pub struct Gradients {
+    pub dx: HostTensor,
+    pub dweight: HostTensor,
+    pub dbias: Option<HostTensor>,
+    pub dinitial_states: Option<HostTensor>,
+}
+
+/// What update reads, but for conv_state, which it writes too.
+pub struct UpdateInputs {
+    pub x: HostTensor,
+    pub weight: HostTensor,
+    pub bias: Option<HostTensor>,
+    pub cache_seqlens: Option<HostTensor>,
+    pub conv_state_indices: Option<HostTensor>,
+    pub activation: Activation,
+}
+
+fn view(tensor: &Option<HostTensor>) -> Option<TensorRef<'_>> {
+    tensor.as_ref().map(HostTensor::view)
+}
+
+impl Inputs {
+    pub fn forward(&self, outputs: &mut Outputs, device: &Device) -> Result<()> {
+        Forward {
+            x: self.x.view(),
+            weight: self.weight.view(),
+            bias: view(&self.bias),
+            initial_states: view(&self.initial_states),
+            seq_idx: view(&self.seq_idx),
+            cu_seqlens: view(&self.cu_seqlens),
+            residual: view(&self.residual),
+            activation: self.activation,
+            y: outputs.y.view_mut(),
+            final_states: outputs.final_states.as_mut().map(HostTensor::view_mut),
+        }
+        .run(device)
+    }
+
+    pub fn backward(&self, incoming: &Incoming, gradients: &mut Gradients, device: &Device) -> Result<()> {
+        Backward {
+            x: self.x.view(),
+            weight: self.weight.view(),
+            bias: view(&self.bias),
+            dy: incoming.dy.view(),
+            initial_states: view(&self.initial_states),
+            seq_idx: view(&self.seq_idx),
+            cu_seqlens: view(&self.cu_seqlens),
+            dfinal_states: view(&incoming.dfinal_states),
+            activation: self.activation,
+            dx: gradients.dx.view_mut(),
+            dweight: gradients.dweight.view_mut(),
+            dbias: gradients.dbias.as_mut().map(HostTensor::view_mut),
+            dinitial_states: gradients.dinitial_states.as_mut().map(HostTensor::view_mut),
+        }
+        .run(device)
+    }
+
+    pub fn true_outputs(&self) -> oracle::ForwardTruth {
+        oracle::forward(&self.for_oracle())
+    }
+
+    pub fn true_gradients(&self, incoming: &Incoming, dweight_dtype: DType) -> oracle::BackwardTruth {
+        let dfinal_states = view(&incoming.dfinal_states);
+        oracle::backward(&self.for_oracle(), &incoming.dy.view(), dfinal_states.as_ref(), dweight_dtype)
+    }
+
+    fn for_oracle(&self) -> oracle::Inputs<'_> {
+        oracle::Inputs {
+            x: self.x.view(),
+            weight: self.weight.view(),
+            bias: view(&self.bias),
+            initial_states: view(&self.initial_states),
+            seq_idx: view(&self.seq_idx),
+            cu_seqlens: view(&self.cu_seqlens),
+            residual: view(&self.residual),
+            activation: self.activation,
+        }
+    }
+}
+
+impl Outputs {
+    fn all(&self) -> [(&'static str, Option<&HostTensor>); 2] {
+        [("y", Some(&self.y)), ("final_states", self.final_states.as_ref())]
+    }
+
+    /// Those that are there, by name.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, &HostTensor)> {
+        self.all().into_iter().filter_map(|(name, found)| Some((name, found?)))
+    }
+
+    /// Those that are there, by name, beside the truth.
+    pub fn judged<'a>(
+        &'a self,
+        truth: &'a oracle::ForwardTruth,
+    ) -> impl Iterator<Item = (&'static str, &'a Expected, &'a HostTensor)> {
+        let truths = [&truth.y, &truth.final_states];
+        self.all().into_iter().zip(truths).filter_map(|((name, found), truth)| Some((name, truth, found?)))
+    }
+}
+
+impl Gradients {
+    fn all(&self) -> [(&'static str, Option<&HostTensor>); 4] {
+        [
+            ("dx", Some(&self.dx)),
+            ("dweight", Some(&self.dweight)),
+            ("dbias", self.dbias.as_ref()),
+            ("dinitial_states", self.dinitial_states.as_ref()),
+        ]
+    }
+
+    /// As [`Outputs::named`].
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, &HostTensor)> {
+        self.all().into_iter().filter_map(|(name, found)| Some((name, found?)))
+    }
+
+    /// As [`Outputs::judged`].
+    pub fn judged<'a>(
+        &'a self,
+        truth: &'a oracle::BackwardTruth,
+    ) -> impl Iterator<Item = (&'static str, &'a Expected, &'a HostTensor)> {
+        let truths = [&truth.dx, &truth.dweight, &truth.dbias, &truth.dinitial_states];
+        self.all().into_iter().zip(truths).filter_map(|((name, found), truth)| Some((name, truth, found?)))
+    }
+}
+
+impl UpdateInputs {
+    pub fn update(&self, conv_state: &mut HostTensor, y: &mut HostTensor, device: &Device) -> Result<()> {
+        Update {
+            x: self.x.view(),
+            conv_state: conv_state.view_mut(),
+            weight: self.weight.view(),
+            bias: view(&self.bias),
+            cache_seqlens: view(&self.cache_seqlens),
+            conv_state_indices: view(&self.conv_state_indices),
+            activation: self.activation,
+            y: y.view_mut(),
+        }
+        .run(device)
+    }
+
+    /// For a conv_state as it is before the call.
+    pub fn truth(&self, conv_state: &HostTensor) -> oracle::UpdateTruth {
+        oracle::update(&oracle::UpdateInputs {
+            x: self.x.view(),
+            conv_state: conv_state.view(),
+            weight: self.weight.view(),
+            bias: view(&self.bias),
+            cache_seqlens: view(&self.cache_seqlens),
+            conv_state_indices: view(&self.conv_state_indices),
+            activation: self.activation,
+        })
+    }
+}

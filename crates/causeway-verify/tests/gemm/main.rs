@@ -1,0 +1,7 @@
+//! GEMM and its gradients: arguments, bits, bounds.
+
+mod exact;
+mod fast;
+mod properties;
+mod suite;
+mod support;
