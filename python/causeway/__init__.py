@@ -12,6 +12,7 @@ current stream, or on the CPU; they are differentiable and can be compiled. NumP
 ``python -m causeway doctor`` tells what is here, and ``python -m causeway verify`` checks it against a float64 oracle.
 """
 
+import importlib
 import sys
 
 from causeway._native import __version__
@@ -28,6 +29,26 @@ __all__ = [
     "gemm_grad_b",
     "__version__",
 ]
+
+# Modules that are imported when they are first asked for: two of them import PyTorch.
+_SUBMODULES = ("kernels", "nn", "parallel")
+
+
+def __getattr__(name):
+    """`causeway.nn` and the others without an import of their own (PEP 562)."""
+    if name in _SUBMODULES:
+        try:
+            return importlib.import_module(f"causeway.{name}")
+        except ImportError as error:
+            # An AttributeError is what hasattr, help() and inspect expect of a name that is not here.
+            raise AttributeError(f"causeway.{name} cannot be imported: {error}") from error
+    raise AttributeError(f"module 'causeway' has no attribute {name!r}")
+
+
+def __dir__():
+    """All names, those that have not been imported yet as well."""
+    return sorted({*globals(), *_SUBMODULES})
+
 
 # The calls for each library's tensors, once one has come: neither library is imported before.
 _for_torch = None

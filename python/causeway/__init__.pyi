@@ -1,5 +1,9 @@
 from typing import Literal, TypeVar, overload
 
+from causeway import kernels as kernels
+from causeway import nn as nn
+from causeway import parallel as parallel
+
 _Tensor = TypeVar("_Tensor")  # torch.Tensor or numpy.ndarray: all of a call alike
 
 __all__ = [
