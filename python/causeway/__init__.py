@@ -55,8 +55,8 @@ _for_torch = None
 _for_numpy = None
 
 
-def _calls(x):
-    """The calls for tensors of x's library."""
+def _calls(x, argument="x"):
+    """The calls for tensors of x's library; errors call it by the name of the argument that it is."""
     global _for_torch, _for_numpy
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
@@ -66,14 +66,35 @@ def _calls(x):
 
         _for_torch = _torch
         return _torch
-    if sys.modules.get("numpy") is not None:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(x, numpy.ndarray):
         if _for_numpy is not None:
             return _for_numpy
         from causeway import _numpy
 
         _for_numpy = _numpy
         return _numpy
-    raise TypeError(f"x is a {type(x).__name__}: expected a torch.Tensor or a numpy.ndarray")
+    raise TypeError(_no_tensor(argument, x))
+
+
+def _no_tensor(argument, x):
+    """What to say of an object that is no tensor of a library with kernels here."""
+    kind, library = type(x).__name__, type(x).__module__.split(".")[0]
+    words = f"{argument} is a {kind}: expected a torch.Tensor or a numpy.ndarray"
+    if library in ("jax", "jaxlib"):
+        return (
+            f"{argument} is an array of JAX's: pass torch.from_dlpack({argument}) or numpy.asarray({argument}), and "
+            "jax.numpy.from_dlpack(y) takes the result back, outside of jax.jit and jax.grad"
+        )
+    # A proxy has every attribute that it is asked for.
+    if library == "torch" and kind == "Proxy":
+        return (
+            f"{argument} is a torch.fx.Proxy, and symbolic tracing cannot look into this call: give the function that "
+            "makes it to torch.fx.wrap, make causeway.nn.CausalConv1d a leaf module, or use torch.export"
+        )
+    if hasattr(type(x), "__dlpack__"):
+        return f"{words}; torch.from_dlpack({argument}) makes one of it without a copy"
+    return words
 
 
 def causal_conv1d_fn(
@@ -129,7 +150,8 @@ def causal_conv1d_fn(
     -----
     Differentiable in x, weight, bias, initial_states and residual, through y and final_states. Results are the same
     bits from run to run, gradients included. Under autocast, x, initial_states and residual are cast as by
-    ``torch.nn.functional.conv1d``; weights are not, since sums are float32 anyway.
+    ``torch.nn.functional.conv1d``; weights are not, since sums are float32 anyway. SiLU of -infinity is 0, its limit, or
+    NaN, as ``torch.nn.functional.silu`` has it: which of the two depends on the device and the dtype.
 
     Examples
     --------
@@ -271,7 +293,7 @@ def gemm(a, b, *, algorithm="fast"):
     --------
     >>> c = causeway.gemm(torch.randn(8, 16).half(), torch.randn(16, 4).half())
     """
-    return _calls(a).gemm(a, b, algorithm)
+    return _calls(a, "a").gemm(a, b, algorithm)
 
 
 def gemm_grad_a(grad_c, b, *, algorithm="fast"):
@@ -281,7 +303,7 @@ def gemm_grad_a(grad_c, b, *, algorithm="fast"):
     --------
     >>> grad_a = causeway.gemm_grad_a(torch.randn(8, 4).half(), torch.randn(16, 4).half())
     """
-    return _calls(grad_c).gemm_grad_a(grad_c, b, algorithm)
+    return _calls(grad_c, "grad_c").gemm_grad_a(grad_c, b, algorithm)
 
 
 def gemm_grad_b(grad_c, a, *, algorithm="fast"):
@@ -291,7 +313,7 @@ def gemm_grad_b(grad_c, a, *, algorithm="fast"):
     --------
     >>> grad_b = causeway.gemm_grad_b(torch.randn(8, 4).half(), torch.randn(8, 16).half())
     """
-    return _calls(grad_c).gemm_grad_b(grad_c, a, algorithm)
+    return _calls(grad_c, "grad_c").gemm_grad_b(grad_c, a, algorithm)
 
 
 def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
@@ -302,7 +324,7 @@ def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
     >>> c, a, b = (torch.randn(*shape).half() for shape in [(8, 4), (8, 16), (16, 4)])
     >>> grad_a, grad_b = causeway.gemm_grad_ab(c, a, b)
     """
-    return _calls(grad_c).gemm_grad_ab(grad_c, a, b, algorithm)
+    return _calls(grad_c, "grad_c").gemm_grad_ab(grad_c, a, b, algorithm)
 
 
 # Compilers of models trace these functions; what they need is there then.

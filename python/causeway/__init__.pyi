@@ -21,7 +21,8 @@ __all__ = [
 
 __version__: str
 
-_Activation = Literal["silu", "swish"] | None
+# One of None, "silu" and "swish", in whatever a configuration keeps it.
+_Activation = str | None
 _Algorithm = Literal["fast", "exact"]
 
 @overload

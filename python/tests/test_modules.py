@@ -1,7 +1,9 @@
 """What `import causeway` gives: every module by its name, and nothing that was not asked for."""
 
+import ast
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -42,6 +44,16 @@ def test_a_module_that_needs_pytorch_says_so():
     )
     words = run(program)
     assert words.startswith("causeway.nn cannot be imported: ") and "torch" in words
+
+
+def test_stubs_take_an_activation_out_of_a_configuration(root):
+    """`config.hidden_act` is a str to a type checker, and no literal."""
+    stub = ast.parse((root / "python" / "causeway" / "__init__.pyi").read_text())
+    (kind,) = (
+        node.value for node in stub.body if isinstance(node, ast.Assign) and node.targets[0].id == "_Activation"
+    )
+    allowed = eval(compile(ast.Expression(kind), "__init__.pyi", "eval"), vars(typing))
+    assert set(typing.get_args(allowed)) == {str, type(None)}
 
 
 def test_a_name_that_is_nowhere():

@@ -77,10 +77,15 @@ def causal_conv1d_fn(
     states, compiling = initial_states, is_compiling()
     result = None
     if not compiling:
-        result = _eager_forward(
-            x, weight, bias, seq_idx, states, return_final_states, final_states_out, activation, cu_seqlens,
-            residual, False,
-        )  # fmt: skip
+        try:
+            result = _eager_forward(
+                x, weight, bias, seq_idx, states, return_final_states, final_states_out, activation, cu_seqlens,
+                residual, False,
+            )  # fmt: skip
+        except RuntimeError:
+            # A nested tensor of the older kind is a plain one by its class, and has no words for what it lacks.
+            expect_tensors((), x=x, weight=weight, bias=bias, initial_states=states, residual=residual)
+            raise
     if result is None and (dtype := autocast_dtype(x)) is not None:
         x, states, residual = cast(x, dtype), cast(states, dtype), cast(residual, dtype)
         if not compiling:
@@ -89,25 +94,19 @@ def causal_conv1d_fn(
                 residual, True,
             )  # fmt: skip
     if result is True:
+        if x.is_nested:
+            expect_tensors((), x=x)
         silu = activation is not None
         return _apply(
-            x,
-            weight,
-            bias,
-            states,
-            seq_idx,
-            cu_seqlens,
-            residual,
-            silu,
-            return_final_states,
-            final_states_out,
-        )
+            x, weight, bias, states, seq_idx, cu_seqlens, residual, silu, return_final_states, final_states_out
+        )  # fmt: skip
     if result is not None:
         return result
 
     silu = is_silu(activation)
     expect_tensors(
-        ("weight",),
+        ("x", "weight"),
+        x=x,
         weight=weight,
         bias=bias,
         initial_states=states,
@@ -136,7 +135,12 @@ def _write_final_states(final_states_out, final_states):
 def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices):
     """See `causeway.causal_conv1d_update`."""
     if not is_compiling():
-        result = _eager_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
+        try:
+            result = _eager_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
+        except RuntimeError:
+            # As in causal_conv1d_fn.
+            expect_tensors((), x=x, conv_state=conv_state, weight=weight, bias=bias)
+            raise
         if result is True:
             raise RuntimeError(
                 "conv_state requires a gradient, and is changed in place: pass conv_state.detach()"
@@ -145,7 +149,8 @@ def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens,
             return result
     silu = is_silu(activation)
     expect_tensors(
-        ("conv_state", "weight"),
+        ("x", "conv_state", "weight"),
+        x=x,
         conv_state=conv_state,
         weight=weight,
         bias=bias,
@@ -157,7 +162,7 @@ def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens,
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """See `causeway.causal_conv1d_varlen_states`."""
+    expect_tensors(("x", "cu_seqlens"), x=x, cu_seqlens=cu_seqlens)
     if is_compiling() or not is_direct(x, cu_seqlens):
-        expect_tensors(("cu_seqlens",), cu_seqlens=cu_seqlens)
         return operators.varlen_states(x, cu_seqlens, state_len)
     return kernels.varlen_states(x, cu_seqlens, state_len)

@@ -50,10 +50,28 @@ def cast(tensor, dtype):
 
 
 def expect_tensors(required, **arguments):
-    """Every argument is a tensor of PyTorch's, or None if it is not among the required ones."""
+    """Every argument is a tensor of PyTorch's, or None if it is not among the required ones; and none is nested."""
     for name, value in arguments.items():
-        if (value is not None or name in required) and not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are")
+        if value is None and name not in required:
+            continue
+        if not isinstance(value, torch.Tensor):
+            # No module of NumPy's is imported to tell its arrays apart.
+            fix = f"; pass torch.from_numpy({name})" if type(value).__module__ == "numpy" else ""
+            raise TypeError(
+                f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are{fix}"
+            )
+        if value.is_nested:
+            raise TypeError(
+                f"{name} is a nested tensor: expected sequences packed one after the other; of a jagged "
+                f"(batch, seqlen, dim), {name}.values().T[None] with cu_seqlens={name}.offsets()"
+            )
+
+
+def require_one_device(x, **others):
+    """As kernels have it of tensors with memory: for fake ones, all on x's device."""
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != x.device:
+            raise RuntimeError(f"{name} is on {tensor.device}: expected {x.device}, where x is")
 
 
 def require_axes(argument, tensor, expected):
