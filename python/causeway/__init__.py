@@ -130,7 +130,7 @@ def causal_conv1d_fn(
         Return ``(y, final_states)``, where final_states, of initial_states' shape, are the last width-1 columns of
         ``[initial_states, x]``.
     final_states_out : optional
-        Tensor that final_states are written to.
+        Tensor that final_states are written to; under autocast it may be float32.
     activation : None, "silu" or "swish"
     cu_seqlens : (n+1,) int32 or int64, optional
         x is n sequences packed into ``(1, dim, total)``; sequence i lies at ``cu_seqlens[i]:cu_seqlens[i+1]``.
@@ -197,6 +197,12 @@ def causal_conv1d_update(
     Returns
     -------
     The convolution at the new positions, of x's shape and dtype.
+
+    Notes
+    -----
+    Under autocast x is cast as in `causal_conv1d_fn`, and the result has autocast's dtype. conv_state keeps its own:
+    autocast's or float32, whichever prefill or ``new_state`` has made. A float32 state has SiLU computed in float32: the
+    result may be one rounding away from that of prefill.
 
     Raises
     ------

@@ -6,7 +6,7 @@ import torch.autograd.forward_ad as forward_ad
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _is_tracing = torch._C._is_tracing
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 is_compiling = torch.compiler.is_compiling
 
@@ -35,7 +35,7 @@ def is_transformed():
 
 def autocast_dtype(x):
     """The dtype that autocast wants for tensors on x's device; None outside of autocast."""
-    if is_compiling() or _is_any_autocast_enabled():
+    if is_compiling() or is_any_autocast_enabled():
         device_type = x.device.type
         if torch.is_autocast_enabled(device_type):
             return torch.get_autocast_dtype(device_type)
