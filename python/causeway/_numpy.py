@@ -6,14 +6,19 @@ from causeway import _native
 from causeway._activation import is_silu
 
 
+def refuse_mask(name, value):
+    """Raises the error for an array with a mask, which kernels know nothing about."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a numpy.ma.MaskedArray, whose mask would be ignored: pass {name}.filled(0), or "
+            f"{name}.data to compute with what lies under the mask"
+        )
+
+
 def _expect_arrays(required, **arguments):
     """Every argument is an array without a mask, or None if it is not among the required ones."""
     for name, value in arguments.items():
-        if isinstance(value, np.ma.MaskedArray):
-            raise TypeError(
-                f"{name} is a numpy.ma.MaskedArray, whose mask would be ignored: pass {name}.filled(0), or "
-                f"{name}.data to compute with what lies under the mask"
-            )
+        refuse_mask(name, value)
         if isinstance(value, np.ndarray) or (value is None and name not in required):
             continue
         first, kind = required[0], type(value)

@@ -3,25 +3,25 @@
 import torch
 import torch.autograd.forward_ad as forward_ad
 
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_functorch_level = torch._C._functorch.peek_interpreter_stack
-_is_tracing = torch._C._is_tracing
+dispatch_modes = torch._C._len_torch_dispatch_stack
+functorch_level = torch._C._functorch.peek_interpreter_stack
+is_tracing = torch._C._is_tracing
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 is_compiling = torch.compiler.is_compiling
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_direct(*tensors):
     """True if only autograd, at most, wants to know about an operation on these tensors, the first of which is x."""
     x = tensors[0]
     return (
-        _PLAIN.issuperset(map(type, tensors))
+        PLAIN.issuperset(map(type, tensors))
         and (x.is_cuda or x.is_cpu)
-        and not _dispatch_modes()
-        and _functorch_level() is None
-        and not _is_tracing()
+        and not dispatch_modes()
+        and functorch_level() is None
+        and not is_tracing()
         and forward_ad._current_level < 0
     )
 
@@ -30,7 +30,7 @@ def is_transformed():
     """True inside of grad, vmap and the other transforms of `torch.func`, or with forward-mode gradients."""
     if is_compiling():
         return False
-    return _functorch_level() is not None or forward_ad._current_level >= 0
+    return functorch_level() is not None or forward_ad._current_level >= 0
 
 
 def autocast_dtype(x):

@@ -14,7 +14,7 @@ _library = torch.library.Library("causeway", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
-def _define(schema, kernel, fake):
+def define(schema, kernel, fake):
     """Makes one operator; its kernel takes tensors of any device that the extension module takes."""
     name = schema.split("(", 1)[0]
     _library.define(schema, tags=_TAGS)
@@ -96,30 +96,30 @@ def _update_fake(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_in
 
 
 _FORWARD_INPUTS = "Tensor? initial_states, Tensor? seq_idx, Tensor? cu_seqlens"
-forward = _define(
+forward = define(
     f"causal_conv1d_forward(Tensor x, Tensor weight, Tensor? bias, {_FORWARD_INPUTS}, Tensor? residual, "
     "bool silu, bool wants_states) -> (Tensor, Tensor)",
     _forward,
     _forward_fake,
 )
-backward = _define(
+backward = define(
     f"causal_conv1d_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dy, {_FORWARD_INPUTS}, "
     "Tensor? dfinal_states, bool silu) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
-update = _define(
+update = define(
     "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, bool silu, "
     "Tensor? cache_seqlens, Tensor? conv_state_indices) -> Tensor",
     kernels.update,
     _update_fake,
 )
-varlen_states = _define(
+varlen_states = define(
     "causal_conv1d_varlen_states(Tensor x, Tensor cu_seqlens, SymInt state_len) -> Tensor",
     kernels.varlen_states,
     kernels.empty_varlen_states,
 )
-gemm = _define(
+gemm = define(
     "gemm(Tensor a, Tensor b, str algorithm) -> Tensor",
     kernels.gemm,
     lambda a, b, algorithm: kernels.empty_gemm(a, b),
