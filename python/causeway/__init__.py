@@ -27,11 +27,12 @@ __all__ = [
     "gemm_grad_a",
     "gemm_grad_ab",
     "gemm_grad_b",
+    "install_causal_conv1d",
     "__version__",
 ]
 
 # Modules that are imported when they are first asked for: two of them import PyTorch.
-_SUBMODULES = ("kernels", "nn", "parallel")
+_SUBMODULES = ("drop_in", "kernels", "nn", "parallel")
 
 
 def __getattr__(name):
@@ -331,6 +332,29 @@ def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
     >>> grad_a, grad_b = causeway.gemm_grad_ab(c, a, b)
     """
     return _calls(grad_c, "grad_c").gemm_grad_ab(grad_c, a, b, algorithm)
+
+
+def install_causal_conv1d():
+    """Makes ``import causal_conv1d`` give Causeway, in this process, with no package installed for it.
+
+    Call it before the software that imports ``causal_conv1d``: what has been imported already keeps its functions. It
+    replaces the original where that is installed, in ``sys.modules`` and nowhere else, so that both can live in one
+    environment.
+
+    Returns
+    -------
+    An object with ``remove()``, which puts back what was there; it can also be used in a ``with`` statement.
+
+    Examples
+    --------
+    >>> with causeway.install_causal_conv1d():
+    ...     from causal_conv1d import causal_conv1d_fn
+    >>> causal_conv1d_fn(torch.ones(1, 1, 4), torch.ones(1, 3))
+    tensor([[[1., 2., 3., 3.]]])
+    """
+    from causeway import drop_in
+
+    return drop_in.install()
 
 
 # Compilers of models trace these functions; what they need is there then.

@@ -1,5 +1,6 @@
 from typing import Literal, TypeVar, overload
 
+from causeway import drop_in as drop_in
 from causeway import kernels as kernels
 from causeway import nn as nn
 from causeway import parallel as parallel
@@ -16,6 +17,7 @@ __all__ = [
     "gemm_grad_a",
     "gemm_grad_ab",
     "gemm_grad_b",
+    "install_causal_conv1d",
     "__version__",
 ]
 
@@ -101,3 +103,4 @@ def gemm_grad_b(grad_c: _Tensor, a: _Tensor, *, algorithm: _Algorithm = "fast") 
 def gemm_grad_ab(
     grad_c: _Tensor, a: _Tensor, b: _Tensor, *, algorithm: _Algorithm = "fast"
 ) -> tuple[_Tensor, _Tensor]: ...
+def install_causal_conv1d() -> drop_in.Installed: ...
