@@ -28,6 +28,7 @@ __all__ = [
     "gemm_grad_ab",
     "gemm_grad_b",
     "install_causal_conv1d",
+    "install_lfm3",
     "__version__",
 ]
 
@@ -355,6 +356,31 @@ def install_causal_conv1d():
     from causeway import drop_in
 
     return drop_in.install()
+
+
+def install_lfm3():
+    """Gives the LFM3 models of `transformers` Causeway's convolution, in this process.
+
+    LFM3 has width 7, and its module in transformers uses plain PyTorch, whatever packages are there. Models that have
+    been made before take part too. seq_idx keeps packed sequences apart, which the plain code does not.
+
+    Returns
+    -------
+    An object with ``remove()``, which gives the module its own functions back; it can also be used in a ``with``
+    statement.
+
+    Raises
+    ------
+    ImportError without a transformers that has LFM3; RuntimeError for one whose module is made differently.
+
+    Examples
+    --------
+    >>> with causeway.install_lfm3():                                    # doctest: +SKIP
+    ...     model.generate(tokens)
+    """
+    from causeway.drop_in import lfm3
+
+    return lfm3.install()
 
 
 # Compilers of models trace these functions; what they need is there then.

@@ -1,5 +1,6 @@
 from typing import Literal, TypeVar, overload
 
+import causeway.drop_in.lfm3
 from causeway import drop_in as drop_in
 from causeway import kernels as kernels
 from causeway import nn as nn
@@ -18,6 +19,7 @@ __all__ = [
     "gemm_grad_ab",
     "gemm_grad_b",
     "install_causal_conv1d",
+    "install_lfm3",
     "__version__",
 ]
 
@@ -104,3 +106,4 @@ def gemm_grad_ab(
     grad_c: _Tensor, a: _Tensor, b: _Tensor, *, algorithm: _Algorithm = "fast"
 ) -> tuple[_Tensor, _Tensor]: ...
 def install_causal_conv1d() -> drop_in.Installed: ...
+def install_lfm3() -> drop_in.lfm3.Replaced: ...
