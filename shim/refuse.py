@@ -16,5 +16,6 @@ class RefuseToReplace(BuildHookInterface):
             if not found.version.endswith("+causeway"):
                 raise SystemExit(
                     f"causal-conv1d {found.version} is installed in {paths[0]}: this package has its import name "
-                    "and would replace it. To use Causeway instead, run `pip uninstall causal-conv1d` first."
+                    "and would replace it. To use Causeway instead, run `pip uninstall causal-conv1d` first; to keep both, "
+                    "call causeway.install_causal_conv1d(), which needs no package."
                 )

@@ -12,6 +12,7 @@ current stream, or on the CPU; they are differentiable and can be compiled. NumP
 ``python -m causeway doctor`` tells what is here, and ``python -m causeway verify`` checks it against a float64 oracle.
 """
 
+import importlib
 import sys
 
 from causeway._native import __version__
@@ -26,16 +27,38 @@ __all__ = [
     "gemm_grad_a",
     "gemm_grad_ab",
     "gemm_grad_b",
+    "install_causal_conv1d",
+    "install_lfm3",
     "__version__",
 ]
+
+# Modules that are imported when they are first asked for: two of them import PyTorch.
+_SUBMODULES = ("drop_in", "kernels", "nn", "parallel")
+
+
+def __getattr__(name):
+    """`causeway.nn` and the others without an import of their own (PEP 562)."""
+    if name in _SUBMODULES:
+        try:
+            return importlib.import_module(f"causeway.{name}")
+        except ImportError as error:
+            # An AttributeError is what hasattr, help() and inspect expect of a name that is not here.
+            raise AttributeError(f"causeway.{name} cannot be imported: {error}") from error
+    raise AttributeError(f"module 'causeway' has no attribute {name!r}")
+
+
+def __dir__():
+    """All names, those that have not been imported yet as well."""
+    return sorted({*globals(), *_SUBMODULES})
+
 
 # The calls for each library's tensors, once one has come: neither library is imported before.
 _for_torch = None
 _for_numpy = None
 
 
-def _calls(x):
-    """The calls for tensors of x's library."""
+def _calls(x, argument="x"):
+    """The calls for tensors of x's library; errors call it by the name of the argument that it is."""
     global _for_torch, _for_numpy
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
@@ -45,14 +68,35 @@ def _calls(x):
 
         _for_torch = _torch
         return _torch
-    if sys.modules.get("numpy") is not None:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(x, numpy.ndarray):
         if _for_numpy is not None:
             return _for_numpy
         from causeway import _numpy
 
         _for_numpy = _numpy
         return _numpy
-    raise TypeError(f"x is a {type(x).__name__}: expected a torch.Tensor or a numpy.ndarray")
+    raise TypeError(_no_tensor(argument, x))
+
+
+def _no_tensor(argument, x):
+    """What to say of an object that is no tensor of a library with kernels here."""
+    kind, library = type(x).__name__, type(x).__module__.split(".")[0]
+    words = f"{argument} is a {kind}: expected a torch.Tensor or a numpy.ndarray"
+    if library in ("jax", "jaxlib"):
+        return (
+            f"{argument} is an array of JAX's: pass torch.from_dlpack({argument}) or numpy.asarray({argument}), and "
+            "jax.numpy.from_dlpack(y) takes the result back, outside of jax.jit and jax.grad"
+        )
+    # A proxy has every attribute that it is asked for.
+    if library == "torch" and kind == "Proxy":
+        return (
+            f"{argument} is a torch.fx.Proxy, and symbolic tracing cannot look into this call: give the function that "
+            "makes it to torch.fx.wrap, make causeway.nn.CausalConv1d a leaf module, or use torch.export"
+        )
+    if hasattr(type(x), "__dlpack__"):
+        return f"{words}; torch.from_dlpack({argument}) makes one of it without a copy"
+    return words
 
 
 def causal_conv1d_fn(
@@ -88,7 +132,7 @@ def causal_conv1d_fn(
         Return ``(y, final_states)``, where final_states, of initial_states' shape, are the last width-1 columns of
         ``[initial_states, x]``.
     final_states_out : optional
-        Tensor that final_states are written to.
+        Tensor that final_states are written to; under autocast it may be float32.
     activation : None, "silu" or "swish"
     cu_seqlens : (n+1,) int32 or int64, optional
         x is n sequences packed into ``(1, dim, total)``; sequence i lies at ``cu_seqlens[i]:cu_seqlens[i+1]``.
@@ -108,7 +152,8 @@ def causal_conv1d_fn(
     -----
     Differentiable in x, weight, bias, initial_states and residual, through y and final_states. Results are the same
     bits from run to run, gradients included. Under autocast, x, initial_states and residual are cast as by
-    ``torch.nn.functional.conv1d``; weights are not, since sums are float32 anyway.
+    ``torch.nn.functional.conv1d``; weights are not, since sums are float32 anyway. SiLU of -infinity is 0, its limit, or
+    NaN, as ``torch.nn.functional.silu`` has it: which of the two depends on the device and the dtype.
 
     Examples
     --------
@@ -154,6 +199,12 @@ def causal_conv1d_update(
     Returns
     -------
     The convolution at the new positions, of x's shape and dtype.
+
+    Notes
+    -----
+    Under autocast x is cast as in `causal_conv1d_fn`, and the result has autocast's dtype. conv_state keeps its own:
+    autocast's or float32, whichever prefill or ``new_state`` has made. A float32 state has SiLU computed in float32: the
+    result may be one rounding away from that of prefill.
 
     Raises
     ------
@@ -250,7 +301,7 @@ def gemm(a, b, *, algorithm="fast"):
     --------
     >>> c = causeway.gemm(torch.randn(8, 16).half(), torch.randn(16, 4).half())
     """
-    return _calls(a).gemm(a, b, algorithm)
+    return _calls(a, "a").gemm(a, b, algorithm)
 
 
 def gemm_grad_a(grad_c, b, *, algorithm="fast"):
@@ -260,7 +311,7 @@ def gemm_grad_a(grad_c, b, *, algorithm="fast"):
     --------
     >>> grad_a = causeway.gemm_grad_a(torch.randn(8, 4).half(), torch.randn(16, 4).half())
     """
-    return _calls(grad_c).gemm_grad_a(grad_c, b, algorithm)
+    return _calls(grad_c, "grad_c").gemm_grad_a(grad_c, b, algorithm)
 
 
 def gemm_grad_b(grad_c, a, *, algorithm="fast"):
@@ -270,7 +321,7 @@ def gemm_grad_b(grad_c, a, *, algorithm="fast"):
     --------
     >>> grad_b = causeway.gemm_grad_b(torch.randn(8, 4).half(), torch.randn(8, 16).half())
     """
-    return _calls(grad_c).gemm_grad_b(grad_c, a, algorithm)
+    return _calls(grad_c, "grad_c").gemm_grad_b(grad_c, a, algorithm)
 
 
 def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
@@ -281,7 +332,55 @@ def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
     >>> c, a, b = (torch.randn(*shape).half() for shape in [(8, 4), (8, 16), (16, 4)])
     >>> grad_a, grad_b = causeway.gemm_grad_ab(c, a, b)
     """
-    return _calls(grad_c).gemm_grad_ab(grad_c, a, b, algorithm)
+    return _calls(grad_c, "grad_c").gemm_grad_ab(grad_c, a, b, algorithm)
+
+
+def install_causal_conv1d():
+    """Makes ``import causal_conv1d`` give Causeway, in this process, with no package installed for it.
+
+    Call it before the software that imports ``causal_conv1d``: what has been imported already keeps its functions. It
+    replaces the original where that is installed, in ``sys.modules`` and nowhere else, so that both can live in one
+    environment.
+
+    Returns
+    -------
+    An object with ``remove()``, which puts back what was there; it can also be used in a ``with`` statement.
+
+    Examples
+    --------
+    >>> with causeway.install_causal_conv1d():
+    ...     from causal_conv1d import causal_conv1d_fn
+    >>> causal_conv1d_fn(torch.ones(1, 1, 4), torch.ones(1, 3))
+    tensor([[[1., 2., 3., 3.]]])
+    """
+    from causeway import drop_in
+
+    return drop_in.install()
+
+
+def install_lfm3():
+    """Gives the LFM3 models of `transformers` Causeway's convolution, in this process.
+
+    LFM3 has width 7, and its module in transformers uses plain PyTorch, whatever packages are there. Models that have
+    been made before take part too. seq_idx keeps packed sequences apart, which the plain code does not.
+
+    Returns
+    -------
+    An object with ``remove()``, which gives the module its own functions back; it can also be used in a ``with``
+    statement.
+
+    Raises
+    ------
+    ImportError without a transformers that has LFM3; RuntimeError for one whose module is made differently.
+
+    Examples
+    --------
+    >>> with causeway.install_lfm3():                                    # doctest: +SKIP
+    ...     model.generate(tokens)
+    """
+    from causeway.drop_in import lfm3
+
+    return lfm3.install()
 
 
 # Compilers of models trace these functions; what they need is there then.

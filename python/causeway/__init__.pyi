@@ -1,5 +1,11 @@
 from typing import Literal, TypeVar, overload
 
+import causeway.drop_in.lfm3
+from causeway import drop_in as drop_in
+from causeway import kernels as kernels
+from causeway import nn as nn
+from causeway import parallel as parallel
+
 _Tensor = TypeVar("_Tensor")  # torch.Tensor or numpy.ndarray: all of a call alike
 
 __all__ = [
@@ -12,12 +18,15 @@ __all__ = [
     "gemm_grad_a",
     "gemm_grad_ab",
     "gemm_grad_b",
+    "install_causal_conv1d",
+    "install_lfm3",
     "__version__",
 ]
 
 __version__: str
 
-_Activation = Literal["silu", "swish"] | None
+# One of None, "silu" and "swish", in whatever a configuration keeps it.
+_Activation = str | None
 _Algorithm = Literal["fast", "exact"]
 
 @overload
@@ -96,3 +105,5 @@ def gemm_grad_b(grad_c: _Tensor, a: _Tensor, *, algorithm: _Algorithm = "fast") 
 def gemm_grad_ab(
     grad_c: _Tensor, a: _Tensor, b: _Tensor, *, algorithm: _Algorithm = "fast"
 ) -> tuple[_Tensor, _Tensor]: ...
+def install_causal_conv1d() -> drop_in.Installed: ...
+def install_lfm3() -> drop_in.lfm3.Replaced: ...

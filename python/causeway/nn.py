@@ -1,11 +1,25 @@
 """Modules of PyTorch's."""
 
+import operator
+
 import torch
 
 from causeway import causal_conv1d_fn, causal_conv1d_update
 from causeway._activation import is_silu
 
 __all__ = ["CausalConv1d"]
+
+
+def _integer(argument, value, lowest, highest=None):
+    """An int within bounds."""
+    expected = f"expected an int, {lowest} or more" if highest is None else f"expected {lowest} to {highest}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{argument} is {value!r}: {expected}") from None
+    if number < lowest or (highest is not None and number > highest):
+        raise ValueError(f"{argument} is {number}: {expected}")
+    return number
 
 
 class CausalConv1d(torch.nn.Conv1d):
@@ -18,8 +32,9 @@ class CausalConv1d(torch.nn.Conv1d):
     Parameters
     ----------
     channels : int
-    kernel_size : int, 1 to 256
+    kernel_size : int, 1 to 256, or a tuple of one
     bias : bool
+        This and what follows is given by name: a third positional argument could be meant for either of two.
     activation : None, "silu" or "swish"
         Applied to the output.
     device, dtype : as for ``torch.nn.Conv1d``
@@ -37,9 +52,12 @@ class CausalConv1d(torch.nn.Conv1d):
     ...         y = conv.step(torch.randn(2, 64), state)      # changes state
     """
 
-    def __init__(self, channels, kernel_size, bias=True, activation=None, device=None, dtype=None):
-        if not 1 <= kernel_size <= 256:
-            raise ValueError(f"kernel_size is {kernel_size}: expected 1 to 256")
+    def __init__(self, channels, kernel_size, *, bias=True, activation=None, device=None, dtype=None):
+        channels = _integer("channels", channels, 1)
+        # As torch.nn.Conv1d keeps it, and so as it comes from one.
+        if isinstance(kernel_size, tuple) and len(kernel_size) == 1:
+            (kernel_size,) = kernel_size
+        kernel_size = _integer("kernel_size", kernel_size, 1, 256)
         is_silu(activation)
         super().__init__(
             channels, channels, kernel_size, groups=channels, bias=bias, device=device, dtype=dtype

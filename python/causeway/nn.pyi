@@ -14,7 +14,8 @@ class CausalConv1d(torch.nn.Conv1d):
     def __init__(
         self,
         channels: int,
-        kernel_size: int,
+        kernel_size: int | tuple[int],
+        *,
         bias: bool = True,
         activation: _Activation = None,
         device: torch.device | str | int | None = None,

@@ -225,6 +225,9 @@ def causal_conv1d_fn(
     y, final_states, token = call(ring, x, weight, bias, index, initial_states, activation, residual)
     if token is not None:
         y = _After.apply(y, token)
+    if initial_states is not None and initial_states.requires_grad:
+        # Where none of them is read, their gradient is zero and not None, for a sum over the ranks.
+        y = _After.apply(y, initial_states[..., :0].flatten())
     return (y, final_states) if return_final_states else y
 
 
@@ -306,7 +309,8 @@ def _packed(ring, x, weight, bias, cu_seqlens, initial_states, activation, resid
             (torch.tensor(rows, dtype=torch.long, device=x.device),), ended[part.finished]
         )
     else:
-        y = x.clone()
+        # Without a position, for the gradients of weight and bias, which are zero.
+        y = _convolve(x, weight, bias, activation=activation, residual=residual)
     if part.empty:
         rows = torch.tensor(part.empty, dtype=torch.long, device=x.device)
         final_states = final_states.index_put((rows,), given[rows])

@@ -9,8 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import causeway  # noqa: E402
-import causeway.kernels  # noqa: E402
-import causeway.nn  # noqa: E402
 
 NAMES = {"causeway": causeway, "numpy": numpy, "torch": torch}
 FINDER = doctest.DocTestFinder(recurse=False)

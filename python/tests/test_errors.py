@@ -27,6 +27,7 @@ FORWARD = [
     (dict(weight=torch.randn(4, 0)), ValueError, "width 0"),
     (dict(weight=WEIGHT.double()), TypeError, "weight has dtype f64"),
     (dict(weight=WEIGHT.numpy()), TypeError, "weight is a ndarray"),
+    (dict(bias=BIAS.numpy()), TypeError, "pass torch.from_numpy(bias)"),
     (dict(bias=BIAS[:3]), ValueError, "bias has dim 3"),
     (dict(bias=BIAS.half()), TypeError, "bias has dtype f16"),
     (dict(seq_idx=torch.zeros(2, 8, dtype=torch.int64)), TypeError, "seq_idx has dtype i64"),
@@ -123,6 +124,108 @@ def test_a_lazily_negated_tensor_is_named():
 def test_another_kind_of_device_is_named():
     with pytest.raises((NotImplementedError, RuntimeError), match="weight is on|meta"):
         causeway.causal_conv1d_fn(X, WEIGHT.to("meta"))
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True], ids=["", "with-gradient"])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_named(layout, needs_gradient):
+    x = torch.nested.nested_tensor([X[0].T, X[1].T[:5]], layout=layout, requires_grad=needs_gradient)
+    packed = r"x is a nested tensor: expected sequences packed .*x\.values\(\)\.T\[None\]"
+    with pytest.raises(TypeError, match=packed):
+        causeway.causal_conv1d_fn(x, WEIGHT)
+    with pytest.raises(TypeError, match=packed):
+        causeway.causal_conv1d_update(x, torch.zeros(2, 4, 2), WEIGHT)
+    with pytest.raises(TypeError, match=packed):
+        causeway.causal_conv1d_varlen_states(x, torch.tensor([0, 8, 13]), 2)
+
+
+def test_what_to_do_with_a_jagged_tensor():
+    parts = [X[0].T, X[1].T[:5]]
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    y = causeway.causal_conv1d_fn(x.values().T[None], WEIGHT, cu_seqlens=x.offsets())
+    expected = [causeway.causal_conv1d_fn(part.T[None], WEIGHT) for part in parts]
+    assert torch.equal(y, torch.cat(expected, dim=-1))
+
+
+def test_update_under_vmap_is_refused_in_words():
+    states = torch.zeros(3, 2, 4, 2)
+    update = lambda x, state: causeway.causal_conv1d_update(x, state, WEIGHT)  # noqa: E731
+    with pytest.raises(NotImplementedError, match="causal_conv1d_update cannot be called inside of .*vmap"):
+        torch.func.vmap(update)(torch.randn(3, 2, 4), states)
+    assert not states.any()
+
+
+@pytest.mark.parametrize("name", ["weight", "bias", "initial_states", "residual"])
+def test_a_meta_tensor_beside_one_with_memory(name):
+    arguments = dict(x=X, weight=WEIGHT, bias=BIAS, initial_states=torch.zeros(2, 4, 2), residual=X)
+    meta = {key: value.to("meta") for key, value in arguments.items()}
+    assert causeway.causal_conv1d_fn(**meta).shape == X.shape
+    with pytest.raises(RuntimeError, match=f"{name} is on cpu: expected meta, where x is"):
+        causeway.causal_conv1d_fn(**(meta | {name: arguments[name]}))
+
+
+def test_update_of_meta_tensors_on_two_devices():
+    x, state, weight = (t.to("meta") for t in (X, torch.zeros(2, 4, 2), WEIGHT))
+    assert causeway.causal_conv1d_update(x, state, weight).shape == X.shape
+    with pytest.raises(RuntimeError, match="conv_state is on cpu: expected meta, where x is"):
+        causeway.causal_conv1d_update(x, torch.zeros(2, 4, 2), weight)
+
+
+def of_library(module, name="Array", **attributes):
+    """An object of a class that another library could have."""
+    return type(name, (), dict(__module__=module, **attributes))()
+
+
+def test_arrays_of_other_libraries():
+    with pytest.raises(TypeError, match=r"x is an array of JAX's: pass torch\.from_dlpack\(x\) or numpy\.asarray"):
+        causeway.causal_conv1d_fn(of_library("jaxlib._jax", __dlpack__=None), WEIGHT)
+    with pytest.raises(TypeError, match=r"a is a Array: expected .*; torch\.from_dlpack\(a\) makes one"):
+        causeway.gemm(of_library("cupy", __dlpack__=None), WEIGHT)
+    with pytest.raises(TypeError, match="grad_c is a list: expected a torch.Tensor or a numpy.ndarray$"):
+        causeway.gemm_grad_a([1.0], WEIGHT)
+
+
+def test_symbolic_tracing_is_refused_in_words():
+    with pytest.raises(TypeError, match=r"x is a torch\.fx\.Proxy, .*torch\.fx\.wrap"):
+        torch.fx.symbolic_trace(lambda x: causeway.causal_conv1d_fn(x, WEIGHT))
+
+
+def test_a_module_is_a_leaf_of_symbolic_tracing():
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, module, name):
+            return isinstance(module, causeway.nn.CausalConv1d) or super().is_leaf_module(module, name)
+
+    model = torch.nn.Sequential(causeway.nn.CausalConv1d(4, 3), torch.nn.ReLU())
+    traced = torch.fx.GraphModule(model, Tracer().trace(model))
+    assert torch.equal(traced(X), model(X))
+
+
+MODULE = [
+    (dict(kernel_size=0), ValueError, "kernel_size is 0: expected 1 to 256"),
+    (dict(kernel_size=257), ValueError, "kernel_size is 257"),
+    (dict(kernel_size=(4, 4)), TypeError, "kernel_size is (4, 4): expected 1 to 256"),
+    (dict(kernel_size=4.0), TypeError, "kernel_size is 4.0"),
+    (dict(channels=0), ValueError, "channels is 0: expected an int, 1 or more"),
+    (dict(channels=8.5), TypeError, "channels is 8.5"),
+    (dict(activation="gelu"), NotImplementedError, "activation is 'gelu'"),
+]
+
+
+@pytest.mark.parametrize("case", MODULE, ids=describe)
+def test_the_module(case):
+    change, exception, words = case
+    with pytest.raises(exception) as raised:
+        causeway.nn.CausalConv1d(**(dict(channels=4, kernel_size=3) | change))
+    assert words in str(raised.value)
+
+
+def test_arguments_of_the_module():
+    with pytest.raises(TypeError, match="positional arguments"):
+        causeway.nn.CausalConv1d(8, 4, "silu")
+    plain = torch.nn.Conv1d(8, 8, 4, groups=8)
+    conv = causeway.nn.CausalConv1d(plain.in_channels, plain.kernel_size)
+    assert conv.kernel_size == (4,) and conv.weight.shape == plain.weight.shape
 
 
 @pytest.mark.gpu

@@ -128,6 +128,8 @@ PACKED = np.zeros(2 * 3 * 8, np.dtype([("value", "<f4"), ("more", "u1")]))
         (dict(x=X.astype(np.int16)), TypeError, "x has dtype int16"),
         (dict(x=X[0]), ValueError, "x has shape (3, 8)"),
         (dict(weight=draw(4, 4)), ValueError, "weight has dim 4"),
+        (dict(weight=draw(3, 4).tolist()), TypeError, "weight is a list: expected a numpy.ndarray, as x is"),
+        (dict(weight=None), TypeError, "weight is a NoneType: expected a numpy.ndarray, as x is"),
         (dict(activation="gelu"), NotImplementedError, "activation"),
         (
             dict(final_states_out=np.broadcast_to(np.float32(0), (2, 3, 3))),
@@ -140,6 +142,33 @@ def test_errors(change, exception, words):
     with pytest.raises(exception) as raised:
         causeway.causal_conv1d_fn(**(dict(x=X, weight=draw(3, 4)) | change))
     assert words in str(raised.value)
+
+
+def test_a_tensor_of_pytorch_beside_an_array():
+    torch = pytest.importorskip("torch")
+    words = r"weight is a torch\.Tensor and x a numpy\.ndarray: .*pass torch\.from_numpy\(x\), or weight\.numpy\(\)"
+    with pytest.raises(TypeError, match=words):
+        causeway.causal_conv1d_fn(X, torch.nn.Parameter(torch.ones(3, 4)))
+    with pytest.raises(TypeError, match="b is a torch.Tensor and a a numpy.ndarray"):
+        causeway.gemm(draw(3, 4, dtype="f2"), torch.ones(4, 2).half())
+
+
+def test_masked_arrays_are_refused():
+    masked = lambda array: np.ma.masked_array(array, mask=array > 0)  # noqa: E731
+    x, weight, state = X, draw(3, 4), np.zeros((2, 3, 3), np.float32)
+    half = draw(3, 4, dtype="f2")
+    calls = {
+        "x": lambda: causeway.causal_conv1d_fn(masked(x), weight),
+        "residual": lambda: causeway.causal_conv1d_fn(x, weight, residual=masked(x)),
+        "conv_state": lambda: causeway.causal_conv1d_update(x[..., 0], masked(state), weight),
+        "cu_seqlens": lambda: causeway.causal_conv1d_varlen_states(x[0].T, masked(np.array([0, 8])), 2),
+        "a": lambda: causeway.gemm(masked(half), half.T),
+        "grad_c": lambda: causeway.gemm_grad_b(masked(half), half),
+    }
+    for name, call in calls.items():
+        words = rf"{name} is a numpy\.ma\.MaskedArray, .* pass {name}\.filled\(0\)"
+        with pytest.raises(TypeError, match=words):
+            call()
 
 
 PROGRAM = """

@@ -1,6 +1,9 @@
 """The drop-in: the original's import names, parameter names and calling conventions."""
 
+import importlib
+import importlib.util
 import inspect
+import operator
 import sys
 
 import pytest
@@ -10,13 +13,17 @@ torch = pytest.importorskip("torch")
 import causeway  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def shim(root, monkeypatch):
-    """The drop-in's source directory on the path."""
-    monkeypatch.syspath_prepend(str(root / "shim"))
-    yield
-    for name in [name for name in sys.modules if name.startswith("causal_conv1d")]:
-        del sys.modules[name]
+@pytest.fixture(autouse=True, params=["distribution", "installed at run time"])
+def drop_in(root, monkeypatch, request):
+    """The drop-in's source directory on the path, or its modules put where imports look first."""
+    if request.param == "distribution":
+        monkeypatch.syspath_prepend(str(root / "shim"))
+        yield
+        for name in [name for name in sys.modules if name.startswith("causal_conv1d")]:
+            del sys.modules[name]
+    else:
+        with causeway.install_causal_conv1d():
+            yield
 
 
 def tensors(device, dtype=torch.float32):
@@ -36,20 +43,116 @@ def expected_gradients(x, weight, bias, dout):
     return y.detach(), torch.autograd.grad(y, leaves, dout)
 
 
-def test_parameter_names():
-    from causal_conv1d import causal_conv1d_fn, causal_conv1d_update
-    from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
-    from causal_conv1d.cpp_functions import causal_conv1d_bwd_function
+# The parameters of causal_conv1d 1.7.0, and their defaults.
+FN = (
+    "(x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, final_states_out=None, "
+    "activation=None)"
+)
+UPDATE = (
+    "(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None)"
+)
+FWD_CPP = "(x, weight, bias, seq_idx, initial_states, out, final_states_out, silu_activation)"
+BWD_CPP = (
+    "(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, dx, dweight, dbias, dinitial_states, "
+    "silu_activation)"
+)
+UPDATE_CPP = "(x, conv_state, weight, bias, out, silu_activation, cache_seqlens, conv_state_indices)"
+CPP = {
+    "causal_conv1d_fwd_function": (
+        "(x, weight, bias, seq_idx, initial_states, final_states_out, silu_activation)"
+    ),
+    "causal_conv1d_bwd_function": (
+        "(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, dx, return_dinitial_states, silu_activation)"
+    ),
+    "causal_conv1d_update_function": (
+        "(x, conv_state, weight, bias, silu_activation, cache_seqlens, conv_state_indices)"
+    ),
+}
+SIGNATURES = {
+    "causal_conv1d": {"causal_conv1d_fn": FN, "causal_conv1d_update": UPDATE},
+    "causal_conv1d.causal_conv1d_interface": {
+        "causal_conv1d_fn": FN,
+        "causal_conv1d_update": UPDATE,
+        "causal_conv1d_ref": (
+            "(x, weight, bias=None, initial_states=None, return_final_states=False, final_states_out=None, "
+            "activation=None, seq_idx=None)"
+        ),
+        "causal_conv1d_update_ref": (
+            "(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None)"
+        ),
+        "CausalConv1dFn.forward": FN.replace("(x", "(ctx, x"),
+        **CPP,
+    },
+    "causal_conv1d.causal_conv1d_varlen": {
+        "causal_conv1d_varlen_states": "(x, cu_seqlens, state_len)",
+        "causal_conv1d_varlen_states_ref": "(x, cu_seqlens, state_len)",
+    },
+    "causal_conv1d.cpp_functions": {
+        **CPP,
+        "_causal_conv1d_fwd_cpp": FWD_CPP,
+        "_causal_conv1d_bwd_cpp": BWD_CPP,
+        "_causal_conv1d_update_cpp": UPDATE_CPP,
+    },
+    "causal_conv1d_cuda": {
+        "causal_conv1d_fwd": FWD_CPP,
+        "causal_conv1d_bwd": BWD_CPP,
+        "causal_conv1d_update": UPDATE_CPP,
+    },
+}
 
-    names = lambda f: list(inspect.signature(f).parameters)  # noqa: E731
-    assert names(causal_conv1d_fn)[:8] == [
-        "x", "weight", "bias", "seq_idx", "initial_states", "return_final_states", "final_states_out", "activation",
-    ]  # fmt: skip
-    assert names(causal_conv1d_update) == [
-        "x", "conv_state", "weight", "bias", "activation", "cache_seqlens", "conv_state_indices",
-    ]  # fmt: skip
-    assert names(causal_conv1d_varlen_states) == ["x", "cu_seqlens", "state_len"]
-    assert names(causal_conv1d_bwd_function)[3] == "dout"
+
+@pytest.mark.parametrize("module", SIGNATURES)
+def test_signatures_are_the_original_ones(module):
+    """Callers forward each keyword that a signature has, so that one more is as wrong as one less."""
+    found = importlib.import_module(module)
+    for name, expected in SIGNATURES[module].items():
+        function = operator.attrgetter(name)(found)
+        function = getattr(function, "_init_fn", function)
+        signature = inspect.signature(function)
+        plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+        assert str(inspect.Signature(plain)) == expected, name
+
+
+def test_version_and_library_name():
+    import causal_conv1d
+    from causal_conv1d import cpp_functions
+
+    assert causal_conv1d.__version__ == "1.7.0+causeway" and cpp_functions.LIBRARY_NAME == "DaoAILab"
+    assert importlib.util.find_spec("causal_conv1d") is not None
+    assert causal_conv1d.causal_conv1d_interface.causal_conv1d_fn is causal_conv1d.causal_conv1d_fn
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("causal_conv1d.nothing")
+
+
+@pytest.mark.parametrize("kind", ["plain", "states", "seq_idx"])
+def test_the_autograd_function(device, kind):
+    from causal_conv1d.causal_conv1d_interface import CausalConv1dFn
+
+    x, weight, bias, dout, _ = tensors(device)
+    states = torch.randn(2, 8, 3, device=device) if kind == "states" else None
+    seq_idx = None
+    if kind == "seq_idx":
+        seq_idx = torch.arange(20, device=device).div(6, rounding_mode="floor").int().expand(2, -1)
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias, states) if t is not None]
+    x, weight, bias, *states = leaves
+    call = lambda f: f(x, weight, bias, seq_idx, states[0] if states else None, bool(states), None, "silu")  # noqa: E731
+    found, expected = call(CausalConv1dFn.apply), call(causeway.causal_conv1d_fn)
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    outputs = lambda result: sum(t.sin().sum() for t in (result if states else [result]))  # noqa: E731
+    got, want = (torch.autograd.grad(outputs(result), leaves) for result in (found, expected))
+    torch.testing.assert_close(got, want, atol=0, rtol=0)
+
+
+def test_final_states_of_the_autograd_function(device):
+    from causal_conv1d.causal_conv1d_interface import CausalConv1dFn
+
+    x, weight, bias, _, _ = tensors(device)
+    states = torch.zeros(2, 8, 3, device=device)
+    _, found = CausalConv1dFn.apply(x, weight, bias, None, None, True, states, "silu")
+    assert torch.equal(states, x[..., -3:]) and torch.equal(found, states)
+    assert torch.is_tensor(CausalConv1dFn.apply(x, weight))
+    with pytest.raises(NotImplementedError, match="activation is 'gelu'"):
+        CausalConv1dFn.apply(x, weight, None, None, None, False, None, "gelu")
 
 
 def test_cpp_functions(device):
@@ -122,39 +225,3 @@ def test_references_and_varlen(device):
     assert torch.equal(
         causal_conv1d_varlen_states(packed, ends, 5), causal_conv1d_varlen_states_ref(packed, ends, 5)
     )
-
-
-def test_the_distribution_has_every_module(root, tmp_path):
-    import subprocess
-    import zipfile
-
-    pytest.importorskip("hatchling", reason="hatchling, which builds the drop-in, is not installed")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "--wheel-dir", tmp_path, root / "shim"], check=True)
-    (wheel,) = tmp_path.glob("causal_conv1d-*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    modules = ["__init__", "causal_conv1d_interface", "causal_conv1d_varlen", "cpp_functions"]
-    expected = ["causal_conv1d_cuda.py", *(f"causal_conv1d/{module}.py" for module in modules)]
-    assert set(expected) <= set(names)
-
-
-@pytest.mark.parametrize("version, refused", [("1.5.0", True), ("1.7.0+causeway", False)])
-def test_it_does_not_replace_the_original(root, tmp_path, monkeypatch, version, refused):
-    import contextlib
-    import importlib.util
-    import sysconfig
-
-    pytest.importorskip("hatchling", reason="hatchling, which builds the drop-in, is not installed")
-    installed = tmp_path / f"causal_conv1d-{version}.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: causal-conv1d\nVersion: {version}\n")
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    spec = importlib.util.spec_from_file_location("refuse", root / "shim" / "refuse.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    hook = module.RefuseToReplace(str(root / "shim"), {}, None, None, str(tmp_path), "wheel")
-    refusal = pytest.raises(
-        SystemExit, match="causal-conv1d 1.5.0 is installed in .*pip uninstall causal-conv1d"
-    )
-    with refusal if refused else contextlib.nullcontext():
-        hook.initialize("standard", {})

@@ -36,6 +36,72 @@ def test_decoding_goes_on_where_forward_ended(device, dtype):
         torch.testing.assert_close(y, expected[..., t])
 
 
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_decoding_under_autocast(device, x_dtype, state_dtype, activation, compiled):
+    """Every mix of dtypes goes on where prefill has ended."""
+    x, weight, bias = draw(2, 6, 12, device=device, dtype=x_dtype), draw(6, 4, device=device), draw(6, device=device)
+
+    def prefill(x, state):
+        return causeway.causal_conv1d_fn(
+            x, weight, bias, return_final_states=True, final_states_out=state, activation=activation
+        )
+
+    def decode(x, state):
+        return causeway.causal_conv1d_update(x, state, weight, bias, activation)
+
+    if compiled:
+        torch._dynamo.reset()
+        prefill, decode = (torch.compile(f, fullgraph=True, backend="aot_eager") for f in (prefill, decode))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        expected, last = prefill(x, None)
+        state = torch.full((2, 6, 3), 7.0, device=device, dtype=state_dtype)
+        y, _ = prefill(x[..., :7], state)
+        parts = [y, *(decode(x[..., t], state)[..., None] for t in range(7, 9)), decode(x[..., 9:], state)]
+    assert all(part.dtype == torch.bfloat16 for part in parts) and state.dtype == state_dtype
+    # The same bits, up to the rounding of SiLU where a state of 32 bits has it in 32 bits.
+    rounding = 2**-7 if activation and state_dtype == torch.float32 else 0
+    torch.testing.assert_close(torch.cat(parts, -1), expected, atol=0, rtol=rounding)
+    assert torch.equal(state.bfloat16(), last)
+
+
+def test_float32_states_of_prefill_under_autocast_keep_their_graph(device):
+    x = draw(2, 6, 5, device=device).requires_grad_()
+    weight, out = draw(6, 4, device=device), torch.zeros(2, 6, 3, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        _, states = causeway.causal_conv1d_fn(x, weight, return_final_states=True, final_states_out=out)
+        causeway.causal_conv1d_fn(x, weight, final_states_out=out)
+        with torch.no_grad():
+            _, same = causeway.causal_conv1d_fn(x, weight, return_final_states=True, final_states_out=out)
+    assert same is out and not out.requires_grad and states.dtype == torch.float32
+    assert torch.equal(out, states) and torch.equal(out, x.detach()[..., -3:].bfloat16().float())
+    (dx,) = torch.autograd.grad(states.sum(), x)
+    assert dx[..., -3:].eq(1).all() and not dx[..., :-3].any()
+
+
+def test_the_module_decodes_under_autocast(device):
+    conv = causeway.nn.CausalConv1d(6, 4, activation="silu", device=device)
+    x = draw(2, 6, 9, device=device)
+    with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16):
+        expected = conv(x)
+        state = conv.new_state(2)
+        _, other = conv(x[..., :5], return_state=True)
+        found = torch.stack([conv.step(x[..., t], state) for t in range(9)], -1)
+        rest = torch.stack([conv.step(x[..., t], other) for t in range(5, 9)], -1)
+    torch.testing.assert_close(found, expected, atol=0, rtol=2**-7)
+    torch.testing.assert_close(rest, expected[..., 5:], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("x_dtype, state_dtype", [("float32", "float16"), ("float32", "float64")])
+def test_other_states_under_autocast_are_refused(device, x_dtype, state_dtype):
+    x = draw(2, 6, device=device, dtype=getattr(torch, x_dtype))
+    state = torch.zeros(2, 6, 3, device=device, dtype=getattr(torch, state_dtype))
+    with torch.autocast(device, dtype=torch.bfloat16), pytest.raises(TypeError, match="conv_state has dtype"):
+        causeway.causal_conv1d_update(x, state, draw(6, 4, device=device))
+
+
 def test_rows_by_index_with_padding(device):
     x, weight = draw(4, 6, device=device), draw(6, 4, device=device)
     pool = draw(8, 3, 6, device=device).transpose(1, 2)

@@ -1,12 +1,18 @@
 """Runs small models of `transformers` with random weights, and saves what they compute.
 
-    python transformers_model.py DIRECTORY
+    python transformers_model.py DIRECTORY [install]
 
-With the drop-in on the path, transformers takes its convolution; without it, its own PyTorch code.
+With the drop-in on the path, or put into sys.modules by `install`, transformers takes its convolution; without it, its
+own PyTorch code.
 """
 
 import pathlib
 import sys
+
+if sys.argv[2:] == ["install"]:
+    import causeway
+
+    causeway.install_causal_conv1d()
 
 import torch
 import transformers

@@ -9,6 +9,7 @@ from causeway._torch.eager import (
     autocast_dtype,
     cast,
     expect_tensors,
+    is_any_autocast_enabled,
     is_compiling,
     is_direct,
     is_transformed,
@@ -77,37 +78,45 @@ def causal_conv1d_fn(
     states, compiling = initial_states, is_compiling()
     result = None
     if not compiling:
-        result = _eager_forward(
-            x, weight, bias, seq_idx, states, return_final_states, final_states_out, activation, cu_seqlens,
-            residual, False,
-        )  # fmt: skip
+        try:
+            result = _eager_forward(
+                x, weight, bias, seq_idx, states, return_final_states, final_states_out, activation, cu_seqlens,
+                residual, False,
+            )  # fmt: skip
+        except RuntimeError:
+            # A nested tensor of the older kind is a plain one by its class, and has no words for what it lacks.
+            expect_tensors((), x=x, weight=weight, bias=bias, initial_states=states, residual=residual)
+            raise
     if result is None and (dtype := autocast_dtype(x)) is not None:
         x, states, residual = cast(x, dtype), cast(states, dtype), cast(residual, dtype)
+        if _keeps_float32(final_states_out, x, dtype):
+            y, final_states = causal_conv1d_fn(
+                x, weight, bias, seq_idx, states, True, None, activation, cu_seqlens, residual
+            )
+            _write_final_states(final_states_out, final_states)
+            if not return_final_states:
+                return y
+            # As without autocast: the caller's tensor, or what keeps the graph.
+            return y, final_states.to(torch.float32) if final_states.requires_grad else final_states_out
         if not compiling:
             result = _eager_forward(
                 x, weight, bias, seq_idx, states, return_final_states, final_states_out, activation, cu_seqlens,
                 residual, True,
             )  # fmt: skip
     if result is True:
+        if x.is_nested:
+            expect_tensors((), x=x)
         silu = activation is not None
         return _apply(
-            x,
-            weight,
-            bias,
-            states,
-            seq_idx,
-            cu_seqlens,
-            residual,
-            silu,
-            return_final_states,
-            final_states_out,
-        )
+            x, weight, bias, states, seq_idx, cu_seqlens, residual, silu, return_final_states, final_states_out
+        )  # fmt: skip
     if result is not None:
         return result
 
     silu = is_silu(activation)
     expect_tensors(
-        ("weight",),
+        ("x", "weight"),
+        x=x,
         weight=weight,
         bias=bias,
         initial_states=states,
@@ -124,6 +133,11 @@ def causal_conv1d_fn(
     return (y, final_states) if return_final_states else y
 
 
+def _keeps_float32(state, x, dtype):
+    """True for a tensor of a caller's that autocast cannot cast, since it is written to, and that loses nothing."""
+    return isinstance(state, torch.Tensor) and state.dtype == torch.float32 and x.dtype == dtype
+
+
 def _write_final_states(final_states_out, final_states):
     """Copies values, without the graph, into the tensor of a caller whose call was an operator."""
     if final_states_out.shape != final_states.shape:
@@ -135,8 +149,26 @@ def _write_final_states(final_states_out, final_states):
 
 def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices):
     """See `causeway.causal_conv1d_update`."""
-    if not is_compiling():
-        result = _eager_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
+    compiling = is_compiling()
+    if (compiling or is_any_autocast_enabled()) and (dtype := autocast_dtype(x)) is not None:
+        x = cast(x, dtype)
+        if _keeps_float32(conv_state, x, dtype):
+            # x is rounded first, as prefill has it. SiLU is that of float32 then, rounded once.
+            y = _update(
+                compiling, x.float(), conv_state, weight, bias, activation, cache_seqlens, conv_state_indices
+            )
+            return y.to(dtype)
+    return _update(compiling, x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
+
+
+def _update(compiling, x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices):
+    if not compiling:
+        try:
+            result = _eager_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
+        except RuntimeError:
+            # As in causal_conv1d_fn.
+            expect_tensors((), x=x, conv_state=conv_state, weight=weight, bias=bias)
+            raise
         if result is True:
             raise RuntimeError(
                 "conv_state requires a gradient, and is changed in place: pass conv_state.detach()"
@@ -145,7 +177,8 @@ def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens,
             return result
     silu = is_silu(activation)
     expect_tensors(
-        ("conv_state", "weight"),
+        ("x", "conv_state", "weight"),
+        x=x,
         conv_state=conv_state,
         weight=weight,
         bias=bias,
@@ -157,7 +190,7 @@ def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens,
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """See `causeway.causal_conv1d_varlen_states`."""
+    expect_tensors(("x", "cu_seqlens"), x=x, cu_seqlens=cu_seqlens)
     if is_compiling() or not is_direct(x, cu_seqlens):
-        expect_tensors(("cu_seqlens",), cu_seqlens=cu_seqlens)
         return operators.varlen_states(x, cu_seqlens, state_len)
     return kernels.varlen_states(x, cu_seqlens, state_len)

@@ -3,25 +3,25 @@
 import torch
 import torch.autograd.forward_ad as forward_ad
 
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_functorch_level = torch._C._functorch.peek_interpreter_stack
-_is_tracing = torch._C._is_tracing
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+dispatch_modes = torch._C._len_torch_dispatch_stack
+functorch_level = torch._C._functorch.peek_interpreter_stack
+is_tracing = torch._C._is_tracing
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 is_compiling = torch.compiler.is_compiling
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_direct(*tensors):
     """True if only autograd, at most, wants to know about an operation on these tensors, the first of which is x."""
     x = tensors[0]
     return (
-        _PLAIN.issuperset(map(type, tensors))
+        PLAIN.issuperset(map(type, tensors))
         and (x.is_cuda or x.is_cpu)
-        and not _dispatch_modes()
-        and _functorch_level() is None
-        and not _is_tracing()
+        and not dispatch_modes()
+        and functorch_level() is None
+        and not is_tracing()
         and forward_ad._current_level < 0
     )
 
@@ -30,12 +30,12 @@ def is_transformed():
     """True inside of grad, vmap and the other transforms of `torch.func`, or with forward-mode gradients."""
     if is_compiling():
         return False
-    return _functorch_level() is not None or forward_ad._current_level >= 0
+    return functorch_level() is not None or forward_ad._current_level >= 0
 
 
 def autocast_dtype(x):
     """The dtype that autocast wants for tensors on x's device; None outside of autocast."""
-    if is_compiling() or _is_any_autocast_enabled():
+    if is_compiling() or is_any_autocast_enabled():
         device_type = x.device.type
         if torch.is_autocast_enabled(device_type):
             return torch.get_autocast_dtype(device_type)
@@ -50,10 +50,28 @@ def cast(tensor, dtype):
 
 
 def expect_tensors(required, **arguments):
-    """Every argument is a tensor of PyTorch's, or None if it is not among the required ones."""
+    """Every argument is a tensor of PyTorch's, or None if it is not among the required ones; and none is nested."""
     for name, value in arguments.items():
-        if (value is not None or name in required) and not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are")
+        if value is None and name not in required:
+            continue
+        if not isinstance(value, torch.Tensor):
+            # No module of NumPy's is imported to tell its arrays apart.
+            fix = f"; pass torch.from_numpy({name})" if type(value).__module__ == "numpy" else ""
+            raise TypeError(
+                f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are{fix}"
+            )
+        if value.is_nested:
+            raise TypeError(
+                f"{name} is a nested tensor: expected sequences packed one after the other; of a jagged "
+                f"(batch, seqlen, dim), {name}.values().T[None] with cu_seqlens={name}.offsets()"
+            )
+
+
+def require_one_device(x, **others):
+    """As kernels have it of tensors with memory: for fake ones, all on x's device."""
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != x.device:
+            raise RuntimeError(f"{name} is on {tensor.device}: expected {x.device}, where x is")
 
 
 def require_axes(argument, tensor, expected):

@@ -6,7 +6,7 @@ An operator returns no None: an output that was not asked for is a tensor with n
 import torch
 
 from causeway._torch import kernels
-from causeway._torch.eager import require_axes
+from causeway._torch.eager import require_axes, require_one_device
 
 _library = torch.library.Library("causeway", "DEF")
 
@@ -14,7 +14,7 @@ _library = torch.library.Library("causeway", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
-def _define(schema, kernel, fake):
+def define(schema, kernel, fake):
     """Makes one operator; its kernel takes tensors of any device that the extension module takes."""
     name = schema.split("(", 1)[0]
     _library.define(schema, tags=_TAGS)
@@ -42,6 +42,15 @@ def _forward(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, sil
 
 
 def _forward_fake(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states):
+    require_one_device(
+        x,
+        weight=weight,
+        bias=bias,
+        initial_states=initial_states,
+        seq_idx=seq_idx,
+        cu_seqlens=cu_seqlens,
+        residual=residual,
+    )
     states = _empty_final_states(x, weight, cu_seqlens) if wants_states else _absent(x)
     return torch.empty_like(x), states
 
@@ -74,31 +83,43 @@ def _backward_fake(x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfi
     )
 
 
+def _update_fake(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices):
+    require_one_device(
+        x,
+        conv_state=conv_state,
+        weight=weight,
+        bias=bias,
+        cache_seqlens=cache_seqlens,
+        conv_state_indices=conv_state_indices,
+    )
+    return torch.empty_like(x)
+
+
 _FORWARD_INPUTS = "Tensor? initial_states, Tensor? seq_idx, Tensor? cu_seqlens"
-forward = _define(
+forward = define(
     f"causal_conv1d_forward(Tensor x, Tensor weight, Tensor? bias, {_FORWARD_INPUTS}, Tensor? residual, "
     "bool silu, bool wants_states) -> (Tensor, Tensor)",
     _forward,
     _forward_fake,
 )
-backward = _define(
+backward = define(
     f"causal_conv1d_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dy, {_FORWARD_INPUTS}, "
     "Tensor? dfinal_states, bool silu) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
 )
-update = _define(
+update = define(
     "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, bool silu, "
     "Tensor? cache_seqlens, Tensor? conv_state_indices) -> Tensor",
     kernels.update,
-    lambda x, *others: torch.empty_like(x),
+    _update_fake,
 )
-varlen_states = _define(
+varlen_states = define(
     "causal_conv1d_varlen_states(Tensor x, Tensor cu_seqlens, SymInt state_len) -> Tensor",
     kernels.varlen_states,
     kernels.empty_varlen_states,
 )
-gemm = _define(
+gemm = define(
     "gemm(Tensor a, Tensor b, str algorithm) -> Tensor",
     kernels.gemm,
     lambda a, b, algorithm: kernels.empty_gemm(a, b),
@@ -157,6 +178,18 @@ def _gemm_gradients(ctx, grad_c):
 def _differentiable(name, gradients, save=None):
     torch.library.register_autograd(f"causeway::{name}", gradients, setup_context=save, lib=_library)
 
+
+def _refuse_vmap_of_update(info, in_dims, *arguments):
+    """Raises the error for a state that is changed in place inside of vmap."""
+    raise NotImplementedError(
+        "causal_conv1d_update cannot be called inside of torch.func.vmap, since it changes conv_state in place: put "
+        "the added batch into the batch of x and conv_state, or use causal_conv1d_fn with initial_states"
+    )
+
+
+# PyTorch 2.4 has no such rules, and its own words for it.
+if hasattr(torch.library, "register_vmap"):
+    torch.library.register_vmap("causeway::causal_conv1d_update", _refuse_vmap_of_update, lib=_library)
 
 _differentiable("causal_conv1d_forward", convolution_gradients, _save_convolution)
 _differentiable("causal_conv1d_backward", refuse_second_derivative)

@@ -1,0 +1,16 @@
+from types import ModuleType, TracebackType
+
+__all__ = ["VERSION", "Installed", "install"]
+
+VERSION: str
+MODULES: dict[str, str]
+
+class Installed:
+    def __init__(self, modules: dict[str, ModuleType]) -> None: ...
+    def remove(self) -> None: ...
+    def __enter__(self) -> Installed: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+def install() -> Installed: ...

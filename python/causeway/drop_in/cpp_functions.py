@@ -1,0 +1,187 @@
+"""`causal_conv1d.cpp_functions`: the kernels without autograd, as `mamba_ssm` calls them from its own autograd functions.
+
+The functions can be compiled with ``fullgraph=True``. Eager calls of plain tensors go to the extension straight; the
+original's operators are there under their names, ``torch.ops.DaoAILab._causal_conv1d_fwd_cpp`` and so on.
+"""
+
+import torch
+
+from causeway import _native
+from causeway._torch.out_operators import is_kernels
+from causeway.drop_in import extension as causal_conv1d_cuda
+from causeway.kernels import causal_conv1d_backward
+
+__all__ = [
+    "LIBRARY_NAME",
+    "_causal_conv1d_bwd_cpp",
+    "_causal_conv1d_fwd_cpp",
+    "_causal_conv1d_update_cpp",
+    "causal_conv1d_bwd_function",
+    "causal_conv1d_fwd_function",
+    "causal_conv1d_update_function",
+]
+
+LIBRARY_NAME = "DaoAILab"
+
+
+def _operator(*written):
+    """Makes a function an operator under its own name, unless the original has been imported and has made it."""
+
+    def make(function):
+        if hasattr(getattr(torch.ops, LIBRARY_NAME), function.__name__):
+            return function
+        name = f"{LIBRARY_NAME}::{function.__name__}"
+        return torch.library.custom_op(name, mutates_args=written)(function)
+
+    return make
+
+
+@_operator("out", "final_states_out")
+def _causal_conv1d_fwd_cpp(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+    out: torch.Tensor,
+    final_states_out: torch.Tensor | None,
+    silu_activation: bool,
+) -> None:
+    causal_conv1d_cuda.causal_conv1d_fwd(
+        x, weight, bias, seq_idx, initial_states, out, final_states_out, silu_activation
+    )
+
+
+@_operator("dx", "dweight", "dbias", "dinitial_states")
+def _causal_conv1d_bwd_cpp(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dout: torch.Tensor,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+    dfinal_states: torch.Tensor | None,
+    dx: torch.Tensor,
+    dweight: torch.Tensor,
+    dbias: torch.Tensor | None,
+    dinitial_states: torch.Tensor | None,
+    silu_activation: bool,
+) -> None:
+    causal_conv1d_cuda.causal_conv1d_bwd(
+        x,
+        weight,
+        bias,
+        dout,
+        seq_idx,
+        initial_states,
+        dfinal_states,
+        dx,
+        dweight,
+        dbias,
+        dinitial_states,
+        silu_activation,
+    )
+
+
+@_operator("out", "conv_state")
+def _causal_conv1d_update_cpp(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    silu_activation: bool,
+    cache_seqlens: torch.Tensor | None,
+    conv_state_indices: torch.Tensor | None,
+) -> None:
+    causal_conv1d_cuda.causal_conv1d_update(
+        x, conv_state, weight, bias, out, silu_activation, cache_seqlens, conv_state_indices
+    )
+
+
+def causal_conv1d_fwd_function(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+    final_states_out: torch.Tensor | None,
+    silu_activation: bool,
+) -> torch.Tensor:
+    """The result; final_states_out is written where it is given."""
+    if is_kernels(x, weight, bias, seq_idx, initial_states, final_states_out):
+        result = _native.torch_forward(
+            x, weight, bias, initial_states, seq_idx, None, None, silu_activation, False, final_states_out
+        )
+        return result if final_states_out is None else result[0]
+    out = torch.empty_like(x)
+    causal_conv1d_cuda.causal_conv1d_fwd(
+        x, weight, bias, seq_idx, initial_states, out, final_states_out, silu_activation
+    )
+    return out
+
+
+def causal_conv1d_bwd_function(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dout: torch.Tensor,
+    seq_idx: torch.Tensor | None,
+    initial_states: torch.Tensor | None,
+    dfinal_states: torch.Tensor | None,
+    dx: torch.Tensor | None,
+    return_dinitial_states: bool,
+    silu_activation: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(dx, dweight, dbias, dinitial_states); dx is written in place where it is given, any view."""
+    wants_states = return_dinitial_states and initial_states is not None
+    if (
+        dx is None
+        and wants_states == (initial_states is not None)
+        and is_kernels(x, weight, bias, dout, seq_idx, initial_states, dfinal_states)
+    ):
+        return _native.torch_backward(
+            x, weight, bias, initial_states, seq_idx, None, dout, dfinal_states, silu_activation
+        )
+    if dx is None:
+        dx = torch.empty_like(x)
+    dweight = torch.empty_like(weight)
+    dbias = None if bias is None else torch.empty_like(bias)
+    dinitial_states = torch.empty_like(initial_states) if wants_states else None
+    causal_conv1d_backward(
+        x,
+        weight,
+        bias,
+        dout,
+        initial_states,
+        seq_idx,
+        None,
+        dfinal_states,
+        silu_activation,
+        dx,
+        dweight,
+        dbias,
+        dinitial_states,
+    )
+    return dx, dweight, dbias, dinitial_states
+
+
+def causal_conv1d_update_function(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    silu_activation: bool,
+    cache_seqlens: torch.Tensor | None,
+    conv_state_indices: torch.Tensor | None,
+) -> torch.Tensor:
+    """The outputs at the new positions; conv_state is changed in place."""
+    if is_kernels(x, conv_state, weight, bias, cache_seqlens, conv_state_indices):
+        return _native.torch_update(
+            x, conv_state, weight, bias, silu_activation, cache_seqlens, conv_state_indices
+        )
+    out = torch.empty_like(x)
+    causal_conv1d_cuda.causal_conv1d_update(
+        x, conv_state, weight, bias, out, silu_activation, cache_seqlens, conv_state_indices
+    )
+    return out

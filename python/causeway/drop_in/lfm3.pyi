@@ -1,0 +1,32 @@
+from types import ModuleType, TracebackType
+from typing import Any
+
+from torch import Tensor
+
+MODULE: str
+
+def causal_conv1d_fn(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    seq_idx: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor: ...
+def causal_conv1d_update(
+    hidden_states: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor: ...
+
+class Replaced:
+    def __init__(self, module: ModuleType, functions: dict[str, Any]) -> None: ...
+    def remove(self) -> None: ...
+    def __enter__(self) -> Replaced: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+def install() -> Replaced: ...

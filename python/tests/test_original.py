@@ -1,0 +1,72 @@
+"""causal_conv1d's own tests against the drop-in, from the source distribution on PyPI.
+
+On a CPU with the device replaced and a sample of 1,500; on a GPU all of them. CAUSEWAY_ORIGINAL names a file that has
+been downloaded before, for a machine without a network.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+NAME, VERSION = "causal-conv1d", "1.7.0"
+SHA256 = "3202758494eaa7b597ce1c282dfa188889506bfcb92cad3c407d26736bfcd32b"
+
+# Of einops, the tests use this function, and it for permutations alone.
+EINOPS = '''
+def rearrange(tensor, pattern):
+    before, after = (side.split() for side in pattern.split("->"))
+    return tensor.permute([before.index(name) for name in after])
+'''
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The original's file of tests."""
+    directory = tmp_path_factory.mktemp("original")
+    archive = os.environ.get("CAUSEWAY_ORIGINAL")
+    if archive is None:
+        (directory / "requirements").write_text(f"{NAME}=={VERSION} --hash=sha256:{SHA256}\n")
+        # pip asks the package for its metadata, and it would look for a compiler of CUDA's.
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        command += ["--no-build-isolation", "--retries", "1", "--timeout", "15", "--require-hashes"]
+        command += ["--dest", directory, "--requirement", directory / "requirements"]
+        environment = dict(os.environ, CAUSAL_CONV1D_SKIP_CUDA_BUILD="TRUE")
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode != 0 and "HASH" not in done.stderr.upper():
+            pytest.skip(f"{NAME} {VERSION} cannot be downloaded: {done.stderr.strip().splitlines()[-1:]}")
+        assert done.returncode == 0, done.stderr
+        (archive,) = directory.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        return file.extractfile(f"causal_conv1d-{VERSION}/tests/test_causal_conv1d.py").read().decode()
+
+
+def test_every_test_of_the_original_passes(root, source, device, tmp_path):
+    assert source.count('device = "cuda"') > 5
+    program = tmp_path / "test_original.py"
+    program.write_text(source.replace('"cuda"', f'"{device}"'))
+    path = [str(root / "shim"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    try:
+        import einops  # noqa: F401
+    except ImportError:
+        (tmp_path / "stand_in").mkdir()
+        (tmp_path / "stand_in" / "einops.py").write_text(EINOPS)
+        path.append(str(tmp_path / "stand_in"))
+    command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--tb=short", "-c", os.devnull]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path))
+    if device == "cpu":
+        command += ["-p", "original_sample"]
+        environment["CAUSEWAY_ORIGINAL_SAMPLE"] = "1500"
+        environment["PYTHONPATH"] += os.pathsep + str(pathlib.Path(__file__).parent)
+    done = subprocess.run(
+        [*command, program], env=environment, cwd=tmp_path, capture_output=True, text=True, errors="replace"
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
+    assert passed == 1500 if device == "cpu" else passed > 9000, done.stdout[-400:]
