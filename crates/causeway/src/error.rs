@@ -420,7 +420,9 @@ pub enum Error {
         because: String,
     },
     /// Device code that was to come from a folder.
-    #[error("CAUSEWAY_KERNELS_DIR names no folder of kernels ({because}): expected one with the .cuh files of kernels/; unset it to use those built in")]
+    #[error(
+        "CAUSEWAY_KERNELS_DIR names no folder of kernels ({because}): expected one with the .cuh files of kernels/; unset it to use those built in"
+    )]
     KernelsDirectory {
         /// What is wrong with it.
         because: String,
