@@ -103,8 +103,36 @@ macro_rules! plain_simd {
         }
     };
 }
-plain_simd!(f32, silu, silu_slope);
+plain_simd!(f32, silu_in_f32, silu_slope_in_f32);
 plain_simd!(f64, silu_in_f64, silu_slope_in_f64);
+
+// Without vector instructions these are long, and inlined into every kernel they would be half of the library. A call is
+// little beside them.
+
+#[inline(never)]
+fn silu_in_f32<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
+    silu::<S, T, N>(simd, x)
+}
+
+#[inline(never)]
+fn silu_slope_in_f32<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
+    silu_slope::<S, T, N>(simd, x)
+}
+
+#[inline(never)]
+fn widen_f16(v: [f16; LANES]) -> [f32; LANES] {
+    v.map(f16::to_f32)
+}
+
+#[inline(never)]
+fn narrow_f16(v: [f32; LANES]) -> [f16; LANES] {
+    v.map(f16::from_f32)
+}
+
+#[inline(never)]
+fn narrow_bf16(v: [f32; LANES]) -> [bf16; LANES] {
+    v.map(bf16::from_f32)
+}
 
 #[inline(always)]
 #[allow(clippy::extra_unused_type_parameters)]
@@ -131,13 +159,13 @@ impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     #[inline(always)]
     unsafe fn load_f16(self, source: *const f16) -> [f32; LANES] {
         // SAFETY: the caller's promise; an array is aligned as its element.
-        unsafe { source.cast::<[f16; LANES]>().read() }.map(f16::to_f32)
+        widen_f16(unsafe { source.cast::<[f16; LANES]>().read() })
     }
 
     #[inline(always)]
     unsafe fn store_f16(self, target: *mut f16, v: [f32; LANES]) {
         // SAFETY: the caller's promise; an array is aligned as its element.
-        unsafe { target.cast::<[f16; LANES]>().write(v.map(f16::from_f32)) }
+        unsafe { target.cast::<[f16; LANES]>().write(narrow_f16(v)) }
     }
 
     #[inline(always)]
@@ -149,7 +177,7 @@ impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
     #[inline(always)]
     unsafe fn store_bf16(self, target: *mut bf16, v: [f32; LANES]) {
         // SAFETY: the caller's promise; an array is aligned as its element.
-        unsafe { target.cast::<[bf16; LANES]>().write(v.map(bf16::from_f32)) }
+        unsafe { target.cast::<[bf16; LANES]>().write(narrow_bf16(v)) }
     }
 
     #[inline(always)]
