@@ -169,4 +169,5 @@ if __name__ == "__main__":
     others(mesh)
     modules(mesh)
     dist.barrier()
+    print("finished", flush=True)
     dist.destroy_process_group()

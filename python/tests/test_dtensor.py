@@ -15,14 +15,18 @@ WORKER = pathlib.Path(__file__).with_name("dtensor_worker.py")
 def test_two_ranks(tmp_path):
     ranks = [
         subprocess.Popen(
-            [sys.executable, WORKER, str(rank), "2", tmp_path / "rendezvous"], stderr=subprocess.PIPE, text=True
+            [sys.executable, WORKER, str(rank), "2", tmp_path / "rendezvous"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
     try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+        outputs = [rank.communicate(timeout=240) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    for rank, error in zip(ranks, errors):
-        assert rank.returncode == 0, error[-4000:]
+    # Not the exit status: threads of Gloo's have been seen to abort a busy process that was about to end.
+    for output, error in outputs:
+        assert output.split()[-1:] == ["finished"], error[-4000:]
