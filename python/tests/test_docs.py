@@ -1,7 +1,10 @@
-"""What the documentation shows: every example in a docstring, and the README's."""
+"""What the documentation shows: every example in a docstring, the README's, and the pages' from top to bottom."""
 
 import doctest
+import os
 import re
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -35,3 +38,32 @@ def test_the_example_of_the_readme(root):
     names = {}
     exec(program, names)
     assert names["x"].grad.shape == names["x"].shape and names["y"].shape == (2, 64)
+
+
+def blocks(root, page, kind=""):
+    """The code of a page's blocks, each at the lines that it has there, so that an error names its line."""
+    text = (root / "docs" / page).read_text()
+    found = re.finditer(rf"```python{kind}\n(.*?)```", text, re.DOTALL)
+    return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
+
+
+@pytest.mark.parametrize("page", ["python-guide.md", "python.md"])
+def test_a_page_from_top_to_bottom(root, page, tmp_path):
+    """In a process of its own, since a page may import and install."""
+    programs = blocks(root, page)
+    assert programs
+    path = tmp_path / "page.py"
+    path.write_text(
+        "".join(f"exec(compile({program!r}, {page!r}, 'exec'))\n" for program in programs)
+    )
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_the_program_of_the_guide_on_two_ranks(root, tmp_path):
+    (program,) = blocks(root, "python-guide.md", " program")
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
+    assert done.returncode == 0, done.stderr[-4000:]

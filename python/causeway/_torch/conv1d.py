@@ -12,6 +12,7 @@ from causeway._torch.eager import (
     is_any_autocast_enabled,
     is_compiling,
     is_direct,
+    is_distributed,
     is_transformed,
 )
 
@@ -125,6 +126,10 @@ def causal_conv1d_fn(
         residual=residual,
         final_states_out=final_states_out,
     )
+    if is_distributed(x, weight):
+        from causeway._torch import dtensor
+
+        seq_idx, cu_seqlens = dtensor.replicated(seq_idx, x), dtensor.replicated(cu_seqlens, x)
     wants_states = return_final_states or final_states_out is not None
     forward = transforms.Convolution.apply if is_transformed() else operators.forward
     y, final_states = forward(x, weight, bias, states, seq_idx, cu_seqlens, residual, silu, wants_states)
@@ -185,12 +190,20 @@ def _update(compiling, x, conv_state, weight, bias, activation, cache_seqlens, c
         cache_seqlens=cache_seqlens,
         conv_state_indices=conv_state_indices,
     )
+    if is_distributed(x, conv_state, weight):
+        from causeway._torch import dtensor
+
+        return dtensor.update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
     return operators.update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """See `causeway.causal_conv1d_varlen_states`."""
     expect_tensors(("x", "cu_seqlens"), x=x, cu_seqlens=cu_seqlens)
+    if is_distributed(x):
+        from causeway._torch import dtensor
+
+        cu_seqlens = dtensor.replicated(cu_seqlens, x)
     if is_compiling() or not is_direct(x, cu_seqlens):
         return operators.varlen_states(x, cu_seqlens, state_len)
     return kernels.varlen_states(x, cu_seqlens, state_len)

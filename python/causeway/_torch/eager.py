@@ -1,5 +1,7 @@
 """Whether a call may go straight to its kernel, and what autocast makes of its tensors."""
 
+import sys
+
 import torch
 import torch.autograd.forward_ad as forward_ad
 
@@ -72,6 +74,13 @@ def require_one_device(x, **others):
     for name, tensor in others.items():
         if tensor is not None and tensor.device != x.device:
             raise RuntimeError(f"{name} is on {tensor.device}: expected {x.device}, where x is")
+
+
+def is_distributed(*tensors):
+    """True if one of them is a DTensor. Its module is not imported to find out."""
+    # In PyTorch 2.4 the module is there without it.
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and any(isinstance(tensor, kind) for tensor in tensors)
 
 
 def require_axes(argument, tensor, expected):

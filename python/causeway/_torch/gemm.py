@@ -9,6 +9,7 @@ from causeway._torch.eager import (
     expect_tensors,
     is_compiling,
     is_direct,
+    is_distributed,
     is_transformed,
 )
 
@@ -45,6 +46,8 @@ def _is_kernel_call(*tensors):
 def gemm(a, b, algorithm):
     """See `causeway.gemm`."""
     expect_tensors(("a", "b"), a=a, b=b)
+    if is_distributed(a, b):
+        from causeway._torch import dtensor  # noqa: F401: gives the operator its strategies
     dtype = autocast_dtype(a)
     if dtype is not None:
         a, b = cast(a, dtype), cast(b, dtype)
