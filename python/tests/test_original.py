@@ -51,7 +51,9 @@ def test_every_test_of_the_original_passes(root, source, device, tmp_path):
     assert source.count('device = "cuda"') > 5
     program = tmp_path / "test_original.py"
     program.write_text(source.replace('"cuda"', f'"{device}"'))
-    path = [str(root / "shim"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    # The program runs elsewhere, where a relative entry would name another folder.
+    inherited = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    path = [str(root / "shim"), *inherited]
     try:
         import einops  # noqa: F401
     except ImportError:
