@@ -106,7 +106,7 @@ macro_rules! plain_simd {
 plain_simd!(f32, silu_in_f32, silu_slope_in_f32);
 plain_simd!(f64, silu_in_f64, silu_slope_in_f64);
 
-// Without vector instructions these are long, and inlined into every kernel they would be half of the library. A call is
+// Without vector instructions these are long, and inlined into every kernel they would be a tenth of the library. A call is
 // little beside them.
 
 #[inline(never)]
