@@ -24,29 +24,27 @@ pub trait Call: Send {
 }
 
 macro_rules! calls {
-    ($($operation:ty, $this:ident, $device:ident => $launches:expr;)*) => {$(
+    ($($operation:ty, $launches:ident => $result:expr;)*) => {$(
         impl Call for $operation {
             fn run(&mut self, device: &Device) -> Result<()> {
                 <$operation>::run(self, device)
             }
-            fn ready(&mut $this, $device: &GpuDevice) -> Result<[Option<Ready>; 2]> {
-                Ok($launches)
+            fn ready(&mut self, device: &GpuDevice) -> Result<[Option<Ready>; 2]> {
+                let $launches = <$operation>::ready(self, device)?;
+                Ok($result)
             }
         }
     )*};
 }
 calls! {
-    Forward<'_>, self, device => [Forward::ready(self, device)?, None];
-    Backward<'_>, self, device => [Backward::ready(self, device)?, None];
-    Update<'_>, self, device => [Update::ready(self, device)?, None];
-    VarlenStates<'_>, self, device => [VarlenStates::ready(self, device)?, None];
-    gemm::Forward<'_>, self, device => [device.ready_plan(self.plan(device.facts())?)?, None];
-    gemm::GradA<'_>, self, device => [device.ready_plan(self.plan(device.facts())?)?, None];
-    gemm::GradB<'_>, self, device => [device.ready_plan(self.plan(device.facts())?)?, None];
-    gemm::GradAB<'_>, self, device => {
-        let [of_a, of_b] = self.plans(device.facts())?;
-        [device.ready_plan(of_a)?, device.ready_plan(of_b)?]
-    };
+    Forward<'_>, launch => [launch, None];
+    Backward<'_>, launch => [launch, None];
+    Update<'_>, launch => [launch, None];
+    VarlenStates<'_>, launch => [launch, None];
+    gemm::Forward<'_>, launch => [launch, None];
+    gemm::GradA<'_>, launch => [launch, None];
+    gemm::GradB<'_>, launch => [launch, None];
+    gemm::GradAB<'_>, launches => launches;
 }
 
 /// Every tensor of a call, by name, for the checks and decisions that concern all of them.

@@ -196,7 +196,7 @@ impl Simulator {
     }
 
     fn fault(plan: &Plan, message: String) -> Error {
-        Error::SimulatedFault { entry: plan.entry.to_string(), header: plan.header.to_string(), message }
+        Error::SimulatedFault { entry: plan.entry().to_string(), header: plan.header().to_string(), message }
     }
 }
 

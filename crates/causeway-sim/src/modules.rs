@@ -71,7 +71,7 @@ impl Modules {
     }
 
     fn key(&self, compiler: &Compiler, plan: &Plan) -> Result<String> {
-        Ok(compiler.key(&self.change.apply(plan.program().text()?)?))
+        Ok(compiler.key(&self.change.apply(Program::of(&plan.choice).text()?)?))
     }
 
     /// The kernel of a plan.
@@ -82,7 +82,8 @@ impl Modules {
             return Ok(kernel);
         }
         self.prepare(compiler, std::slice::from_ref(plan))?;
-        find().ok_or_else(|| Error::SimulatorCompiler { message: format!("{} was not compiled", plan.entry) })
+        find()
+            .ok_or_else(|| Error::SimulatorCompiler { message: format!("{} was not compiled", plan.entry()) })
     }
 
     /// Loads the kernels of these plans, and compiles those that no file holds, several units at a time.
@@ -92,9 +93,9 @@ impl Modules {
             let key = self.key(compiler, plan)?;
             wanted.entry(key.clone()).or_insert_with(|| Wanted {
                 key,
-                header: plan.header,
-                instantiation: plan.instantiation.clone(),
-                entry: plan.entry,
+                header: plan.header(),
+                instantiation: plan.choice.source(),
+                entry: plan.entry(),
             });
         }
         let mut wanted: Vec<_> =
@@ -164,13 +165,14 @@ impl Modules {
             kernel = self.get(compiler, plan)?;
         }
         let object = &kernel.object;
-        let source_digest =
-            blake3::hash(self.change.apply(plan.program().text()?)?.as_bytes()).to_hex().to_string();
+        let source_digest = blake3::hash(self.change.apply(Program::of(&plan.choice).text()?)?.as_bytes())
+            .to_hex()
+            .to_string();
         Ok(Artifact {
             id: Artifact::id_of(&source_digest),
-            entry: plan.entry.to_string(),
-            header: plan.header.to_string(),
-            instantiation: plan.instantiation.clone(),
+            entry: plan.entry().to_string(),
+            header: plan.header().to_string(),
+            instantiation: plan.choice.source(),
             source_digest,
             compiler: compiler_name.to_string(),
             cache_key: Some(self.key(compiler, plan)?),
@@ -239,7 +241,7 @@ fn note_path(compiler: &Compiler, key: &str) -> std::path::PathBuf {
 
 /// One translation unit: the headers, each kernel in a namespace of its own, and a table of them.
 fn unit_text(unit: &[Wanted]) -> Result<String> {
-    let header = Program { header: unit[0].header, instantiation: "", entry: unit[0].entry };
+    let header = Program { header: unit[0].header, instantiation: String::new(), entry: unit[0].entry };
     let mut text = header.text()?;
     let mut table = String::new();
     for (number, kernel) in unit.iter().enumerate() {

@@ -2,30 +2,23 @@
 
 use causeway::Error;
 use causeway::backend::gpu::Executor;
+use causeway::backend::gpu::choice::Choice;
 use causeway::backend::gpu::plan::Plan;
 use causeway_sim::Simulator;
 
 /// A launch of one kernel, whose argument is the address of its output.
 fn plan(body: &str, threads: u32, blocks: u32, output: &mut [u32]) -> Plan {
+    let text = format!(
+        "struct Arguments {{ unsigned* output; unsigned* counters; }};\nCAUSEWAY_KERNEL({threads}, 1) probe(const Arguments a) {{\nusing namespace causeway;\n{body}\n}}\n"
+    );
+    let arguments: Vec<u8> = [output.as_mut_ptr() as u64, 0].into_iter().flat_map(u64::to_ne_bytes).collect();
     Plan {
-        header: "reduction.cuh",
-        instantiation: format!(
-            "struct Arguments {{ unsigned* output; unsigned* counters; }};\nCAUSEWAY_KERNEL({threads}, 1) probe(const Arguments a) {{\nusing namespace causeway;\n{body}\n}}\n"
-        ),
-        entry: "probe",
         grid: [blocks, 1, 1],
         block: [threads, 1, 1],
-        cluster: 1,
         shared_bytes: 4096,
-        workspace_bytes: 0,
         counters: 1,
-        arguments: [output.as_mut_ptr() as u64, 0].into_iter().flat_map(u64::to_ne_bytes).collect(),
-        workspace_at: None,
         counters_at: Some(8),
-        tensor_maps: Vec::new(),
-        begins_early: false,
-        read_bytes: 0,
-        written_bytes: 0,
+        ..Plan::new(Choice::of_text("reduction.cuh", "probe", text), &arguments, 0, 0)
     }
 }
 
@@ -180,7 +173,7 @@ fn a_plan_of_another_kernel_is_refused() {
     let error = unsafe { simulator.execute(&plan) }.unwrap_err().to_string();
     assert!(error.contains("1048576 bytes of shared memory are more than"), "{error}");
     plan.shared_bytes = 0;
-    plan.instantiation.push_str("not C++");
+    plan.choice = Choice::of_text("reduction.cuh", "probe", plan.choice.source() + "not C++");
     // SAFETY: as above.
     let error = unsafe { simulator.execute(&plan) }.unwrap_err();
     assert!(matches!(error, Error::SimulatorCompiler { .. }), "{error}");

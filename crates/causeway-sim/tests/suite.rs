@@ -26,7 +26,7 @@ fn variants(suite: &str, facts: &DeviceFacts) -> BTreeMap<(&'static str, String)
     for case in cases(suite) {
         for (call, plan) in plans(&case, facts).unwrap() {
             variants
-                .entry((plan.header, plan.instantiation))
+                .entry((plan.header(), plan.choice.source()))
                 .or_insert_with(|| format!("{} {call}", case.name));
         }
     }

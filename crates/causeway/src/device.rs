@@ -1,10 +1,11 @@
 //! The devices that operations run on.
 
+mod operations;
+
 use std::sync::Arc;
 
 use crate::backend::cpu::{Cpu, Level};
 use crate::backend::gpu::artifact::Artifact;
-use crate::backend::gpu::memo::Operation;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::backend::gpu::{Executor, GpuDevice, Stream};
 use crate::error::{Error, Result};
@@ -122,10 +123,7 @@ impl Device {
     ///
     /// # Safety
     /// The plan is made from validated views of memory at this device's location.
-    pub(crate) unsafe fn execute(
-        &self,
-        plan: impl FnOnce(&DeviceFacts) -> Result<Option<Plan>>,
-    ) -> Result<()> {
+    unsafe fn execute(&self, plan: impl FnOnce(&DeviceFacts) -> Result<Option<Plan>>) -> Result<()> {
         match self {
             Device::Cpu(_) => Err(self.lacks("a kernel launch")),
             Device::Gpu(stream) => match plan(stream.device().facts())? {
@@ -142,28 +140,8 @@ impl Device {
         }
     }
 
-    /// As [`Device::execute`], for an operation whose plans are remembered.
-    ///
-    /// # Safety
-    /// The operation's views are validated, and of memory at this device's location.
-    pub(crate) unsafe fn launch(
-        &self,
-        operation: &impl Operation,
-        plan: impl FnOnce(&DeviceFacts) -> Result<Option<Plan>>,
-    ) -> Result<()> {
-        match self {
-            // SAFETY: the views vouch for the addresses, until the stream has come this far; the stream is live and of
-            // its own device.
-            Device::Gpu(stream) => unsafe {
-                stream.device().launch_operation(operation, stream.handle(), None)
-            },
-            // SAFETY: the caller's promise.
-            _ => unsafe { self.execute(plan) },
-        }
-    }
-
     /// The error of an operation that has no kernel here.
-    pub(crate) fn lacks(&self, what: &str) -> Error {
+    fn lacks(&self, what: &str) -> Error {
         Error::Unsupported {
             what: what.to_string(),
             device: self.to_string(),
@@ -172,7 +150,7 @@ impl Device {
     }
 
     /// Checks that the tensors of a call, of which `argument` is one, can be used here.
-    pub(crate) fn expect(&self, argument: &'static str, location: Location) -> Result<()> {
+    fn expect(&self, argument: &'static str, location: Location) -> Result<()> {
         if location == self.location() {
             return Ok(());
         }

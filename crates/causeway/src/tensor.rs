@@ -330,14 +330,6 @@ impl<'a> TensorRef<'a> {
         TensorRef { meta: permuted(&self.meta, axes), ..self }
     }
 
-    /// The same layout at an address that is so many bytes higher, for planners, which never follow it: at a
-    /// location other than the host.
-    pub(crate) fn moved(&self, bytes: u64) -> TensorRef<'static> {
-        assert!(self.meta.location != Location::Host, "a host view must point to its memory");
-        let pointer = std::ptr::without_provenance(self.pointer.addr().wrapping_add(bytes as usize));
-        TensorRef { pointer, meta: self.meta, memory: PhantomData }
-    }
-
     /// The part of the view that lies at `start .. start + count` of one axis.
     ///
     /// # Panics
@@ -413,13 +405,6 @@ impl<'a> TensorMut<'a> {
     /// If `axes` is not a permutation of the view's axes.
     pub fn permuted(self, axes: &[usize]) -> Self {
         TensorMut { meta: permuted(&self.meta, axes), ..self }
-    }
-
-    /// As [`TensorRef::moved`].
-    pub(crate) fn moved(&self, bytes: u64) -> TensorMut<'static> {
-        assert!(self.meta.location != Location::Host, "a host view must point to its memory");
-        let pointer = std::ptr::without_provenance_mut(self.pointer.addr().wrapping_add(bytes as usize));
-        TensorMut { pointer, meta: self.meta, memory: PhantomData }
     }
 
     /// As [`TensorRef::narrow`].

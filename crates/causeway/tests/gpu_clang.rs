@@ -21,14 +21,14 @@ fn clang_gives_code_objects_for_every_architecture() {
     }
     for name in ["gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1101", "gfx1102", "gfx1200", "gfx1201"] {
         let directory = tempfile::tempdir().unwrap();
-        let program = Program { header: "", instantiation: SCALE, entry: "scale" };
+        let program = Program { header: "", instantiation: SCALE.to_string(), entry: "scale" };
         let target = Target::parse(name).unwrap();
         let object =
             clang::compile(&program, &target, directory.path()).unwrap_or_else(|log| panic!("{name}: {log}"));
         let bytes = std::fs::read(object).unwrap();
         assert!(bytes.starts_with(b"\x7fELF") && bytes.windows(5).any(|w| w == b"scale"), "{name}");
 
-        let broken = Program { instantiation: "flaot x;", ..program };
+        let broken = Program { instantiation: "flaot x;".to_string(), ..program };
         let log = clang::compile(&broken, &target, directory.path()).unwrap_err();
         assert!(log.contains("instantiation:1"), "{log}");
     }

@@ -19,8 +19,8 @@ extern "C" __global__ void scale(Arguments a) {
 static_assert(CAUSEWAY_WAVE_SIZE == 32 || CAUSEWAY_WAVE_SIZE == 64, "the host says");
 "#;
 
-fn program(text: &str) -> Program<'_> {
-    Program { header: "", instantiation: text, entry: "scale" }
+fn program(text: &str) -> Program {
+    Program { header: "", instantiation: text.to_string(), entry: "scale" }
 }
 
 fn builder(cache: Cache) -> Builder {
@@ -128,7 +128,7 @@ fn the_second_process_reads_what_the_first_compiled() {
     for (text, entry, target) in
         [(other_text.as_str(), "scale", &target), (SCALE, "other", &target), (SCALE, "scale", &other_target)]
     {
-        let program = Program { header: "", instantiation: text, entry };
+        let program = Program { header: "", instantiation: text.to_string(), entry };
         let code = second.build(&program, target, None).unwrap();
         assert_eq!(code.origin, Origin::Compiled);
         assert_ne!(code.key.unwrap().to_string(), key);

@@ -11,13 +11,13 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use causeway::backend::gpu::builder::Builder;
-use causeway::backend::gpu::compiler::Target;
+use causeway::backend::gpu::compiler::{Program, Target};
 use causeway::backend::gpu::plan::{Plan, Vendor};
 use causeway::backend::gpu::{DeviceBuffer, GpuDevice, Stream};
 
 use libloading::Library;
 
-use gpu::{TOTAL_BLOCKS, bytes, scale, total};
+use gpu::{TOTAL_BLOCKS, bytes, scale, total, total_with};
 use real_gpu::{device, download};
 
 /// Median and smallest time of one call of `work`, in µs, over many batches of calls, each of which fits the
@@ -54,7 +54,8 @@ fn bare_launch(device: GpuDevice, stream: &Stream, plan: &Plan) -> impl FnMut() 
         *mut *mut c_void,
         *mut *mut c_void,
     ) -> i32;
-    let code = Builder::global().build(&plan.program(), &Target::of(device.facts()), None).unwrap();
+    let code =
+        Builder::global().build(&Program::of(&plan.choice), &Target::of(device.facts()), None).unwrap();
     // SAFETY: the library is CUDA's driver, which this process has open; the signatures are the documented ones;
     // the driver, the context and the module live as long as the process.
     let (function, launch) = unsafe {
@@ -70,7 +71,7 @@ fn bare_launch(device: GpuDevice, stream: &Stream, plan: &Plan) -> impl FnMut() 
         let find = library
             .get::<unsafe extern "C" fn(*mut Raw, Raw, *const c_char) -> i32>(b"cuModuleGetFunction")
             .unwrap();
-        let name = CString::new(plan.entry).unwrap();
+        let name = CString::new(plan.entry()).unwrap();
         assert_eq!(find(&mut function, module, name.as_ptr()), 0);
         (function, *library.get::<Launch>(b"cuLaunchKernel").unwrap())
     };
@@ -139,7 +140,7 @@ fn the_first_call_is_quick() {
     let opened = start.elapsed();
     let mut plan = total(&input, &output);
     // Not the program of the other test, which may have been loaded already.
-    plan.instantiation.push_str("// first call\n");
+    plan.choice = total_with("// first call\n");
     let start = Instant::now();
     // SAFETY: the plan's addresses are live buffers.
     unsafe { device.launch(&plan, stream.handle(), None) }.unwrap();

@@ -8,10 +8,11 @@ mod real_gpu;
 use std::thread;
 
 use causeway::Error;
+use causeway::backend::gpu::choice::Choice;
 use causeway::backend::gpu::plan::Vendor;
 use causeway::backend::gpu::{DeviceBuffer, Event, GpuDevice, Stream, StreamHandle, Workspace, devices};
 
-use gpu::{TOTAL_BLOCKS, bytes, scale, total};
+use gpu::{TOTAL_BLOCKS, bytes, scale, total, total_with};
 use real_gpu::{device, download};
 
 fn numbers(count: usize) -> Vec<i32> {
@@ -171,7 +172,7 @@ fn a_kernel_may_be_needed_first_while_recording() {
     let input = DeviceBuffer::from_host(&stream, bytes(&values)).unwrap();
     let output = DeviceBuffer::new(&stream, 4).unwrap();
     let mut plan = total(&input, &output);
-    plan.instantiation.push_str("// seen nowhere else\n");
+    plan.choice = total_with("// seen nowhere else\n");
     // SAFETY: the plan's addresses are live buffers. The workspace becomes a part of the graph.
     let graph = stream.record(|| unsafe { device.launch(&plan, stream.handle(), None) }).unwrap();
     for _ in 0..3 {
@@ -229,12 +230,11 @@ fn errors_leave_the_device_usable() {
     assert!(matches!(fails(good.clone(), small), Error::WorkspaceTooSmall { found: 8, .. }));
 
     let mut plan = good.clone();
-    plan.instantiation = "flaot".to_string();
+    plan.choice = Choice::of_text("", "total", "flaot");
     assert!(matches!(fails(plan, None), Error::Compile { .. }));
 
     let mut plan = good.clone();
-    plan.instantiation.push_str("// another program\n");
-    plan.entry = "absent";
+    plan.choice = Choice::of_text("", "absent", good.choice.source() + "// another program\n");
     assert!(matches!(fails(plan, None), Error::Driver { .. }));
 
     let mut plan = good.clone();

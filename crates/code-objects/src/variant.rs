@@ -40,13 +40,13 @@ pub struct Variant {
 }
 
 impl Variant {
-    pub fn program(&self) -> Program<'_> {
-        self.plan.program()
+    pub fn program(&self) -> Program {
+        Program::of(&self.plan.choice)
     }
 
     /// The kernel's entry point.
     pub fn entry(&self) -> &'static str {
-        self.plan.entry
+        self.plan.entry()
     }
 
     /// Most bytes of shared memory that a launch of it asks for.
@@ -81,7 +81,7 @@ pub fn planned(suites: &[Suite], target: &Target) -> Result<BTreeMap<String, Var
                     programs: BTreeMap::new(),
                     suites: BTreeSet::new(),
                 });
-                let program = (plan.header, plan.instantiation.clone());
+                let program = (plan.header(), plan.choice.source());
                 if *variant.programs.entry(plan.begins_early).or_insert_with(|| program.clone()) != program {
                     bail!("two programs have the name {name:?}");
                 }
@@ -96,12 +96,12 @@ pub fn planned(suites: &[Suite], target: &Target) -> Result<BTreeMap<String, Var
 /// `gemm_tile gemm_mma T=f16 left_bytes=16 … | rows=64 … | (128, 4)`: entry, file, then each struct of constants without
 /// those that are zero or false, and the launch bounds.
 fn name_of(plan: &Plan) -> Result<String> {
-    let file = plan.header.trim_end_matches(".cuh");
-    let mut words = vec![plan.entry.to_string()];
-    if file != plan.entry {
+    let file = plan.header().trim_end_matches(".cuh");
+    let mut words = vec![plan.entry().to_string()];
+    if file != plan.entry() {
         words.push(file.to_string());
     }
-    for line in plan.instantiation.lines().map(str::trim) {
+    for line in plan.choice.source().lines().map(str::trim) {
         let constant = |prefix: &str| line.strip_prefix(prefix)?.strip_suffix(';')?.split_once(" = ");
         let plain = |value: &str| value.rsplit("::").next().unwrap_or_default().to_string();
         if let Some((name, value)) = constant("using ") {
@@ -121,7 +121,7 @@ fn name_of(plan: &Plan) -> Result<String> {
             && !line.starts_with("causeway::")
             && !matches!(line, "};" | "}")
         {
-            bail!("a line of {} that no name says: {line:?}", plan.entry);
+            bail!("a line of {} that no name says: {line:?}", plan.entry());
         }
     }
     Ok(words.join(" "))

@@ -9,7 +9,7 @@ use causeway::gemm;
 /// An operation with its arguments.
 pub(super) trait Call {
     /// The launches that [`Call::run`] makes on a device with these facts: planners are pure.
-    fn plans(&mut self, facts: &DeviceFacts) -> Result<Vec<Plan>>;
+    fn plans(&self, facts: &DeviceFacts) -> Result<Vec<Plan>>;
 
     fn run(&mut self, device: &Device) -> Result<()>;
 }
@@ -17,7 +17,7 @@ pub(super) trait Call {
 macro_rules! with_one_launch {
     ($($operation:ty),*) => {$(
         impl Call for $operation {
-            fn plans(&mut self, facts: &DeviceFacts) -> Result<Vec<Plan>> {
+            fn plans(&self, facts: &DeviceFacts) -> Result<Vec<Plan>> {
                 Ok(self.plan(facts)?.into_iter().collect())
             }
 
@@ -39,8 +39,8 @@ with_one_launch!(
 );
 
 impl Call for gemm::GradAB<'_> {
-    fn plans(&mut self, facts: &DeviceFacts) -> Result<Vec<Plan>> {
-        Ok(self.plans(facts)?.into_iter().flatten().collect())
+    fn plans(&self, facts: &DeviceFacts) -> Result<Vec<Plan>> {
+        Ok(gemm::GradAB::plans(self, facts)?.into_iter().flatten().collect())
     }
 
     fn run(&mut self, device: &Device) -> Result<()> {

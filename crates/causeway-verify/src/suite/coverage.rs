@@ -37,9 +37,9 @@ impl Coverage {
     ///
     /// Numbers that are as many as there are sizes count by their power of two.
     pub fn choices(plan: &Plan) -> Vec<String> {
-        let kernel = plan.entry;
+        let kernel = plan.entry();
         let mut choices = vec![kernel.to_string()];
-        choices.extend(plan.instantiation.lines().filter_map(|line| {
+        choices.extend(plan.choice.source().lines().filter_map(|line| {
             let line = line.trim().trim_end_matches(';');
             let (name, value) = match line.strip_prefix("static constexpr ") {
                 Some(constant) => constant.split_once(' ')?.1.split_once(" = ")?,

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use causeway::Arrangement;
+use causeway::backend::gpu::choice::Choice;
 use causeway::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use causeway::error::Result;
 use causeway::gemm::{Forward, GradAB};
@@ -65,15 +66,15 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
     Ok(plans.into_iter().filter_map(|(call, plan)| Some((call, plan?))).collect())
 }
 
-/// A kernel: the file that holds it, and the text that is compiled after it.
-pub(super) type Kernel = (&'static str, String);
+/// A kernel.
+pub(super) type Kernel = Choice;
 
 /// The kernels that the calls of a case launch, in the order of the launches.
 ///
 /// # Errors
 /// As for [`plans`].
 pub(super) fn kernels(case: &Case, facts: &DeviceFacts) -> Result<Vec<Kernel>> {
-    Ok(plans(case, facts)?.into_iter().map(|(_, plan)| (plan.header, plan.instantiation)).collect())
+    Ok(plans(case, facts)?.into_iter().map(|(_, plan)| plan.choice).collect())
 }
 
 /// The plans of many cases, each kernel once: what has to be compiled before they run. Cases that an operation
@@ -82,10 +83,10 @@ pub fn distinct_plans<'a>(cases: impl IntoIterator<Item = &'a Case>, facts: &Dev
     let mut kernels = HashMap::new();
     let gpu = |case: &&Case| case.problem.dtype() != DType::F64;
     for (_, plan) in cases.into_iter().filter(gpu).flat_map(|case| plans(case, facts).unwrap_or_default()) {
-        kernels.entry((plan.header, plan.instantiation.clone())).or_insert(plan);
+        kernels.entry(plan.choice.clone()).or_insert(plan);
     }
     let mut plans: Vec<Plan> = kernels.into_values().collect();
-    plans.sort_by(|a, b| (a.header, &a.instantiation).cmp(&(b.header, &b.instantiation)));
+    plans.sort_by_cached_key(|plan| (plan.header(), plan.choice.source()));
     plans
 }
 
@@ -162,9 +163,7 @@ mod tests {
         let all = suite.cases.iter().filter(|case| case.problem.dtype() != DType::F64);
         let mut kernels: Vec<_> = all.flat_map(|case| plans(case, &facts).unwrap()).collect();
         assert!(distinct.len() < kernels.len());
-        kernels.retain(|(_, plan)| {
-            !distinct.iter().any(|d| d.header == plan.header && d.instantiation == plan.instantiation)
-        });
+        kernels.retain(|(_, plan)| !distinct.iter().any(|d| d.choice == plan.choice));
         assert!(kernels.is_empty(), "{kernels:?}");
     }
 }

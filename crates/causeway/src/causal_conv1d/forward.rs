@@ -2,10 +2,7 @@
 
 use super::validate::Check;
 use super::{Activation, Sizes};
-use crate::backend::gpu::plan::{DeviceFacts, Plan};
-use crate::backend::{cpu, gpu};
 use crate::checks;
-use crate::device::Device;
 use crate::error::Result;
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -60,29 +57,5 @@ impl Forward<'_> {
             checks::output("final_states", states.meta())?;
         }
         Ok(sizes)
-    }
-
-    /// Computes on `device`, which has to be where the tensors are.
-    ///
-    /// # Errors
-    /// As for [`Forward::validate`], and [`Error::WrongLocation`](crate::Error::WrongLocation) for tensors in
-    /// another memory than the device's. Nothing is written then.
-    pub fn run(&mut self, device: &Device) -> Result<()> {
-        let sizes = self.validate()?;
-        device.expect("x", self.x.location())?;
-        if let Device::Cpu(cpu) = device {
-            cpu::causal_conv1d::forward(*cpu, self, &sizes);
-            return Ok(());
-        }
-        // SAFETY: the planner gets the validated views, which are where the device is.
-        unsafe { device.launch(self, |facts| gpu::causal_conv1d::forward::plan(self, &sizes, facts)) }
-    }
-
-    /// The launch that the call is on a GPU with these facts; `None` if all outputs are empty.
-    ///
-    /// # Errors
-    /// As for validation; [`Error::Unsupported`](crate::Error::Unsupported) for f64.
-    pub fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
-        gpu::causal_conv1d::forward::plan(self, &self.validate()?, facts)
     }
 }

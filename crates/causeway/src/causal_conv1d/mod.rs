@@ -22,7 +22,6 @@
 
 mod backward;
 mod forward;
-mod moved;
 mod update;
 mod validate;
 mod varlen_states;

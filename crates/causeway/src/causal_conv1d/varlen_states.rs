@@ -1,10 +1,7 @@
 //! Arguments of the states of a packed batch.
 
 use super::validate::Check;
-use crate::backend::gpu::plan::{DeviceFacts, Plan};
-use crate::backend::{cpu, gpu};
 use crate::checks;
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -61,29 +58,5 @@ impl VarlenStates<'_> {
         check.location("states", states)?;
         checks::output("states", states)?;
         Ok(VarlenStatesSizes { total, dim, sequences, state_len })
-    }
-
-    /// Computes on `device`, which has to be where the tensors are.
-    ///
-    /// # Errors
-    /// As for [`VarlenStates::validate`], and [`Error::WrongLocation`](crate::Error::WrongLocation) for tensors in
-    /// another memory than the device's. Nothing is written then.
-    pub fn run(&mut self, device: &Device) -> Result<()> {
-        let sizes = self.validate()?;
-        device.expect("x", self.x.location())?;
-        if let Device::Cpu(_) = device {
-            cpu::causal_conv1d::varlen_states(self, &sizes);
-            return Ok(());
-        }
-        // SAFETY: the planner gets the validated views, which are where the device is.
-        unsafe { device.launch(self, |facts| gpu::causal_conv1d::varlen_states::plan(self, &sizes, facts)) }
-    }
-
-    /// The launch that the call is on a GPU with these facts; `None` if all outputs are empty.
-    ///
-    /// # Errors
-    /// As for validation; [`Error::Unsupported`](crate::Error::Unsupported) for f64.
-    pub fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
-        gpu::causal_conv1d::varlen_states::plan(self, &self.validate()?, facts)
     }
 }

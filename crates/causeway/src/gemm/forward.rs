@@ -2,11 +2,7 @@
 
 use super::validate::{self, Check};
 use super::{Algorithm, Sizes};
-use crate::backend::cpu;
-use crate::backend::gpu::gemm::{self, Problem};
-use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::checks;
-use crate::device::Device;
 use crate::error::Result;
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -40,28 +36,5 @@ impl Forward<'_> {
         check.operand("B", b)?;
         check.result("C", c)?;
         Ok(Sizes { m, n, k })
-    }
-
-    /// Validates, then computes C on `device`.
-    ///
-    /// # Errors
-    /// Those of [`Forward::validate`], and the device's. After an argument error nothing has been written.
-    pub fn run(&mut self, device: &Device) -> Result<()> {
-        let sizes = self.validate()?;
-        device.expect("A", self.a.location())?;
-        if let Device::Cpu(cpu) = device {
-            cpu::gemm::forward(*cpu, self);
-            return Ok(());
-        }
-        // SAFETY: the planner gets the validated views, which are where the device is.
-        unsafe { device.execute(|facts| gemm::plan(&Problem::forward(self, &sizes), facts)) }
-    }
-
-    /// The launch that the call is on a GPU with these facts; `None` if the result is empty.
-    ///
-    /// # Errors
-    /// As for validation.
-    pub fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
-        gemm::plan(&Problem::forward(self, &self.validate()?), facts)
     }
 }

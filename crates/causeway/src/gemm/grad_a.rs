@@ -2,11 +2,7 @@
 
 use super::validate::{self, Check};
 use super::{Algorithm, Sizes};
-use crate::backend::cpu;
-use crate::backend::gpu::gemm::{self, Problem};
-use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::checks;
-use crate::device::Device;
 use crate::error::Result;
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -41,28 +37,5 @@ impl GradA<'_> {
         check.operand("B", b)?;
         check.result("grad_A", grad_a)?;
         Ok(Sizes { m, n, k })
-    }
-
-    /// Validates, then computes grad_A on `device`.
-    ///
-    /// # Errors
-    /// Those of [`GradA::validate`], and the device's. After an argument error nothing has been written.
-    pub fn run(&mut self, device: &Device) -> Result<()> {
-        let sizes = self.validate()?;
-        device.expect("grad_C", self.grad_c.location())?;
-        if let Device::Cpu(cpu) = device {
-            cpu::gemm::grad_a(*cpu, self);
-            return Ok(());
-        }
-        // SAFETY: the planner gets the validated views, which are where the device is.
-        unsafe { device.execute(|facts| gemm::plan(&Problem::grad_a(self, &sizes), facts)) }
-    }
-
-    /// The launch that the call is on a GPU with these facts; `None` if the result is empty.
-    ///
-    /// # Errors
-    /// As for validation.
-    pub fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
-        gemm::plan(&Problem::grad_a(self, &self.validate()?), facts)
     }
 }

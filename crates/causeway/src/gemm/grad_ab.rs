@@ -2,11 +2,7 @@
 
 use super::validate::{self, Check};
 use super::{Algorithm, GradA, GradB, Sizes};
-use crate::backend::cpu;
-use crate::backend::gpu::gemm::{self, Problem};
-use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::checks;
-use crate::device::Device;
 use crate::error::Result;
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -62,40 +58,5 @@ impl GradAB<'_> {
         check.result("grad_A", grad_a)?;
         check.result("grad_B", grad_b)?;
         Ok(Sizes { m, n, k })
-    }
-
-    /// Validates, then computes grad_A and grad_B on `device`.
-    ///
-    /// # Errors
-    /// Those of [`GradAB::validate`], and the device's. After an argument error nothing has been written.
-    pub fn run(&mut self, device: &Device) -> Result<()> {
-        let sizes = self.validate()?;
-        device.expect("grad_C", self.grad_c.location())?;
-        if let Device::Cpu(cpu) = device {
-            cpu::gemm::grad_ab(*cpu, self);
-            return Ok(());
-        }
-        let (of_a, of_b) = self.problems(&sizes);
-        for problem in [of_a, of_b] {
-            // SAFETY: the planner gets the validated views, which are where the device is.
-            unsafe { device.execute(|facts| gemm::plan(&problem, facts)) }?;
-        }
-        Ok(())
-    }
-
-    /// The launches that the call is on a GPU with these facts: those of [`GradA`] and [`GradB`], `None` for an
-    /// empty result.
-    ///
-    /// # Errors
-    /// As for validation.
-    pub fn plans(&mut self, facts: &DeviceFacts) -> Result<[Option<Plan>; 2]> {
-        let sizes = self.validate()?;
-        let (of_a, of_b) = self.problems(&sizes);
-        Ok([gemm::plan(&of_a, facts)?, gemm::plan(&of_b, facts)?])
-    }
-
-    fn problems(&mut self, sizes: &Sizes) -> (Problem, Problem) {
-        let (of_a, of_b) = self.split();
-        (Problem::grad_a(&of_a, sizes), Problem::grad_b(&of_b, sizes))
     }
 }

@@ -2,11 +2,7 @@
 
 use super::validate::{self, Check};
 use super::{Algorithm, Sizes};
-use crate::backend::cpu;
-use crate::backend::gpu::gemm::{self, Problem};
-use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::checks;
-use crate::device::Device;
 use crate::error::Result;
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -41,28 +37,5 @@ impl GradB<'_> {
         check.operand("A", a)?;
         check.result("grad_B", grad_b)?;
         Ok(Sizes { m, n, k })
-    }
-
-    /// Validates, then computes grad_B on `device`.
-    ///
-    /// # Errors
-    /// Those of [`GradB::validate`], and the device's. After an argument error nothing has been written.
-    pub fn run(&mut self, device: &Device) -> Result<()> {
-        let sizes = self.validate()?;
-        device.expect("grad_C", self.grad_c.location())?;
-        if let Device::Cpu(cpu) = device {
-            cpu::gemm::grad_b(*cpu, self);
-            return Ok(());
-        }
-        // SAFETY: the planner gets the validated views, which are where the device is.
-        unsafe { device.execute(|facts| gemm::plan(&Problem::grad_b(self, &sizes), facts)) }
-    }
-
-    /// The launch that the call is on a GPU with these facts; `None` if the result is empty.
-    ///
-    /// # Errors
-    /// As for validation.
-    pub fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
-        gemm::plan(&Problem::grad_b(self, &self.validate()?), facts)
     }
 }

@@ -31,11 +31,7 @@ pub fn is_present() -> bool {
 
 /// Compiles a program to a code object in `directory` without any HIP header, and returns its file, or the
 /// compiler's log.
-pub fn compile(
-    program: &Program<'_>,
-    target: &Target,
-    directory: &Path,
-) -> Result<std::path::PathBuf, String> {
+pub fn compile(program: &Program, target: &Target, directory: &Path) -> Result<std::path::PathBuf, String> {
     let (source, object) = (directory.join("kernel.hip"), directory.join("kernel.hsaco"));
     std::fs::write(&source, program.text().map_err(|error| error.to_string())?)
         .map_err(|error| error.to_string())?;

@@ -1,6 +1,7 @@
 //! Two small kernels with their plans, and what the tests on a GPU, real or not, share.
 
 use causeway::backend::gpu::DeviceBuffer;
+use causeway::backend::gpu::choice::Choice;
 use causeway::backend::gpu::plan::Plan;
 
 /// `out[i] = in[i] * factor`.
@@ -52,22 +53,9 @@ pub fn scale(input: &DeviceBuffer, output: &DeviceBuffer, factor: f32) -> Plan {
     arguments.extend(factor.to_ne_bytes());
     arguments.extend(count.to_ne_bytes());
     Plan {
-        header: "",
-        instantiation: SCALE.to_string(),
-        entry: "scale",
         grid: [count.div_ceil(256), 1, 1],
         block: [256, 1, 1],
-        cluster: 1,
-        shared_bytes: 0,
-        workspace_bytes: 0,
-        counters: 0,
-        arguments,
-        workspace_at: None,
-        counters_at: None,
-        tensor_maps: Vec::new(),
-        begins_early: false,
-        read_bytes: input.len(),
-        written_bytes: output.len(),
+        ..Plan::new(Choice::of_text("", "scale", SCALE), &arguments, input.len(), output.len())
     }
 }
 
@@ -81,23 +69,19 @@ pub fn total(input: &DeviceBuffer, output: &DeviceBuffer) -> Plan {
     arguments.extend(count.to_ne_bytes());
     arguments.extend([0; 4]);
     Plan {
-        header: "",
-        instantiation: TOTAL.to_string(),
-        entry: "total",
         grid: [TOTAL_BLOCKS, 1, 1],
         block: [128, 1, 1],
-        cluster: 1,
-        shared_bytes: 0,
         workspace_bytes: u64::from(TOTAL_BLOCKS) * 4,
         counters: 1,
-        arguments,
         workspace_at: Some(16),
         counters_at: Some(24),
-        tensor_maps: Vec::new(),
-        begins_early: false,
-        read_bytes: input.len(),
-        written_bytes: 4,
+        ..Plan::new(Choice::of_text("", "total", TOTAL), &arguments, input.len(), 4)
     }
+}
+
+/// The program of [`total`] with something at its end: another one to the cache.
+pub fn total_with(end: &str) -> Choice {
+    Choice::of_text("", "total", format!("{TOTAL}{end}"))
 }
 
 /// Bytes of a slice of plain numbers.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use causeway::backend::gpu::choice::Choice;
 use causeway::backend::gpu::{DeviceBuffer, Stream};
 
 use crate::control::{fake, run};
@@ -57,7 +58,7 @@ fn altered_code_is_refused() {
 
     // The entry of other code under the same name is whole, and not what is loaded.
     let mut other = plan.clone();
-    other.instantiation.push_str("// of another name\n");
+    other.choice = Choice::of_text("", plan.entry(), plan.choice.source() + "// of another name\n");
     let other = device.check(&other).unwrap();
     assert_ne!((&other.id, &other.digest), (&first.id, &first.digest));
     std::fs::remove_file(&file).unwrap();

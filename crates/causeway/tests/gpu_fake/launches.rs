@@ -1,11 +1,12 @@
 //! What the driver is told, and what is said of a device that is lost.
 
 use causeway::Error;
+use causeway::backend::gpu::choice::Choice;
 use causeway::backend::gpu::plan::{Plan, Vendor};
 use causeway::backend::gpu::{DeviceBuffer, Event, GpuDevice, Stream, Workspace};
 
 use crate::control::{Control, fake, run, vendor};
-use crate::gpu::{scale, total};
+use crate::gpu::{scale, total, total_with};
 use crate::operations::SCRIPTS;
 
 pub fn open() -> GpuDevice {
@@ -72,7 +73,7 @@ fn arguments_arrive() {
     assert_eq!(plan.arguments[16..32], [0; 16], "the plan itself stays as it was");
 
     let mut clustered = plan.clone();
-    clustered.instantiation.push_str("// in clusters");
+    clustered.choice = total_with("// in clusters");
     for (cluster, times) in [(8, 0), (16, u64::from(vendor() == Vendor::Nvidia))] {
         clustered.shared_bytes += 1024;
         clustered.cluster = cluster;
@@ -91,12 +92,11 @@ fn arguments_arrive() {
     huge.arguments = vec![0; 5000];
     assert!(matches!(launch(&huge, None), Err(Error::InvalidPlan { .. })));
     let mut other = plan.clone();
-    other.instantiation = "// for another architecture".to_string();
+    other.choice = Choice::of_text("", "total", "// for another architecture");
     let error = launch(&other, None).unwrap_err();
     assert!(matches!(error, Error::InvalidImage { .. }) && error.to_string().contains("RTC"), "{error}");
     let mut nameless = plan.clone();
-    nameless.instantiation.push_str("// with another name");
-    nameless.entry = "absent";
+    nameless.choice = Choice::of_text("", "absent", plan.choice.source() + "// with another name");
     assert!(matches!(launch(&nameless, None), Err(Error::Driver { code: 500, .. })));
     assert_eq!(control.accounts().get("launches"), launches, "none of these was launched");
 

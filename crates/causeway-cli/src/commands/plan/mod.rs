@@ -54,8 +54,8 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         for (call, plan) in plans(&case, &facts)? {
             if args.json {
                 list.push(json!({
-                    "case": case.name, "call": call, "kernel": plan.entry, "header": plan.header,
-                    "instantiation": plan.instantiation, "grid": plan.grid, "block": plan.block,
+                    "case": case.name, "call": call, "kernel": plan.entry(), "header": plan.header(),
+                    "instantiation": plan.choice.source(), "grid": plan.grid, "block": plan.block,
                     "shared_bytes": plan.shared_bytes, "workspace_bytes": plan.workspace_bytes,
                     "counters": plan.counters, "read_bytes": plan.read_bytes,
                     "written_bytes": plan.written_bytes,

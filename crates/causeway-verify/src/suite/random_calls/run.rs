@@ -213,7 +213,7 @@ impl<'a> Source<'a> {
         let (row, case) = self.newest(operation, name, &facts)?;
         for (_, plan) in plans(&case, &facts).unwrap_or_default() {
             self.pairs.extend(pairs(&plan));
-            if self.known.insert((plan.header, plan.instantiation.clone())) {
+            if self.known.insert(plan.choice.clone()) {
                 self.plans.push(plan);
             }
         }

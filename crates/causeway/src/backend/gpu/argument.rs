@@ -35,7 +35,8 @@ impl Workspace {
 pub(super) struct Argument([MaybeUninit<u8>; ARGUMENT_BYTES]);
 
 impl Argument {
-    pub fn copy(plan: &Plan, arguments: &[u8]) -> Result<Self> {
+    pub fn copy(plan: &Plan) -> Result<Self> {
+        let arguments = &plan.arguments;
         let mut argument = Argument([const { MaybeUninit::uninit() }; ARGUMENT_BYTES]);
         let Some(place) = argument.0.get_mut(..arguments.len()) else {
             let because = format!("its argument has {} bytes; at most {ARGUMENT_BYTES} fit", arguments.len());
@@ -71,5 +72,5 @@ impl Argument {
 
 #[cold]
 pub(super) fn invalid(plan: &Plan, because: String) -> Error {
-    Error::InvalidPlan { entry: plan.entry.to_string(), header: plan.header.to_string(), because }
+    Error::InvalidPlan { entry: plan.entry().to_string(), header: plan.header().to_string(), because }
 }

@@ -71,7 +71,7 @@ impl Launch {
         Launch {
             call: call.to_string(),
             kernel,
-            entry: plan.entry.to_string(),
+            entry: plan.entry().to_string(),
             grid: plan.grid,
             block: plan.block,
             shared_bytes: plan.shared_bytes,

@@ -73,7 +73,7 @@ impl Builder {
     /// # Errors
     /// Those of [`Builder::build`].
     pub fn compile_only(&self, plan: &Plan, target: &Target) -> Result<Code> {
-        self.build(&plan.program(), target, None)
+        self.build(&Program::of(&plan.choice), target, None)
     }
 
     /// Machine code of a program.
@@ -81,7 +81,7 @@ impl Builder {
     /// # Errors
     /// [`crate::Error::LibraryMissing`] without a compiler, [`crate::Error::Compile`] if it refuses the text,
     /// [`crate::Error::CompilerTooOld`] if it does not know the target.
-    pub fn build(&self, program: &Program<'_>, target: &Target, newest: Option<u32>) -> Result<Code> {
+    pub fn build(&self, program: &Program, target: &Target, newest: Option<u32>) -> Result<Code> {
         let compiler = self.compiler(target.vendor(), newest)?;
         let flattened = flatten(program)?;
         let source = blake3::hash(flattened.text.as_bytes());
@@ -99,7 +99,7 @@ impl Builder {
 }
 
 /// Everything that the code depends on.
-fn key(program: &Program<'_>, flattened: &Flattened, target: &Target, compiler: &Identity) -> CacheKey {
+fn key(program: &Program, flattened: &Flattened, target: &Target, compiler: &Identity) -> CacheKey {
     let options = target.options().join("\n");
     CacheKey::of([
         flattened.text.as_bytes(),
@@ -115,7 +115,7 @@ fn key(program: &Program<'_>, flattened: &Flattened, target: &Target, compiler: 
 /// The same for a reader.
 fn ingredients(
     key: CacheKey,
-    program: &Program<'_>,
+    program: &Program,
     (flattened, source): (&Flattened, blake3::Hash),
     target: &Target,
     compiler: &Identity,

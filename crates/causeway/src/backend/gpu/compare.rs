@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::choice::Choice;
 use super::plan::Plan;
 
 /// Threads of a block.
@@ -31,26 +32,15 @@ pub fn plan(first: u64, second: u64, bytes: u64, different: u64) -> Option<Plan>
         return None;
     }
     let arguments = Arguments { first, second, different, packets };
+    let text = format!(
+        "CAUSEWAY_KERNEL({THREADS}, 1) compare_bits(const causeway::CompareArguments a) {{\n    \
+         causeway::compare_bits<{THREADS}, {UNROLL}>(a);\n}}\n"
+    );
+    let choice = Choice::of_text("compare.cuh", "compare_bits", text);
     Some(Plan {
-        header: "compare.cuh",
-        instantiation: format!(
-            "CAUSEWAY_KERNEL({THREADS}, 1) compare_bits(const causeway::CompareArguments a) {{\n    \
-             causeway::compare_bits<{THREADS}, {UNROLL}>(a);\n}}\n"
-        ),
-        entry: "compare_bits",
         grid: [packets.div_ceil(u64::from(THREADS * UNROLL)) as u32, 1, 1],
         block: [THREADS, 1, 1],
-        cluster: 1,
-        shared_bytes: 0,
-        workspace_bytes: 0,
-        counters: 0,
-        arguments: bytemuck::bytes_of(&arguments).to_vec(),
-        workspace_at: None,
-        counters_at: None,
-        tensor_maps: Vec::new(),
-        begins_early: false,
-        read_bytes: 2 * bytes,
-        written_bytes: 0,
+        ..Plan::new(choice, bytemuck::bytes_of(&arguments), 2 * bytes, 0)
     })
 }
 

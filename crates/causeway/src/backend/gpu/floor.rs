@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::choice::Choice;
 use super::plan::Plan;
 
 /// Threads of a block.
@@ -29,27 +30,16 @@ pub fn plan(first: u64, second: Option<u64>, to: u64, bytes: u64, unroll: u32) -
     let packets = bytes.div_ceil(PACKET);
     let add = second.is_some();
     let arguments = Arguments { first, second: second.unwrap_or(0), to, packets };
-    let inputs = 1 + u64::from(add);
+    let text = format!(
+        "CAUSEWAY_KERNEL({THREADS}, 1) floor_pass(const causeway::FloorArguments a) {{\n    \
+         causeway::floor_pass<{THREADS}, {unroll}, {add}>(a);\n}}\n"
+    );
+    let choice = Choice::of_text("floor.cuh", "floor_pass", text);
+    let written = packets * PACKET;
     Plan {
-        header: "floor.cuh",
-        instantiation: format!(
-            "CAUSEWAY_KERNEL({THREADS}, 1) floor_pass(const causeway::FloorArguments a) {{\n    \
-             causeway::floor_pass<{THREADS}, {unroll}, {add}>(a);\n}}\n"
-        ),
-        entry: "floor_pass",
         grid: [packets.div_ceil(u64::from(THREADS * unroll)) as u32, 1, 1],
         block: [THREADS, 1, 1],
-        cluster: 1,
-        shared_bytes: 0,
-        workspace_bytes: 0,
-        counters: 0,
-        arguments: bytemuck::bytes_of(&arguments).to_vec(),
-        workspace_at: None,
-        counters_at: None,
-        tensor_maps: Vec::new(),
-        begins_early: false,
-        read_bytes: inputs * packets * PACKET,
-        written_bytes: packets * PACKET,
+        ..Plan::new(choice, bytemuck::bytes_of(&arguments), (1 + u64::from(add)) * written, written)
     }
 }
 

@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-use super::compiler::{Program, Target};
+use super::choice::Choice;
+use super::compiler::Target;
 use crate::tensor::DType;
 
 /// Whose device it is.
@@ -98,6 +99,13 @@ impl DeviceFacts {
         facts
     }
 
+    /// The number of an NVIDIA architecture: 90 for sm_90a; 0 for any other.
+    pub(super) fn compute_capability(&self) -> u32 {
+        let name = self.architecture.strip_prefix("sm_").filter(|_| self.vendor == Vendor::Nvidia);
+        let digits = name.unwrap_or_default().bytes().take_while(u8::is_ascii_digit);
+        digits.fold(0, |number, digit| number * 10 + u32::from(digit - b'0'))
+    }
+
     /// An MI300X's facts.
     pub fn mi300x() -> Self {
         DeviceFacts {
@@ -140,15 +148,11 @@ impl TensorMap {
     pub const BYTES: usize = 128;
 }
 
-/// One launch: the program text, its geometry, and its argument block.
+/// One launch: what is compiled for it, its geometry, and its argument block.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// File in `kernels/` that holds the kernel.
-    pub header: &'static str,
-    /// Text compiled after the header: defines the one `extern "C"` entry, named [`Plan::entry`].
-    pub instantiation: String,
-    /// Name of the entry point.
-    pub entry: &'static str,
+    /// The kernel, and what it is compiled for.
+    pub choice: Choice,
     /// Blocks.
     pub grid: [u32; 3],
     /// Threads per block.
@@ -180,17 +184,43 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What has to be compiled for this launch.
-    pub fn program(&self) -> Program<'_> {
-        Program { header: self.header, instantiation: &self.instantiation, entry: self.entry }
+    /// A launch of one block of one thread, with no scratch memory and no shared memory, that moves so many bytes.
+    pub fn new(choice: Choice, arguments: &[u8], read_bytes: u64, written_bytes: u64) -> Self {
+        Plan {
+            choice,
+            grid: [1, 1, 1],
+            block: [1, 1, 1],
+            cluster: 1,
+            shared_bytes: 0,
+            workspace_bytes: 0,
+            counters: 0,
+            arguments: arguments.to_vec(),
+            workspace_at: None,
+            counters_at: None,
+            tensor_maps: Vec::new(),
+            begins_early: false,
+            read_bytes,
+            written_bytes,
+        }
+    }
+
+    /// File in `kernels/` that holds the kernel.
+    pub fn header(&self) -> &'static str {
+        self.choice.header()
+    }
+
+    /// Name of the entry point.
+    pub fn entry(&self) -> &'static str {
+        self.choice.entry()
     }
 }
 
 #[cfg(test)]
 impl Plan {
-    /// What a constant of the program is, as text.
-    pub(super) fn constant(&self, name: &str) -> &str {
-        let after = self.instantiation.split(&format!(" {name} = ")).nth(1);
+    /// What a constant of the program is, as text, which stays for as long as the tests run.
+    pub(super) fn constant(&self, name: &str) -> &'static str {
+        let source: &'static str = self.choice.source().leak();
+        let after = source.split(&format!(" {name} = ")).nth(1);
         after.and_then(|after| after.split(';').next()).unwrap_or_else(|| panic!("{name} in {self}"))
     }
 }
@@ -199,8 +229,8 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [gx, gy, gz] = self.grid;
         let [bx, by, bz] = self.block;
-        writeln!(f, "kernel      {} in {}", self.entry, self.header)?;
-        writeln!(f, "program     {}", self.instantiation.trim())?;
+        writeln!(f, "kernel      {} in {}", self.entry(), self.header())?;
+        writeln!(f, "program     {}", self.choice.source().trim())?;
         writeln!(f, "grid        {gx} × {gy} × {gz} blocks of {bx} × {by} × {bz} threads")?;
         writeln!(f, "shared      {} bytes", self.shared_bytes)?;
         writeln!(f, "workspace   {} bytes, {} counters", self.workspace_bytes, self.counters)?;

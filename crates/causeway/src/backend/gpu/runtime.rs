@@ -11,10 +11,10 @@ use rustc_hash::FxHashMap;
 use super::argument::{Argument, Workspace, invalid};
 use super::builder::Builder;
 use super::cache::{CacheKey, Origin};
+use super::choice::Choice;
 use super::compiler::{Compiler, Program, Target};
 use super::device::{self, DeviceReport};
 use super::driver::{Context, Current, Driver, Launch};
-use super::memo::Memo;
 use super::plan::{DeviceFacts, Plan, Vendor};
 use super::scratch::Scratch;
 use super::stream::{Stream, StreamHandle};
@@ -34,21 +34,15 @@ struct Inner {
     context: Context,
     report: DeviceReport,
     target: Target,
-    /// A handful of headers, searched in order.
-    kernels: RwLock<Vec<(&'static str, Kernels)>>,
-    memo: Memo,
+    kernels: RwLock<FxHashMap<Choice, Arc<Kernel>>>,
     scratch: Scratch,
     /// For stream-ordered allocation, where the device has it.
     pool: Option<usize>,
     stream: OnceLock<Stream>,
 }
 
-/// Loaded kernels of one header, by instantiation.
-type Kernels = FxHashMap<String, Arc<Kernel>>;
-
 /// A kernel in the device's memory.
 pub(super) struct Kernel {
-    entry: &'static str,
     function: usize,
     /// Bytes of dynamic shared memory that the driver has been asked to allow.
     shared_allowed: AtomicU32,
@@ -118,7 +112,6 @@ impl GpuDevice {
             target: Target::of(&report.facts),
             report,
             kernels: RwLock::default(),
-            memo: Memo::default(),
             scratch: Scratch::default(),
             pool,
             stream: OnceLock::new(),
@@ -140,10 +133,6 @@ impl GpuDevice {
     /// Where tensors have to be for this device.
     pub fn location(&self) -> Location {
         self.0.report.location()
-    }
-
-    pub(super) fn memo(&self) -> &Memo {
-        &self.0.memo
     }
 
     /// The compiler of this device's kernels.
@@ -209,20 +198,19 @@ impl GpuDevice {
         if plan.grid.contains(&0) {
             return Ok(());
         }
-        let kernel = self.kernel(plan)?;
+        let kernel = self.kernel(&plan.choice)?;
         // SAFETY: the caller's promise.
-        unsafe { self.launch_kernel(plan, &kernel, &plan.arguments, stream, workspace) }
+        unsafe { self.launch_kernel(plan, &kernel, stream, workspace) }
     }
 
-    /// As [`GpuDevice::launch`], with the plan's kernel and the bytes that stand for its arguments.
+    /// As [`GpuDevice::launch`], with the plan's kernel.
     ///
     /// # Safety
-    /// As for [`GpuDevice::launch`], of the addresses in `arguments`.
+    /// As for [`GpuDevice::launch`].
     pub(super) unsafe fn launch_kernel(
         &self,
         plan: &Plan,
         kernel: &Kernel,
-        arguments: &[u8],
         stream: StreamHandle,
         workspace: Option<Workspace>,
     ) -> Result<()> {
@@ -241,10 +229,10 @@ impl GpuDevice {
         };
         if plan.workspace_bytes == 0 && plan.counters == 0 && plan.tensor_maps.is_empty() {
             // SAFETY: the caller's promise.
-            return unsafe { current.launch(&launch(arguments.as_ptr())) };
+            return unsafe { current.launch(&launch(plan.arguments.as_ptr())) };
         }
 
-        let mut argument = Argument::copy(plan, arguments)?;
+        let mut argument = Argument::copy(plan)?;
         for (at, map) in &plan.tensor_maps {
             argument.write(plan, *at, &current.encode(map)?.0)?;
         }
@@ -291,7 +279,7 @@ impl GpuDevice {
     /// [`Error::LibraryMissing`] without a compiler, [`Error::Compile`], [`Error::CompilerTooOld`],
     /// [`Error::InvalidImage`], or what the driver says.
     pub fn prepare(&self, plan: &Plan) -> Result<KernelReport> {
-        let kernel = self.kernel(plan)?;
+        let kernel = self.kernel(&plan.choice)?;
         let current = self.enter()?;
         if plan.shared_bytes > kernel.shared_allowed.load(Ordering::Relaxed) {
             self.allow_shared(&current, &kernel, plan)?;
@@ -315,23 +303,20 @@ impl GpuDevice {
         }
     }
 
-    /// The plan's kernel, from memory if it is there. Allocates nothing then.
-    pub(super) fn kernel(&self, plan: &Plan) -> Result<Arc<Kernel>> {
+    /// The kernel of a choice, from memory if it is there. Allocates nothing then.
+    pub(super) fn kernel(&self, choice: &Choice) -> Result<Arc<Kernel>> {
         let kernels = self.0.kernels.read().unwrap_or_else(PoisonError::into_inner);
-        let loaded = kernels
-            .iter()
-            .find(|(header, _)| *header == plan.header)
-            .and_then(|(_, by_text)| by_text.get(plan.instantiation.as_str()));
-        if let Some(kernel) = loaded {
+        if let Some(kernel) = kernels.get(choice) {
             return Ok(Arc::clone(kernel));
         }
         drop(kernels);
-        self.load(&plan.program())
+        self.load(choice)
     }
 
     #[cold]
-    fn load(&self, program: &Program<'_>) -> Result<Arc<Kernel>> {
-        let code = Builder::global().build(program, &self.0.target, self.0.driver.compiler_major())?;
+    fn load(&self, choice: &Choice) -> Result<Arc<Kernel>> {
+        let code =
+            Builder::global().build(&Program::of(choice), &self.0.target, self.0.driver.compiler_major())?;
         let current = self.enter()?;
         // Kernels may be needed first while a stream is being recorded.
         let (module, function) = current.outside_capture(|| {
@@ -344,28 +329,20 @@ impl GpuDevice {
             // SAFETY: the module was just loaded; without the entry nobody will use it.
             let function = unsafe {
                 current
-                    .function(module, program.entry)
+                    .function(module, choice.entry())
                     .or_else(|error| current.unload_module(module).and(Err(error)))
             };
             Ok((module, function?))
         })?;
 
         let mut kernels = self.0.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        let at = match kernels.iter().position(|(header, _)| *header == program.header) {
-            Some(at) => at,
-            None => {
-                kernels.push((program.header, Kernels::default()));
-                kernels.len() - 1
-            }
-        };
         // Another thread may have been quicker; its kernel may be running, so it is the one to keep.
-        if let Some(kernel) = kernels[at].1.get(program.instantiation) {
+        if let Some(kernel) = kernels.get(choice) {
             // SAFETY: nobody has seen this module.
             current.outside_capture(|| unsafe { current.unload_module(module) })?;
             return Ok(Arc::clone(kernel));
         }
         let kernel = Arc::new(Kernel {
-            entry: program.entry,
             function,
             shared_allowed: AtomicU32::new(0),
             origin: code.origin,
@@ -376,7 +353,7 @@ impl GpuDevice {
             bytes: code.image.len() as u64,
             in_no_file: AtomicBool::new(false),
         });
-        kernels[at].1.insert(program.instantiation.to_string(), Arc::clone(&kernel));
+        kernels.insert(choice.clone(), Arc::clone(&kernel));
         Ok(kernel)
     }
 
@@ -453,25 +430,6 @@ impl GpuDevice {
 impl fmt::Display for GpuDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0.report, f)
-    }
-}
-
-#[cfg(test)]
-impl Kernel {
-    /// One that is nowhere loaded.
-    pub(super) fn for_test() -> Self {
-        Kernel {
-            entry: "",
-            function: 0,
-            shared_allowed: AtomicU32::new(0),
-            origin: Origin::Compiled,
-            key: None,
-            compiler: String::new(),
-            source: blake3::hash(b""),
-            digest: blake3::hash(b""),
-            bytes: 0,
-            in_no_file: AtomicBool::new(false),
-        }
     }
 }
 

@@ -12,10 +12,10 @@ use bytemuck::{Pod, Zeroable};
 
 use super::backward_tiles::{self, General, MOST_STEPS};
 use super::{
-    Constants, Divisor, Entry, Strides3, Traffic, View, address, bytes, kernel_macro, meta_bytes,
-    most_blocks, refuse_f64,
+    Constants, Divisor, Entry, KernelFunction, LaunchBounds, Strides3, Traffic, View, address, bytes, kernel,
+    meta_bytes, most_blocks, refuse_f64,
 };
-use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
+use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
 use crate::error::Result;
 use crate::tensor::TensorRef;
@@ -78,6 +78,8 @@ struct Arguments {
 }
 const _: () = assert!(size_of::<Arguments>() == 472, "as the kernel's static_assert");
 
+kernel!(GENERAL, "backward_general", "backward_general", "BackwardArguments");
+
 /// Plans a backward call whose arguments have been validated.
 ///
 /// `None` if every output is empty, that is, if there are no channels. With an empty batch or empty rows dweight and
@@ -105,9 +107,7 @@ pub(super) struct Planner<'a> {
 
 /// What the paths decide.
 pub(super) struct Launch {
-    pub header: &'static str,
-    pub entry: &'static str,
-    pub body: &'static str,
+    pub kernel: &'static KernelFunction,
     pub tile: Constants,
     pub threads: u32,
     pub resident: u32,
@@ -154,17 +154,9 @@ impl Planner<'_> {
         self.sizes.width as u64 + u64::from(self.op.dbias.is_some())
     }
 
-    /// The number of an NVIDIA architecture: 90 for sm_90a; 0 for any other.
-    fn compute_capability(&self) -> u32 {
-        let name =
-            self.facts.architecture.strip_prefix("sm_").filter(|_| self.facts.vendor == Vendor::Nvidia);
-        let digits: String = name.unwrap_or("0").chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().unwrap_or(0)
-    }
-
     /// cp.async, which fills the prefetch ring in shared memory, is NVIDIA's from sm_80 on.
     pub(super) fn has_async_copy(&self, bytes: u32) -> bool {
-        bytes >= 4 && self.compute_capability() >= 80
+        bytes >= 4 && self.facts.compute_capability() >= 80
     }
 
     /// Most blocks that reach each other's shared memory: on data-centre GPUs from sm_90 on. A slice of such a device may be
@@ -172,7 +164,7 @@ impl Planner<'_> {
     /// blocks takes a multiprocessor each.
     pub(super) fn largest_cluster(&self) -> u64 {
         match self.facts.multiprocessors {
-            _ if !(90..110).contains(&self.compute_capability()) => 1,
+            _ if !(90..110).contains(&self.facts.compute_capability()) => 1,
             0..32 => 1,
             32..128 => 8,
             _ => 16,
@@ -203,9 +195,7 @@ impl Planner<'_> {
         let filling = (u64::from(self.facts.multiprocessors) * 4).div_ceil(channel_groups);
         let parts = filling.min(tiles).max(1);
         Launch {
-            header: "causal_conv1d_backward_general.cuh",
-            entry: "causal_conv1d_backward_general",
-            body: "backward_general",
+            kernel: &GENERAL,
             tile: Constants::new("Tile").int("threads", threads).flag("dim_fastest", dim_fastest),
             threads,
             resident: 1,
@@ -255,13 +245,13 @@ impl Planner<'_> {
             ..self.arguments()
         };
         let entry = Entry {
-            header: launch.header,
-            name: launch.entry,
-            kernel: kernel_macro(launch.threads, launch.resident, launch.cluster),
+            kernel: launch.kernel,
+            bounds: LaunchBounds {
+                cluster: launch.cluster,
+                ..LaunchBounds::new(launch.threads, launch.resident)
+            },
             problem: self.problem(),
             tile: launch.tile,
-            argument: "causal_conv1d::BackwardArguments",
-            function: &format!("causal_conv1d::{}<Problem, Tile>", launch.body),
         };
         let mut plan = if launch.early {
             entry.plan_early(&arguments, self.traffic(), self.facts)
@@ -272,7 +262,6 @@ impl Planner<'_> {
         plan.grid[0] =
             (sum_blocks + self.state_blocks(launch.threads) as u32).next_multiple_of(launch.cluster);
         plan.block[0] = launch.threads;
-        plan.cluster = launch.cluster;
         // dinitial_states needs a number per thread.
         plan.shared_bytes = launch.shared_bytes.max(launch.threads * 4);
         if launch.parts > 1 && launch.cluster == 1 {
@@ -314,7 +303,7 @@ impl Planner<'_> {
             .flag("dinitial_states", self.has_states(op.dinitial_states.is_some()))
             .flag("dfinal_states", self.has_states(op.dfinal_states.is_some()))
             .flag("seq_idx", op.seq_idx.is_some())
-            .int("cu_seqlens", self.boundaries().map_or(0, |boundaries| boundaries.dtype().size()))
+            .int("cu_seqlens", self.boundaries().map_or(0, |boundaries| boundaries.dtype().size() as u32))
     }
 
     fn arguments(&self) -> Arguments {

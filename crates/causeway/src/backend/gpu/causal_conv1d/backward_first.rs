@@ -3,7 +3,9 @@
 
 use super::backward::{Launch, Planner};
 use super::backward_tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, SHARED_RESERVED};
-use super::{Constants, PACKET, View, power_of_two_in, takes_more_registers, weight_access};
+use super::{
+    Constants, KernelFunction, PACKET, View, kernel, power_of_two_in, takes_more_registers, weight_access,
+};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
 
@@ -40,6 +42,10 @@ struct Cut {
     /// Tiles under way.
     stages: u32,
 }
+
+kernel!(CHANNEL_FIRST, "backward_channel_first", "backward_channel_first", "BackwardArguments");
+kernel!(SHORT_FIRST, "backward_short_first", "backward_short_first", "BackwardArguments");
+kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", "BackwardArguments");
 
 impl Planner<'_> {
     pub(super) fn channel_first(&self) -> Option<Launch> {
@@ -108,9 +114,7 @@ impl Planner<'_> {
             .int("weight_bytes", weight_access(&self.op.weight, 1))
             .int("index_bytes", if ragged { 4 } else { self.index_access() });
         Some(Launch {
-            header: "causal_conv1d_backward_channel_first.cuh",
-            entry: "causal_conv1d_backward_channel_first",
-            body: "backward_channel_first",
+            kernel: &CHANNEL_FIRST,
             tile: tile_constants,
             threads: cut.threads,
             resident,
@@ -242,9 +246,7 @@ impl Planner<'_> {
         let channel_groups = (dim as u64).div_ceil(channels);
         let sums = channels * self.sums_per_channel();
         Some(Launch {
-            header: "causal_conv1d_backward_short_first.cuh",
-            entry: "causal_conv1d_backward_short_first",
-            body: "backward_short_first",
+            kernel: &SHORT_FIRST,
             tile: Constants::new("Tile")
                 .int("threads", threads)
                 .int("channels", channels)
@@ -290,9 +292,7 @@ impl Planner<'_> {
         let channels = u64::from(waves) / cut.waves;
         let shared = waves * wave_shared;
         Some(Launch {
-            header: "causal_conv1d_backward_tiles_first.cuh",
-            entry: "causal_conv1d_backward_tiles_first",
-            body: "backward_tiles_first",
+            kernel: &TILES_FIRST,
             tile: Constants::new("Tile")
                 .int("threads", cut.threads)
                 .int("waves_per_channel", cut.waves)

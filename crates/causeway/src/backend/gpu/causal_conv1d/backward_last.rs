@@ -3,8 +3,11 @@
 
 use super::backward::{Launch, Planner};
 use super::backward_tiles::{self, LastCall};
-use super::{Constants, View, takes_more_registers, weight_access};
+use super::{Constants, KernelFunction, View, kernel, takes_more_registers, weight_access};
 use crate::causal_conv1d::Sizes;
+
+kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", "BackwardArguments");
+kernel!(SHORT_LAST, "backward_short_last", "backward_short_last", "BackwardArguments");
 
 impl Planner<'_> {
     pub(super) fn channel_last(&self) -> Option<Launch> {
@@ -70,9 +73,7 @@ impl Planner<'_> {
             .int("stages", tile.stages)
             .int("weight_bytes", weight_access(&self.op.weight, channels));
         Some(Launch {
-            header: "causal_conv1d_backward_channel_last.cuh",
-            entry: "causal_conv1d_backward_channel_last",
-            body: "backward_channel_last",
+            kernel: &CHANNEL_LAST,
             tile: tile_constants,
             threads: tile.threads,
             resident: tile.resident,
@@ -115,9 +116,7 @@ impl Planner<'_> {
         // A mailbox or a flag; sums that other blocks have sent; sums of each wave.
         let words = 4 + sent + u64::from(threads / self.facts.wave_size) * sums;
         Some(Launch {
-            header: "causal_conv1d_backward_short_last.cuh",
-            entry: "causal_conv1d_backward_short_last",
-            body: "backward_short_last",
+            kernel: &SHORT_LAST,
             tile: Constants::new("Tile")
                 .int("threads", threads)
                 .int("lanes", lanes)

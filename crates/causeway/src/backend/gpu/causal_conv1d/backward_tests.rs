@@ -86,7 +86,7 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
     assert!(pieces * piece >= sizes.seqlen as u64, "{plan}");
     assert_eq!(a.sum_blocks, a.channel_groups * a.parts, "{plan}");
     assert!(plan.grid[0] >= a.sum_blocks && plan.grid[1..] == [1, 1], "{plan}");
-    let group_channels = match plan.entry {
+    let group_channels = match plan.entry() {
         "causal_conv1d_backward_channel_last" => {
             let segments = u64::from(plan.block[0]) / number(plan, "lanes");
             assert!(u64::from(a.parts) * segments >= sizes.batch as u64 * pieces, "{plan}");
@@ -131,7 +131,7 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
     };
     assert!(group_channels * u64::from(a.channel_groups) >= sizes.dim as u64, "{plan}");
     assert!(plan.shared_bytes >= plan.block[0] * 4 && plan.shared_bytes <= facts.shared_per_block, "{plan}");
-    if a.parts > 1 && !plan.instantiation.contains("CAUSEWAY_CLUSTER_KERNEL") {
+    if a.parts > 1 && !plan.choice.source().contains("CAUSEWAY_CLUSTER_KERNEL") {
         assert_eq!(plan.counters, a.channel_groups, "{plan}");
         let sums = group_channels * (sizes.width as u64 + u64::from(op.dbias.is_some()));
         assert!(plan.workspace_bytes >= u64::from(a.sum_blocks) * sums * 4, "{plan}");
@@ -173,7 +173,7 @@ fn all_shapes_are_covered_on_both_vendors() {
 #[test]
 fn memory_order_and_size_decide_the_kernel() {
     let (small, large) = ([2, 64, 128], [8, 2048, 1024]);
-    let entry = |shape, strides, width| planned(&call(DType::BF16, shape, strides, width)).entry;
+    let entry = |shape, strides, width| planned(&call(DType::BF16, shape, strides, width)).entry();
     assert_eq!(entry(large, last(large), 4), "causal_conv1d_backward_channel_last");
     assert_eq!(entry(small, last(small), 4), "causal_conv1d_backward_short_last");
     assert_eq!(entry(small, last(small), 5), "causal_conv1d_backward_channel_last");
@@ -192,18 +192,18 @@ fn blocks_of_a_channel_group_form_a_cluster_where_there_are_clusters() {
     let shape = [4, 64, 1024];
     let op = call(DType::BF16, shape, last(shape), 4);
     let plan = planned(&op);
-    assert!(plan.instantiation.contains("CAUSEWAY_CLUSTER_KERNEL(256, 1, 16)"), "{plan}");
+    assert!(plan.choice.source().contains("CAUSEWAY_CLUSTER_KERNEL(256, 1, 16)"), "{plan}");
     assert_eq!((plan.grid[0], plan.cluster, plan.counters), (64, 16, 0), "{plan}");
     // A device with parts too small for 16 blocks, and one too small for 8.
     let fewer = |multiprocessors| DeviceFacts { multiprocessors, ..DeviceFacts::h200() };
     let plan = planned_for(&op, &fewer(114));
-    assert!(plan.instantiation.contains("CAUSEWAY_CLUSTER_KERNEL(256, 1, 8)"), "{plan}");
+    assert!(plan.choice.source().contains("CAUSEWAY_CLUSTER_KERNEL(256, 1, 8)"), "{plan}");
     assert_eq!((plan.grid[0], plan.cluster), (64, 8), "{plan}");
     assert_eq!(planned_for(&op, &fewer(16)).cluster, 1);
     let ampere = DeviceFacts { architecture: "sm_80".to_string(), ..DeviceFacts::h200() };
     for facts in [ampere, DeviceFacts::mi300x()] {
         let plan = planned_for(&op, &facts);
-        assert!(plan.instantiation.contains("CAUSEWAY_KERNEL(512, 1)"), "{plan}");
+        assert!(plan.choice.source().contains("CAUSEWAY_KERNEL(512, 1)"), "{plan}");
         assert!(arguments(&plan).parts > 1 && plan.counters > 0, "{plan}");
     }
     // The blocks for states are rounded up to whole clusters.
@@ -253,7 +253,7 @@ fn waves_of_tiles_take_rows_first_and_pieces_where_rows_are_few() {
     ] {
         let plan = planned(&call(DType::BF16, shape, first(shape), 4));
         let bounds = format!("CAUSEWAY_KERNEL({}, {})", expected.0, expected.1);
-        assert!(plan.instantiation.contains(&bounds), "{plan}");
+        assert!(plan.choice.source().contains(&bounds), "{plan}");
         assert_eq!(plan.begins_early, expected.2, "{plan}");
         // Blocks that come early cannot crowd a multiprocessor.
         let fit = 233_472 / (plan.shared_bytes + 1024);
@@ -264,7 +264,7 @@ fn waves_of_tiles_take_rows_first_and_pieces_where_rows_are_few() {
         for (dim, seqlen) in [(256, 4096), (1024, 512), (2048, 512), (4096, 512), (4608, 512)] {
             let op = call(DType::BF16, [4, dim, seqlen], first([4, dim, seqlen]), 4);
             let plan = planned_for(&op, &facts);
-            if plan.entry != "causal_conv1d_backward_tiles_first" {
+            if plan.entry() != "causal_conv1d_backward_tiles_first" {
                 continue;
             }
             let fit = (facts.shared_per_multiprocessor / (plan.shared_bytes + 1024))
@@ -275,11 +275,11 @@ fn waves_of_tiles_take_rows_first_and_pieces_where_rows_are_few() {
     }
     let wide = [4, 4096, 512];
     let wide = planned_for(&call(DType::BF16, wide, first(wide), 4), &of_architecture("sm_89"));
-    assert!(wide.instantiation.contains("CAUSEWAY_KERNEL(128, 5)") && !wide.begins_early, "{wide}");
+    assert!(wide.choice.source().contains("CAUSEWAY_KERNEL(128, 5)") && !wide.begins_early, "{wide}");
     // Three tiles, two whole ones between others, and long channels in several rounds.
     for shape in [[8, 2048, 768], [8, 2048, 520], [2, 5120, 4096]] {
         let plan = planned(&call(DType::BF16, shape, first(shape), 4));
-        assert_eq!(plan.entry, "causal_conv1d_backward_channel_first", "{plan}");
+        assert_eq!(plan.entry(), "causal_conv1d_backward_channel_first", "{plan}");
     }
 }
 

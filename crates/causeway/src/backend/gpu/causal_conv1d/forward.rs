@@ -4,9 +4,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::forward_tiles::{CheckedCall, WIDEST, first_tile, last_tile};
 use super::{
-    Constants, Divisor, Entry, PACKET, Strides2, Strides3, Traffic, View, address, blocks_of, bytes,
-    kernel_macro, layers, meta_bytes, most_blocks, refuse_f64, striding_blocks, takes_more_registers,
-    weight_access,
+    Constants, Divisor, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View,
+    address, blocks_of, bytes, kernel, layers, meta_bytes, most_blocks, refuse_f64, striding_blocks,
+    takes_more_registers, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Forward, Sizes};
@@ -51,6 +51,10 @@ struct Arguments {
     padding: u32,
 }
 const _: () = assert!(size_of::<Arguments>() == 352, "as the kernel's static_assert");
+
+kernel!(CHANNEL_LAST, "forward_channel_last", "forward_channel_last", "ForwardArguments");
+kernel!(CHANNEL_FIRST, "forward_channel_first", "forward_channel_first", "ForwardArguments");
+kernel!(GENERAL, "forward_general", "forward_general", "ForwardArguments");
 
 /// Plans a forward call whose arguments have been validated.
 ///
@@ -184,14 +188,7 @@ impl Planner<'_> {
             .int("segments", segments)
             .int("rows", tile.rows)
             .int("weight_bytes", weight_access(&self.op.weight, channels));
-        self.tiled(
-            &geometry,
-            constants,
-            resident,
-            "causal_conv1d_forward_channel_last.cuh",
-            "causal_conv1d_forward_channel_last",
-            "causal_conv1d::forward_channel_last<Problem, Tile>",
-        )
+        self.tiled(&CHANNEL_LAST, &geometry, constants, resident)
     }
 
     fn channel_first(&self) -> Option<Plan> {
@@ -255,14 +252,7 @@ impl Planner<'_> {
         } else {
             1
         };
-        self.tiled(
-            &geometry,
-            constants,
-            resident,
-            "causal_conv1d_forward_channel_first.cuh",
-            "causal_conv1d_forward_channel_first",
-            "causal_conv1d::forward_channel_first<Problem, Tile>",
-        )
+        self.tiled(&CHANNEL_FIRST, &geometry, constants, resident)
     }
 
     /// True if each row starts at the same place within 16 bytes in x, y and residual.
@@ -278,12 +268,10 @@ impl Planner<'_> {
     /// A fast path: blocks for the states in front, the batch on the second and third axis.
     fn tiled(
         &self,
+        kernel: &'static KernelFunction,
         geometry: &Geometry,
         tile: Constants,
         resident: u32,
-        header: &'static str,
-        entry: &'static str,
-        function: &str,
     ) -> Option<Plan> {
         let &Geometry { threads, blocks, tile_divisor, early } = geometry;
         let (batches_per_layer, batch_layers) = layers(self.sizes.batch)?;
@@ -304,8 +292,7 @@ impl Planner<'_> {
             tile_divisor: Divisor::new(tile_divisor),
             ..self.arguments()
         };
-        let kernel = kernel_macro(threads, resident, 1);
-        let entry = self.entry(header, entry, kernel, tile, function);
+        let entry = self.entry(kernel, LaunchBounds::new(threads, resident), tile);
         let mut plan = if early {
             entry.plan_early(&arguments, self.traffic, self.facts)
         } else {
@@ -326,34 +313,20 @@ impl Planner<'_> {
             self.sizes.dim.saturating_mul(self.sizes.batch).saturating_mul(blocks_of(self.sizes.seqlen, RUN));
         let blocks = striding_blocks(self.facts, tasks, THREADS);
         let arguments = Arguments { blocks, ..self.arguments() };
-        let entry = self.entry(
-            "causal_conv1d_forward_general.cuh",
-            "causal_conv1d_forward_general",
-            kernel_macro(THREADS, 1, 1),
-            tile,
-            "causal_conv1d::forward_general<Problem, Tile>",
-        );
+        let entry = self.entry(&GENERAL, LaunchBounds::new(THREADS, 1), tile);
         let mut plan = entry.plan(&arguments, self.traffic, self.facts);
         plan.grid = [blocks, 1, 1];
         plan.block = [THREADS, 1, 1];
         plan
     }
 
-    fn entry<'b>(
-        &self,
-        header: &'static str,
-        name: &'static str,
-        kernel: String,
-        tile: Constants,
-        function: &'b str,
-    ) -> Entry<'b> {
-        let (problem, argument) = (self.problem(), "causal_conv1d::ForwardArguments");
-        Entry { header, name, kernel, problem, tile, argument, function }
+    fn entry(&self, kernel: &'static KernelFunction, bounds: LaunchBounds, tile: Constants) -> Entry {
+        Entry { kernel, bounds, problem: self.problem(), tile }
     }
 
     fn problem(&self) -> Constants {
         let op = self.op;
-        let boundary = op.cu_seqlens.as_ref().map_or(0, |boundaries| boundaries.dtype().size());
+        let boundary = op.cu_seqlens.as_ref().map_or(0, |boundaries| boundaries.dtype().size() as u32);
         // The general kernel reads the width from its arguments: one compilation serves all of them.
         let width = if self.sizes.width <= WIDEST { self.sizes.width } else { 0 };
         Constants::new("Problem")

@@ -53,7 +53,7 @@ fn planned(op: &Forward<'_>) -> Option<Plan> {
 #[test]
 fn channel_last_takes_the_widest_packet_that_divides_a_row() {
     let plan = planned(&call(DType::BF16, Layout::Last, [8, 2048, 1024], 4)).unwrap();
-    assert_eq!(plan.header, "causal_conv1d_forward_channel_last.cuh");
+    assert_eq!(plan.header(), "causal_conv1d_forward_channel_last.cuh");
     assert_eq!(plan.constant("bytes"), "8");
     assert_eq!(plan.constant("weight_bytes"), "16");
     assert_eq!(plan.block[0], 64);
@@ -73,7 +73,7 @@ fn channel_last_takes_the_widest_packet_that_divides_a_row() {
 #[test]
 fn channel_first_shifts_rows_that_start_between_packets() {
     let aligned = planned(&call(DType::F16, Layout::First, [2, 64, 1024], 4)).unwrap();
-    assert_eq!(aligned.header, "causal_conv1d_forward_channel_first.cuh");
+    assert_eq!(aligned.header(), "causal_conv1d_forward_channel_first.cuh");
     assert_eq!(aligned.constant("whole"), "true");
     assert_eq!(aligned.constant("weight_bytes"), "8");
 
@@ -121,16 +121,16 @@ fn short_rows_share_a_wave() {
 #[test]
 fn other_strides_and_widths_take_the_general_kernel() {
     let wide = planned(&call(DType::F32, Layout::First, [2, 64, 300], 16)).unwrap();
-    assert_eq!(wide.entry, "causal_conv1d_forward_general");
+    assert_eq!(wide.entry(), "causal_conv1d_forward_general");
     assert_eq!(wide.constant("width"), "0");
 
     let mut strided = call(DType::F32, Layout::First, [2, 64, 300], 4);
     strided.x = read(X, DType::F32, &[2, 64, 300], &[64 * 600, 600, 2]);
-    assert_eq!(planned(&strided).unwrap().entry, "causal_conv1d_forward_general");
+    assert_eq!(planned(&strided).unwrap().entry(), "causal_conv1d_forward_general");
 
     let mut mixed = call(DType::F32, Layout::First, [2, 64, 300], 4);
     mixed.y = written(Y, DType::F32, &[2, 64, 300], &[64 * 300, 1, 64]);
-    assert_eq!(planned(&mixed).unwrap().entry, "causal_conv1d_forward_general");
+    assert_eq!(planned(&mixed).unwrap().entry(), "causal_conv1d_forward_general");
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn empty_outputs_need_no_launch() {
     // No positions, but states that pass through.
     let mut states = call(DType::F32, Layout::First, [2, 64, 0], 4);
     states.final_states = Some(written(0x40_0000, DType::F32, &[2, 64, 3], &[192, 3, 1]));
-    assert_eq!(planned(&states).unwrap().entry, "causal_conv1d_forward_general");
+    assert_eq!(planned(&states).unwrap().entry(), "causal_conv1d_forward_general");
     // One tap keeps no state.
     let mut stateless = call(DType::F32, Layout::First, [2, 64, 0], 1);
     stateless.final_states = Some(written(0x40_0000, DType::F32, &[2, 64, 0], &[0, 0, 1]));
@@ -170,7 +170,7 @@ fn large_dimensions_fit_the_grid() {
     // 2^33 elements: more than 32 bits, in both layouts.
     for layout in [Layout::First, Layout::Last] {
         let huge = planned(&call(DType::F16, layout, [4, 2048, 1 << 20], 4)).unwrap();
-        assert_ne!(huge.entry, "causal_conv1d_forward_general");
+        assert_ne!(huge.entry(), "causal_conv1d_forward_general");
     }
 }
 

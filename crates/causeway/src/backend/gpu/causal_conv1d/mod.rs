@@ -17,11 +17,25 @@ pub mod varlen_states;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::launch::{Constants, Entry, PACKET, Traffic, kernel_macro, most_blocks, power_of_two_in};
+use super::choice::{Constants, KernelFunction, LaunchBounds};
+use super::launch::{Entry, PACKET, Traffic, most_blocks, power_of_two_in};
 use super::plan::{DeviceFacts, Vendor};
 use crate::causal_conv1d::Activation;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Meta, TensorMut, TensorRef};
+
+/// The kernel of a name, in the file and with the function that are called like it.
+macro_rules! kernel {
+    ($static:ident, $header:literal, $name:literal, $argument:literal) => {
+        static $static: KernelFunction = KernelFunction {
+            header: concat!("causal_conv1d_", $header, ".cuh"),
+            entry: concat!("causal_conv1d_", $name),
+            argument: concat!("causeway::causal_conv1d::", $argument),
+            function: concat!("causal_conv1d::", $name, "<Problem, Tile>"),
+        };
+    };
+}
+use kernel;
 
 /// Distances along (batch or row, dim, seqlen or position), in elements: `Strides3` of causal_conv1d.cuh.
 #[repr(C)]

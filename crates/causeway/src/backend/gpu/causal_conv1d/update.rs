@@ -4,15 +4,21 @@ use bytemuck::{Pod, Zeroable};
 
 use super::forward_tiles::WIDEST;
 use super::{
-    Constants, Entry, PACKET, Strides2, Strides3, Traffic, View, address, blocks_of, bytes, kernel_macro,
-    layers, meta_bytes, most_blocks, power_of_two_in, refuse_f64, striding_blocks, weight_access,
+    Constants, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View, address,
+    blocks_of, bytes, kernel, layers, meta_bytes, most_blocks, power_of_two_in, refuse_f64, striding_blocks,
+    weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Update, UpdateSizes};
 use crate::error::Result;
 
-const HEADER: &str = "causal_conv1d_update.cuh";
-const ARGUMENT: &str = "causal_conv1d::UpdateArguments";
+/// `StateLayout` of causal_conv1d_update.cuh.
+const COLUMNS: &str = "causeway::causal_conv1d::StateLayout::columns";
+const CHANNELS: &str = "causeway::causal_conv1d::StateLayout::channels";
+const ELEMENTS: &str = "causeway::causal_conv1d::StateLayout::elements";
+
+kernel!(VECTOR, "update", "update_vector", "UpdateArguments");
+kernel!(GENERAL, "update", "update_general", "UpdateArguments");
 
 /// `UpdateArguments` of causal_conv1d_update.cuh.
 #[repr(C)]
@@ -104,13 +110,13 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
     let widest = x.access(1).min(y.access(1)).min(rule.bytes.max(element)).min(power_of_two_in(row_bytes));
 
     let (layout, bytes, state_bytes) = if state.is_dense(1) && sizes.state_len != 1 {
-        ("columns", widest.min(state.access(1)), 0)
+        (COLUMNS, widest.min(state.access(1)), 0)
     } else if short && state.is_dense(2) && (sizes.dim == 1 || state.stride(1) == sizes.state_len) {
         let channels = i64::from(widest / element);
         let run = channels * sizes.state_len * i64::from(element);
-        ("channels", widest, power_of_two_in(state.address | (state.step_bytes(0) | run) as u64))
+        (CHANNELS, widest, power_of_two_in(state.address | (state.step_bytes(0) | run) as u64))
     } else if ring {
-        ("elements", widest, element)
+        (ELEMENTS, widest, element)
     } else {
         return None;
     };
@@ -129,19 +135,12 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
         .int("lanes", lanes)
         .int("entries", entries)
         .int("repeats", rule.repeats)
-        .state_layout(layout)
-        .int("state_len", if ring && layout != "channels" { 0 } else { sizes.state_len })
+        .enumerator("layout", layout)
+        .int("state_len", if ring && layout != CHANNELS { 0 } else { sizes.state_len })
         .int("state_bytes", state_bytes)
         .int("weight_bytes", weight_access(&op.weight, channels));
-    let entry = Entry {
-        header: HEADER,
-        name: "causal_conv1d_update_vector",
-        kernel: kernel_macro(THREADS, 1, 1),
-        problem: problem(op, sizes),
-        tile,
-        argument: ARGUMENT,
-        function: "causal_conv1d::update_vector<Problem, Tile>",
-    };
+    let entry =
+        Entry { kernel: &VECTOR, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op, sizes), tile };
     let mut plan = entry.plan(&Arguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks as u32, blocks_per_layer, batch_layers];
     plan.block = [THREADS, 1, 1];
@@ -152,27 +151,12 @@ fn general(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Devic
     const THREADS: u32 = 128;
     let blocks = striding_blocks(facts, sizes.batch.saturating_mul(sizes.dim), THREADS);
     let tile = Constants::new("Tile").int("threads", THREADS);
-    let entry = Entry {
-        header: HEADER,
-        name: "causal_conv1d_update_general",
-        kernel: kernel_macro(THREADS, 1, 1),
-        problem: problem(op, sizes),
-        tile,
-        argument: ARGUMENT,
-        function: "causal_conv1d::update_general<Problem, Tile>",
-    };
+    let entry =
+        Entry { kernel: &GENERAL, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op, sizes), tile };
     let mut plan = entry.plan(&Arguments { blocks, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks, 1, 1];
     plan.block = [THREADS, 1, 1];
     plan
-}
-
-impl Constants {
-    fn state_layout(mut self, name: &str) -> Self {
-        self.text +=
-            &format!("    static constexpr auto layout = causeway::causal_conv1d::StateLayout::{name};\n");
-        self
-    }
 }
 
 fn problem(op: &Update<'_>, sizes: &UpdateSizes) -> Constants {
@@ -260,22 +244,22 @@ mod tests {
     #[test]
     fn the_state_moves_in_the_widest_legal_access() {
         let plan = planned(&call(256, 2048, [4, 1])).unwrap();
-        assert_eq!(plan.entry, "causal_conv1d_update_vector");
-        assert!(plan.instantiation.contains("StateLayout::channels"), "{plan}");
-        assert!(plan.instantiation.contains("state_bytes = 16"), "{plan}");
+        assert_eq!(plan.entry(), "causal_conv1d_update_vector");
+        assert!(plan.choice.source().contains("StateLayout::channels"), "{plan}");
+        assert!(plan.choice.source().contains("state_bytes = 16"), "{plan}");
         assert_eq!(plan.read_bytes, (256 * 2048 * 5 + 2048 * 4) * 2);
         assert_eq!(plan.written_bytes, 256 * 2048 * 5 * 2);
 
         // Rows of odd length: only single elements are aligned.
         let odd = planned(&call(256, 2047, [3, 1])).unwrap();
-        assert!(odd.instantiation.contains("state_bytes = 2"), "{odd}");
-        assert!(odd.instantiation.contains(" bytes = 2"), "{odd}");
+        assert!(odd.choice.source().contains("state_bytes = 2"), "{odd}");
+        assert!(odd.choice.source().contains(" bytes = 2"), "{odd}");
     }
 
     #[test]
     fn every_state_layout_has_its_plan() {
         let columns = planned(&call(8, 64, [4, 64])).unwrap();
-        assert!(columns.instantiation.contains("StateLayout::columns"), "{columns}");
+        assert!(columns.choice.source().contains("StateLayout::columns"), "{columns}");
 
         let counts = [0i32; 8];
         let rings =
@@ -284,11 +268,11 @@ mod tests {
             let mut ring = call(8, 64, state);
             ring.cache_seqlens = Some(read(counts.as_ptr() as u64, DType::I32, &[8], &[1]));
             let ring = planned(&ring).unwrap();
-            assert!(ring.instantiation.contains(&format!("StateLayout::{layout}")), "{ring}");
+            assert!(ring.choice.source().contains(&format!("StateLayout::{layout}")), "{ring}");
         }
 
         let long = planned(&call(8, 64, [40, 1])).unwrap();
-        assert_eq!(long.entry, "causal_conv1d_update_general");
+        assert_eq!(long.entry(), "causal_conv1d_update_general");
     }
 
     #[test]

@@ -3,15 +3,15 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{
-    Constants, Entry, Strides2, Strides3, Traffic, View, blocks_of, kernel_macro, layers, meta_bytes,
-    power_of_two_in, refuse_f64, striding_blocks,
+    Constants, Entry, KernelFunction, LaunchBounds, Strides2, Strides3, Traffic, View, blocks_of, kernel,
+    layers, meta_bytes, power_of_two_in, refuse_f64, striding_blocks,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{VarlenStates, VarlenStatesSizes};
 use crate::error::Result;
 
-const HEADER: &str = "causal_conv1d_varlen_states.cuh";
-const ARGUMENT: &str = "causal_conv1d::VarlenStatesArguments";
+kernel!(VECTOR, "varlen_states", "varlen_states_vector", "VarlenStatesArguments");
+kernel!(GENERAL, "varlen_states", "varlen_states_general", "VarlenStatesArguments");
 
 /// Longest state that the vector kernel keeps in registers.
 const LONGEST_STATE: i64 = 9;
@@ -76,15 +76,7 @@ fn vector(
         .int("threads", threads)
         .int("state_len", sizes.state_len)
         .int("state_bytes", state_bytes);
-    let entry = Entry {
-        header: HEADER,
-        name: "causal_conv1d_varlen_states_vector",
-        kernel: kernel_macro(threads, 1, 1),
-        problem: problem(op),
-        tile,
-        argument: ARGUMENT,
-        function: "causal_conv1d::varlen_states_vector<Problem, Tile>",
-    };
+    let entry = Entry { kernel: &VECTOR, bounds: LaunchBounds::new(threads, 1), problem: problem(op), tile };
     let mut plan = entry.plan(&Arguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks, blocks_per_layer, sequence_layers];
     plan.block = [threads, 1, 1];
@@ -95,15 +87,7 @@ fn general(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, traffic: Traffic, f
     const THREADS: u32 = 128;
     let blocks = striding_blocks(facts, op.states.meta().element_count(), THREADS);
     let tile = Constants::new("Tile").int("threads", THREADS);
-    let entry = Entry {
-        header: HEADER,
-        name: "causal_conv1d_varlen_states_general",
-        kernel: kernel_macro(THREADS, 1, 1),
-        problem: problem(op),
-        tile,
-        argument: ARGUMENT,
-        function: "causal_conv1d::varlen_states_general<Problem, Tile>",
-    };
+    let entry = Entry { kernel: &GENERAL, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op), tile };
     let mut plan = entry.plan(&Arguments { blocks, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks, 1, 1];
     plan.block = [THREADS, 1, 1];
@@ -111,7 +95,7 @@ fn general(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, traffic: Traffic, f
 }
 
 fn problem(op: &VarlenStates<'_>) -> Constants {
-    Constants::new("Problem").dtype("X", op.x.dtype()).int("cu_seqlens", op.cu_seqlens.dtype().size())
+    Constants::new("Problem").dtype("X", op.x.dtype()).int("cu_seqlens", op.cu_seqlens.dtype().size() as u32)
 }
 
 fn arguments(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes) -> Arguments {
@@ -160,16 +144,16 @@ mod tests {
     #[test]
     fn packets_follow_the_rows() {
         let plan = planned(1024, 4, 1).unwrap();
-        assert_eq!(plan.entry, "causal_conv1d_varlen_states_vector");
+        assert_eq!(plan.entry(), "causal_conv1d_varlen_states_vector");
         assert_eq!((plan.grid, plan.block), ([1, 5, 1], [128, 1, 1]));
-        assert!(plan.instantiation.contains("state_bytes = 16"), "{plan}");
-        assert!(planned(1023, 3, 1).unwrap().instantiation.contains(" bytes = 2"));
+        assert!(plan.choice.source().contains("state_bytes = 16"), "{plan}");
+        assert!(planned(1023, 3, 1).unwrap().choice.source().contains(" bytes = 2"));
     }
 
     #[test]
     fn other_strides_and_long_states_take_the_general_kernel() {
-        assert_eq!(planned(64, 4, 2).unwrap().entry, "causal_conv1d_varlen_states_general");
-        assert_eq!(planned(64, 40, 1).unwrap().entry, "causal_conv1d_varlen_states_general");
+        assert_eq!(planned(64, 4, 2).unwrap().entry(), "causal_conv1d_varlen_states_general");
+        assert_eq!(planned(64, 40, 1).unwrap().entry(), "causal_conv1d_varlen_states_general");
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl Compiler {
     /// # Errors
     /// [`Error::Compile`] with the log if the compiler refuses the text, [`Error::CompilerTooOld`] if it does
     /// not know the architecture.
-    pub(crate) fn compile(&self, program: &Program<'_>, text: &str, target: &Target) -> Result<Vec<u8>> {
+    pub(crate) fn compile(&self, program: &Program, text: &str, target: &Target) -> Result<Vec<u8>> {
         let rtc = self.rtc()?;
         if let Some((major, minor)) = target.first_rocm()
             && rtc.version < (major, minor)

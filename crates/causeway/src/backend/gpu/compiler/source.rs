@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use crate::backend::gpu::choice::Choice;
 use crate::error::{Error, Result};
 
 /// Name and text of a file.
@@ -60,17 +61,22 @@ pub fn sources_digest() -> Result<String> {
 }
 
 /// A program: a header of `kernels/` and the text that chooses template arguments and names the entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Program<'a> {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
     /// File in `kernels/`; empty if the instantiation needs none.
     pub header: &'static str,
     /// Text compiled after the header.
-    pub instantiation: &'a str,
+    pub instantiation: String,
     /// Name of the `extern "C"` entry point that it defines.
     pub entry: &'static str,
 }
 
-impl Program<'_> {
+impl Program {
+    /// What has to be compiled for a choice.
+    pub fn of(choice: &Choice) -> Self {
+        Program { header: choice.header(), instantiation: choice.source(), entry: choice.entry() }
+    }
+
     /// The whole text that the compiler gets, in one piece.
     ///
     /// # Errors
@@ -97,28 +103,22 @@ pub(crate) struct Flattened {
 ///
 /// # Errors
 /// [`Error::InvalidPlan`] if a file is not among those in `kernels/`; [`Error::KernelsDirectory`] as [`sources_digest`].
-pub(crate) fn flatten(program: &Program<'_>) -> Result<Flattened> {
+pub(crate) fn flatten(program: &Program) -> Result<Flattened> {
     flatten_from(kernels()?, program)
 }
 
-fn flatten_from(kernels: &[File], program: &Program<'_>) -> Result<Flattened> {
+fn flatten_from(kernels: &[File], program: &Program) -> Result<Flattened> {
     let mut flattened = Flattened { text: String::new(), files: Vec::new() };
     if !program.header.is_empty() {
         include(kernels, program, program.header, "the plan", &mut flattened)?;
     }
     flattened.text.push_str(&format!("#line 1 \"{INSTANTIATION}\"\n"));
-    flattened.text.push_str(program.instantiation);
+    flattened.text.push_str(&program.instantiation);
     flattened.text.push('\n');
     Ok(flattened)
 }
 
-fn include(
-    kernels: &[File],
-    program: &Program<'_>,
-    name: &str,
-    from: &str,
-    out: &mut Flattened,
-) -> Result<()> {
+fn include(kernels: &[File], program: &Program, name: &str, from: &str, out: &mut Flattened) -> Result<()> {
     if out.files.iter().any(|(known, _)| known == name) {
         return Ok(());
     }
@@ -179,8 +179,8 @@ mod tests {
         (Cow::Borrowed("broken.cuh"), Cow::Borrowed("#include \"absent.cuh\"\n")),
     ];
 
-    fn program(header: &'static str) -> Program<'static> {
-        Program { header, instantiation: "int last;", entry: "e" }
+    fn program(header: &'static str) -> Program {
+        Program { header, instantiation: "int last;".to_string(), entry: "e" }
     }
 
     #[test]

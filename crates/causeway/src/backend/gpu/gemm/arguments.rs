@@ -3,7 +3,8 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::problem::{Matrix, Problem};
-use crate::backend::gpu::launch::{Constants, most_blocks, power_of_two_in};
+use crate::backend::gpu::choice::Constants;
+use crate::backend::gpu::launch::{most_blocks, power_of_two_in};
 use crate::backend::gpu::plan::DeviceFacts;
 use crate::error::{Error, Result};
 
@@ -19,8 +20,8 @@ struct Operand {
     reduction_stride: i64,
 }
 
-/// [`Arguments`] in device code, within the namespace `causeway`.
-pub(super) const ARGUMENT: &str = "gemm::Arguments";
+/// [`Arguments`] in device code.
+pub(super) const ARGUMENT: &str = "causeway::gemm::Arguments";
 
 /// `Arguments` of gemm.cuh.
 #[repr(C)]

@@ -2,11 +2,19 @@
 
 use super::arguments::{ARGUMENT, Access, Arguments, Grid, constants, result_bytes};
 use super::problem::Problem;
-use crate::backend::gpu::launch::{Constants, Entry, kernel_macro};
+use crate::backend::gpu::choice::{Constants, KernelFunction, LaunchBounds};
+use crate::backend::gpu::launch::Entry;
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::error::Result;
 
 const THREADS: u32 = 256;
+
+static KERNEL: KernelFunction = KernelFunction {
+    header: "gemm_exact.cuh",
+    entry: "gemm_exact",
+    argument: ARGUMENT,
+    function: "gemm::exact<Problem, Tile>",
+};
 
 /// Outputs of a tile along each axis. The largest does the most with what it reads; a smaller one is for results that
 /// would else leave multiprocessors idle.
@@ -29,13 +37,10 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
         && (left.bytes == right.bytes || facts.architecture != "sm_75");
     let resident = if fits { 2 } else { 1 };
     let entry = Entry {
-        header: "gemm_exact.cuh",
-        name: "gemm_exact",
-        kernel: kernel_macro(THREADS, resident, 1),
+        kernel: &KERNEL,
+        bounds: LaunchBounds::new(THREADS, resident),
         problem: constants(problem, left, right).int("result_bytes", results),
         tile: Constants::new("Tile").int("size", size),
-        argument: ARGUMENT,
-        function: "gemm::exact<Problem, Tile>",
     };
     let arguments = Arguments::new(problem, &grid, problem.reduction, 1);
     let mut plan = entry.plan(&arguments, problem.traffic(), facts);

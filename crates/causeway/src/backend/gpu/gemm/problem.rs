@@ -1,8 +1,8 @@
 //! A matrix product as planners see it.
 
 use crate::backend::gpu::launch::Traffic;
-use crate::gemm::{Algorithm, Forward, GradA, GradB, Sizes};
-use crate::tensor::{DType, Meta};
+use crate::gemm::{Algorithm, Forward, GradA, GradAB, GradB, Sizes};
+use crate::tensor::{DType, Meta, TensorMut, TensorRef};
 
 /// A matrix in memory. Its sizes are the [`Problem`]'s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +16,14 @@ pub struct Matrix {
 }
 
 impl Matrix {
+    fn read(tensor: &TensorRef<'_>) -> Self {
+        Self::new(tensor.pointer().addr() as u64, tensor.meta())
+    }
+
+    fn written(tensor: &TensorMut<'_>) -> Self {
+        Self::new(tensor.pointer().addr() as u64, tensor.meta())
+    }
+
     fn new(address: u64, meta: &Meta) -> Self {
         let stride = |axis: usize| if meta.shape[axis] > 1 { meta.strides[axis] } else { 0 };
         Matrix { address, row_stride: stride(0), column_stride: stride(1) }
@@ -57,37 +65,65 @@ impl Problem {
             rows: sizes.m,
             columns: sizes.n,
             reduction: sizes.k,
-            left: Matrix::new(op.a.pointer().addr() as u64, op.a.meta()),
-            right: Matrix::new(op.b.pointer().addr() as u64, op.b.meta()),
-            result: Matrix::new(op.c.pointer().addr() as u64, op.c.meta()),
+            left: Matrix::read(&op.a),
+            right: Matrix::read(&op.b),
+            result: Matrix::written(&op.c),
         }
     }
 
     /// `grad_A = grad_C · Bᵀ`, of a validated call.
     pub fn grad_a(op: &GradA<'_>, sizes: &Sizes) -> Self {
-        Problem {
-            algorithm: op.algorithm,
-            dtype: op.grad_c.dtype(),
-            rows: sizes.m,
-            columns: sizes.k,
-            reduction: sizes.n,
-            left: Matrix::new(op.grad_c.pointer().addr() as u64, op.grad_c.meta()),
-            right: Matrix::new(op.b.pointer().addr() as u64, op.b.meta()).transposed(),
-            result: Matrix::new(op.grad_a.pointer().addr() as u64, op.grad_a.meta()),
-        }
+        Self::of_grad_a(op.algorithm, sizes, &op.grad_c, &op.b, &op.grad_a)
     }
 
     /// `grad_B = Aᵀ · grad_C`, of a validated call.
     pub fn grad_b(op: &GradB<'_>, sizes: &Sizes) -> Self {
+        Self::of_grad_b(op.algorithm, sizes, &op.grad_c, &op.a, &op.grad_b)
+    }
+
+    /// Both gradients of a validated call.
+    pub fn gradients(op: &GradAB<'_>, sizes: &Sizes) -> [Self; 2] {
+        [
+            Self::of_grad_a(op.algorithm, sizes, &op.grad_c, &op.b, &op.grad_a),
+            Self::of_grad_b(op.algorithm, sizes, &op.grad_c, &op.a, &op.grad_b),
+        ]
+    }
+
+    fn of_grad_a(
+        algorithm: Algorithm,
+        sizes: &Sizes,
+        grad_c: &TensorRef<'_>,
+        b: &TensorRef<'_>,
+        grad_a: &TensorMut<'_>,
+    ) -> Self {
         Problem {
-            algorithm: op.algorithm,
-            dtype: op.grad_c.dtype(),
+            algorithm,
+            dtype: grad_c.dtype(),
+            rows: sizes.m,
+            columns: sizes.k,
+            reduction: sizes.n,
+            left: Matrix::read(grad_c),
+            right: Matrix::read(b).transposed(),
+            result: Matrix::written(grad_a),
+        }
+    }
+
+    fn of_grad_b(
+        algorithm: Algorithm,
+        sizes: &Sizes,
+        grad_c: &TensorRef<'_>,
+        a: &TensorRef<'_>,
+        grad_b: &TensorMut<'_>,
+    ) -> Self {
+        Problem {
+            algorithm,
+            dtype: grad_c.dtype(),
             rows: sizes.k,
             columns: sizes.n,
             reduction: sizes.m,
-            left: Matrix::new(op.a.pointer().addr() as u64, op.a.meta()).transposed(),
-            right: Matrix::new(op.grad_c.pointer().addr() as u64, op.grad_c.meta()),
-            result: Matrix::new(op.grad_b.pointer().addr() as u64, op.grad_b.meta()),
+            left: Matrix::read(a).transposed(),
+            right: Matrix::read(grad_c),
+            result: Matrix::written(grad_b),
         }
     }
 

@@ -49,18 +49,21 @@ fn every_device_has_its_unit() {
         ("gfx1030", "gemm_exact.cuh", "exact<Problem, Tile>"),
     ] {
         let plan = planned(&product(4096, 4096, 4096), architecture);
-        assert_eq!(plan.header, header, "{architecture}");
-        assert!(plan.instantiation.contains(unit), "{architecture}: {plan}");
+        assert_eq!(plan.header(), header, "{architecture}");
+        assert!(plan.choice.source().contains(unit), "{architecture}: {plan}");
         assert!(plan.shared_bytes <= facts(architecture).shared_per_block, "{architecture}");
         let exact = Problem { algorithm: Algorithm::Exact, ..product(4096, 4096, 4096) };
-        assert_eq!(planned(&exact, architecture).header, "gemm_exact.cuh", "{architecture}");
+        assert_eq!(planned(&exact, architecture).header(), "gemm_exact.cuh", "{architecture}");
     }
     let bf16 = Problem { dtype: DType::BF16, ..product(4096, 4096, 4096) };
-    assert_eq!(planned(&bf16, "sm_75").header, "gemm_exact.cuh", "Turing multiplies no bf16");
+    assert_eq!(planned(&bf16, "sm_75").header(), "gemm_exact.cuh", "Turing multiplies no bf16");
     // The units of gfx90a flush subnormal numbers: those of the devices after it do not.
-    assert!(planned(&bf16, "gfx90a").instantiation.contains("::MfmaBf16>"));
+    assert!(planned(&bf16, "gfx90a").choice.source().contains("::MfmaBf16>"));
     for architecture in ["gfx942", "gfx950"] {
-        assert!(planned(&bf16, architecture).instantiation.contains("::Mfma<Problem::T>"), "{architecture}");
+        assert!(
+            planned(&bf16, architecture).choice.source().contains("::Mfma<Problem::T>"),
+            "{architecture}"
+        );
     }
 }
 
@@ -69,7 +72,7 @@ fn operands_are_read_along_their_dense_axis() {
     let has = |problem: &Problem, texts: [&str; 3]| {
         let plan = planned(problem, "sm_80");
         for text in texts {
-            assert!(plan.instantiation.contains(text), "no {text:?} in {plan}");
+            assert!(plan.choice.source().contains(text), "no {text:?} in {plan}");
         }
     };
     // C: left in rows of terms, right in rows of columns. Then grad_A's right and grad_B's left, transposed.

@@ -2,7 +2,8 @@
 
 use super::arguments::{ARGUMENT, Access, Arguments, Grid, constants, result_bytes};
 use super::problem::Problem;
-use crate::backend::gpu::launch::{Constants, Entry, kernel_macro};
+use crate::backend::gpu::choice::{Attribute, Constants, KernelFunction, LaunchBounds};
+use crate::backend::gpu::launch::Entry;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::error::Result;
 use crate::tensor::DType;
@@ -43,23 +44,26 @@ impl Unit {
         }
     }
 
-    fn header(self) -> &'static str {
-        match self {
-            Unit::Mma => "gemm_mma.cuh",
-            Unit::Mfma => "gemm_mfma.cuh",
-            Unit::MfmaGfx90a(_) => "gemm_mfma_gfx90a.cuh",
-            Unit::Wmma(_) => "gemm_wmma.cuh",
+    /// The kernel that multiplies with the unit.
+    fn kernel(self) -> &'static KernelFunction {
+        macro_rules! kernel {
+            ($header:literal, $unit:literal) => {{
+                static KERNEL: KernelFunction = KernelFunction {
+                    header: $header,
+                    entry: "gemm_tile",
+                    argument: ARGUMENT,
+                    function: concat!("gemm::TileProduct<Problem, Tile, causeway::gemm::", $unit, ">::run"),
+                };
+                &KERNEL
+            }};
         }
-    }
-
-    /// The unit in device code.
-    fn text(self) -> String {
         match self {
-            Unit::Mma => "Mma<Problem::T>".to_string(),
-            Unit::Mfma => "Mfma<Problem::T>".to_string(),
-            Unit::MfmaGfx90a(DType::BF16) => "MfmaBf16".to_string(),
-            Unit::MfmaGfx90a(_) => "MfmaF32<Problem::T>".to_string(),
-            Unit::Wmma(generation) => format!("Wmma<Problem::T, {generation}>"),
+            Unit::Mma => kernel!("gemm_mma.cuh", "Mma<Problem::T>"),
+            Unit::Mfma => kernel!("gemm_mfma.cuh", "Mfma<Problem::T>"),
+            Unit::MfmaGfx90a(DType::BF16) => kernel!("gemm_mfma_gfx90a.cuh", "MfmaBf16"),
+            Unit::MfmaGfx90a(_) => kernel!("gemm_mfma_gfx90a.cuh", "MfmaF32<Problem::T>"),
+            Unit::Wmma(11) => kernel!("gemm_wmma.cuh", "Wmma<Problem::T, 11>"),
+            Unit::Wmma(_) => kernel!("gemm_wmma.cuh", "Wmma<Problem::T, 12>"),
         }
     }
 
@@ -134,18 +138,15 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan
         .int("waves_down", tile.waves_down)
         .int("waves_across", tile.waves_across)
         .int("stages", stages);
-    let kernel = match unit {
-        Unit::Mfma | Unit::MfmaGfx90a(_) => format!("CAUSEWAY_MFMA_KERNEL({threads})"),
-        Unit::Mma | Unit::Wmma(_) => kernel_macro(threads, resident, 1),
+    let attribute = match unit {
+        Unit::Mfma | Unit::MfmaGfx90a(_) => Attribute::Mfma,
+        Unit::Mma | Unit::Wmma(_) => Attribute::Plain,
     };
     let entry = Entry {
-        header: unit.header(),
-        name: "gemm_tile",
-        kernel,
+        kernel: unit.kernel(),
+        bounds: LaunchBounds { attribute, ..LaunchBounds::new(threads, resident) },
         problem: constants(problem, left, right).int("result_bytes", result_bytes(problem, 16)),
         tile: shape,
-        argument: ARGUMENT,
-        function: &format!("gemm::TileProduct<Problem, Tile, causeway::gemm::{}>::run", unit.text()),
     };
     let arguments = Arguments::new(problem, &grid, part, parts);
     let mut plan = entry.plan(&arguments, problem.traffic(), facts);

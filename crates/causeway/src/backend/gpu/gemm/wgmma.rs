@@ -1,8 +1,8 @@
 //! Products on Hopper's matrix units: kernels/gemm_wgmma.cuh.
 
 use super::problem::{Matrix, Problem};
-use super::wgmma_tiles::{Choice, Cluster, Operands, choose};
-use crate::backend::gpu::launch::Constants;
+use super::wgmma_tiles::{Cluster, Operands, Schedule, choose};
+use crate::backend::gpu::choice::{Attribute, Choice, Constants, KernelFunction, LaunchBounds};
 use crate::backend::gpu::plan::{DeviceFacts, Plan, TensorMap, Vendor};
 use crate::tensor::DType;
 
@@ -21,6 +21,13 @@ const CHUNK: u32 = 2048;
 /// Coordinates are 32-bit, and tiles may reach past the matrix.
 const LARGEST: i64 = (1 << 31) - (1 << 16);
 
+static KERNEL: KernelFunction = KernelFunction {
+    header: "gemm_wgmma.cuh",
+    entry: "gemm_wgmma",
+    argument: "__grid_constant__ causeway::gemm::Arguments<Tile>",
+    function: "gemm::gemm_wgmma<Tile>",
+};
+
 /// The launch; None if the device or the matrices are not for this kernel.
 pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Option<Plan> {
     let sizes = [problem.rows, problem.columns, problem.reduction];
@@ -37,8 +44,8 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Option<Plan> {
         straddle: left.straddles() || right.straddles(),
     };
     let steps = (problem.reduction as u64).div_ceil(STEP);
-    let choice = choose(problem.rows as u64, problem.columns as u64, steps, operands, facts);
-    Some(Launch { problem, left, right, result, choice, steps }.plan())
+    let schedule = choose(problem.rows as u64, problem.columns as u64, steps, operands, facts);
+    Some(Launch { problem, left, right, result, schedule, steps }.plan())
 }
 
 /// A matrix as lines of elements that lie side by side. For operands, a line has the terms of one row (or column of the
@@ -184,23 +191,21 @@ struct Launch<'a> {
     left: Lines,
     right: Lines,
     result: Lines,
-    choice: Choice,
+    schedule: Schedule,
     steps: u64,
 }
 
 impl Launch<'_> {
     fn plan(&self) -> Plan {
-        let Choice { tile, cluster, clusters, rest, .. } = self.choice;
+        let Schedule { tile, cluster, clusters, rest, .. } = self.schedule;
         let arguments = self.arguments();
         let threads = self.threads();
         let traffic = self.problem.traffic();
         let warps = u64::from(cluster.blocks() * tile.rows / 16);
         // A piece has the f32 sums of a cluster's tile; a tile of the rest, a counter for each warp.
         let tile_bytes = u64::from(cluster.blocks() * tile.rows * tile.columns) * 4;
+        let bytes = &arguments.bytes;
         Plan {
-            header: "gemm_wgmma.cuh",
-            instantiation: self.instantiation(threads),
-            entry: "gemm_wgmma",
             grid: [(clusters * u64::from(cluster.blocks())) as u32, 1, 1],
             block: [threads, 1, 1],
             cluster: cluster.blocks(),
@@ -209,16 +214,14 @@ impl Launch<'_> {
             counters: rest.map_or(0, |rest| (rest.tiles * warps) as u32),
             workspace_at: rest.map(|_| arguments.workspace_at),
             counters_at: rest.map(|_| arguments.workspace_at + 8),
-            arguments: arguments.bytes,
-            tensor_maps: arguments.maps,
             begins_early: true,
-            read_bytes: traffic.read,
-            written_bytes: traffic.written,
+            tensor_maps: arguments.maps,
+            ..Plan::new(self.choice(threads), bytes, traffic.read, traffic.written)
         }
     }
 
     fn arguments(&self) -> Block {
-        let Choice { tile, cluster, tiles, rest, .. } = self.choice;
+        let Schedule { tile, cluster, tiles, rest, .. } = self.schedule;
         let dtype = self.problem.dtype;
         let box_lines = |lines: &Lines, extent| if lines.row_major { STEP as u32 } else { extent };
         let mut block = Block::default();
@@ -252,23 +255,23 @@ impl Launch<'_> {
     /// Groups of 64 lines that are copied raw.
     fn raw_groups(&self) -> u32 {
         let groups = |lines: &Lines, extent: u32| if lines.direct { 0 } else { extent / 64 };
-        groups(&self.left, self.choice.tile.rows) + groups(&self.right, self.choice.tile.columns)
+        groups(&self.left, self.schedule.tile.rows) + groups(&self.right, self.schedule.tile.columns)
     }
 
     fn threads(&self) -> u32 {
-        self.choice.tile.rows * 2 + 32 + self.choice.tile.aligners * 32
+        self.schedule.tile.rows * 2 + 32 + self.schedule.tile.aligners * 32
     }
 
     fn shared_bytes(&self) -> u32 {
-        let tile = &self.choice.tile;
+        let tile = &self.schedule.tile;
         let stages = tile.stages * (tile.rows + tile.right_lines(self.right.row_major)) * 128;
         let raw = tile.raw_stages * self.raw_groups() * RAW_GROUP;
         let barriers = 16 * (tile.stages + tile.raw_stages);
         stages + raw + tile.staging * tile.rows / 16 * CHUNK + barriers
     }
 
-    fn instantiation(&self, threads: u32) -> String {
-        let Choice { tile, cluster, rest, .. } = self.choice;
+    fn choice(&self, threads: u32) -> Choice {
+        let Schedule { tile, cluster, rest, .. } = self.schedule;
         let blocks = cluster.blocks();
         let constants = Constants::new("Tile")
             .flag("bf16", self.problem.dtype == DType::BF16)
@@ -286,13 +289,11 @@ impl Launch<'_> {
             .int("staging", tile.staging)
             .int("raw_stages", tile.raw_stages)
             .int("aligners", tile.aligners)
-            .int("cluster", blocks)
-            .finish();
-        format!(
-            "{constants}CAUSEWAY_KERNEL({threads}, 1) __cluster_dims__({blocks}, 1, 1) \
-             gemm_wgmma(const __grid_constant__ causeway::gemm::Arguments<Tile> arguments) {{\n    \
-             causeway::gemm::gemm_wgmma<Tile>(arguments);\n}}\n"
-        )
+            .int("cluster", blocks);
+        let bounds =
+            LaunchBounds { cluster: blocks, attribute: Attribute::Cluster, ..LaunchBounds::new(threads, 1) };
+        // The kernel itself says where it waits for the launch before it.
+        Choice::new(&KERNEL, bounds, false, [None, Some(constants)])
     }
 }
 

@@ -184,7 +184,7 @@ impl Rest {
 
 /// How a product is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct Schedule {
     pub tile: Tile,
     pub cluster: Cluster,
     pub tiles: Tiles,
@@ -195,7 +195,13 @@ pub(super) struct Choice {
 }
 
 /// For a result of `rows` × `columns` and sums over `steps` · 64 terms.
-pub(super) fn choose(rows: u64, columns: u64, steps: u64, operands: Operands, facts: &DeviceFacts) -> Choice {
+pub(super) fn choose(
+    rows: u64,
+    columns: u64,
+    steps: u64,
+    operands: Operands,
+    facts: &DeviceFacts,
+) -> Schedule {
     let candidates = if operands.by_lines { BY_LINES } else { DIRECT };
     let fits =
         |tile: &&Tile| tile.right_row_major.is_none_or(|row_major| row_major == operands.right_row_major);
@@ -219,7 +225,7 @@ pub(super) fn choose(rows: u64, columns: u64, steps: u64, operands: Operands, fa
     fastest
 }
 
-/// The choice of this tile and cluster, and its clocks.
+/// The schedule of this tile and cluster, and its clocks.
 fn timed(
     rows: u64,
     columns: u64,
@@ -228,7 +234,7 @@ fn timed(
     cluster: Cluster,
     operands: Operands,
     facts: &DeviceFacts,
-) -> (u64, Choice) {
+) -> (u64, Schedule) {
     let blocks = u64::from(cluster.blocks());
     let tiles = Tiles::new(rows, columns, &tile, cluster);
     // A cluster lies within one of the groups that multiprocessors come in, whose sizes leave some over.
@@ -240,20 +246,20 @@ fn timed(
     };
     let at_a_time = (usable / blocks).max(1);
     let rounds = tiles.count().div_ceil(at_a_time);
-    let choice = |clusters, rest| Choice { tile, cluster, tiles, clusters, rest };
+    let schedule = |clusters, rest| Schedule { tile, cluster, tiles, clusters, rest };
     if let Cluster::Split(_) = cluster {
         let clocks = rounds * (steps.div_ceil(blocks) * tile.step + tile.tail + SPLIT);
-        return (clocks, choice(tiles.count(), None));
+        return (clocks, schedule(tiles.count(), None));
     }
     let round = steps * tile.step + tile.tail;
     // Blocks stay and walk over tiles.
-    let whole = (rounds * round, choice(tiles.count().min(at_a_time), None));
+    let whole = (rounds * round, schedule(tiles.count().min(at_a_time), None));
     let shared = shared(tiles.count(), steps, at_a_time, &tile).map(|rest| {
         let clocks = (rounds - 1) * round + rest.clocks(&tile);
         // Estimates are that good, and a workspace costs something too.
-        (clocks * 101 / 100, choice(at_a_time, Some(rest)))
+        (clocks * 101 / 100, schedule(at_a_time, Some(rest)))
     });
-    let (clocks, choice) =
+    let (clocks, schedule) =
         shared.into_iter().fold(whole, |best, next| if next.0 < best.0 { next } else { best });
     // Blocks that share nothing read more, and where lines straddle cache lines, much more.
     let clocks = match cluster {
@@ -262,7 +268,7 @@ fn timed(
         Cluster::None => clocks * 51 / 50,
         _ => clocks,
     };
-    (clocks, choice)
+    (clocks, schedule)
 }
 
 /// The best way to share the tiles of the last round, if that round is not full.
@@ -284,8 +290,8 @@ mod tests {
     const ALIGNED: Operands = Operands { by_lines: false, right_row_major: true, straddle: false };
 
     fn chosen(rows: u64, columns: u64, terms: u64) -> (u32, u32, Cluster) {
-        let choice = choose(rows, columns, terms.div_ceil(64), ALIGNED, &DeviceFacts::h200());
-        (choice.tile.rows, choice.tile.columns, choice.cluster)
+        let schedule = choose(rows, columns, terms.div_ceil(64), ALIGNED, &DeviceFacts::h200());
+        (schedule.tile.rows, schedule.tile.columns, schedule.cluster)
     }
 
     #[test]
@@ -313,8 +319,8 @@ mod tests {
     #[test]
     fn the_layout_of_the_operands_decides_too() {
         let chosen = |size: u64, operands| {
-            let choice = choose(size, size, size.div_ceil(64), operands, &DeviceFacts::h200());
-            (choice.tile.rows, choice.tile.columns, choice.tile.stages, choice.cluster)
+            let schedule = choose(size, size, size.div_ceil(64), operands, &DeviceFacts::h200());
+            (schedule.tile.rows, schedule.tile.columns, schedule.tile.stages, schedule.cluster)
         };
         // 12 × 11 tiles of 144 columns are one for each multiprocessor; row-major, they would load 192.
         let reduction_major = Operands { right_row_major: false, ..ALIGNED };
@@ -347,10 +353,10 @@ mod tests {
     #[test]
     fn tiles_of_a_last_round_are_shared_where_they_are_long() {
         let rest = |rows, columns, terms: u64| {
-            let choice = choose(rows, columns, terms.div_ceil(64), ALIGNED, &DeviceFacts::h200());
-            let before = choice.tiles.count() - choice.rest.map_or(0, |rest| rest.tiles);
-            assert!(choice.rest.is_none() || before.is_multiple_of(choice.clusters), "{choice:?}");
-            choice.rest.map(|rest| (rest.tiles, rest.pieces, rest.head, rest.part))
+            let schedule = choose(rows, columns, terms.div_ceil(64), ALIGNED, &DeviceFacts::h200());
+            let before = schedule.tiles.count() - schedule.rest.map_or(0, |rest| rest.tiles);
+            assert!(schedule.rest.is_none() || before.is_multiple_of(schedule.clusters), "{schedule:?}");
+            schedule.rest.map(|rest| (rest.tiles, rest.pieces, rest.head, rest.part))
         };
         // 1792 tiles of two blocks on 66 pairs of multiprocessors: 27 rounds, and 10 tiles for 66.
         assert_eq!(rest(8192, 14336, 4096), Some((10, 4, 16, 16)));

@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::{GpuDevice, Kernel, Kernels};
+use super::{GpuDevice, Kernel};
 use crate::backend::gpu::artifact::{Artifact, Artifacts};
 use crate::backend::gpu::builder::Builder;
 use crate::backend::gpu::cache::{Comparison, Origin};
-use crate::backend::gpu::compiler::Program;
+use crate::backend::gpu::choice::Choice;
 use crate::backend::gpu::plan::Plan;
 use crate::error::Result;
 
@@ -20,7 +20,7 @@ impl GpuDevice {
     /// # Errors
     /// Those of [`GpuDevice::prepare`].
     pub fn check(&self, plan: &Plan) -> Result<Artifact> {
-        self.check_kernel(self.kernel(plan)?, &plan.program())
+        self.check_kernel(self.kernel(&plan.choice)?, &plan.choice)
     }
 
     /// The same of every kernel that is loaded.
@@ -29,22 +29,21 @@ impl GpuDevice {
     /// As for [`GpuDevice::check`].
     pub fn check_all(&self) -> Result<Artifacts> {
         let mut all = Artifacts::default();
-        for (header, instantiation, kernel) in self.loaded() {
-            let program = Program { header, instantiation: &instantiation, entry: kernel.entry };
-            all.add(self.check_kernel(kernel, &program)?);
+        for (choice, kernel) in self.loaded() {
+            all.add(self.check_kernel(kernel, &choice)?);
         }
         Ok(all)
     }
 
-    fn check_kernel(&self, mut kernel: Arc<Kernel>, program: &Program<'_>) -> Result<Artifact> {
+    fn check_kernel(&self, mut kernel: Arc<Kernel>, choice: &Choice) -> Result<Artifact> {
         let mut refused = Vec::new();
         let mut file = None;
         match kernel.compare() {
             Comparison::Same(path) => file = Some(path),
             Comparison::Absent => {}
             Comparison::Altered(because) => {
-                self.forget(program);
-                kernel = self.load(program)?;
+                self.forget(choice);
+                kernel = self.load(choice)?;
                 match kernel.compare() {
                     Comparison::Same(path) => file = Some(path),
                     // A cache that cannot be written keeps what it has: from now on the code is in no file.
@@ -56,7 +55,7 @@ impl GpuDevice {
                 });
             }
         }
-        let mut artifact = kernel.artifact(program.header, program.instantiation);
+        let mut artifact = kernel.artifact(choice);
         artifact.checks = u64::from(file.is_some());
         artifact.file = file.map(|path| path.display().to_string());
         artifact.refused = refused;
@@ -66,8 +65,8 @@ impl GpuDevice {
     /// Every kernel that is loaded, with the file that holds its code now.
     pub fn artifacts(&self) -> Artifacts {
         let mut all = Artifacts::default();
-        for (header, instantiation, kernel) in self.loaded() {
-            let mut artifact = kernel.artifact(header, &instantiation);
+        for (choice, kernel) in self.loaded() {
+            let mut artifact = kernel.artifact(&choice);
             if let Comparison::Same(path) = kernel.compare() {
                 artifact.file = Some(path.display().to_string());
             }
@@ -77,37 +76,27 @@ impl GpuDevice {
         all
     }
 
-    /// Headers, instantiations and kernels. Their files are read later, while launches go on.
-    fn loaded(&self) -> Vec<(&'static str, String, Arc<Kernel>)> {
+    /// Every kernel. Their files are read later, while launches go on.
+    fn loaded(&self) -> Vec<(Choice, Arc<Kernel>)> {
         let kernels = self.0.kernels.read().unwrap_or_else(PoisonError::into_inner);
-        let of_header = |(header, by_text): &(&'static str, Kernels)| {
-            let header = *header;
-            let kernel =
-                move |(text, kernel): (&String, &Arc<Kernel>)| (header, text.clone(), Arc::clone(kernel));
-            by_text.iter().map(kernel).collect::<Vec<_>>()
-        };
-        kernels.iter().flat_map(of_header).collect()
+        kernels.iter().map(|(choice, kernel)| (choice.clone(), Arc::clone(kernel))).collect()
     }
 
     /// Launches after this get the kernel anew. What runs keeps its module, which stays loaded.
-    fn forget(&self, program: &Program<'_>) {
-        let mut kernels = self.0.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, by_text)) = kernels.iter_mut().find(|(header, _)| *header == program.header) {
-            by_text.remove(program.instantiation);
-        }
-        self.0.memo.clear();
+    fn forget(&self, choice: &Choice) {
+        self.0.kernels.write().unwrap_or_else(PoisonError::into_inner).remove(choice);
     }
 }
 
 impl Kernel {
     /// What is known of it without its file.
-    fn artifact(&self, header: &str, instantiation: &str) -> Artifact {
+    fn artifact(&self, choice: &Choice) -> Artifact {
         let source_digest = self.source.to_hex().to_string();
         Artifact {
             id: Artifact::id_of(&source_digest),
-            entry: self.entry.to_string(),
-            header: header.to_string(),
-            instantiation: instantiation.to_string(),
+            entry: choice.entry().to_string(),
+            header: choice.header().to_string(),
+            instantiation: choice.source(),
             source_digest,
             compiler: self.compiler.clone(),
             cache_key: self.key.map(|key| key.to_string()),

@@ -1,0 +1,300 @@
+//! What a planner has chosen: a kernel of `kernels/` and its template arguments, as a small value.
+//!
+//! A [`Choice`] has no text in it. Choosing takes a fraction of a microsecond, so every call chooses anew, and loaded kernels
+//! are found by comparing choices. [`Choice::source`] renders the text when a compiler, a person or a report asks for it.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::hash::{Hash, Hasher};
+
+use arrayvec::ArrayVec;
+
+use crate::tensor::DType;
+
+/// A function of device code, compiled for structs of constants.
+#[derive(Debug)]
+pub(super) struct KernelFunction {
+    /// File in `kernels/` that holds it.
+    pub header: &'static str,
+    /// Name of the `extern "C"` entry.
+    pub entry: &'static str,
+    /// Type of the entry's one argument.
+    pub argument: &'static str,
+    /// What the entry calls with it.
+    pub function: &'static str,
+}
+
+/// How an entry begins: what the compiler and the driver are told of its blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct LaunchBounds {
+    pub threads: u32,
+    /// Blocks that should fit on a multiprocessor: caps registers.
+    pub resident: u32,
+    /// Blocks of a cluster, 1 without.
+    pub cluster: u32,
+    pub attribute: Attribute,
+}
+
+/// Which macro of portable.cuh an entry begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Attribute {
+    /// By the number of blocks of a cluster.
+    Plain,
+    /// For products on AMD's matrix cores.
+    Mfma,
+    /// With the size of its cluster in every case.
+    Cluster,
+}
+
+impl LaunchBounds {
+    pub fn new(threads: u32, resident: u32) -> Self {
+        LaunchBounds { threads, resident, cluster: 1, attribute: Attribute::Plain }
+    }
+
+    fn text(&self) -> String {
+        let LaunchBounds { threads, resident, cluster, attribute } = self;
+        match attribute {
+            Attribute::Plain if *cluster > 1 => {
+                format!("CAUSEWAY_CLUSTER_KERNEL({threads}, {resident}, {cluster})")
+            }
+            Attribute::Plain => format!("CAUSEWAY_KERNEL({threads}, {resident})"),
+            Attribute::Mfma => format!("CAUSEWAY_MFMA_KERNEL({threads})"),
+            Attribute::Cluster => {
+                format!("CAUSEWAY_KERNEL({threads}, {resident}) __cluster_dims__({cluster}, 1, 1)")
+            }
+        }
+    }
+}
+
+/// Most constants of a struct.
+const MOST: usize = 16;
+
+/// A struct of constants in device code.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Constants {
+    name: &'static str,
+    constants: ArrayVec<Constant, MOST>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Constant {
+    name: &'static str,
+    value: Value,
+}
+
+impl Hash for Constant {
+    /// Constants of one kernel have the same names in the same order, nearly always.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.value.hash(state);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Value {
+    Type(DType),
+    Int(i64),
+    Flag(bool),
+    Enumerator(&'static str),
+}
+
+// Inlined, since each hands on the whole struct.
+impl Constants {
+    #[inline]
+    pub fn new(name: &'static str) -> Self {
+        Constants { name, constants: ArrayVec::new() }
+    }
+
+    #[inline]
+    fn push(mut self, name: &'static str, value: Value) -> Self {
+        self.constants.push(Constant { name, value });
+        self
+    }
+
+    #[inline]
+    pub fn dtype(self, name: &'static str, dtype: DType) -> Self {
+        self.push(name, Value::Type(dtype))
+    }
+
+    /// `value` is a size or a count that a kernel computes with as an `int`.
+    #[inline]
+    pub fn int(self, name: &'static str, value: impl Into<i128>) -> Self {
+        self.push(name, Value::Int(value.into() as i64))
+    }
+
+    #[inline]
+    pub fn flag(self, name: &'static str, value: bool) -> Self {
+        self.push(name, Value::Flag(value))
+    }
+
+    /// A value of an enumeration, by its whole name.
+    #[inline]
+    pub fn enumerator(self, name: &'static str, value: &'static str) -> Self {
+        self.push(name, Value::Enumerator(value))
+    }
+
+    fn render(&self, text: &mut String) -> std::fmt::Result {
+        writeln!(text, "struct {} {{", self.name)?;
+        for Constant { name, value } in &self.constants {
+            match value {
+                Value::Type(dtype) => writeln!(text, "    using {name} = {};", type_name(*dtype)),
+                Value::Int(value) => writeln!(text, "    static constexpr int {name} = {value};"),
+                Value::Flag(value) => writeln!(text, "    static constexpr bool {name} = {value};"),
+                Value::Enumerator(value) => writeln!(text, "    static constexpr auto {name} = {value};"),
+            }?;
+        }
+        writeln!(text, "}};")
+    }
+}
+
+/// The element type in device code.
+fn type_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "causeway::f16",
+        DType::BF16 => "causeway::bf16",
+        _ => "float",
+    }
+}
+
+/// A kernel of `kernels/` and what it is compiled for. Equal choices are one kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Choice(Form);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all choices are of the large variant, and are made on the stack"
+)]
+enum Form {
+    Kernel {
+        kernel: ByAddress,
+        bounds: LaunchBounds,
+        /// The kernel begins while the launch before it on the stream ends, and waits for it.
+        waits: bool,
+        /// `Problem` and `Tile`, where the kernel has both.
+        constants: [Option<Constants>; 2],
+    },
+    Text {
+        header: &'static str,
+        entry: &'static str,
+        text: Cow<'static, str>,
+    },
+}
+
+/// Kernels are statics: two of them are the same if they are in the same place.
+#[derive(Debug, Clone, Copy)]
+struct ByAddress(&'static KernelFunction);
+
+impl PartialEq for ByAddress {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for ByAddress {}
+
+impl Hash for ByAddress {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        std::ptr::from_ref(self.0).addr().hash(state);
+    }
+}
+
+impl Choice {
+    pub(super) fn new(
+        kernel: &'static KernelFunction,
+        bounds: LaunchBounds,
+        waits: bool,
+        constants: [Option<Constants>; 2],
+    ) -> Self {
+        Choice(Form::Kernel { kernel: ByAddress(kernel), bounds, waits, constants })
+    }
+
+    /// A kernel that `text`, compiled after a header, defines as `entry`.
+    pub fn of_text(header: &'static str, entry: &'static str, text: impl Into<Cow<'static, str>>) -> Self {
+        Choice(Form::Text { header, entry, text: text.into() })
+    }
+
+    /// File in `kernels/` that holds the kernel.
+    pub fn header(&self) -> &'static str {
+        match &self.0 {
+            Form::Kernel { kernel, .. } => kernel.0.header,
+            Form::Text { header, .. } => header,
+        }
+    }
+
+    /// Name of the entry point.
+    pub fn entry(&self) -> &'static str {
+        match &self.0 {
+            Form::Kernel { kernel, .. } => kernel.0.entry,
+            Form::Text { entry, .. } => entry,
+        }
+    }
+
+    /// Text compiled after the header: defines the constants and the one `extern "C"` entry.
+    pub fn source(&self) -> String {
+        let (kernel, bounds, waits, constants) = match &self.0 {
+            Form::Kernel { kernel, bounds, waits, constants } => (kernel.0, bounds, *waits, constants),
+            Form::Text { text, .. } => return text.to_string(),
+        };
+        let KernelFunction { entry, argument, function, .. } = kernel;
+        let mut text = String::new();
+        for constants in constants.iter().flatten() {
+            // Writing to a `String` cannot fail.
+            let _ = constants.render(&mut text);
+        }
+        // Only there: waiting costs each of the thousands of blocks of a large launch something too.
+        let wait = if waits { "    causeway::follow_previous_launch();\n" } else { "" };
+        let bounds = bounds.text();
+        let _ = write!(
+            text,
+            "{bounds} {entry}(const {argument} arguments) {{\n{wait}    causeway::{function}(arguments);\n}}\n"
+        );
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static KERNEL: KernelFunction = KernelFunction {
+        header: "file.cuh",
+        entry: "entry",
+        argument: "causeway::Arguments",
+        function: "body<Problem, Tile>",
+    };
+
+    fn choice(width: i64, bounds: LaunchBounds, waits: bool) -> Choice {
+        let problem = Constants::new("Problem").int("width", width).dtype("X", DType::BF16);
+        let tile = Constants::new("Tile").flag("whole", true).enumerator("layout", "Layout::rows");
+        Choice::new(&KERNEL, bounds, waits, [Some(problem), Some(tile)])
+    }
+
+    #[test]
+    fn the_text_has_constants_bounds_and_one_entry() {
+        let text = "struct Problem {\n    static constexpr int width = 4;\n    using X = causeway::bf16;\n};\n\
+                    struct Tile {\n    static constexpr bool whole = true;\n    \
+                    static constexpr auto layout = Layout::rows;\n};\n\
+                    CAUSEWAY_KERNEL(64, 2) entry(const causeway::Arguments arguments) {\n    \
+                    causeway::follow_previous_launch();\n    causeway::body<Problem, Tile>(arguments);\n}\n";
+        let bounds = LaunchBounds::new(64, 2);
+        assert_eq!(choice(4, bounds, true).source(), text);
+        assert!(!choice(4, bounds, false).source().contains("follow_previous_launch"));
+        let cluster = LaunchBounds { cluster: 8, ..bounds };
+        assert!(choice(4, cluster, false).source().contains("CAUSEWAY_CLUSTER_KERNEL(64, 2, 8) entry("));
+    }
+
+    #[test]
+    fn choices_are_equal_when_their_texts_are() {
+        let choices = [4, 5].into_iter().flat_map(|width| {
+            [64, 128].into_iter().flat_map(move |threads| {
+                [false, true].map(|waits| choice(width, LaunchBounds::new(threads, 1), waits))
+            })
+        });
+        let choices: Vec<_> = choices.collect();
+        for a in &choices {
+            for b in &choices {
+                assert_eq!(a == b, a.source() == b.source());
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! `run` and `plan` of every operation: arguments are validated once, and the device's backend does the rest.
+//!
+//! Operations know no backend and backends know no device: they meet here and nowhere else.
+
+use super::Device;
+use crate::backend::gpu::gemm::Problem;
+use crate::backend::gpu::plan::{DeviceFacts, Plan};
+use crate::backend::gpu::{GpuDevice, Ready};
+use crate::backend::{cpu, gpu};
+use crate::causal_conv1d::{Backward, Forward, Update, VarlenStates};
+use crate::error::Result;
+use crate::gemm;
+
+/// An operation of one launch: its first tensor, which says where the call is, what computes it on a CPU, and its planner.
+macro_rules! operation {
+    ($operation:ty, $first:literal: $argument:ident, cpu: $cpu:expr, gpu: $plan:expr) => {
+        impl $operation {
+            /// Validates, then computes on `device`, which has to be where the tensors are. A GPU is given the work, and is not
+            /// waited for.
+            ///
+            /// # Errors
+            /// As for `validate`; [`Error::WrongLocation`](crate::Error::WrongLocation) for tensors in another memory than the
+            /// device's; the device's own. After an error of arguments nothing has been written.
+            pub fn run(&mut self, device: &Device) -> Result<()> {
+                let sizes = self.validate()?;
+                device.expect($first, self.$argument.location())?;
+                if let Device::Cpu(cpu) = device {
+                    let compute: fn(cpu::Cpu, &mut Self, &_) = $cpu;
+                    compute(*cpu, self, &sizes);
+                    return Ok(());
+                }
+                let plan: fn(&Self, &_, &DeviceFacts) -> Result<Option<Plan>> = $plan;
+                // SAFETY: the planner gets the validated views, which are where the device is.
+                unsafe { device.execute(|facts| plan(self, &sizes, facts)) }
+            }
+
+            /// The launch that the call is on a GPU with these facts; `None` if all outputs are empty.
+            ///
+            /// # Errors
+            /// As for `validate`; [`Error::Unsupported`](crate::Error::Unsupported) for f64.
+            pub fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
+                let plan: fn(&Self, &_, &DeviceFacts) -> Result<Option<Plan>> = $plan;
+                plan(self, &self.validate()?, facts)
+            }
+
+            /// Plans the call for a GPU and loads its kernel; `None` if all outputs are empty.
+            ///
+            /// # Errors
+            /// As for `run`, but for the launch.
+            pub fn ready(&self, device: &GpuDevice) -> Result<Option<Ready>> {
+                device.ready(self.plan(device.facts())?)
+            }
+        }
+    };
+}
+
+operation!(
+    Forward<'_>, "x": x,
+    cpu: cpu::causal_conv1d::forward,
+    gpu: gpu::causal_conv1d::forward::plan
+);
+operation!(
+    Backward<'_>, "x": x,
+    cpu: cpu::causal_conv1d::backward,
+    gpu: gpu::causal_conv1d::backward::plan
+);
+operation!(
+    Update<'_>, "x": x,
+    cpu: cpu::causal_conv1d::update,
+    gpu: gpu::causal_conv1d::update::plan
+);
+operation!(
+    VarlenStates<'_>, "x": x,
+    cpu: |_, call, sizes| cpu::causal_conv1d::varlen_states(call, sizes),
+    gpu: gpu::causal_conv1d::varlen_states::plan
+);
+operation!(
+    gemm::Forward<'_>, "A": a,
+    cpu: |cpu, call, _| cpu::gemm::forward(cpu, call),
+    gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::forward(call, sizes), facts)
+);
+operation!(
+    gemm::GradA<'_>, "grad_C": grad_c,
+    cpu: |cpu, call, _| cpu::gemm::grad_a(cpu, call),
+    gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::grad_a(call, sizes), facts)
+);
+operation!(
+    gemm::GradB<'_>, "grad_C": grad_c,
+    cpu: |cpu, call, _| cpu::gemm::grad_b(cpu, call),
+    gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::grad_b(call, sizes), facts)
+);
+
+impl gemm::GradAB<'_> {
+    /// Validates, then computes grad_A and grad_B on `device`, which has to be where the tensors are.
+    ///
+    /// # Errors
+    /// As for `validate`, and the device's own. After an error of arguments nothing has been written.
+    pub fn run(&mut self, device: &Device) -> Result<()> {
+        let sizes = self.validate()?;
+        device.expect("grad_C", self.grad_c.location())?;
+        if let Device::Cpu(cpu) = device {
+            cpu::gemm::grad_ab(*cpu, self);
+            return Ok(());
+        }
+        for problem in Problem::gradients(self, &sizes) {
+            // SAFETY: the planner gets the validated views, which are where the device is.
+            unsafe { device.execute(|facts| gpu::gemm::plan(&problem, facts)) }?;
+        }
+        Ok(())
+    }
+
+    /// The launches that the call is on a GPU with these facts: those of [`GradA`](gemm::GradA) and [`GradB`](gemm::GradB),
+    /// `None` for an empty result.
+    ///
+    /// # Errors
+    /// As for `validate`.
+    pub fn plans(&self, facts: &DeviceFacts) -> Result<[Option<Plan>; 2]> {
+        let [of_a, of_b] = Problem::gradients(self, &self.validate()?);
+        Ok([gpu::gemm::plan(&of_a, facts)?, gpu::gemm::plan(&of_b, facts)?])
+    }
+
+    /// Plans the call for a GPU and loads its kernels; `None` for an empty result.
+    ///
+    /// # Errors
+    /// As for `run`, but for the launches.
+    pub fn ready(&self, device: &GpuDevice) -> Result<[Option<Ready>; 2]> {
+        let [of_a, of_b] = self.plans(device.facts())?;
+        Ok([device.ready(of_a)?, device.ready(of_b)?])
+    }
+}
