@@ -14,6 +14,7 @@ mod host_storage;
 mod host_tensor;
 pub mod memory;
 pub mod named;
+pub mod operation;
 pub mod placement;
 mod rounding;
 mod runs;

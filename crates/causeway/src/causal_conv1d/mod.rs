@@ -20,6 +20,7 @@
 //!   when there are fewer, whatever their `seq_idx`; columns at padded positions are zero.
 //! * `cu_seqlens` and `seq_idx` may be given together; both conditions then hold.
 
+mod arguments;
 mod backward;
 mod forward;
 mod update;
@@ -88,4 +89,11 @@ pub struct Sizes {
     pub sequences: i64,
     /// True when `cu_seqlens` splits the row.
     pub packed: bool,
+}
+
+impl Sizes {
+    /// As the table of arguments refers to them.
+    fn table(&self) -> crate::operation::Sizes {
+        [self.batch, self.dim, self.seqlen, self.width, self.sequences]
+    }
 }

@@ -1,23 +1,28 @@
 //! Arguments of the states of a packed batch.
 
+use super::arguments::*;
 use super::validate::Check;
-use crate::checks;
 use crate::error::{Error, Result};
-use crate::tensor::{TensorMut, TensorRef};
+use crate::operation::{check, operation};
 
-/// The last `state_len` positions of every sequence of a packed batch, zero-filled at the front.
-///
-/// ```text
-/// states[i, c, state_len - k] = x[cu_seqlens[i+1] - k, c]   for 1 ≤ k ≤ min(state_len, length of i), else 0
-/// ```
-#[derive(Debug)]
-pub struct VarlenStates<'a> {
-    /// `(total, dim)`.
-    pub x: TensorRef<'a>,
-    /// `(n + 1,)` i32 or i64.
-    pub cu_seqlens: TensorRef<'a>,
-    /// `(n, dim, state_len)`, of x's dtype: the result.
-    pub states: TensorMut<'a>,
+operation! {
+    /// The last `state_len` positions of every sequence of a packed batch, zero-filled at the front.
+    ///
+    /// ```text
+    /// states[i, c, state_len - k] = x[cu_seqlens[i+1] - k, c]   for 1 ≤ k ≤ min(state_len, length of i), else 0
+    /// ```
+    pub struct VarlenStates;
+    reads {
+        /// `(total, dim)`.
+        x: required PACKED, OWN;
+        /// `(n + 1,)` i32 or i64.
+        cu_seqlens: required BOUNDARIES, OF_BOUNDARIES;
+    }
+    options {}
+    writes {
+        /// `(n, dim, state_len)`, of x's dtype: the result.
+        states: required LAST, OF_X;
+    }
 }
 
 /// The sizes that the arguments agree on.
@@ -42,21 +47,9 @@ impl VarlenStates<'_> {
         let &[total, dim] = self.x.shape() else {
             return Err(Error::Rank { argument: "x", expected: "(total, dim)", found: self.x.meta().shape });
         };
-        let check = Check::of_values(&self.x)?;
-        let sequences = check.cu_seqlens(total, &self.cu_seqlens)?;
-        let states = self.states.meta();
-        let &[n, states_dim, state_len] = self.states.shape() else {
-            return Err(Error::Rank {
-                argument: "states",
-                expected: "(n, dim, state_len)",
-                found: states.shape,
-            });
-        };
-        checks::size("states", "n", n, sequences, "the number of sequences in cu_seqlens")?;
-        checks::size("states", "dim", states_dim, dim, "the dim of x")?;
-        check.dtype_of_x("states", states)?;
-        check.location("states", states)?;
-        checks::output("states", states)?;
+        let sequences = Check::of_values(&self.x)?.cu_seqlens(total, &self.cu_seqlens)?;
+        check(self, &[0, dim, total, 0, sequences])?;
+        let &[.., state_len] = self.states.shape() else { unreachable!("checked by the table") };
         Ok(VarlenStatesSizes { total, dim, sequences, state_len })
     }
 }

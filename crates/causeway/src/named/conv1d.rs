@@ -1,10 +1,26 @@
-//! The convolution's operations on named tensors.
+//! The convolution's operations on named tensors: what they read and write is what their tables say.
 
-use super::tensors::{Inputs, Results, timed};
+use super::tensors::{Inputs, Outputs, Results, timed};
 use crate::causal_conv1d::{Activation, Backward, Forward, MAX_WIDTH, Update};
 use crate::device::Device;
 use crate::error::Result;
+use crate::operation::{Argument, Axis, DTypes, Operation, Role, Size};
 use crate::placement::Output;
+use crate::tensor::DType;
+
+macro_rules! run {
+    ($operation:ident, $device:ident, $inputs:ident, $activation:ident, $asked:expr) => {{
+        let placed = $inputs.place($device)?;
+        let mut outputs = outputs($device, $inputs, $operation::ARGUMENTS, $asked)?;
+        let elapsed = {
+            let mut views = outputs.views();
+            let mut operation =
+                $operation::from_named($activation, |name| placed.optional(name), |name| views.remove(name));
+            timed($device, || operation.run($device))?
+        };
+        $inputs.fetch(outputs, elapsed)
+    }};
+}
 
 pub(super) fn forward(
     device: &Device,
@@ -12,84 +28,62 @@ pub(super) fn forward(
     activation: Activation,
     return_final_states: bool,
 ) -> Result<Results> {
-    let placed = inputs.place(device)?;
-    let mut y = inputs.room_like(device, "x")?;
-    let mut final_states = return_final_states.then(|| room_for_states(device, inputs)).transpose()?;
-    let mut operation = Forward {
-        x: placed.required("x"),
-        weight: placed.required("weight"),
-        bias: placed.optional("bias"),
-        initial_states: placed.optional("initial_states"),
-        seq_idx: placed.optional("seq_idx"),
-        cu_seqlens: placed.optional("cu_seqlens"),
-        residual: placed.optional("residual"),
-        activation,
-        y: y.view(),
-        final_states: final_states.as_mut().map(Output::view),
-    };
-    let elapsed = timed(device, || operation.run(device))?;
-    inputs.fetch(vec![("y", Some(y)), ("final_states", final_states)], elapsed)
+    run!(Forward, device, inputs, activation, return_final_states)
 }
 
 pub(super) fn backward(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Results> {
-    let placed = inputs.place(device)?;
-    let like = |name: &str| inputs.room_like(device, name);
-    let like_optional = |name: &str| inputs.optional(name).map(|_| like(name)).transpose();
-    let (mut dx, mut dweight) = (like("x")?, like("weight")?);
-    let (mut dbias, mut dinitial_states) = (like_optional("bias")?, like_optional("initial_states")?);
-    // A residual takes no part: its gradient is dy itself.
-    let mut operation = Backward {
-        x: placed.required("x"),
-        weight: placed.required("weight"),
-        bias: placed.optional("bias"),
-        dy: placed.required("dy"),
-        initial_states: placed.optional("initial_states"),
-        seq_idx: placed.optional("seq_idx"),
-        cu_seqlens: placed.optional("cu_seqlens"),
-        dfinal_states: placed.optional("dfinal_states"),
-        activation,
-        dx: dx.view(),
-        dweight: dweight.view(),
-        dbias: dbias.as_mut().map(Output::view),
-        dinitial_states: dinitial_states.as_mut().map(Output::view),
-    };
-    let elapsed = timed(device, || operation.run(device))?;
-    let outputs = vec![
-        ("dx", Some(dx)),
-        ("dweight", Some(dweight)),
-        ("dbias", dbias),
-        ("dinitial_states", dinitial_states),
-    ];
-    inputs.fetch(outputs, elapsed)
+    run!(Backward, device, inputs, activation, false)
 }
 
 pub(super) fn update(device: &Device, inputs: &Inputs, activation: Activation) -> Result<Results> {
-    let placed = inputs.place(device)?;
-    let mut y = inputs.room_like(device, "x")?;
-    let mut conv_state = Output::place(device, inputs.required("conv_state").to_contiguous())?;
-    let mut operation = Update {
-        x: placed.required("x"),
-        conv_state: conv_state.view(),
-        weight: placed.required("weight"),
-        bias: placed.optional("bias"),
-        cache_seqlens: placed.optional("cache_seqlens"),
-        conv_state_indices: placed.optional("conv_state_indices"),
-        activation,
-        y: y.view(),
-    };
-    let elapsed = timed(device, || operation.run(device))?;
-    inputs.fetch(vec![("y", Some(y)), ("conv_state", Some(conv_state))], elapsed)
+    run!(Update, device, inputs, activation, false)
 }
 
-/// Room for `(sequences, dim, width - 1)`. Inputs that do not agree on these sizes are left for the
-/// operation to refuse; the width is limited so that a wrong weight cannot ask for all memory before that.
-fn room_for_states(device: &Device, inputs: &Inputs) -> Result<Output> {
-    let x = inputs.required("x");
-    let axis = |shape: &[i64], axis: usize| shape.get(axis).copied().unwrap_or(0);
-    let sequences = match inputs.optional("cu_seqlens") {
-        Some(boundaries) => axis(boundaries.shape(), 0) - 1,
-        None => axis(x.shape(), 0),
+/// Room for what a call writes. Optional results are there if the input that they need is, or else if they are asked for.
+fn outputs(device: &Device, inputs: &Inputs, arguments: &'static [Argument], asked: bool) -> Result<Outputs> {
+    let mut outputs = Outputs::default();
+    for argument in arguments.iter().filter(|argument| argument.role != Role::Input) {
+        let given = |(input, _)| inputs.optional(input).is_some();
+        if argument.optional && !argument.needs.map_or(asked, given) {
+            continue;
+        }
+        let room = if argument.role == Role::InPlace {
+            Output::place(device, inputs.required(argument.name).to_contiguous())
+        } else if argument.shape == arguments[0].shape {
+            inputs.room_like(device, arguments[0].name)
+        } else {
+            let shape: Vec<i64> = argument.shape.axes.iter().map(|axis| size(inputs, axis)).collect();
+            inputs.room(device, dtype(inputs, arguments, argument), &shape)
+        };
+        outputs.push(argument.name, room?);
+    }
+    Ok(outputs)
+}
+
+/// The size of a result's axis. Inputs that do not agree on sizes are left for the operation to refuse; the width is limited
+/// so that a wrong weight cannot ask for all memory before that.
+fn size(inputs: &Inputs, axis: &Axis) -> i64 {
+    let of = |name: &str, axis: usize| {
+        inputs.optional(name).and_then(|tensor| tensor.shape().get(axis).copied()).unwrap_or(0)
     };
-    let width = axis(inputs.required("weight").shape(), 1).clamp(1, MAX_WIDTH);
-    inputs.room(device, x.dtype(), &[sequences.max(0), axis(x.shape(), 1), width - 1])
+    let size = match axis.size {
+        Size::Batch => of("x", 0),
+        Size::Dim => of("x", 1),
+        Size::Seqlen => of("x", 2),
+        Size::Width => of("weight", 1).clamp(1, MAX_WIDTH),
+        Size::Sequences if inputs.optional("cu_seqlens").is_some() => of("cu_seqlens", 0) - 1,
+        Size::Sequences => of("x", 0),
+        Size::Free => 0,
+    };
+    (size + axis.plus).max(0)
+}
+
+/// The dtype of a result: that of the argument that its own follows, which may be a result itself.
+fn dtype(inputs: &Inputs, arguments: &[Argument], argument: &Argument) -> DType {
+    let (DTypes::Of(other, _) | DTypes::OfOrF32(other, _)) = argument.dtypes else { return DType::F32 };
+    if let Some(input) = inputs.optional(other) {
+        return input.dtype();
+    }
+    let other = arguments.iter().find(|argument| argument.name == other);
+    other.map_or(DType::F32, |other| dtype(inputs, arguments, other))
 }

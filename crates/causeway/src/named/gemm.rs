@@ -18,7 +18,7 @@ pub(super) fn forward(device: &Device, inputs: &Inputs, algorithm: Algorithm) ->
     let mut c = room(device, inputs, ("A", 0), ("B", 1))?;
     let mut operation = Forward { a: placed.required("A"), b: placed.required("B"), algorithm, c: c.view() };
     let elapsed = timed(device, || operation.run(device))?;
-    inputs.fetch(vec![("C", Some(c))], elapsed)
+    inputs.fetch([("C", c)].into(), elapsed)
 }
 
 pub(super) fn grad_a(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Results> {
@@ -27,7 +27,7 @@ pub(super) fn grad_a(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> 
     let (grad_c, b) = (placed.required("grad_C"), placed.required("B"));
     let mut operation = GradA { grad_c, b, algorithm, grad_a: grad_a.view() };
     let elapsed = timed(device, || operation.run(device))?;
-    inputs.fetch(vec![("grad_A", Some(grad_a))], elapsed)
+    inputs.fetch([("grad_A", grad_a)].into(), elapsed)
 }
 
 pub(super) fn grad_b(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Results> {
@@ -36,7 +36,7 @@ pub(super) fn grad_b(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> 
     let (grad_c, a) = (placed.required("grad_C"), placed.required("A"));
     let mut operation = GradB { grad_c, a, algorithm, grad_b: grad_b.view() };
     let elapsed = timed(device, || operation.run(device))?;
-    inputs.fetch(vec![("grad_B", Some(grad_b))], elapsed)
+    inputs.fetch([("grad_B", grad_b)].into(), elapsed)
 }
 
 pub(super) fn grad_ab(device: &Device, inputs: &Inputs, algorithm: Algorithm) -> Result<Results> {
@@ -52,5 +52,5 @@ pub(super) fn grad_ab(device: &Device, inputs: &Inputs, algorithm: Algorithm) ->
         grad_b: grad_b.view(),
     };
     let elapsed = timed(device, || operation.run(device))?;
-    inputs.fetch(vec![("grad_A", Some(grad_a)), ("grad_B", Some(grad_b))], elapsed)
+    inputs.fetch([("grad_A", grad_a), ("grad_B", grad_b)].into(), elapsed)
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::CallError;
+use crate::causal_conv1d::{Backward, Forward, Update};
+use crate::operation::{Argument, Operation as _, Role};
 
 /// What to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,23 +57,25 @@ impl Operation {
     }
 
     /// Tensors that have to be there, and those that may be.
-    pub const fn inputs(self) -> (&'static [&'static str], &'static [&'static str]) {
-        match self {
-            Operation::Conv1dForward => {
-                (&["x", "weight"], &["bias", "initial_states", "seq_idx", "cu_seqlens", "residual"])
-            }
-            Operation::Conv1dBackward => (
-                &["x", "weight", "dy"],
-                &["bias", "initial_states", "seq_idx", "cu_seqlens", "residual", "dfinal_states"],
-            ),
-            Operation::Conv1dUpdate => {
-                (&["x", "conv_state", "weight"], &["bias", "cache_seqlens", "conv_state_indices"])
-            }
-            Operation::GemmForward => (&["A", "B"], &[]),
-            Operation::GemmGradA => (&["grad_C", "B"], &[]),
-            Operation::GemmGradB => (&["grad_C", "A"], &[]),
-            Operation::GemmGradAb => (&["grad_C", "A", "B"], &[]),
+    pub fn inputs(self) -> (Vec<&'static str>, Vec<&'static str>) {
+        let arguments = match self {
+            Operation::Conv1dForward => Forward::ARGUMENTS,
+            Operation::Conv1dBackward => Backward::ARGUMENTS,
+            Operation::Conv1dUpdate => Update::ARGUMENTS,
+            Operation::GemmForward => return (vec!["A", "B"], vec![]),
+            Operation::GemmGradA => return (vec!["grad_C", "B"], vec![]),
+            Operation::GemmGradB => return (vec!["grad_C", "A"], vec![]),
+            Operation::GemmGradAb => return (vec!["grad_C", "A", "B"], vec![]),
+        };
+        let inputs = arguments.iter().filter(|argument| argument.role != Role::Output);
+        let (optional, required): (Vec<_>, Vec<_>) = inputs.partition(|argument| argument.optional);
+        let names = |arguments: Vec<&Argument>| arguments.iter().map(|argument| argument.name).collect();
+        let mut optional: Vec<_> = names(optional);
+        if self == Operation::Conv1dBackward {
+            // It takes no part, since its gradient is dy itself, but stands in a file that forward has read.
+            optional.push("residual");
         }
+        (names(required), optional)
     }
 
     /// `conv1d-update reads x, conv_state, weight, and where present bias, …`

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::files::Spares;
 use crate::host_tensor::HostTensor;
 use crate::placement::{Input, Output};
-use crate::tensor::{DType, Dims, TensorRef};
+use crate::tensor::{DType, Dims, TensorMut, TensorRef};
 
 /// How tensors with a sequence axis are stored. Weights and states are stored one way only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -157,15 +157,10 @@ impl Inputs {
         Ok(Output::Host(if swap { room.permuted(&SWAP) } else { room }))
     }
 
-    /// Brings the results that there are to the host.
-    pub(super) fn fetch(
-        &self,
-        outputs: Vec<(&'static str, Option<Output>)>,
-        elapsed: Duration,
-    ) -> Result<Results> {
-        let present = outputs.into_iter().filter_map(|(name, output)| Some((name, output?)));
+    /// Brings the results to the host.
+    pub(super) fn fetch(&self, outputs: Outputs, elapsed: Duration) -> Result<Results> {
         let fetch = |(name, output): (_, Output)| Ok((name, output.fetch_to(&self.spares)?));
-        Ok(Results { tensors: present.map(fetch).collect::<Result<_>>()?, elapsed })
+        Ok(Results { tensors: outputs.0.into_iter().map(fetch).collect::<Result<_>>()?, elapsed })
     }
 
     /// The tensors, when the call is done with them.
@@ -184,6 +179,26 @@ impl PlacedInputs<'_> {
 
     pub fn optional(&self, name: &str) -> Option<TensorRef<'_>> {
         self.0.get(name).map(Input::view)
+    }
+}
+
+/// Room for what a call writes, by name.
+#[derive(Default)]
+pub(super) struct Outputs(Vec<(&'static str, Output)>);
+
+impl Outputs {
+    pub fn push(&mut self, name: &'static str, output: Output) {
+        self.0.push((name, output));
+    }
+
+    pub fn views(&mut self) -> BTreeMap<&'static str, TensorMut<'_>> {
+        self.0.iter_mut().map(|(name, output)| (*name, output.view())).collect()
+    }
+}
+
+impl<const N: usize> From<[(&'static str, Output); N]> for Outputs {
+    fn from(outputs: [(&'static str, Output); N]) -> Self {
+        Outputs(outputs.into())
     }
 }
 

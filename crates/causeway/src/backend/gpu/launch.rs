@@ -4,6 +4,7 @@ use bytemuck::Pod;
 
 use super::choice::{Choice, Constants, KernelFunction, LaunchBounds};
 use super::plan::{DeviceFacts, Plan, Vendor};
+use crate::operation::Operation;
 
 /// Widest access of one thread, in bytes.
 pub(super) const PACKET: u32 = 16;
@@ -31,6 +32,11 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
+    pub(super) fn of(operation: &impl Operation) -> Self {
+        let (read, written) = operation.traffic();
+        Traffic { read, written }
+    }
+
     /// Whether such a launch begins early.
     fn begins_early(self, facts: &DeviceFacts) -> bool {
         knows_early(facts) && self.read + self.written <= EARLY

@@ -12,8 +12,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::backward_tiles::{self, General, MOST_STEPS};
 use super::{
-    Constants, Divisor, Entry, KernelFunction, LaunchBounds, Strides3, Traffic, View, address, bytes, kernel,
-    meta_bytes, most_blocks, refuse_f64,
+    Constants, Divisor, Entry, KernelFunction, LaunchBounds, Strides3, Traffic, View, address, kernel,
+    most_blocks, refuse_f64,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
@@ -254,9 +254,9 @@ impl Planner<'_> {
             tile: launch.tile,
         };
         let mut plan = if launch.early {
-            entry.plan_early(&arguments, self.traffic(), self.facts)
+            entry.plan_early(&arguments, Traffic::of(self.op), self.facts)
         } else {
-            entry.plan(&arguments, self.traffic(), self.facts)
+            entry.plan(&arguments, Traffic::of(self.op), self.facts)
         };
         // A grid is whole clusters; blocks past the last state find nothing to do.
         plan.grid[0] =
@@ -271,18 +271,6 @@ impl Planner<'_> {
             plan.counters_at = Some(std::mem::offset_of!(Arguments, counters));
         }
         plan
-    }
-
-    fn traffic(&self) -> Traffic {
-        let op = self.op;
-        let inputs = [&op.bias, &op.initial_states, &op.seq_idx, &op.cu_seqlens, &op.dfinal_states];
-        let read = meta_bytes(op.x.meta())
-            + meta_bytes(op.dy.meta())
-            + meta_bytes(op.weight.meta())
-            + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>();
-        let outputs = [Some(&op.dx), Some(&op.dweight), op.dbias.as_ref(), op.dinitial_states.as_ref()];
-        let written = outputs.into_iter().flatten().map(|tensor| meta_bytes(tensor.meta())).sum();
-        Traffic { read, written }
     }
 
     fn problem(&self) -> Constants {

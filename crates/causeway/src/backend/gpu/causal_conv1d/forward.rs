@@ -5,8 +5,8 @@ use bytemuck::{Pod, Zeroable};
 use super::forward_tiles::{CheckedCall, WIDEST, first_tile, last_tile};
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View,
-    address, blocks_of, bytes, kernel, layers, meta_bytes, most_blocks, refuse_f64, striding_blocks,
-    takes_more_registers, weight_access,
+    address, blocks_of, kernel, layers, most_blocks, refuse_f64, striding_blocks, takes_more_registers,
+    weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Forward, Sizes};
@@ -69,15 +69,7 @@ pub fn plan(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Opti
     if sizes.dim == 0 || !(has_states || has_output) {
         return Ok(None);
     }
-    let inputs = [&op.bias, &op.initial_states, &op.seq_idx, &op.cu_seqlens, &op.residual];
-    let traffic = Traffic {
-        read: meta_bytes(op.x.meta())
-            + meta_bytes(op.weight.meta())
-            + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>(),
-        written: meta_bytes(op.y.meta())
-            + op.final_states.as_ref().map_or(0, |states| meta_bytes(states.meta())),
-    };
-    let planner = Planner { op, sizes, facts, has_states, traffic };
+    let planner = Planner { op, sizes, facts, has_states, traffic: Traffic::of(op) };
     // The fast paths read indices and boundaries side by side.
     let indices_dense = op.seq_idx.as_ref().is_none_or(|idx| View::of(idx).is_dense(1))
         && op.cu_seqlens.as_ref().is_none_or(|boundaries| View::of(boundaries).is_dense(0));
@@ -131,7 +123,7 @@ impl Planner<'_> {
 
     /// Size of x in packets per multiprocessor: what decides between latency and bandwidth.
     fn packets(&self) -> u64 {
-        let packets = meta_bytes(self.op.x.meta()) / u64::from(PACKET);
+        let packets = View::of(&self.op.x).bytes() / u64::from(PACKET);
         packets / u64::from(self.facts.multiprocessors.max(1))
     }
 

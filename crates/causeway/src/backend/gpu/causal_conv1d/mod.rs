@@ -22,7 +22,8 @@ use super::launch::{Entry, PACKET, Traffic, most_blocks, power_of_two_in};
 use super::plan::{DeviceFacts, Vendor};
 use crate::causal_conv1d::Activation;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Meta, TensorMut, TensorRef};
+use crate::operation::View;
+use crate::tensor::{DType, TensorRef};
 
 /// The kernel of a name, in the file and with the function that are called like it.
 macro_rules! kernel {
@@ -73,22 +74,8 @@ impl Divisor {
     }
 }
 
-/// What planners need to know of a view, whether it is read or written.
-#[derive(Clone, Copy)]
-struct View<'a> {
-    address: u64,
-    meta: &'a Meta,
-}
-
-impl<'a> View<'a> {
-    fn of(tensor: &'a TensorRef<'_>) -> Self {
-        View { address: tensor.pointer().addr() as u64, meta: tensor.meta() }
-    }
-
-    fn of_mut(tensor: &'a TensorMut<'_>) -> Self {
-        View { address: tensor.pointer().addr() as u64, meta: tensor.meta() }
-    }
-
+/// What planners need to know of a view.
+impl View<'_> {
     fn size(&self, axis: usize) -> i64 {
         self.meta.shape[axis]
     }
@@ -142,15 +129,6 @@ impl<'a> View<'a> {
 /// The address of an optional argument, 0 if absent.
 fn address(tensor: Option<&TensorRef<'_>>) -> u64 {
     tensor.map_or(0, |t| View::of(t).address)
-}
-
-/// The bytes of an optional argument, each element once.
-fn bytes(tensor: Option<&TensorRef<'_>>) -> u64 {
-    tensor.map_or(0, |t| meta_bytes(t.meta()))
-}
-
-fn meta_bytes(meta: &Meta) -> u64 {
-    meta.element_count() as u64 * meta.dtype.size() as u64
 }
 
 /// The access for a run of `channels · width` weights, or 0 if they do not lie side by side.

@@ -5,8 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::forward_tiles::WIDEST;
 use super::{
     Constants, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View, address,
-    blocks_of, bytes, kernel, layers, meta_bytes, most_blocks, power_of_two_in, refuse_f64, striding_blocks,
-    weight_access,
+    blocks_of, kernel, layers, most_blocks, power_of_two_in, refuse_f64, striding_blocks, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Update, UpdateSizes};
@@ -82,13 +81,10 @@ pub fn plan(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Result
         Some(_) => (sizes.width - 1, sizes.seqlen.min(sizes.state_len)),
         None => (sizes.state_len, sizes.state_len),
     };
-    let inputs = [&op.bias, &op.cache_seqlens, &op.conv_state_indices];
+    let (whole, state) = (Traffic::of(op), View::of_mut(&op.conv_state).bytes());
     let traffic = Traffic {
-        read: meta_bytes(op.x.meta())
-            + meta_bytes(op.weight.meta())
-            + rows * read as u64
-            + inputs.into_iter().map(|tensor| bytes(tensor.as_ref())).sum::<u64>(),
-        written: meta_bytes(op.y.meta()) + rows * written as u64,
+        read: whole.read - state + rows * read as u64,
+        written: whole.written - state + rows * written as u64,
     };
     Ok(Some(vector(op, sizes, traffic, facts).unwrap_or_else(|| general(op, sizes, traffic, facts))))
 }
@@ -104,7 +100,7 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
         return None;
     }
     let element = op.x.dtype().size() as u32;
-    let packets = meta_bytes(op.x.meta()) / u64::from(PACKET) / u64::from(facts.multiprocessors.max(1));
+    let packets = x.bytes() / u64::from(PACKET) / u64::from(facts.multiprocessors.max(1));
     let rule = RULES.iter().find(|rule| packets <= rule.packets)?;
     let row_bytes = (sizes.dim * i64::from(element)) as u64;
     let widest = x.access(1).min(y.access(1)).min(rule.bytes.max(element)).min(power_of_two_in(row_bytes));

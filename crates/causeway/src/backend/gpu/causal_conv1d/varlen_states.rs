@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{
     Constants, Entry, KernelFunction, LaunchBounds, Strides2, Strides3, Traffic, View, blocks_of, kernel,
-    layers, meta_bytes, power_of_two_in, refuse_f64, striding_blocks,
+    layers, power_of_two_in, refuse_f64, striding_blocks,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{VarlenStates, VarlenStatesSizes};
@@ -44,8 +44,8 @@ pub fn plan(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, facts: &DeviceFact
     if op.states.meta().is_empty() {
         return Ok(None);
     }
-    let kept = meta_bytes(op.states.meta());
-    let read = kept.min(meta_bytes(op.x.meta())) + meta_bytes(op.cu_seqlens.meta());
+    let kept = View::of_mut(&op.states).bytes();
+    let read = kept.min(View::of(&op.x).bytes()) + View::of(&op.cu_seqlens).bytes();
     let traffic = Traffic { read, written: kept };
     Ok(Some(vector(op, sizes, traffic, facts).unwrap_or_else(|| general(op, sizes, traffic, facts))))
 }

@@ -1,0 +1,291 @@
+//! What an operation's arguments are, as data: one table from which all else follows that treats tensors alike.
+//!
+//! [`operation!`] makes of it the argument struct, its checks, the list of its tensors, and the call from tensors by name, which
+//! files, the server, suites and bindings use. docs/adding-an-operation.md shows how one is written.
+
+use arrayvec::ArrayVec;
+
+use crate::checks;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Meta, TensorMut, TensorRef};
+
+/// What a call does with a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Reads it.
+    Input,
+    /// Writes every element of it.
+    Output,
+    /// Reads and changes it.
+    InPlace,
+}
+
+/// The sizes that the tensors of a call agree on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    /// Rows of x.
+    Batch,
+    /// Channels.
+    Dim,
+    /// Positions of a row.
+    Seqlen,
+    /// Taps of a channel.
+    Width,
+    /// Sequences: rows of a state.
+    Sequences,
+    /// Any: the operation's own checks say what it has to be.
+    Free,
+}
+
+/// What [`Size`]s are in a call, in their order.
+pub(crate) type Sizes = [i64; 5];
+
+/// An axis of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Axis {
+    /// Its name in messages: `dim`.
+    pub name: &'static str,
+    /// The size that it has.
+    pub size: Size,
+    /// What is added to that: -1 for the `width - 1` positions of a state.
+    pub plus: i64,
+    /// What says how large it has to be: `the dim of x`.
+    pub because: &'static str,
+    /// An argument, and the axis that this one is in calls without it.
+    pub without: Option<(&'static str, &'static Axis)>,
+}
+
+/// The shape of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// As people write it: `(batch, dim, seqlen)`.
+    pub text: &'static str,
+    /// Its axes; none where the operation's own checks say what they are.
+    pub axes: &'static [Axis],
+}
+
+/// The dtypes that an argument may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DTypes {
+    /// That of another argument.
+    Of(&'static str, &'static str),
+    /// That of another argument, or f32 if that has 16 bits: what to say without and with the choice.
+    OfOrF32(&'static str, (&'static str, &'static str)),
+    /// One of these.
+    Among(&'static [DType], &'static str),
+    /// What the operation's own checks say.
+    Own,
+}
+
+/// One tensor of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Argument {
+    /// Its name.
+    pub name: &'static str,
+    /// What a call does with it.
+    pub role: Role,
+    /// Whether a call may be without it.
+    pub optional: bool,
+    /// Its shape.
+    pub shape: Shape,
+    /// Its dtype.
+    pub dtypes: DTypes,
+    /// The input without which it has no meaning, and what to say then.
+    pub needs: Option<(&'static str, &'static str)>,
+}
+
+/// A tensor of a call, whether it is read or written.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// Address of its first element.
+    pub address: u64,
+    /// Dtype, shape and strides.
+    pub meta: &'a Meta,
+}
+
+impl<'a> View<'a> {
+    /// Of a tensor that is read.
+    pub fn of(tensor: &'a TensorRef<'_>) -> Self {
+        View { address: tensor.pointer().addr() as u64, meta: tensor.meta() }
+    }
+
+    /// Of a tensor that is written.
+    pub fn of_mut(tensor: &'a TensorMut<'_>) -> Self {
+        View { address: tensor.pointer().addr() as u64, meta: tensor.meta() }
+    }
+
+    /// Bytes of its elements, each once.
+    pub fn bytes(&self) -> u64 {
+        self.meta.element_count() as u64 * self.meta.dtype.size() as u64
+    }
+}
+
+/// An operation with its arguments.
+pub trait Operation {
+    /// Its tensors, in the order of its struct.
+    const ARGUMENTS: &'static [Argument];
+
+    /// Calls `visit` with every argument, and with the tensor that is given for it.
+    fn visit<'s>(&'s self, visit: impl FnMut(&'static Argument, Option<View<'s>>));
+
+    /// Bytes that a call reads and writes, each tensor once.
+    fn traffic(&self) -> (u64, u64) {
+        let (mut read, mut written) = (0, 0);
+        self.visit(|argument, tensor| {
+            let bytes = tensor.map_or(0, |tensor| tensor.bytes());
+            read += if argument.role == Role::Output { 0 } else { bytes };
+            written += if argument.role == Role::Input { 0 } else { bytes };
+        });
+        (read, written)
+    }
+}
+
+/// Most tensors of an operation.
+const MOST: usize = 16;
+
+/// The tensors of a call that are given.
+struct Given<'a>(ArrayVec<(&'static Argument, &'a Meta), MOST>);
+
+/// Checks every argument of a call against the table: number of axes, sizes, dtype, place, what it needs beside it, and, if it is
+/// written, that its elements lie apart. `sizes` are what the operation's own checks have found.
+pub(crate) fn check(call: &impl Operation, sizes: &Sizes) -> Result<()> {
+    let mut given = Given(ArrayVec::new());
+    call.visit(|argument, tensor| given.0.extend(tensor.map(|tensor| (argument, tensor.meta))));
+    given.0.iter().try_for_each(|(argument, meta)| given.check(argument, meta, sizes))
+}
+
+impl Given<'_> {
+    fn find(&self, name: &str) -> Option<&Meta> {
+        self.0.iter().find(|(argument, _)| argument.name == name).map(|(_, meta)| *meta)
+    }
+
+    fn check(&self, argument: &Argument, meta: &Meta, sizes: &Sizes) -> Result<()> {
+        let name = argument.name;
+        if let Some((input, because)) = argument.needs
+            && self.find(input).is_none()
+        {
+            return Err(Error::Unexpected { argument: name, because });
+        }
+        let Shape { text, axes } = argument.shape;
+        if !axes.is_empty() && meta.shape.len() != axes.len() {
+            return Err(Error::Rank { argument: name, expected: text, found: meta.shape });
+        }
+        for (axis, &found) in axes.iter().zip(&*meta.shape) {
+            let axis = match axis.without {
+                Some((other, axis)) if self.find(other).is_none() => axis,
+                _ => axis,
+            };
+            if let Some(size) = sizes.get(axis.size as usize) {
+                checks::size(name, axis.name, found, size + axis.plus, axis.because)?;
+            }
+        }
+        let of = |other: &str| self.find(other).map_or(meta.dtype, |other| other.dtype);
+        match argument.dtypes {
+            DTypes::Of(other, because) => checks::dtype(name, meta, &[of(other)], because)?,
+            DTypes::OfOrF32(other, because) => match of(other) {
+                half @ (DType::F16 | DType::BF16) => {
+                    checks::dtype(name, meta, &[half, DType::F32], because.1)?;
+                }
+                exact => checks::dtype(name, meta, &[exact], because.0)?,
+            },
+            DTypes::Among(allowed, because) => checks::dtype(name, meta, allowed, because)?,
+            DTypes::Own => {}
+        }
+        checks::location(name, meta, self.0[0].1.location, "where x is")?;
+        if argument.role == Role::Input { Ok(()) } else { checks::output(name, meta) }
+    }
+}
+
+/// The argument struct of an operation, and its [`Operation`].
+///
+/// Tensors are `required` or `optional`, or changed `in_place`; each has a [`Shape`] and its [`DTypes`].
+macro_rules! operation {
+    (
+        $(#[$meta:meta])*
+        pub struct $operation:ident;
+        reads { $($(#[$read_doc:meta])* $read:ident: $read_kind:ident $read_shape:ident, $read_dtypes:expr;)* }
+        options { $($(#[$option_doc:meta])* $option:ident: $option_type:ty;)* }
+        writes {
+            $($(#[$doc:meta])* $written:ident: $kind:ident $shape:ident, $dtypes:expr $(, needs $needs:expr)?;)*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Debug)]
+        pub struct $operation<'a> {
+            $($(#[$read_doc])* pub $read: operation!(@read $read_kind, 'a),)*
+            $($(#[$option_doc])* pub $option: $option_type,)*
+            $($(#[$doc])* pub $written: operation!(@written $kind, 'a),)*
+        }
+
+        impl<'a> $operation<'a> {
+            /// The call with the tensors that `read` and `write` have under the names of its arguments.
+            ///
+            /// # Panics
+            /// If they lack one that is required.
+            pub fn from_named(
+                $($option: $option_type,)*
+                mut read: impl FnMut(&'static str) -> Option<$crate::tensor::TensorRef<'a>>,
+                mut write: impl FnMut(&'static str) -> Option<$crate::tensor::TensorMut<'a>>,
+            ) -> Self {
+                $operation {
+                    $($read: operation!(@given $read_kind, stringify!($read), read),)*
+                    $($option,)*
+                    $($written: operation!(@given $kind, stringify!($written), write),)*
+                }
+            }
+        }
+
+        impl $crate::operation::Operation for $operation<'_> {
+            const ARGUMENTS: &'static [$crate::operation::Argument] = &[
+                $($crate::operation::Argument {
+                    name: stringify!($read),
+                    role: $crate::operation::Role::Input,
+                    optional: operation!(@optional $read_kind),
+                    shape: $read_shape,
+                    dtypes: $read_dtypes,
+                    needs: None,
+                },)*
+                $($crate::operation::Argument {
+                    name: stringify!($written),
+                    role: operation!(@role $kind),
+                    optional: operation!(@optional $kind),
+                    shape: $shape,
+                    dtypes: $dtypes,
+                    needs: operation!(@needs $($needs)?),
+                },)*
+            ];
+
+            #[inline]
+            fn visit<'s>(
+                &'s self,
+                mut visit: impl FnMut(
+                    &'static $crate::operation::Argument,
+                    Option<$crate::operation::View<'s>>,
+                ),
+            ) {
+                let mut arguments = Self::ARGUMENTS.iter();
+                let mut next = |tensor| arguments.next().into_iter().for_each(|argument| visit(argument, tensor));
+                $(next(operation!(@view $read_kind, of, self.$read));)*
+                $(next(operation!(@view $kind, of_mut, self.$written));)*
+            }
+        }
+    };
+
+    (@read required, $a:lifetime) => { $crate::tensor::TensorRef<$a> };
+    (@read optional, $a:lifetime) => { Option<$crate::tensor::TensorRef<$a>> };
+    (@written optional, $a:lifetime) => { Option<$crate::tensor::TensorMut<$a>> };
+    (@written $kind:ident, $a:lifetime) => { $crate::tensor::TensorMut<$a> };
+    (@optional optional) => { true };
+    (@optional $kind:ident) => { false };
+    (@role in_place) => { $crate::operation::Role::InPlace };
+    (@role $kind:ident) => { $crate::operation::Role::Output };
+    (@needs) => { None };
+    (@needs $needs:expr) => { Some($needs) };
+    (@given optional, $name:expr, $tensors:ident) => { $tensors($name) };
+    (@given $kind:ident, $name:expr, $tensors:ident) => {
+        $tensors($name).unwrap_or_else(|| panic!("the call has no {}", $name))
+    };
+    (@view optional, $of:ident, $tensor:expr) => { $tensor.as_ref().map($crate::operation::View::$of) };
+    (@view $kind:ident, $of:ident, $tensor:expr) => { Some($crate::operation::View::$of(&$tensor)) };
+}
+pub(crate) use operation;
