@@ -1,5 +1,7 @@
 //! One case of a suite: a problem, fully spelled out. Verify, bench and tests read the same struct.
 
+use std::collections::BTreeSet;
+
 use causeway::Arrangement;
 use causeway::causal_conv1d::Activation;
 use causeway::device::Device;
@@ -66,21 +68,15 @@ pub struct Conv1d {
     pub output_layout: Layout,
     /// After the sum.
     pub activation: Activation,
-    /// With bias and dbias.
-    pub bias: bool,
-    /// With residual.
-    pub residual: bool,
-    /// With initial_states and dinitial_states.
-    pub initial_states: bool,
-    /// With final_states and dfinal_states.
-    pub final_states: bool,
+    /// Which of [`Conv1d::flags`] the calls have, and with them their gradients.
+    pub given: BTreeSet<&'static str>,
     /// With seq_idx.
     pub seq_idx: Option<SeqIdx>,
     /// With cu_seqlens.
     pub cu_seqlens: Option<CuSeqlens>,
     /// What the inputs hold.
     pub values: Values,
-    /// Of [`Conv1d::OPTIONAL`], what is not asked for although its input is given.
+    /// Of [`Conv1d::omissible`], what is not asked for although its input is given.
     pub omit: Vec<String>,
     /// Tensors that lie elsewhere than their layout says.
     pub memory: Memory,
@@ -341,9 +337,6 @@ fn gibibytes(bytes: u64) -> f64 {
 }
 
 impl Conv1d {
-    /// What a call can leave out although its input is given.
-    pub const OPTIONAL: [&str; 4] = ["final_states", "dfinal_states", "dbias", "dinitial_states"];
-
     /// Bytes of all tensors that are there at one time, and of the largest result.
     fn memory(&self) -> Result<(u64, u64)> {
         let mut total = 0u64;
@@ -352,7 +345,7 @@ impl Conv1d {
             Ok(arrangement.bytes())
         };
         self.inputs(&mut count)?;
-        let largest = self.backward_results(&mut count)?.dx;
+        let largest = *self.backward_results(&mut count)?.of("dx");
         Ok((total, largest))
     }
 }
@@ -481,10 +474,7 @@ impl Problem {
         match self {
             Problem::Conv1d(c) | Problem::Parity(c) => {
                 options.push(c.activation.to_string());
-                options.extend(c.bias.then(|| "bias".into()));
-                options.extend(c.residual.then(|| "residual".into()));
-                options.extend(c.initial_states.then(|| "initial_states".into()));
-                options.extend(c.final_states.then(|| "final_states".into()));
+                options.extend(Conv1d::flags().filter(|name| c.has(name)).map(str::to_string));
                 options.extend(c.seq_idx.as_ref().map(|_| "seq_idx".into()));
                 options.extend(c.cu_seqlens.as_ref().map(CuSeqlens::describe));
                 options.extend((c.weight_dtype != c.dtype).then(|| format!("weight {}", c.weight_dtype)));

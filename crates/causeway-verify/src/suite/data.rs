@@ -1,12 +1,12 @@
 //! The tensors of a case, on the host.
 
 use causeway::error::Result;
-use causeway::tensor::DType;
+use causeway::tensor::{DType, TensorRef};
 use causeway::{Arrangement, HostTensor};
 
 use super::case::{Conv1d, CuSeqlens, Update, Values, VarlenStates};
 use super::random::Random;
-use super::tensors::{Conv1dTensors, UpdateTensors, VarlenStatesTensors};
+use super::tensors::Tensors;
 use crate::oracle::POISON;
 use crate::oracle::causal_conv1d::{self as oracle, BackwardTruth, Inputs, UpdateInputs};
 use crate::oracle::ulp::Format;
@@ -21,23 +21,21 @@ impl Conv1d {
     ///
     /// # Errors
     /// If they do not fit into memory.
-    pub fn tensors(&self, case: &str) -> Result<Conv1dTensors> {
+    pub fn tensors(&self, case: &str) -> Result<Tensors> {
         let mut tensors = self.inputs(|name, arrangement| match name {
             "seq_idx" => self.seq_idx(&arrangement),
             "cu_seqlens" => CuSeqlens::tensor(self.cu_seqlens.as_ref(), &arrangement),
             _ => valued(&arrangement, case, name, self.magnitude(name), self.values),
         })?;
         match self.values {
-            Values::NonFinite => insert_non_finite(&mut tensors.x, case),
+            Values::NonFinite => tensors.change(&["x"]).for_each(|x| insert_non_finite(x, case)),
             Values::NonFiniteAnywhere => {
-                let Conv1dTensors { x, residual, initial_states, dy, dfinal_states, .. } = &mut tensors;
-                let optional = [residual, initial_states, dfinal_states];
-                insert_non_finite_in_one([x, dy].into_iter().chain(optional.into_iter().flatten()), case);
+                let anywhere = ["x", "dy", "residual", "initial_states", "dfinal_states"];
+                insert_non_finite_in_one(tensors.change(&anywhere), case);
             }
             Values::NanPadding => {
-                if let Some(indices) = &tensors.seq_idx {
-                    let indices = indices.to_f64();
-                    for tensor in [&mut tensors.x, &mut tensors.dy] {
+                if let Some(indices) = tensors.get("seq_idx").map(HostTensor::to_f64) {
+                    for tensor in tensors.change(&["x", "dy"]) {
                         self.insert_nan_at_padding(tensor, &indices);
                     }
                 }
@@ -52,7 +50,7 @@ impl Conv1d {
     ///
     /// # Errors
     /// If they do not fit into memory.
-    pub fn repeating_tensors(&self, case: &str) -> Result<Conv1dTensors> {
+    pub fn repeating_tensors(&self, case: &str) -> Result<Tensors> {
         self.inputs(|name, arrangement| match name {
             "seq_idx" => self.seq_idx(&arrangement),
             "cu_seqlens" => CuSeqlens::tensor(self.cu_seqlens.as_ref(), &arrangement),
@@ -104,26 +102,26 @@ impl Values {
     }
 }
 
-impl Conv1dTensors {
-    /// What the oracle reads.
+impl Tensors {
+    fn host_view(&self, name: &str) -> Option<TensorRef<'_>> {
+        self.get(name).map(HostTensor::view)
+    }
+
+    /// What the oracle of forward and backward reads.
     pub fn oracle_inputs(&self, conv1d: &Conv1d) -> Inputs<'_> {
-        Inputs {
-            x: self.x.view(),
-            weight: self.weight.view(),
-            bias: self.bias.as_ref().map(HostTensor::view),
-            initial_states: self.initial_states.as_ref().map(HostTensor::view),
-            seq_idx: self.seq_idx.as_ref().map(HostTensor::view),
-            cu_seqlens: self.cu_seqlens.as_ref().map(HostTensor::view),
-            residual: self.residual.as_ref().map(HostTensor::view),
-            activation: conv1d.activation,
-        }
+        Inputs::from_named(conv1d.activation, |name| self.host_view(name))
     }
 
     /// What backward has to give.
     pub fn backward_truth(&self, conv1d: &Conv1d) -> BackwardTruth {
-        let dfinal_states = self.dfinal_states.as_ref().map(HostTensor::view);
+        let dfinal_states = self.host_view("dfinal_states");
         let inputs = self.oracle_inputs(conv1d);
-        oracle::backward(&inputs, &self.dy.view(), dfinal_states.as_ref(), conv1d.dweight_dtype)
+        oracle::backward(&inputs, &self.of("dy").view(), dfinal_states.as_ref(), conv1d.dweight_dtype)
+    }
+
+    /// What the oracle of an update reads.
+    pub fn oracle_update(&self, update: &Update) -> UpdateInputs<'_> {
+        UpdateInputs::from_named(update.activation, |name| self.host_view(name))
     }
 }
 
@@ -132,7 +130,7 @@ impl Update {
     ///
     /// # Errors
     /// If they do not fit into memory.
-    pub fn tensors(&self, case: &str) -> Result<UpdateTensors> {
+    pub fn tensors(&self, case: &str) -> Result<Tensors> {
         let scale = self.values.scale(self.dtype);
         let mut tensors = self.inputs(|name, arrangement| match name {
             "cache_seqlens" => self.cache_seqlens(&arrangement, case),
@@ -149,11 +147,8 @@ impl Update {
             _ => valued(&arrangement, case, name, scale, self.values),
         })?;
         match self.values {
-            Values::NonFinite => insert_non_finite(&mut tensors.x, case),
-            Values::NonFiniteAnywhere => {
-                let UpdateTensors { x, conv_state, .. } = &mut tensors;
-                insert_non_finite_in_one([x, conv_state].into_iter(), case);
-            }
+            Values::NonFinite => tensors.change(&["x"]).for_each(|x| insert_non_finite(x, case)),
+            Values::NonFiniteAnywhere => insert_non_finite_in_one(tensors.change(&["x", "conv_state"]), case),
             _ => {}
         }
         Ok(tensors)
@@ -181,27 +176,12 @@ impl Update {
     }
 }
 
-impl UpdateTensors {
-    /// What the oracle reads.
-    pub fn oracle_inputs(&self, update: &Update) -> UpdateInputs<'_> {
-        UpdateInputs {
-            x: self.x.view(),
-            conv_state: self.conv_state.view(),
-            weight: self.weight.view(),
-            bias: self.bias.as_ref().map(HostTensor::view),
-            cache_seqlens: self.cache_seqlens.as_ref().map(HostTensor::view),
-            conv_state_indices: self.conv_state_indices.as_ref().map(HostTensor::view),
-            activation: update.activation,
-        }
-    }
-}
-
 impl VarlenStates {
     /// The inputs, always the same for the same case name.
     ///
     /// # Errors
     /// If they do not fit into memory.
-    pub fn tensors(&self, case: &str) -> Result<VarlenStatesTensors> {
+    pub fn tensors(&self, case: &str) -> Result<Tensors> {
         self.inputs(|name, arrangement| match name {
             "cu_seqlens" => CuSeqlens::tensor(Some(&self.cu_seqlens), &arrangement),
             _ => uniform(&arrangement, case, name, 1.0),

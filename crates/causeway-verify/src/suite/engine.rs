@@ -20,7 +20,7 @@ use super::repeats::Reference;
 use super::report::{CaseReport, OutputReport, Timing};
 use super::results::Results;
 use super::sample::{Tiles, gather, sample_channels};
-use super::tensors::Conv1dTensors;
+use super::tensors::{Tensors, channel_axis};
 use crate::oracle::causal_conv1d as oracle;
 use crate::oracle::gemm::Product;
 use crate::oracle::{Expected, POISON};
@@ -113,27 +113,20 @@ pub(super) struct Run<'a> {
 impl Run<'_> {
     fn conv1d(&mut self, conv1d: &Conv1d) -> Result<()> {
         let tensors = conv1d.tensors(&self.case.name)?;
-        let placed = tensors.try_map(|tensor| Input::place(self.device, tensor))?;
+        let placed = tensors.try_map(|_, tensor| Input::place(self.device, tensor))?;
         let (inputs, truth_inputs) = (placed.views(Input::view), tensors.oracle_inputs(conv1d));
 
         let results = conv1d.forward_results(|_, arrangement| self.poisoned(&arrangement))?;
         let results = self.call("conv1d-forward", results, |results, with| {
             with(&mut conv1d.forward(&inputs, results, Output::view))
         })?;
-        let truth = oracle::forward(&truth_inputs);
-        self.check("y", &truth.y, results.y)?;
-        self.check_optional("final_states", &truth.final_states, results.final_states)?;
-        drop(truth);
+        self.check_each(oracle::forward(&truth_inputs).by_name(), results)?;
 
         let results = conv1d.backward_results(|_, arrangement| self.poisoned(&arrangement))?;
         let results = self.call("conv1d-backward", results, |results, with| {
             with(&mut conv1d.backward(&inputs, results, Output::view))
         })?;
-        let truth = tensors.backward_truth(conv1d);
-        self.check("dx", &truth.dx, results.dx)?;
-        self.check("dweight", &truth.dweight, results.dweight)?;
-        self.check_optional("dbias", &truth.dbias, results.dbias)?;
-        self.check_optional("dinitial_states", &truth.dinitial_states, results.dinitial_states)
+        self.check_each(tensors.backward_truth(conv1d).by_name(), results)
     }
 
     /// As [`Run::conv1d`], for tensors that the host may have no room for: it never holds an input, and one result
@@ -143,7 +136,7 @@ impl Run<'_> {
         let channels = sample_channels(conv1d.dim);
         let list: Vec<_> = channels.iter().map(i64::to_string).collect();
         self.report.options.push(format!("checked: channels {}", list.join(", ")));
-        let pairs: Conv1dTensors<(Input<'_>, HostTensor)> = conv1d.inputs(|name, arrangement| {
+        let pairs: Tensors<(Input<'_>, HostTensor)> = conv1d.inputs(|name, arrangement| {
             let scale = conv1d.magnitude(name);
             if matches!(name, "x" | "dy") {
                 let tiles = Tiles::new(arrangement.dtype, case, name, scale)?;
@@ -155,56 +148,49 @@ impl Run<'_> {
             Ok((Input::place_owned(device, tensor)?, part))
         })?;
         let inputs = pairs.views(|(placed, _)| placed.view());
-        let parts = pairs.try_map(|(_, part)| Ok(part.clone()))?;
+        let parts = pairs.try_map(|_, (_, part)| Ok(part.clone()))?;
         let part = conv1d.of_channels(&channels);
 
         let results = conv1d.forward_results(|_, arrangement| self.poisoned(&arrangement))?;
         let results = self.call("conv1d-forward", results, |results, with| {
             with(&mut conv1d.forward(&inputs, results, Output::view))
         })?;
-        let truth = oracle::forward(&parts.oracle_inputs(&part));
-        self.check_sample("y", &truth.y, results.y, (1, &channels))?;
-        drop(truth);
+        let truth = oracle::forward(&parts.oracle_inputs(&part)).by_name();
+        self.check_sample(truth, results, &channels)?;
 
         let results = conv1d.backward_results(|_, arrangement| self.poisoned(&arrangement))?;
         let results = self.call("conv1d-backward", results, |results, with| {
             with(&mut conv1d.backward(&inputs, results, Output::view))
         })?;
-        let truth = parts.backward_truth(&part);
-        self.check_sample("dx", &truth.dx, results.dx, (1, &channels))?;
-        self.check_sample("dweight", &truth.dweight, results.dweight, (0, &channels))?;
-        match results.dbias {
-            Some(dbias) => self.check_sample("dbias", &truth.dbias, dbias, (0, &channels)),
-            None => Ok(()),
-        }
+        self.check_sample(parts.backward_truth(&part).by_name(), results, &channels)
     }
 
     fn update(&mut self, update: &Update) -> Result<()> {
         let tensors = update.tensors(&self.case.name)?;
-        let truth = oracle::update(&tensors.oracle_inputs(update));
-        let placed = tensors.try_map(|tensor| Input::place(self.device, tensor))?;
+        let truth = oracle::update(&tensors.oracle_update(update));
+        let placed = tensors.try_map(|_, tensor| Input::place(self.device, tensor))?;
         let inputs = placed.views(Input::view);
         let results = update.results(|name, arrangement| match name {
-            "conv_state" => Output::place(self.device, tensors.conv_state.clone()),
+            "conv_state" => Output::place(self.device, tensors.of(name).clone()),
             _ => self.poisoned(&arrangement),
         })?;
         let results = self.call("conv1d-update", results, |results, with| {
             with(&mut update.call(&inputs, results, Output::view))
         })?;
-        self.check("y", &truth.y, results.y)?;
-        self.check("conv_state", &truth.conv_state, results.conv_state)
+        self.check_each(vec![("y", truth.y), ("conv_state", truth.conv_state)], results)
     }
 
     fn varlen_states(&mut self, problem: &VarlenStates) -> Result<()> {
         let tensors = problem.tensors(&self.case.name)?;
-        let placed = tensors.try_map(|tensor| Input::place(self.device, tensor))?;
+        let placed = tensors.try_map(|_, tensor| Input::place(self.device, tensor))?;
         let inputs = placed.views(Input::view);
         let results = problem.results(|_, arrangement| self.poisoned(&arrangement))?;
         let results = self.call("conv1d-varlen-states", results, |results, with| {
             with(&mut problem.call(&inputs, results, Output::view))
         })?;
-        let truth = oracle::varlen_states(&tensors.x.view(), &tensors.cu_seqlens.view(), problem.state_len);
-        self.check("states", &truth, results.states)
+        let (x, boundaries) = (tensors.of("x").view(), tensors.of("cu_seqlens").view());
+        let truth = oracle::varlen_states(&x, &boundaries, problem.state_len);
+        self.check_each(vec![("states", truth)], results)
     }
 
     fn gemm(&mut self, problem: &Gemm) -> Result<()> {
@@ -316,18 +302,32 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn check_sample(
+    /// Checks what was asked for of all that a call can give.
+    fn check_each(
         &mut self,
-        name: &str,
-        truth: &Expected,
-        found: Output,
-        channels: (usize, &[i64]),
+        truths: Vec<(&'static str, Expected)>,
+        mut results: Tensors<Output>,
     ) -> Result<()> {
-        self.note(check::sample(self.case, name, truth, found.fetch()?, channels)?);
+        for (name, truth) in truths {
+            if let Some(found) = results.take(name) {
+                self.check(name, &truth, found)?;
+            }
+        }
         Ok(())
     }
 
-    fn check_optional(&mut self, name: &str, truth: &Expected, found: Option<Output>) -> Result<()> {
-        found.map_or(Ok(()), |found| self.check(name, truth, found))
+    /// As [`Run::check_each`], for the truth of some channels.
+    fn check_sample(
+        &mut self,
+        truths: Vec<(&'static str, Expected)>,
+        mut results: Tensors<Output>,
+        channels: &[i64],
+    ) -> Result<()> {
+        for (name, truth) in truths {
+            if let (Some(found), Some(axis)) = (results.take(name), channel_axis(name)) {
+                self.note(check::sample(self.case, name, &truth, found.fetch()?, (axis, channels))?);
+            }
+        }
+        Ok(())
     }
 }

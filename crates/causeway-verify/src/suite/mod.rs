@@ -39,6 +39,6 @@ pub use layout::Layout;
 pub use memory::{Memory, Placement, Role};
 pub use plans::{distinct_plans, plans};
 pub use report::{CaseReport, OutputReport, Timing};
-pub use results::{BackwardResults, ForwardResults, Results, UpdateResults, VarlenStatesResults};
+pub use results::Results;
 pub use sample::{gather, sample_channels};
-pub use tensors::{Conv1dTensors, UpdateTensors, VarlenStatesTensors};
+pub use tensors::{Tensors, channel_axis};

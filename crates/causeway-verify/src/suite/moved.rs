@@ -1,7 +1,9 @@
 //! Bytes that a call has to move: every tensor that it reads, and every one that it writes, once.
 
 use causeway::Arrangement;
+use causeway::causal_conv1d::{Backward, Forward};
 use causeway::error::Result;
+use causeway::operation::Operation;
 
 use super::case::{Conv1d, Problem, Update, VarlenStates};
 use super::gemm::Gemm;
@@ -30,10 +32,8 @@ fn bytes(arrangement: &Arrangement) -> u64 {
 impl Conv1d {
     fn moved(&self, call: &str) -> Result<u64> {
         let is_backward = call == "conv1d-backward";
-        let reads = |input: &str| match is_backward {
-            true => input != "residual",
-            false => !matches!(input, "dy" | "dfinal_states"),
-        };
+        let arguments = if is_backward { Backward::ARGUMENTS } else { Forward::ARGUMENTS };
+        let reads = |input: &str| arguments.iter().any(|argument| argument.name == input);
         let mut total = 0;
         let mut count = |name: &'static str, arrangement: Arrangement| {
             if reads(name) {

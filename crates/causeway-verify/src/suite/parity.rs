@@ -21,7 +21,7 @@ use super::check;
 use super::engine::Run;
 use super::layout::{Layout, dense};
 use super::random::Random;
-use super::tensors::Conv1dTensors;
+use super::tensors::Tensors;
 use crate::oracle::causal_conv1d as oracle;
 use crate::oracle::{Expected, POISON};
 
@@ -33,23 +33,24 @@ const UPDATED: i64 = 48;
 /// Computes y plainly, compares it with the oracle, and then with what every other way gives.
 pub(super) fn run(run: &mut Run<'_>, plain: &Conv1d) -> Result<()> {
     let mut tensors = plain.tensors(&run.case.name)?;
-    if let Some(bias) = &mut tensors.bias {
+    for bias in tensors.change(&["bias"]) {
         // With a bias of -0 the sign of a zero is promised nowhere: docs/verification.md, where parity ends.
         let values = bias.to_f64();
         bias.assign(|channel| values[channel] + 0.0);
     }
-    let placed = tensors.try_map(|tensor| Input::place(run.device, tensor))?;
+    let placed = tensors.try_map(|_, tensor| Input::place(run.device, tensor))?;
     let inputs = placed.views(Input::view);
     let results = plain.forward_results(|_, arrangement| run.poisoned(&arrangement))?;
-    let results = run.call("conv1d-forward", results, |results, with| {
+    let mut results = run.call("conv1d-forward", results, |results, with| {
         with(&mut plain.forward(&inputs, results, Output::view))
     })?;
-    let y = results.y.duplicate()?.fetch()?.to_f64();
-    run.check("y", &oracle::forward(&tensors.oracle_inputs(plain)).y, results.y)?;
+    let found = results.take("y").expect("forward has y");
+    let y = found.duplicate()?.fetch()?.to_f64();
+    run.check("y", &oracle::forward(&tensors.oracle_inputs(plain)).y, found)?;
 
-    let residual = tensors.residual.as_ref().map(HostTensor::to_f64);
+    let residual = tensors.get("residual").map(HostTensor::to_f64);
     let random = Random::new(&run.case.name, "ways");
-    let mut ways = Ways { run, plain, inputs, x: tensors.x.to_f64(), residual, y, random };
+    let mut ways = Ways { run, plain, inputs, x: tensors.of("x").to_f64(), residual, y, random };
     ways.layouts()?;
     ways.parts()?;
     ways.indices()?;
@@ -58,7 +59,7 @@ pub(super) fn run(run: &mut Run<'_>, plain: &Conv1d) -> Result<()> {
         ways.pieces(layout)?;
     }
     ways.chunks()?;
-    if !plain.residual {
+    if !plain.has("residual") {
         ways.updates()?;
     }
     ways.pools()
@@ -73,7 +74,7 @@ struct Ways<'a, 'b, 'r> {
     run: &'b mut Run<'r>,
     plain: &'a Conv1d,
     /// On the device.
-    inputs: Conv1dTensors<TensorRef<'a>>,
+    inputs: Tensors<TensorRef<'a>>,
     /// Values, in the order of the logical shape.
     x: Vec<f64>,
     residual: Option<Vec<f64>>,
@@ -87,18 +88,15 @@ impl<'a> Ways<'a, '_, '_> {
     where
         'a: 't,
     {
-        Forward {
-            x,
-            weight: self.inputs.weight,
-            bias: self.inputs.bias,
-            initial_states: None,
-            seq_idx: None,
-            cu_seqlens: None,
-            residual,
-            activation: self.plain.activation,
-            y,
-            final_states: None,
-        }
+        let input = |name: &str| match name {
+            "x" => Some(x),
+            "residual" => residual,
+            // Of one sequence, which begins where x does.
+            "initial_states" | "seq_idx" | "cu_seqlens" => None,
+            name => self.inputs.view(name),
+        };
+        let mut y = Some(y);
+        Forward::from_named(self.plain.activation, input, |name| if name == "y" { y.take() } else { None })
     }
 
     /// Makes a call. What the first one of a way launches goes into the report.
@@ -370,16 +368,15 @@ impl<'a> Ways<'a, '_, '_> {
                 1 => (x.view().select(2, from), y.view().select(2, at)),
                 _ => (x.view().narrow(2, from, count), y.view().narrow(2, at, count)),
             };
-            let mut call = Update {
-                x,
-                conv_state: state.view(),
-                weight: self.inputs.weight,
-                bias: self.inputs.bias,
-                cache_seqlens: ring.then(|| seen.view()),
-                conv_state_indices: ring.then(|| indices.view()),
-                activation: self.plain.activation,
-                y,
+            let input = |name: &str| match name {
+                "x" => Some(x),
+                "cache_seqlens" => ring.then(|| seen.view()),
+                "conv_state_indices" => ring.then(|| indices.view()),
+                name => self.inputs.view(name),
             };
+            let mut written = [Some(y), Some(state.view())];
+            let output = |name: &str| written[usize::from(name == "conv_state")].take();
+            let mut call = Update::from_named(self.plain.activation, input, output);
             if from == span.start {
                 self.run.note_launches("conv1d-update", &mut call)?;
             }

@@ -1,5 +1,7 @@
 //! TOML rows to cases: defaults, lists that multiply, and names.
 
+use std::collections::BTreeSet;
+
 use causeway::causal_conv1d::{Activation, MAX_WIDTH};
 use causeway::gemm::Algorithm;
 use causeway::tensor::DType;
@@ -51,7 +53,10 @@ pub(super) fn cases<R: Row>(
     }
     expand(whole)
         .into_iter()
-        .map(|row| {
+        .map(|mut row| {
+            if R::HAS_FLAGS {
+                gather_flags(&mut row)?;
+            }
             let row: R = row.try_into().map_err(|error: toml::de::Error| error.message().to_string())?;
             let problem = row.problem()?;
             check_memory(&problem)?;
@@ -64,6 +69,31 @@ pub(super) fn cases<R: Row>(
             })
         })
         .collect()
+}
+
+/// Puts the keys that stand for optional tensors together, as `given`.
+fn gather_flags(row: &mut toml::Table) -> Result<(), String> {
+    let mut given = Vec::new();
+    for name in Conv1d::flags() {
+        match row.remove(name) {
+            Some(toml::Value::Boolean(true)) => given.push(toml::Value::from(name)),
+            Some(toml::Value::Boolean(false)) | None => {}
+            Some(other) => return Err(format!("{name} is {other}: expected true or false")),
+        }
+    }
+    row.insert("given".to_string(), given.into());
+    Ok(())
+}
+
+/// The optional tensors of a row.
+#[derive(Debug, Default)]
+struct Given(BTreeSet<&'static str>);
+
+impl<'de> Deserialize<'de> for Given {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let names = Vec::<String>::deserialize(deserializer)?;
+        Ok(Given(Conv1d::flags().filter(|flag| names.iter().any(|name| name == flag)).collect()))
+    }
 }
 
 /// Each placement is that of a tensor of the problem, and one that it can have.
@@ -171,6 +201,8 @@ fn name(row: &str, problem: &Problem, listed: &[&str]) -> String {
 
 /// A row of TOML whose lists have been expanded.
 pub(super) trait Row: DeserializeOwned {
+    /// Whether keys are optional tensors of the convolution.
+    const HAS_FLAGS: bool = false;
     /// What its cases are called.
     fn name(&self) -> &str;
     /// The problem, or what is wrong with it.
@@ -223,13 +255,7 @@ pub(super) struct Conv1dRow {
     output_layout: Option<Named<Layout>>,
     activation: Named<Activation>,
     #[serde(default)]
-    bias: bool,
-    #[serde(default)]
-    residual: bool,
-    #[serde(default)]
-    initial_states: bool,
-    #[serde(default)]
-    final_states: bool,
+    given: Given,
     seq_idx: Option<Vec<(i64, i32)>>,
     cu_seqlens: Option<CuSeqlensRow>,
     values: Option<Named<Values>>,
@@ -243,6 +269,8 @@ pub(super) struct Conv1dRow {
 }
 
 impl Row for Conv1dRow {
+    const HAS_FLAGS: bool = true;
+
     fn name(&self) -> &str {
         &self.name
     }
@@ -264,12 +292,13 @@ impl Row for Conv1dRow {
             let positive = !runs.is_empty() && runs.iter().all(|&(length, _)| length > 0);
             require(positive, "seq_idx needs runs of positive length")?;
         }
-        if let Some(name) = self.omit.iter().find(|name| !Conv1d::OPTIONAL.contains(&name.as_str())) {
-            return Err(format!("omit has {name:?}: expected any of {}", Conv1d::OPTIONAL.join(", ")));
+        let omissible = Conv1d::omissible();
+        if let Some(name) = self.omit.iter().find(|name| !omissible.contains(&name.as_str())) {
+            return Err(format!("omit has {name:?}: expected any of {}", omissible.join(", ")));
         }
         let output_layout = self.output_layout.map_or(layout, |layout| layout.0);
         if self.sample {
-            let plain = !self.residual && !self.initial_states && !self.final_states && self.values.is_none();
+            let plain = self.given.0.iter().all(|name| *name == "bias") && self.values.is_none();
             let plain = plain && self.memory.0.is_empty();
             let dense = [Layout::ChannelFirst, Layout::ChannelLast];
             require(
@@ -292,10 +321,7 @@ impl Row for Conv1dRow {
             layout,
             output_layout,
             activation: self.activation.0,
-            bias: self.bias,
-            residual: self.residual,
-            initial_states: self.initial_states,
-            final_states: self.final_states,
+            given: self.given.0.clone(),
             seq_idx: self.seq_idx.clone().map(|runs| SeqIdx { runs }),
             cu_seqlens,
             values: self.values.map_or(Values::Uniform, |values| values.0),
@@ -325,14 +351,14 @@ pub(super) struct ParityRow {
     weight_dtype: Option<Named<DType>>,
     activation: Named<Activation>,
     #[serde(default)]
-    bias: bool,
-    #[serde(default)]
-    residual: bool,
+    given: Given,
     values: Option<Named<Values>>,
     fault: Option<Fault>,
 }
 
 impl Row for ParityRow {
+    const HAS_FLAGS: bool = true;
+
     fn name(&self) -> &str {
         &self.name
     }
@@ -359,10 +385,7 @@ impl Row for ParityRow {
             layout: Layout::ChannelFirst,
             output_layout: Layout::ChannelFirst,
             activation: self.activation.0,
-            bias: self.bias,
-            residual: self.residual,
-            initial_states: false,
-            final_states: false,
+            given: self.given.0.clone(),
             seq_idx: None,
             cu_seqlens: None,
             values,

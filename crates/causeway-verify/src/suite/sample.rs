@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::case::Conv1d;
 use super::random::Random;
-use super::tensors::Conv1dTensors;
+use super::tensors::{Tensors, channel_axis};
 use crate::oracle::POISON;
 
 /// Elements after which large inputs repeat: a prime, so that no stride of a layout falls into step with it, and an
@@ -90,24 +90,15 @@ impl Conv1d {
     }
 }
 
-impl Conv1dTensors {
+impl Tensors {
     /// The inputs of some of the channels.
     ///
     /// # Errors
     /// If they do not fit into memory.
-    pub fn of_channels(&self, channels: &[i64]) -> Result<Conv1dTensors> {
-        let part = |tensor: &HostTensor, axis| gather(&tensor.view(), axis, channels);
-        let optional = |tensor: &Option<HostTensor>, axis| tensor.as_ref().map(|t| part(t, axis)).transpose();
-        Ok(Conv1dTensors {
-            x: part(&self.x, 1)?,
-            weight: part(&self.weight, 0)?,
-            bias: optional(&self.bias, 0)?,
-            residual: optional(&self.residual, 1)?,
-            initial_states: optional(&self.initial_states, 1)?,
-            seq_idx: self.seq_idx.clone(),
-            cu_seqlens: self.cu_seqlens.clone(),
-            dy: part(&self.dy, 1)?,
-            dfinal_states: optional(&self.dfinal_states, 1)?,
+    pub fn of_channels(&self, channels: &[i64]) -> Result<Tensors> {
+        self.try_map(|name, tensor| match channel_axis(name) {
+            Some(axis) => gather(&tensor.view(), axis, channels),
+            None => Ok(tensor.clone()),
         })
     }
 }

@@ -1,213 +1,157 @@
-//! The arguments of a case's calls by name, whatever stands for a tensor: its arrangement, memory of the host or of a
-//! device, or a view. The calls themselves are put together here and nowhere else.
+//! The tensors of a case's calls by name, whatever stands for a tensor: its arrangement, memory of the host or of a device, or a
+//! view. Which there are, and how they lie, follows from the operations' tables; the calls are put together here and nowhere else.
 
-use causeway::causal_conv1d;
+use causeway::causal_conv1d::{self, Backward, Forward};
 use causeway::error::Result;
+use causeway::operation::{Argument, Axis, DTypes, Operation, Role, Size};
 use causeway::tensor::{DType, TensorMut, TensorRef};
 use causeway::{Arrangement, HostTensor};
 
 use super::case::{Conv1d, Update, VarlenStates};
 use super::layout::dense;
-use super::results::{BackwardResults, ForwardResults, UpdateResults, VarlenStatesResults};
+use super::results::Results;
 
-/// Inputs of a forward and a backward call.
-#[derive(Debug, Clone, Copy)]
-pub struct Conv1dTensors<T = HostTensor> {
-    /// `(batch, dim, seqlen)`.
-    pub x: T,
-    /// `(dim, width)`.
-    pub weight: T,
-    /// `(dim,)`.
-    pub bias: Option<T>,
-    /// `(batch, dim, seqlen)`.
-    pub residual: Option<T>,
-    /// `(sequences, dim, width - 1)`.
-    pub initial_states: Option<T>,
-    /// `(batch, seqlen)`.
-    pub seq_idx: Option<T>,
-    /// `(sequences + 1,)`.
-    pub cu_seqlens: Option<T>,
-    /// `(batch, dim, seqlen)`: gradient of y.
-    pub dy: T,
-    /// `(sequences, dim, width - 1)`: gradient of final_states.
-    pub dfinal_states: Option<T>,
-}
+/// Tensors by name.
+#[derive(Debug, Clone)]
+pub struct Tensors<T = HostTensor>(Vec<(&'static str, T)>);
 
-/// Input `name` of a call.
-///
-/// # Panics
-/// If the case has no such input: names come from `inputs` of the same problem.
-fn named<'a, T>(name: &str, inputs: &[(&str, Option<&'a T>)]) -> &'a T {
-    let found = inputs.iter().find(|(known, _)| *known == name).and_then(|(_, tensor)| *tensor);
-    found.unwrap_or_else(|| panic!("the call has no input {name}"))
-}
+impl<T> Tensors<T> {
+    /// The tensor of a name, if it is there.
+    pub fn get(&self, name: &str) -> Option<&T> {
+        self.0.iter().find(|(known, _)| *known == name).map(|(_, tensor)| tensor)
+    }
 
-impl<T> Conv1dTensors<T> {
-    /// The input of a name that [`Conv1d::inputs`] gives.
+    /// Those of these names that are there, in the names' order, to change them.
+    pub fn change(&mut self, names: &[&str]) -> impl Iterator<Item = &mut T> {
+        let place = |name: &str| names.iter().position(|known| *known == name);
+        let mut found: Vec<_> =
+            self.0.iter_mut().filter_map(|(name, tensor)| Some((place(name)?, tensor))).collect();
+        found.sort_by_key(|(place, _)| *place);
+        found.into_iter().map(|(_, tensor)| tensor)
+    }
+
+    /// The tensor of a name that the call has in any case.
     ///
     /// # Panics
-    /// If there is none.
+    /// If it is not there.
     pub fn of(&self, name: &str) -> &T {
-        named(
-            name,
-            &[
-                ("x", Some(&self.x)),
-                ("weight", Some(&self.weight)),
-                ("bias", self.bias.as_ref()),
-                ("residual", self.residual.as_ref()),
-                ("initial_states", self.initial_states.as_ref()),
-                ("seq_idx", self.seq_idx.as_ref()),
-                ("cu_seqlens", self.cu_seqlens.as_ref()),
-                ("dy", Some(&self.dy)),
-                ("dfinal_states", self.dfinal_states.as_ref()),
-            ],
-        )
+        self.get(name).unwrap_or_else(|| panic!("the call has no {name}"))
     }
 
-    /// The same arguments as something else.
-    ///
-    /// # Errors
-    /// The first one of `each`.
-    pub fn try_map<'a, U>(&'a self, mut each: impl FnMut(&'a T) -> Result<U>) -> Result<Conv1dTensors<U>> {
-        let mut optional = |tensor: &'a Option<T>| tensor.as_ref().map(&mut each).transpose();
-        Ok(Conv1dTensors {
-            bias: optional(&self.bias)?,
-            residual: optional(&self.residual)?,
-            initial_states: optional(&self.initial_states)?,
-            seq_idx: optional(&self.seq_idx)?,
-            cu_seqlens: optional(&self.cu_seqlens)?,
-            dfinal_states: optional(&self.dfinal_states)?,
-            x: each(&self.x)?,
-            weight: each(&self.weight)?,
-            dy: each(&self.dy)?,
-        })
+    /// Takes the tensor of a name out.
+    pub fn take(&mut self, name: &str) -> Option<T> {
+        let at = self.0.iter().position(|(known, _)| *known == name)?;
+        Some(self.0.remove(at).1)
     }
 
-    /// The same arguments as views.
-    pub fn views<'a>(&'a self, view: impl Fn(&'a T) -> TensorRef<'a>) -> Conv1dTensors<TensorRef<'a>> {
-        Conv1dTensors {
-            x: view(&self.x),
-            weight: view(&self.weight),
-            bias: self.bias.as_ref().map(&view),
-            residual: self.residual.as_ref().map(&view),
-            initial_states: self.initial_states.as_ref().map(&view),
-            seq_idx: self.seq_idx.as_ref().map(&view),
-            cu_seqlens: self.cu_seqlens.as_ref().map(&view),
-            dy: view(&self.dy),
-            dfinal_states: self.dfinal_states.as_ref().map(&view),
-        }
-    }
-}
-
-/// Inputs of an update.
-#[derive(Debug, Clone, Copy)]
-pub struct UpdateTensors<T = HostTensor> {
-    /// `(batch, dim)` or `(batch, dim, seqlen)`.
-    pub x: T,
-    /// `(rows, dim, state_len)`; changed in place by the call.
-    pub conv_state: T,
-    /// `(dim, width)`.
-    pub weight: T,
-    /// `(dim,)`.
-    pub bias: Option<T>,
-    /// `(batch,)`.
-    pub cache_seqlens: Option<T>,
-    /// `(batch,)`.
-    pub conv_state_indices: Option<T>,
-}
-
-impl<T> UpdateTensors<T> {
-    /// The input of a name that [`Update::inputs`] gives.
-    ///
-    /// # Panics
-    /// If there is none.
-    pub fn of(&self, name: &str) -> &T {
-        named(
-            name,
-            &[
-                ("x", Some(&self.x)),
-                ("conv_state", Some(&self.conv_state)),
-                ("weight", Some(&self.weight)),
-                ("bias", self.bias.as_ref()),
-                ("cache_seqlens", self.cache_seqlens.as_ref()),
-                ("conv_state_indices", self.conv_state_indices.as_ref()),
-            ],
-        )
+    /// Every tensor.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &T)> {
+        self.0.iter().map(|(name, tensor)| (*name, tensor))
     }
 
-    /// The same arguments as something else.
-    ///
-    /// # Errors
-    /// The first one of `each`.
-    pub fn try_map<'a, U>(&'a self, mut each: impl FnMut(&'a T) -> Result<U>) -> Result<UpdateTensors<U>> {
-        let mut optional = |tensor: &'a Option<T>| tensor.as_ref().map(&mut each).transpose();
-        Ok(UpdateTensors {
-            bias: optional(&self.bias)?,
-            cache_seqlens: optional(&self.cache_seqlens)?,
-            conv_state_indices: optional(&self.conv_state_indices)?,
-            x: each(&self.x)?,
-            conv_state: each(&self.conv_state)?,
-            weight: each(&self.weight)?,
-        })
-    }
-
-    /// The same arguments as views.
-    pub fn views<'a>(&'a self, view: impl Fn(&'a T) -> TensorRef<'a>) -> UpdateTensors<TensorRef<'a>> {
-        UpdateTensors {
-            x: view(&self.x),
-            conv_state: view(&self.conv_state),
-            weight: view(&self.weight),
-            bias: self.bias.as_ref().map(&view),
-            cache_seqlens: self.cache_seqlens.as_ref().map(&view),
-            conv_state_indices: self.conv_state_indices.as_ref().map(&view),
-        }
-    }
-}
-
-/// Inputs of varlen_states.
-#[derive(Debug, Clone, Copy)]
-pub struct VarlenStatesTensors<T = HostTensor> {
-    /// `(total, dim)`.
-    pub x: T,
-    /// `(n + 1,)`.
-    pub cu_seqlens: T,
-}
-
-impl<T> VarlenStatesTensors<T> {
-    /// The input of a name that [`VarlenStates::inputs`] gives.
-    ///
-    /// # Panics
-    /// If there is none.
-    pub fn of(&self, name: &str) -> &T {
-        named(name, &[("x", Some(&self.x)), ("cu_seqlens", Some(&self.cu_seqlens))])
-    }
-
-    /// The same arguments as something else.
+    /// The same arguments as something else, each by its name.
     ///
     /// # Errors
     /// The first one of `each`.
     pub fn try_map<'a, U>(
         &'a self,
-        mut each: impl FnMut(&'a T) -> Result<U>,
-    ) -> Result<VarlenStatesTensors<U>> {
-        Ok(VarlenStatesTensors { x: each(&self.x)?, cu_seqlens: each(&self.cu_seqlens)? })
+        mut each: impl FnMut(&'static str, &'a T) -> Result<U>,
+    ) -> Result<Tensors<U>> {
+        self.iter().map(|(name, tensor)| Ok((name, each(name, tensor)?))).collect::<Result<_>>().map(Tensors)
     }
 
     /// The same arguments as views.
-    pub fn views<'a>(&'a self, view: impl Fn(&'a T) -> TensorRef<'a>) -> VarlenStatesTensors<TensorRef<'a>> {
-        VarlenStatesTensors { x: view(&self.x), cu_seqlens: view(&self.cu_seqlens) }
+    pub fn views<'a>(&'a self, view: impl Fn(&'a T) -> TensorRef<'a>) -> Tensors<TensorRef<'a>> {
+        Tensors(self.iter().map(|(name, tensor)| (name, view(tensor))).collect())
+    }
+
+    /// The same arguments as views to write to.
+    fn views_mut<'a>(&'a mut self, view: impl Fn(&'a mut T) -> TensorMut<'a>) -> Tensors<TensorMut<'a>> {
+        Tensors(self.0.iter_mut().map(|(name, tensor)| (*name, view(tensor))).collect())
     }
 }
 
+impl<'a> Tensors<TensorRef<'a>> {
+    /// The view of a name, if it is there.
+    pub fn view(&self, name: &str) -> Option<TensorRef<'a>> {
+        self.get(name).copied()
+    }
+}
+
+impl<T> Results<T> for Tensors<T> {
+    fn tensors(&mut self) -> Vec<(&'static str, &mut T)> {
+        self.0.iter_mut().map(|(name, tensor)| (*name, tensor)).collect()
+    }
+}
+
+/// What makes a tensor of a name and an arrangement.
+type Make<'a, T> = &'a mut dyn FnMut(&'static str, Arrangement) -> Result<T>;
+
+/// Those of `arguments` that there are, each made from its arrangement.
+fn made<T>(
+    arguments: impl Iterator<Item = &'static Argument>,
+    arrange: impl Fn(&Argument) -> Result<Arrangement>,
+    make: Make<'_, T>,
+) -> Result<Tensors<T>> {
+    let made = |argument: &'static Argument| Ok((argument.name, make(argument.name, arrange(argument)?)?));
+    arguments.map(made).collect::<Result<_>>().map(Tensors)
+}
+
+fn inputs(arguments: &'static [Argument]) -> impl Iterator<Item = &'static Argument> + Clone {
+    arguments.iter().filter(|argument| argument.role != Role::Output)
+}
+
+fn outputs(arguments: &'static [Argument]) -> impl Iterator<Item = &'static Argument> + Clone {
+    arguments.iter().filter(|argument| argument.role != Role::Input)
+}
+
 impl Conv1d {
-    /// Rows of the states.
-    pub fn sequences(&self) -> i64 {
-        self.cu_seqlens.as_ref().map_or(self.batch, |boundaries| boundaries.lengths.len() as i64)
+    /// Optional tensors that rows ask for with a flag: those that need no more than that.
+    pub fn flags() -> impl Iterator<Item = &'static str> {
+        let described = |argument: &&Argument| !matches!(argument.dtypes, DTypes::Among(..));
+        Forward::ARGUMENTS.iter().filter(|argument| argument.optional).filter(described).map(|flag| flag.name)
+    }
+
+    /// What a call can leave out although it is asked for elsewhere: optional results, and their gradients.
+    pub fn omissible() -> Vec<&'static str> {
+        let optional = |argument: &&Argument| argument.optional;
+        let results = outputs(Forward::ARGUMENTS).filter(optional);
+        let with_gradients = results.flat_map(|result| {
+            let gradient = |known: &&Argument| known.name.strip_prefix('d') == Some(result.name);
+            [result].into_iter().chain(Self::gradients().filter(gradient))
+        });
+        with_gradients.chain(outputs(Backward::ARGUMENTS).filter(optional)).map(|known| known.name).collect()
+    }
+
+    /// Inputs that only backward has.
+    fn gradients() -> impl Iterator<Item = &'static Argument> {
+        inputs(Backward::ARGUMENTS)
+            .filter(|argument| inputs(Forward::ARGUMENTS).all(|known| known.name != argument.name))
+    }
+
+    /// Whether an optional tensor is given.
+    pub fn has(&self, name: &str) -> bool {
+        match name {
+            "seq_idx" => self.seq_idx.is_some(),
+            "cu_seqlens" => self.cu_seqlens.is_some(),
+            _ => self.given.contains(name),
+        }
     }
 
     /// Whether a tensor is part of the calls, as far as `omit` says.
-    fn asks_for(&self, name: &str) -> bool {
-        !self.omit.iter().any(|omitted| omitted == name)
+    fn calls_have(&self, argument: &Argument) -> bool {
+        let name = argument.name;
+        let given = match argument.needs {
+            Some((input, _)) => self.has(input),
+            // Of a result that is given: dfinal_states.
+            None => self.has(name) || name.strip_prefix('d').is_some_and(|result| self.has(result)),
+        };
+        !argument.optional || given && !self.omit.iter().any(|omitted| omitted == name)
+    }
+
+    /// Rows of the states.
+    pub fn sequences(&self) -> i64 {
+        self.cu_seqlens.as_ref().map_or(self.batch, |boundaries| boundaries.lengths.len() as i64)
     }
 
     /// Shape of x, y, dy, dx and residual.
@@ -215,39 +159,52 @@ impl Conv1d {
         [self.batch, self.dim, self.seqlen]
     }
 
-    /// Shape of all states.
-    pub fn states_shape(&self) -> [i64; 3] {
-        [self.sequences(), self.dim, self.width - 1]
+    fn size(&self, axis: &Axis) -> i64 {
+        axis.plus
+            + match axis.size {
+                Size::Batch => self.batch,
+                Size::Dim => self.dim,
+                Size::Seqlen => self.seqlen,
+                Size::Width => self.width,
+                Size::Sequences => self.sequences(),
+                Size::Free => 0,
+            }
     }
 
-    /// The inputs, each made by `make` from its name and arrangement.
+    fn dtype_of(&self, argument: &Argument) -> DType {
+        match (argument.name, argument.dtypes) {
+            ("weight", _) | (_, DTypes::Of("weight", _)) => self.weight_dtype,
+            (_, DTypes::OfOrF32(..) | DTypes::Of("dweight", _)) => self.dweight_dtype,
+            ("cu_seqlens", _) => self.cu_seqlens.as_ref().map_or(DType::I32, |lengths| lengths.dtype),
+            (_, DTypes::Among(allowed, _)) => allowed[0],
+            _ => self.dtype,
+        }
+    }
+
+    fn arrange(&self, argument: &Argument) -> Result<Arrangement> {
+        let shape: Vec<i64> = argument.shape.axes.iter().map(|axis| self.size(axis)).collect();
+        let layout = if argument.role == Role::Input { self.layout } else { self.output_layout };
+        match <[i64; 3]>::try_from(shape.as_slice()) {
+            Ok(shape) => layout.arrange(self.dtype_of(argument), shape),
+            Err(_) => dense(self.dtype_of(argument), &shape),
+        }
+    }
+
+    fn made<T>(
+        &self,
+        arguments: impl Iterator<Item = &'static Argument>,
+        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
+    ) -> Result<Tensors<T>> {
+        let there = arguments.filter(|argument| self.calls_have(argument));
+        made(there, |argument| self.arrange(argument), &mut self.memory.applied(make))
+    }
+
+    /// The inputs of forward and backward, each made by `make` from its name and arrangement.
     ///
     /// # Errors
     /// The first one of `make`.
-    pub fn inputs<T>(
-        &self,
-        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
-    ) -> Result<Conv1dTensors<T>> {
-        let mut make = self.memory.applied(make);
-        let like_x = || self.layout.arrange(self.dtype, self.x_shape());
-        let states = || self.layout.arrange(self.dtype, self.states_shape());
-        let weight = |shape: &[i64]| dense(self.weight_dtype, shape);
-        let indices = || dense(DType::I32, &[self.batch, self.seqlen]);
-        let boundaries =
-            self.cu_seqlens.as_ref().map(|lengths| dense(lengths.dtype, &[self.sequences() + 1]));
-        Ok(Conv1dTensors {
-            x: make("x", like_x()?)?,
-            weight: make("weight", weight(&[self.dim, self.width])?)?,
-            bias: when(self.bias, || make("bias", weight(&[self.dim])?))?,
-            residual: when(self.residual, || make("residual", like_x()?))?,
-            initial_states: when(self.initial_states, || make("initial_states", states()?))?,
-            seq_idx: when(self.seq_idx.is_some(), || make("seq_idx", indices()?))?,
-            cu_seqlens: boundaries.map(|arrangement| make("cu_seqlens", arrangement?)).transpose()?,
-            dy: make("dy", like_x()?)?,
-            dfinal_states: when(self.final_states && self.asks_for("dfinal_states"), || {
-                make("dfinal_states", states()?)
-            })?,
-        })
+    pub fn inputs<T>(&self, make: impl FnMut(&'static str, Arrangement) -> Result<T>) -> Result<Tensors<T>> {
+        self.made(inputs(Forward::ARGUMENTS).chain(Self::gradients()), make)
     }
 
     /// The results of forward, each made by `make` from its name and arrangement.
@@ -257,15 +214,8 @@ impl Conv1d {
     pub fn forward_results<T>(
         &self,
         make: impl FnMut(&'static str, Arrangement) -> Result<T>,
-    ) -> Result<ForwardResults<T>> {
-        let mut make = self.memory.applied(make);
-        let arrange = |shape| self.output_layout.arrange(self.dtype, shape);
-        Ok(ForwardResults {
-            y: make("y", arrange(self.x_shape())?)?,
-            final_states: when(self.final_states && self.asks_for("final_states"), || {
-                make("final_states", arrange(self.states_shape())?)
-            })?,
-        })
+    ) -> Result<Tensors<T>> {
+        self.made(outputs(Forward::ARGUMENTS), make)
     }
 
     /// The results of backward, each made by `make` from its name and arrangement.
@@ -275,64 +225,37 @@ impl Conv1d {
     pub fn backward_results<T>(
         &self,
         make: impl FnMut(&'static str, Arrangement) -> Result<T>,
-    ) -> Result<BackwardResults<T>> {
-        let mut make = self.memory.applied(make);
-        let arrange = |shape| self.output_layout.arrange(self.dtype, shape);
-        let parameter = |shape: &[i64]| dense(self.dweight_dtype, shape);
-        Ok(BackwardResults {
-            dx: make("dx", arrange(self.x_shape())?)?,
-            dweight: make("dweight", parameter(&[self.dim, self.width])?)?,
-            dbias: when(self.bias && self.asks_for("dbias"), || make("dbias", parameter(&[self.dim])?))?,
-            dinitial_states: when(self.initial_states && self.asks_for("dinitial_states"), || {
-                make("dinitial_states", arrange(self.states_shape())?)
-            })?,
-        })
+    ) -> Result<Tensors<T>> {
+        self.made(outputs(Backward::ARGUMENTS), make)
     }
 
     /// The call of forward.
     pub fn forward<'a, T: 'a>(
         &self,
-        inputs: &Conv1dTensors<TensorRef<'a>>,
-        results: &'a mut ForwardResults<T>,
+        inputs: &Tensors<TensorRef<'a>>,
+        results: &'a mut Tensors<T>,
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
-    ) -> causal_conv1d::Forward<'a> {
-        causal_conv1d::Forward {
-            x: inputs.x,
-            weight: inputs.weight,
-            bias: inputs.bias,
-            initial_states: inputs.initial_states,
-            seq_idx: inputs.seq_idx,
-            cu_seqlens: inputs.cu_seqlens,
-            residual: inputs.residual,
-            activation: self.activation,
-            y: view(&mut results.y),
-            final_states: results.final_states.as_mut().map(view),
-        }
+    ) -> Forward<'a> {
+        let mut results = results.views_mut(view);
+        Forward::from_named(self.activation, |name| inputs.view(name), |name| results.take(name))
     }
 
     /// The call of backward.
     pub fn backward<'a, T: 'a>(
         &self,
-        inputs: &Conv1dTensors<TensorRef<'a>>,
-        results: &'a mut BackwardResults<T>,
+        inputs: &Tensors<TensorRef<'a>>,
+        results: &'a mut Tensors<T>,
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
-    ) -> causal_conv1d::Backward<'a> {
-        causal_conv1d::Backward {
-            x: inputs.x,
-            weight: inputs.weight,
-            bias: inputs.bias,
-            dy: inputs.dy,
-            initial_states: inputs.initial_states,
-            seq_idx: inputs.seq_idx,
-            cu_seqlens: inputs.cu_seqlens,
-            dfinal_states: inputs.dfinal_states,
-            activation: self.activation,
-            dx: view(&mut results.dx),
-            dweight: view(&mut results.dweight),
-            dbias: results.dbias.as_mut().map(&view),
-            dinitial_states: results.dinitial_states.as_mut().map(view),
-        }
+    ) -> Backward<'a> {
+        let mut results = results.views_mut(view);
+        Backward::from_named(self.activation, |name| inputs.view(name), |name| results.take(name))
     }
+}
+
+/// The axis of a tensor of forward or backward that channels lie along; None if there is none.
+pub fn channel_axis(name: &str) -> Option<usize> {
+    let argument = Forward::ARGUMENTS.iter().chain(Backward::ARGUMENTS).find(|known| known.name == name)?;
+    argument.shape.axes.iter().position(|axis| axis.size == Size::Dim)
 }
 
 impl Update {
@@ -341,36 +264,33 @@ impl Update {
         self.batch * if self.conv_state_indices { 2 } else { 1 }
     }
 
-    fn like_x(&self) -> Result<Arrangement> {
-        match self.seqlen {
-            Some(seqlen) => self.layout.arrange(self.dtype, [self.batch, self.dim, seqlen]),
-            None => self.layout.arrange_2d(self.dtype, [self.batch, self.dim]),
+    fn has(&self, argument: &Argument) -> bool {
+        match argument.name {
+            "bias" => self.bias,
+            "cache_seqlens" => self.cache_seqlens,
+            "conv_state_indices" => self.conv_state_indices,
+            _ => true,
         }
     }
 
-    fn like_conv_state(&self) -> Result<Arrangement> {
-        self.layout.arrange(self.dtype, [self.rows(), self.dim, self.state_len])
+    fn arrange(&self, argument: &Argument) -> Result<Arrangement> {
+        match (argument.name, self.seqlen) {
+            ("x" | "y", Some(seqlen)) => self.layout.arrange(self.dtype, [self.batch, self.dim, seqlen]),
+            ("x" | "y", None) => self.layout.arrange_2d(self.dtype, [self.batch, self.dim]),
+            ("conv_state", _) => self.layout.arrange(self.dtype, [self.rows(), self.dim, self.state_len]),
+            ("weight", _) => dense(self.weight_dtype, &[self.dim, self.width]),
+            ("bias", _) => dense(self.weight_dtype, &[self.dim]),
+            _ => dense(DType::I32, &[self.batch]),
+        }
     }
 
     /// The inputs, each made by `make` from its name and arrangement.
     ///
     /// # Errors
     /// The first one of `make`.
-    pub fn inputs<T>(
-        &self,
-        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
-    ) -> Result<UpdateTensors<T>> {
-        let mut make = self.memory.applied(make);
-        let weight = |shape: &[i64]| dense(self.weight_dtype, shape);
-        let indices = || dense(DType::I32, &[self.batch]);
-        Ok(UpdateTensors {
-            x: make("x", self.like_x()?)?,
-            conv_state: make("conv_state", self.like_conv_state()?)?,
-            weight: make("weight", weight(&[self.dim, self.width])?)?,
-            bias: when(self.bias, || make("bias", weight(&[self.dim])?))?,
-            cache_seqlens: when(self.cache_seqlens, || make("cache_seqlens", indices()?))?,
-            conv_state_indices: when(self.conv_state_indices, || make("conv_state_indices", indices()?))?,
-        })
+    pub fn inputs<T>(&self, make: impl FnMut(&'static str, Arrangement) -> Result<T>) -> Result<Tensors<T>> {
+        let there = inputs(causal_conv1d::Update::ARGUMENTS).filter(|argument| self.has(argument));
+        made(there, |argument| self.arrange(argument), &mut self.memory.applied(make))
     }
 
     /// The results, each made by `make` from its name and arrangement. The call expects conv_state to hold what the
@@ -378,82 +298,63 @@ impl Update {
     ///
     /// # Errors
     /// The first one of `make`.
-    pub fn results<T>(
-        &self,
-        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
-    ) -> Result<UpdateResults<T>> {
-        let mut make = self.memory.applied(make);
-        Ok(UpdateResults {
-            y: make("y", self.like_x()?)?,
-            conv_state: make("conv_state", self.like_conv_state()?)?,
-        })
+    pub fn results<T>(&self, make: impl FnMut(&'static str, Arrangement) -> Result<T>) -> Result<Tensors<T>> {
+        let results = outputs(causal_conv1d::Update::ARGUMENTS);
+        made(results, |argument| self.arrange(argument), &mut self.memory.applied(make))
     }
 
     /// The call.
     pub fn call<'a, T: 'a>(
         &self,
-        inputs: &UpdateTensors<TensorRef<'a>>,
-        results: &'a mut UpdateResults<T>,
+        inputs: &Tensors<TensorRef<'a>>,
+        results: &'a mut Tensors<T>,
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
     ) -> causal_conv1d::Update<'a> {
-        causal_conv1d::Update {
-            x: inputs.x,
-            conv_state: view(&mut results.conv_state),
-            weight: inputs.weight,
-            bias: inputs.bias,
-            cache_seqlens: inputs.cache_seqlens,
-            conv_state_indices: inputs.conv_state_indices,
-            activation: self.activation,
-            y: view(&mut results.y),
-        }
+        let mut results = results.views_mut(view);
+        causal_conv1d::Update::from_named(
+            self.activation,
+            |name| inputs.view(name),
+            |name| results.take(name),
+        )
     }
 }
 
 impl VarlenStates {
+    fn arrange(&self, argument: &Argument) -> Result<Arrangement> {
+        let sequences = self.cu_seqlens.lengths.len() as i64;
+        match argument.name {
+            "x" => self.layout.arrange_2d(self.dtype, [self.cu_seqlens.total(), self.dim]),
+            "cu_seqlens" => dense(self.cu_seqlens.dtype, &[sequences + 1]),
+            _ => self.layout.arrange(self.dtype, [sequences, self.dim, self.state_len]),
+        }
+    }
+
     /// The inputs, each made by `make` from its name and arrangement.
     ///
     /// # Errors
     /// The first one of `make`.
-    pub fn inputs<T>(
-        &self,
-        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
-    ) -> Result<VarlenStatesTensors<T>> {
-        let mut make = self.memory.applied(make);
-        let count = self.cu_seqlens.lengths.len() as i64 + 1;
-        Ok(VarlenStatesTensors {
-            x: make("x", self.layout.arrange_2d(self.dtype, [self.cu_seqlens.total(), self.dim])?)?,
-            cu_seqlens: make("cu_seqlens", dense(self.cu_seqlens.dtype, &[count])?)?,
-        })
+    pub fn inputs<T>(&self, make: impl FnMut(&'static str, Arrangement) -> Result<T>) -> Result<Tensors<T>> {
+        let inputs = inputs(causal_conv1d::VarlenStates::ARGUMENTS);
+        made(inputs, |argument| self.arrange(argument), &mut self.memory.applied(make))
     }
 
     /// The result, made by `make` from its name and arrangement.
     ///
     /// # Errors
     /// The first one of `make`.
-    pub fn results<T>(
-        &self,
-        make: impl FnMut(&'static str, Arrangement) -> Result<T>,
-    ) -> Result<VarlenStatesResults<T>> {
-        let mut make = self.memory.applied(make);
-        let shape = [self.cu_seqlens.lengths.len() as i64, self.dim, self.state_len];
-        Ok(VarlenStatesResults { states: make("states", self.layout.arrange(self.dtype, shape)?)? })
+    pub fn results<T>(&self, make: impl FnMut(&'static str, Arrangement) -> Result<T>) -> Result<Tensors<T>> {
+        let results = outputs(causal_conv1d::VarlenStates::ARGUMENTS);
+        made(results, |argument| self.arrange(argument), &mut self.memory.applied(make))
     }
 
     /// The call.
     pub fn call<'a, T: 'a>(
         &self,
-        inputs: &VarlenStatesTensors<TensorRef<'a>>,
-        results: &'a mut VarlenStatesResults<T>,
+        inputs: &Tensors<TensorRef<'a>>,
+        results: &'a mut Tensors<T>,
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
     ) -> causal_conv1d::VarlenStates<'a> {
-        causal_conv1d::VarlenStates {
-            x: inputs.x,
-            cu_seqlens: inputs.cu_seqlens,
-            states: view(&mut results.states),
-        }
+        let mut results = results.views_mut(view);
+        causal_conv1d::VarlenStates::from_named(|name| inputs.view(name), |name| results.take(name))
     }
-}
-
-fn when<T>(wanted: bool, make: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
-    wanted.then(make).transpose()
 }

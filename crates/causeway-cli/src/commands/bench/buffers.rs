@@ -3,10 +3,7 @@
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
 use causeway::{Arrangement, DType, Device, HostTensor, Result};
 use causeway_verify::oracle::POISON;
-use causeway_verify::suite::{
-    BackwardResults, Case, Conv1d, Conv1dTensors, ForwardResults, Problem, Results, Update, UpdateResults,
-    UpdateTensors, VarlenStates, VarlenStatesResults, VarlenStatesTensors,
-};
+use causeway_verify::suite::{Case, Conv1d, Problem, Results, Tensors, Update, VarlenStates};
 use serde::{Deserialize, Serialize};
 
 use super::turns::Turns;
@@ -70,20 +67,18 @@ fn takes_turns(name: &str) -> bool {
 }
 
 /// What a call reads and writes.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Work {
-    Forward(Conv1d, Conv1dTensors<Turns>, ForwardResults<Turns>),
-    Backward(Conv1d, Conv1dTensors<Turns>, BackwardResults<Turns>),
-    Update(Update, UpdateTensors<Turns>, UpdateResults<Turns>),
-    VarlenStates(VarlenStates, VarlenStatesTensors<Turns>, VarlenStatesResults<Turns>),
+    Forward(Conv1d, Tensors<Turns>, Tensors<Turns>),
+    Backward(Conv1d, Tensors<Turns>, Tensors<Turns>),
+    Update(Update, Tensors<Turns>, Tensors<Turns>),
+    VarlenStates(VarlenStates, Tensors<Turns>, Tensors<Turns>),
 }
 
 /// The inputs of a case on the host: what results are checked against.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub(super) enum Inputs {
-    Conv1d(Conv1d, Conv1dTensors),
-    Update(Update, UpdateTensors),
-    VarlenStates(VarlenStates, VarlenStatesTensors),
+    Conv1d(Conv1d, Tensors),
+    Update(Update, Tensors),
+    VarlenStates(VarlenStates, Tensors),
 }
 
 impl Inputs {
@@ -187,7 +182,7 @@ impl Buffers {
             Inputs::Update(u, host) => {
                 let inputs = u.inputs(|name, arrangement| place(name, arrangement, host.of(name)))?;
                 let results = u.results(|name, arrangement| match name {
-                    "conv_state" => place(name, arrangement, &host.conv_state),
+                    "conv_state" => place(name, arrangement, host.of(name)),
                     _ => output(name, arrangement),
                 })?;
                 Work::Update(u.clone(), inputs, results)
@@ -219,23 +214,24 @@ impl Buffers {
 
     /// What the floor's pass reads, once or twice, and writes; and its bytes.
     pub fn floor(&mut self) -> (&Turns, Option<&Turns>, &mut Turns, u64) {
-        let (first, second, to) = match (&mut self.work, &mut self.copy) {
-            (_, Some([from, to])) => (&*from, None, to),
-            (Work::Forward(_, inputs, results), None) => {
-                (&inputs.x, inputs.residual.as_ref(), &mut results.y)
-            }
-            (Work::Backward(_, inputs, results), None) => (&inputs.x, Some(&inputs.dy), &mut results.dx),
-            (Work::Update(_, inputs, results), None) => (&inputs.x, None, &mut results.y),
-            (Work::VarlenStates(_, inputs, results), None) => (&inputs.x, None, &mut results.states),
+        if let Some([from, to]) = &mut self.copy {
+            return (&*from, None, to, self.floor_bytes);
+        }
+        let (inputs, second, results, to) = match &mut self.work {
+            Work::Forward(_, inputs, results) => (inputs, "residual", results, "y"),
+            Work::Backward(_, inputs, results) => (inputs, "dy", results, "dx"),
+            Work::Update(_, inputs, results) => (inputs, "", results, "y"),
+            Work::VarlenStates(_, inputs, results) => (inputs, "", results, "states"),
         };
-        (first, second, to, self.floor_bytes)
+        let to = results.change(&[to]).next().expect("a call of this kind has this result");
+        (inputs.of("x"), inputs.get(second), to, self.floor_bytes)
     }
 
     /// Poisons the results of the first call; conv_state gets what the host has.
     pub fn reset(&mut self, host: &Inputs) -> Result<()> {
         for (name, turns) in self.results() {
             match host {
-                Inputs::Update(_, tensors) if name == "conv_state" => turns.restore(&tensors.conv_state)?,
+                Inputs::Update(_, tensors) if name == "conv_state" => turns.restore(tensors.of(name))?,
                 _ => {
                     let mut tensor = turns.fetch()?;
                     tensor.fill_bytes(POISON);
@@ -270,6 +266,6 @@ fn tensor_bytes(problem: &Conv1d) -> u64 {
 fn passes(problem: &Conv1d, call: Call) -> u64 {
     match call {
         Call::Backward => 3,
-        _ => 2 + u64::from(problem.residual),
+        _ => 2 + u64::from(problem.has("residual")),
     }
 }

@@ -3,7 +3,7 @@
 use causeway::{HostTensor, Result};
 use causeway_verify::oracle::Expected;
 use causeway_verify::oracle::causal_conv1d as oracle;
-use causeway_verify::suite::{gather, sample_channels};
+use causeway_verify::suite::{channel_axis, gather, sample_channels};
 
 use super::buffers::{Call, Inputs};
 
@@ -49,33 +49,21 @@ fn truths(inputs: &Inputs, call: Call) -> Result<(Vec<Truth>, Vec<i64>)> {
             let channels = sample_channels(problem.dim);
             let part = problem.of_channels(&channels);
             let tensors = tensors.of_channels(&channels)?;
-            let truths = match call {
-                Call::Backward => {
-                    let expected = tensors.backward_truth(&part);
-                    vec![
-                        truth("dx", Some(1), expected.dx),
-                        truth("dweight", Some(0), expected.dweight),
-                        truth("dbias", Some(0), expected.dbias),
-                        truth("dinitial_states", Some(1), expected.dinitial_states),
-                    ]
-                }
-                _ => {
-                    let expected = oracle::forward(&tensors.oracle_inputs(&part));
-                    vec![
-                        truth("y", Some(1), expected.y),
-                        truth("final_states", Some(1), expected.final_states),
-                    ]
-                }
+            let expected = match call {
+                Call::Backward => tensors.backward_truth(&part).by_name(),
+                _ => oracle::forward(&tensors.oracle_inputs(&part)).by_name(),
             };
+            let truth = |(name, expected)| truth(name, channel_axis(name), expected);
+            let truths = expected.into_iter().map(truth).collect();
             Ok((truths, channels))
         }
         Inputs::Update(problem, tensors) => {
-            let expected = oracle::update(&tensors.oracle_inputs(problem));
+            let expected = oracle::update(&tensors.oracle_update(problem));
             let truths = vec![truth("y", None, expected.y), truth("conv_state", None, expected.conv_state)];
             Ok((truths, Vec::new()))
         }
         Inputs::VarlenStates(problem, tensors) => {
-            let (x, boundaries) = (tensors.x.view(), tensors.cu_seqlens.view());
+            let (x, boundaries) = (tensors.of("x").view(), tensors.of("cu_seqlens").view());
             let expected = oracle::varlen_states(&x, &boundaries, problem.state_len);
             Ok((vec![truth("states", None, expected)], Vec::new()))
         }

@@ -26,6 +26,18 @@ pub struct BackwardTruth {
     pub dinitial_states: Expected,
 }
 
+impl BackwardTruth {
+    /// Each result with its name.
+    pub fn by_name(self) -> Vec<(&'static str, Expected)> {
+        vec![
+            ("dx", self.dx),
+            ("dweight", self.dweight),
+            ("dbias", self.dbias),
+            ("dinitial_states", self.dinitial_states),
+        ]
+    }
+}
+
 /// The truth of [`Backward`](causeway::causal_conv1d::Backward). dweight and dbias are to be of `parameter_dtype`.
 ///
 /// The bounds of dweight and dbias hold with the stated probability when the signs of dy are random and

@@ -19,6 +19,13 @@ pub struct ForwardTruth {
     pub final_states: Expected,
 }
 
+impl ForwardTruth {
+    /// Each result with its name.
+    pub fn by_name(self) -> Vec<(&'static str, Expected)> {
+        vec![("y", self.y), ("final_states", self.final_states)]
+    }
+}
+
 /// The truth of [`Forward`](causeway::causal_conv1d::Forward).
 pub fn forward(inputs: &Inputs<'_>) -> ForwardTruth {
     if needs_double_double(&inputs.x) {

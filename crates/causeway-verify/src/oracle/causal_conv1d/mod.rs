@@ -40,6 +40,26 @@ pub struct Inputs<'a> {
     pub activation: Activation,
 }
 
+impl<'a> Inputs<'a> {
+    /// The inputs of these names.
+    ///
+    /// # Panics
+    /// Without x or weight.
+    pub fn from_named(activation: Activation, read: impl Fn(&str) -> Option<TensorRef<'a>>) -> Self {
+        let required = |name: &str| read(name).unwrap_or_else(|| panic!("there is no {name}"));
+        Inputs {
+            x: required("x"),
+            weight: required("weight"),
+            bias: read("bias"),
+            initial_states: read("initial_states"),
+            seq_idx: read("seq_idx"),
+            cu_seqlens: read("cu_seqlens"),
+            residual: read("residual"),
+            activation,
+        }
+    }
+}
+
 /// True when f64 alone would not be the truth.
 fn needs_double_double(x: &TensorRef<'_>) -> bool {
     x.dtype() == DType::F64

@@ -28,6 +28,25 @@ pub struct UpdateInputs<'a> {
     pub activation: Activation,
 }
 
+impl<'a> UpdateInputs<'a> {
+    /// The inputs of these names.
+    ///
+    /// # Panics
+    /// Without x, conv_state or weight.
+    pub fn from_named(activation: Activation, read: impl Fn(&str) -> Option<TensorRef<'a>>) -> Self {
+        let required = |name: &str| read(name).unwrap_or_else(|| panic!("there is no {name}"));
+        UpdateInputs {
+            x: required("x"),
+            conv_state: required("conv_state"),
+            weight: required("weight"),
+            bias: read("bias"),
+            cache_seqlens: read("cache_seqlens"),
+            conv_state_indices: read("conv_state_indices"),
+            activation,
+        }
+    }
+}
+
 /// What an update has to write.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdateTruth {

@@ -103,6 +103,9 @@ impl Space {
             table.insert("output_layout".into(), layout(random).name().into());
         }
         flags(random, &mut table, &["residual"], 6);
+        let known = ["bias", "residual", "initial_states", "final_states"];
+        let others: Vec<_> = Conv1d::flags().filter(|flag| !known.contains(flag)).collect();
+        flags(random, &mut table, &others, 3);
         // Half of the calls are plain; the others have what tells sequences apart in every combination.
         if random.once_in(2) {
             flags(random, &mut table, &["initial_states", "final_states"], 2);
@@ -115,7 +118,7 @@ impl Space {
                 table.insert("cu_seqlens".into(), packed.into());
             }
         }
-        let omit = Conv1d::OPTIONAL.into_iter().filter(|_| random.once_in(12));
+        let omit = Conv1d::omissible().into_iter().filter(|_| random.once_in(12));
         let omit: Vec<Value> = omit.map(Value::from).collect();
         if !omit.is_empty() {
             table.insert("omit".into(), omit.into());
