@@ -33,12 +33,18 @@ pub enum Size {
     Width,
     /// Sequences: rows of a state.
     Sequences,
+    /// Rows of A and C.
+    M,
+    /// Columns of B and C.
+    N,
+    /// Columns of A, rows of B.
+    K,
     /// Any: the operation's own checks say what it has to be.
     Free,
 }
 
 /// What [`Size`]s are in a call, in their order.
-pub(crate) type Sizes = [i64; 5];
+pub(crate) type Sizes = [i64; 8];
 
 /// An axis of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,6 +131,9 @@ pub trait Operation {
     /// Its tensors, in the order of its struct.
     const ARGUMENTS: &'static [Argument];
 
+    /// `where x is`, of the first of them: what says where the others have to be.
+    const WHERE: &'static str;
+
     /// Calls `visit` with every argument, and with the tensor that is given for it.
     fn visit<'s>(&'s self, visit: impl FnMut(&'static Argument, Option<View<'s>>));
 
@@ -148,10 +157,10 @@ struct Given<'a>(ArrayVec<(&'static Argument, &'a Meta), MOST>);
 
 /// Checks every argument of a call against the table: number of axes, sizes, dtype, place, what it needs beside it, and, if it is
 /// written, that its elements lie apart. `sizes` are what the operation's own checks have found.
-pub(crate) fn check(call: &impl Operation, sizes: &Sizes) -> Result<()> {
+pub(crate) fn check<O: Operation>(call: &O, sizes: &Sizes) -> Result<()> {
     let mut given = Given(ArrayVec::new());
     call.visit(|argument, tensor| given.0.extend(tensor.map(|tensor| (argument, tensor.meta))));
-    given.0.iter().try_for_each(|(argument, meta)| given.check(argument, meta, sizes))
+    given.0.iter().try_for_each(|(argument, meta)| given.check(argument, meta, sizes, O::WHERE))
 }
 
 impl Given<'_> {
@@ -159,7 +168,7 @@ impl Given<'_> {
         self.0.iter().find(|(argument, _)| argument.name == name).map(|(_, meta)| *meta)
     }
 
-    fn check(&self, argument: &Argument, meta: &Meta, sizes: &Sizes) -> Result<()> {
+    fn check(&self, argument: &Argument, meta: &Meta, sizes: &Sizes, place: &'static str) -> Result<()> {
         let name = argument.name;
         if let Some((input, because)) = argument.needs
             && self.find(input).is_none()
@@ -191,22 +200,27 @@ impl Given<'_> {
             DTypes::Among(allowed, because) => checks::dtype(name, meta, allowed, because)?,
             DTypes::Own => {}
         }
-        checks::location(name, meta, self.0[0].1.location, "where x is")?;
+        checks::location(name, meta, self.0[0].1.location, place)?;
         if argument.role == Role::Input { Ok(()) } else { checks::output(name, meta) }
     }
 }
 
 /// The argument struct of an operation, and its [`Operation`].
 ///
-/// Tensors are `required` or `optional`, or changed `in_place`; each has a [`Shape`] and its [`DTypes`].
+/// Tensors are `required` or `optional`, or changed `in_place`; each has a [`Shape`] and its [`DTypes`]. A name that is no
+/// field's comes behind `as`.
 macro_rules! operation {
     (
         $(#[$meta:meta])*
         pub struct $operation:ident;
-        reads { $($(#[$read_doc:meta])* $read:ident: $read_kind:ident $read_shape:ident, $read_dtypes:expr;)* }
+        reads {
+            $($(#[$read_doc:meta])* $read:ident $(as $read_name:literal)?:
+                $read_kind:ident $read_shape:expr, $read_dtypes:expr;)*
+        }
         options { $($(#[$option_doc:meta])* $option:ident: $option_type:ty;)* }
         writes {
-            $($(#[$doc:meta])* $written:ident: $kind:ident $shape:ident, $dtypes:expr $(, needs $needs:expr)?;)*
+            $($(#[$doc:meta])* $written:ident $(as $name:literal)?:
+                $kind:ident $shape:expr, $dtypes:expr $(, needs $needs:expr)?;)*
         }
     ) => {
         $(#[$meta])*
@@ -228,9 +242,9 @@ macro_rules! operation {
                 mut write: impl FnMut(&'static str) -> Option<$crate::tensor::TensorMut<'a>>,
             ) -> Self {
                 $operation {
-                    $($read: operation!(@given $read_kind, stringify!($read), read),)*
+                    $($read: operation!(@given $read_kind, operation!(@name $read $($read_name)?), read),)*
                     $($option,)*
-                    $($written: operation!(@given $kind, stringify!($written), write),)*
+                    $($written: operation!(@given $kind, operation!(@name $written $($name)?), write),)*
                 }
             }
         }
@@ -238,7 +252,7 @@ macro_rules! operation {
         impl $crate::operation::Operation for $operation<'_> {
             const ARGUMENTS: &'static [$crate::operation::Argument] = &[
                 $($crate::operation::Argument {
-                    name: stringify!($read),
+                    name: operation!(@name $read $($read_name)?),
                     role: $crate::operation::Role::Input,
                     optional: operation!(@optional $read_kind),
                     shape: $read_shape,
@@ -246,7 +260,7 @@ macro_rules! operation {
                     needs: None,
                 },)*
                 $($crate::operation::Argument {
-                    name: stringify!($written),
+                    name: operation!(@name $written $($name)?),
                     role: operation!(@role $kind),
                     optional: operation!(@optional $kind),
                     shape: $shape,
@@ -254,6 +268,9 @@ macro_rules! operation {
                     needs: operation!(@needs $($needs)?),
                 },)*
             ];
+
+            const WHERE: &'static str =
+                [$(concat!("where ", operation!(@name $read $($read_name)?), " is")),*][0];
 
             #[inline]
             fn visit<'s>(
@@ -275,6 +292,8 @@ macro_rules! operation {
     (@read optional, $a:lifetime) => { Option<$crate::tensor::TensorRef<$a>> };
     (@written optional, $a:lifetime) => { Option<$crate::tensor::TensorMut<$a>> };
     (@written $kind:ident, $a:lifetime) => { $crate::tensor::TensorMut<$a> };
+    (@name $field:ident) => { stringify!($field) };
+    (@name $field:ident $name:literal) => { $name };
     (@optional optional) => { true };
     (@optional $kind:ident) => { false };
     (@role in_place) => { $crate::operation::Role::InPlace };

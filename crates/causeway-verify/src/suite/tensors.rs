@@ -167,7 +167,7 @@ impl Conv1d {
                 Size::Seqlen => self.seqlen,
                 Size::Width => self.width,
                 Size::Sequences => self.sequences(),
-                Size::Free => 0,
+                Size::Free | Size::M | Size::N | Size::K => 0,
             }
     }
 

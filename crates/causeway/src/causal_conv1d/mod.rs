@@ -94,6 +94,6 @@ pub struct Sizes {
 impl Sizes {
     /// As the table of arguments refers to them.
     fn table(&self) -> crate::operation::Sizes {
-        [self.batch, self.dim, self.seqlen, self.width, self.sequences]
+        [self.batch, self.dim, self.seqlen, self.width, self.sequences, 0, 0, 0]
     }
 }

@@ -80,7 +80,7 @@ impl Update<'_> {
             }
         };
         let width = Check::of_values(&self.x)?.width(dim, &self.weight)?;
-        check(self, &[batch, dim, seqlen, width, batch])?;
+        check(self, &[batch, dim, seqlen, width, batch, 0, 0, 0])?;
 
         let &[rows, _, state_len] = self.conv_state.shape() else { unreachable!("checked by the table") };
         if state_len < width - 1 {

@@ -48,7 +48,7 @@ impl VarlenStates<'_> {
             return Err(Error::Rank { argument: "x", expected: "(total, dim)", found: self.x.meta().shape });
         };
         let sequences = Check::of_values(&self.x)?.cu_seqlens(total, &self.cu_seqlens)?;
-        check(self, &[0, dim, total, 0, sequences])?;
+        check(self, &[0, dim, total, 0, sequences, 0, 0, 0])?;
         let &[.., state_len] = self.states.shape() else { unreachable!("checked by the table") };
         Ok(VarlenStatesSizes { total, dim, sequences, state_len })
     }

@@ -1,22 +1,27 @@
 //! Arguments of the product.
 
-use super::validate::{self, Check};
+use super::arguments::*;
 use super::{Algorithm, Sizes};
-use crate::checks;
 use crate::error::Result;
-use crate::tensor::{TensorMut, TensorRef};
+use crate::operation::{check, operation};
 
-/// `C[m,n] = Σ_k A[m,k] · B[k,n]`; see the [module](super) for layouts and rounding.
-#[derive(Debug)]
-pub struct Forward<'a> {
-    /// `(M, K)`; f16 or bf16.
-    pub a: TensorRef<'a>,
-    /// `(K, N)`, of A's dtype.
-    pub b: TensorRef<'a>,
-    /// How the sums are formed.
-    pub algorithm: Algorithm,
-    /// `(M, N)`, of A's dtype: the result.
-    pub c: TensorMut<'a>,
+operation! {
+    /// `C[m,n] = Σ_k A[m,k] · B[k,n]`; see the [module](super) for layouts and rounding.
+    pub struct Forward;
+    reads {
+        /// `(M, K)`; f16 or bf16.
+        a as "A": required matrix("(M, K)", &[M, K]), HALF;
+        /// `(K, N)`, of A's dtype.
+        b as "B": required matrix("(K, N)", &[K_OF_A, N]), OF_A;
+    }
+    options {
+        /// How the sums are formed.
+        algorithm: Algorithm;
+    }
+    writes {
+        /// `(M, N)`, of A's dtype: the result.
+        c as "C": required matrix("(M, N)", &[M_OF_A, N_OF_B]), OF_A;
+    }
 }
 
 impl Forward<'_> {
@@ -25,16 +30,9 @@ impl Forward<'_> {
     /// # Errors
     /// One [`Error`](crate::Error) variant per cause.
     pub fn validate(&self) -> Result<Sizes> {
-        let (a, b, c) = (self.a.meta(), self.b.meta(), self.c.meta());
-        let (m, k) = validate::matrix("A", "(M, K)", a)?;
-        let (b_k, n) = validate::matrix("B", "(K, N)", b)?;
-        let (c_m, c_n) = validate::matrix("C", "(M, N)", c)?;
-        checks::size("B", "K", b_k, k, "the K of A")?;
-        checks::size("C", "M", c_m, m, "the M of A")?;
-        checks::size("C", "N", c_n, n, "the N of B")?;
-        let check = Check::against_a(a)?;
-        check.operand("B", b)?;
-        check.result("C", c)?;
+        let (m, k) = sizes("A", "(M, K)", &self.a)?;
+        let (_, n) = sizes("B", "(K, N)", &self.b)?;
+        check(self, &[0, 0, 0, 0, 0, m, n, k])?;
         Ok(Sizes { m, n, k })
     }
 }

@@ -1,23 +1,28 @@
 //! Arguments of the gradient of A.
 
-use super::validate::{self, Check};
+use super::arguments::*;
 use super::{Algorithm, Sizes};
-use crate::checks;
 use crate::error::Result;
-use crate::tensor::{TensorMut, TensorRef};
+use crate::operation::{check, operation};
 
-/// `grad_A[m,k] = Σ_n grad_C[m,n] · B[k,n]`, that is `grad_C · Bᵀ`: the gradient of
-/// [`Forward`](super::Forward) in A.
-#[derive(Debug)]
-pub struct GradA<'a> {
-    /// `(M, N)`; f16 or bf16: the gradient of C.
-    pub grad_c: TensorRef<'a>,
-    /// `(K, N)`, of grad_C's dtype.
-    pub b: TensorRef<'a>,
-    /// How the sums are formed.
-    pub algorithm: Algorithm,
-    /// `(M, K)`, of grad_C's dtype: the result.
-    pub grad_a: TensorMut<'a>,
+operation! {
+    /// `grad_A[m,k] = Σ_n grad_C[m,n] · B[k,n]`, that is `grad_C · Bᵀ`: the gradient of
+    /// [`Forward`](super::Forward) in A.
+    pub struct GradA;
+    reads {
+        /// `(M, N)`; f16 or bf16: the gradient of C.
+        grad_c as "grad_C": required matrix("(M, N)", &[M, N]), HALF;
+        /// `(K, N)`, of grad_C's dtype.
+        b as "B": required matrix("(K, N)", &[K, N_OF_GRAD_C]), OF_GRAD_C;
+    }
+    options {
+        /// How the sums are formed.
+        algorithm: Algorithm;
+    }
+    writes {
+        /// `(M, K)`, of grad_C's dtype: the result.
+        grad_a as "grad_A": required matrix("(M, K)", &[M_OF_GRAD_C, K_OF_B]), OF_GRAD_C;
+    }
 }
 
 impl GradA<'_> {
@@ -26,16 +31,9 @@ impl GradA<'_> {
     /// # Errors
     /// One [`Error`](crate::Error) variant per cause.
     pub fn validate(&self) -> Result<Sizes> {
-        let (grad_c, b, grad_a) = (self.grad_c.meta(), self.b.meta(), self.grad_a.meta());
-        let (m, n) = validate::matrix("grad_C", "(M, N)", grad_c)?;
-        let (k, b_n) = validate::matrix("B", "(K, N)", b)?;
-        let (grad_a_m, grad_a_k) = validate::matrix("grad_A", "(M, K)", grad_a)?;
-        checks::size("B", "N", b_n, n, "the N of grad_C")?;
-        checks::size("grad_A", "M", grad_a_m, m, "the M of grad_C")?;
-        checks::size("grad_A", "K", grad_a_k, k, "the K of B")?;
-        let check = Check::against_grad_c(grad_c)?;
-        check.operand("B", b)?;
-        check.result("grad_A", grad_a)?;
+        let (m, n) = sizes("grad_C", "(M, N)", &self.grad_c)?;
+        let (k, _) = sizes("B", "(K, N)", &self.b)?;
+        check(self, &[0, 0, 0, 0, 0, m, n, k])?;
         Ok(Sizes { m, n, k })
     }
 }

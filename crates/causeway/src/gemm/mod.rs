@@ -28,11 +28,11 @@
 //! [`Algorithm::Fast`] lets the backend add in the order that suits it. On one device its bits are the same
 //! from run to run and for any number of threads.
 
+mod arguments;
 mod forward;
 mod grad_a;
 mod grad_ab;
 mod grad_b;
-mod validate;
 
 pub use forward::Forward;
 pub use grad_a::GradA;

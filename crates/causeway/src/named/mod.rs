@@ -4,10 +4,9 @@
 //! [`causal_conv1d`](crate::causal_conv1d) and [`gemm`](crate::gemm) (A, B, C and their gradients for the latter);
 //! [`Layout`] says how tensors with a sequence axis are stored.
 
-mod conv1d;
 mod error;
-mod gemm;
 mod operation;
+mod run;
 mod tensors;
 
 use std::collections::BTreeMap;
@@ -88,17 +87,12 @@ impl Call {
     /// # Panics
     /// If the inputs lack a required tensor: [`Call::check_names`] comes first.
     pub fn run(&self, device: &Device, inputs: &Inputs) -> Result<Results, CallError> {
-        let activation = self.activation.unwrap_or_default();
-        let algorithm = self.algorithm.unwrap_or_default();
-        let results = match self.operation {
-            Operation::Conv1dForward => conv1d::forward(device, inputs, activation, self.return_final_states),
-            Operation::Conv1dBackward => conv1d::backward(device, inputs, activation),
-            Operation::Conv1dUpdate => conv1d::update(device, inputs, activation),
-            Operation::GemmForward => gemm::forward(device, inputs, algorithm),
-            Operation::GemmGradA => gemm::grad_a(device, inputs, algorithm),
-            Operation::GemmGradB => gemm::grad_b(device, inputs, algorithm),
-            Operation::GemmGradAb => gemm::grad_ab(device, inputs, algorithm),
+        let options = run::Options {
+            activation: self.activation.unwrap_or_default(),
+            algorithm: self.algorithm.unwrap_or_default(),
+            optional_results: self.return_final_states,
         };
+        let results = run::run(self.operation, device, inputs, &options);
         let layout = self.layout.unwrap_or_default();
         results.map(|results| results.stored(layout)).map_err(|error| CallError::Operation { layout, error })
     }

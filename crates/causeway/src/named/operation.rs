@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use super::CallError;
 use crate::causal_conv1d::{Backward, Forward, Update};
+use crate::gemm::{self, GradA, GradAB, GradB};
 use crate::operation::{Argument, Operation as _, Role};
 
 /// What to compute.
@@ -62,10 +63,10 @@ impl Operation {
             Operation::Conv1dForward => Forward::ARGUMENTS,
             Operation::Conv1dBackward => Backward::ARGUMENTS,
             Operation::Conv1dUpdate => Update::ARGUMENTS,
-            Operation::GemmForward => return (vec!["A", "B"], vec![]),
-            Operation::GemmGradA => return (vec!["grad_C", "B"], vec![]),
-            Operation::GemmGradB => return (vec!["grad_C", "A"], vec![]),
-            Operation::GemmGradAb => return (vec!["grad_C", "A", "B"], vec![]),
+            Operation::GemmForward => gemm::Forward::ARGUMENTS,
+            Operation::GemmGradA => GradA::ARGUMENTS,
+            Operation::GemmGradB => GradB::ARGUMENTS,
+            Operation::GemmGradAb => GradAB::ARGUMENTS,
         };
         let inputs = arguments.iter().filter(|argument| argument.role != Role::Output);
         let (optional, required): (Vec<_>, Vec<_>) = inputs.partition(|argument| argument.optional);

@@ -173,10 +173,6 @@ impl Inputs {
 pub(super) struct PlacedInputs<'a>(BTreeMap<&'a str, Input<'a>>);
 
 impl PlacedInputs<'_> {
-    pub fn required(&self, name: &str) -> TensorRef<'_> {
-        self.0[name].view()
-    }
-
     pub fn optional(&self, name: &str) -> Option<TensorRef<'_>> {
         self.0.get(name).map(Input::view)
     }
@@ -193,12 +189,6 @@ impl Outputs {
 
     pub fn views(&mut self) -> BTreeMap<&'static str, TensorMut<'_>> {
         self.0.iter_mut().map(|(name, output)| (*name, output.view())).collect()
-    }
-}
-
-impl<const N: usize> From<[(&'static str, Output); N]> for Outputs {
-    fn from(outputs: [(&'static str, Output); N]) -> Self {
-        Outputs(outputs.into())
     }
 }
 
