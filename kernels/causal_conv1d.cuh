@@ -131,8 +131,8 @@ template <int Bytes, typename Index> struct Boundaries {
         }
         Index low = 0, count = sequences;
         while (count > 1) {
-            const Index step = (count + wave - 1) / wave, place = lane * step;
-            const bool at_or_before = place < count && (*this)[low + place] <= position;
+            const Index step = (count + wave - 1) / wave, probe = lane * step;
+            const bool at_or_before = probe < count && (*this)[low + probe] <= position;
             const Index passed = maximum<Index>((Index)wave_count(at_or_before), 1) - 1;
             low += passed * step;
             count = minimum(step, count - passed * step);
@@ -165,8 +165,8 @@ CAUSEWAY_DEVICE i64 layered_block(u32 per_layer) { return (i64)block_index<2>() 
 // Channels · width weights, or 0 when they do not lie side by side.
 template <class Problem, int Channels, int Bytes>
 CAUSEWAY_DEVICE void load_parameters(const void* weight, Strides2 strides, const void* bias, i64 bias_stride,
-                                     i64 channel, float (&taps)[Channels][Problem::width],
-                                     float (&start)[Channels]) {
+                                     i64 channel, float (&weights)[Channels][Problem::width],
+                                     float (&biases)[Channels]) {
     using Weight = typename Problem::Weight;
     constexpr int WIDTH = Problem::width;
     const Weight* first = at<Weight>(weight, channel * strides.first);
@@ -176,20 +176,20 @@ CAUSEWAY_DEVICE void load_parameters(const void* weight, Strides2 strides, const
 #pragma unroll
         for (int c = 0; c < Channels; ++c) {
 #pragma unroll
-            for (int w = 0; w < WIDTH; ++w) taps[c][w] = run[c * WIDTH + w];
+            for (int w = 0; w < WIDTH; ++w) weights[c][w] = run[c * WIDTH + w];
         }
     } else {
 #pragma unroll
         for (int c = 0; c < Channels; ++c) {
 #pragma unroll
             for (int w = 0; w < WIDTH; ++w) {
-                taps[c][w] = load_element(first + c * strides.first + w * strides.second);
+                weights[c][w] = load_element(first + c * strides.first + w * strides.second);
             }
         }
     }
 #pragma unroll
     for (int c = 0; c < Channels; ++c) {
-        start[c] = Problem::bias ? load_element(at<Weight>(bias, (channel + c) * bias_stride)) : 0.0f;
+        biases[c] = Problem::bias ? load_element(at<Weight>(bias, (channel + c) * bias_stride)) : 0.0f;
     }
 }
 

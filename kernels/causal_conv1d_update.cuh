@@ -114,9 +114,9 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
             input[r] = load<BYTES>(at<X>(a.x, (first + r) * a.x_strides.batch + channel));
         }
     }
-    float taps[CHANNELS][WIDTH], bias[CHANNELS];
+    float weight[CHANNELS][WIDTH], bias[CHANNELS];
     load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel,
-                                                           taps, bias);
+                                                           weight, bias);
 
     float state[REPEATS][ROOM][CHANNELS];
     i64 next_slot[REPEATS];
@@ -168,9 +168,9 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
             for (int w = 0; w < HALO; ++w) {
                 const float value = RING && RUNS ? select_slot(state[r], c, ring_slot(a, next_slot[r], HALO - w))
                                                  : state[r][COLUMNS - HALO + w][c];
-                sum[c] = multiply_add(taps[c][w], value, sum[c]);
+                sum[c] = multiply_add(weight[c][w], value, sum[c]);
             }
-            sum[c] = activate<Problem>(multiply_add(taps[c][HALO], newest[c], sum[c]));
+            sum[c] = activate<Problem>(multiply_add(weight[c][HALO], newest[c], sum[c]));
         }
         store<BYTES>(y, pack<X, BYTES>(sum));
 
