@@ -156,12 +156,12 @@ template <class Problem> struct ChannelRow {
     template <int Lanes> static constexpr int PARTS = STARTING / EACH<Lanes>;
 
     const ForwardArguments& a;
-    i64 batch;
+    i64 entry;
     i32 channel;
-    float taps[1][WIDTH], bias[1];
+    float weight[1][WIDTH], bias[1];
 
     template <int Bytes> CAUSEWAY_DEVICE void load() {
-        load_parameters<Problem, 1, Bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel, taps, bias);
+        load_parameters<Problem, 1, Bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel, weight, bias);
     }
 
     // How far the row starts behind a multiple of 16 bytes, in elements.
@@ -173,10 +173,10 @@ template <class Problem> struct ChannelRow {
     CAUSEWAY_DEVICE Boundaries<Problem::cu_seqlens, i32> boundaries() const {
         return {a.cu_seqlens, 1, (i32)a.sequences, (i32)a.seqlen};
     }
-    CAUSEWAY_DEVICE const i32* indices() const { return at<i32>(a.seq_idx, batch * a.seq_idx_strides.first); }
+    CAUSEWAY_DEVICE const i32* indices() const { return at<i32>(a.seq_idx, entry * a.seq_idx_strides.first); }
     CAUSEWAY_DEVICE i32 index(i32 t) const { return (i32)causeway::load<4>(indices() + t).word[0]; }
     CAUSEWAY_DEVICE i64 offset(Strides3 strides) const {
-        return batch * strides.batch + (i64)channel * (i32)strides.dim;
+        return entry * strides.batch + (i64)channel * (i32)strides.dim;
     }
 
     // What the taps of a position read, under way.
@@ -188,7 +188,7 @@ template <class Problem> struct ChannelRow {
 
     // Asks for one position's taps, all together; for none where not wanted.
     CAUSEWAY_DEVICE void gather(Window& window, bool wanted, i32 t, const Span<i32>& span) const {
-        const i32 age = t - span.start;
+        const i32 reach = t - span.start;
         u32 own[WIDTH];
         if constexpr (Problem::seq_idx) {
 #pragma unroll
@@ -206,11 +206,11 @@ template <class Problem> struct ChannelRow {
             const X* from = x - back;
             window.counts[back] = wanted;
             if (back > 0) {
-                const bool inside = back <= age;
-                window.counts[back] = wanted && (inside || (Problem::initial_states && age >= 0));
+                const bool inside = back <= reach;
+                window.counts[back] = wanted && (inside || (Problem::initial_states && reach >= 0));
                 if constexpr (Problem::initial_states) {
                     const i64 state = span.sequence * a.initial_strides.batch + channel * a.initial_strides.dim +
-                                      (HALO - back + age) * a.initial_strides.seqlen;
+                                      (HALO - back + reach) * a.initial_strides.seqlen;
                     if (!inside) from = at<X>(a.initial_states, state);
                 }
             }
@@ -225,7 +225,7 @@ template <class Problem> struct ChannelRow {
         float sum = bias[0];
 #pragma unroll
         for (int back = HALO; back >= 0; --back) {
-            if (window.counts[back]) sum = multiply_add(taps[0][HALO - back], element<X, 0>(window.values[back]), sum);
+            if (window.counts[back]) sum = multiply_add(weight[0][HALO - back], element<X, 0>(window.values[back]), sum);
         }
         sum = window.padding ? 0.0f : activate<Problem>(sum);
         if constexpr (Problem::residual) {
@@ -273,7 +273,7 @@ template <class Problem> struct ChannelRow {
         for (; wrong != 0; wrong &= wrong - 1) {
             const i32 t = base + (i32)(lane + lanes * lowest_bit(wrong));
             if (t < begin || t >= end) continue;
-            Span<i32> span{(i32)batch, 0, (i32)a.seqlen};
+            Span<i32> span{(i32)entry, 0, (i32)a.seqlen};
             if constexpr (Problem::cu_seqlens != 0) span = boundaries().find(t);
             compute(t, span);
         }

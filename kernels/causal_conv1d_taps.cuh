@@ -46,7 +46,7 @@ template <int Width> CAUSEWAY_DEVICE void roll(float (&window)[Width], float new
 
 // The indices of a thread's packets of `Count` positions, Lanes · Count positions apart, and in `beyond` its share of the Halo
 // before the first lane's first packet: one, or several where there are fewer lanes than that.
-template <int Halo, int Count, int Packets, int Lanes> class ChunkIndices {
+template <int Halo, int Count, int Packets, int Lanes> class PieceIndices {
     static constexpr int SHARE = Halo > Lanes ? (Halo + Lanes - 1) / Lanes : 1;
 
 public:
