@@ -1,7 +1,7 @@
 // Channel-first backward: where a lane is in its row, and which of its taps count.
 //
 // With seq_idx or cu_seqlens a wave asks of each tile whether it lies in one sequence and carries one index; only if not, a
-// lane works out the Places of its positions.
+// lane works out the Masks of its positions.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 #include "causal_conv1d_taps.cuh"
@@ -11,40 +11,40 @@ namespace causal_conv1d {
 
 // A row, or a piece of one, that a group of lanes walks. `begin` and `end` are in u.
 struct RowPiece {
-    i32 row, shift, begin, end;
+    i32 entry, shift, begin, end;
 };
 
 // Tile: threads of a block; bytes of a packet and packets per lane; lanes that walk a row together, a power of two;
 // ragged (see causal_conv1d_backward_channel_first.cuh); whole_rows (rows are not cut into pieces); full (tiles do not reach past
 // the end of a row; where rows share a wave, lanes may have no row all the same); stages, tiles under way; unroll, tiles of a step, of which a piece has a whole number; waves_per_channel; weight_bytes as in
 // load_parameters; index_bytes, the access that is legal for a lane's indices, which are neighbours along seqlen.
-template <class Problem, class Tile> class ChannelFirstPlaces {
+template <class Problem, class Tile> class ChannelFirstMasks {
 protected:
     using X = typename Problem::X;
     static constexpr int BYTES = Tile::bytes, PACKETS = Tile::packets, LANES = Tile::lanes;
     static constexpr bool RAGGED = Tile::ragged, WHOLE_ROWS = Tile::whole_rows;
-    static constexpr int W = Problem::width, H = W - 1;
+    static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
     static constexpr int SIZE = (int)sizeof(X);
-    static constexpr int STEP = BYTES / SIZE;     // positions per packet
-    static constexpr int COUNT = PACKETS * STEP;  // positions per lane
+    static constexpr int PER_PACKET = BYTES / SIZE;     // positions per packet
+    static constexpr int COUNT = PACKETS * PER_PACKET;  // positions per lane
     static constexpr int TILE_POSITIONS = LANES * COUNT;
     static constexpr int GROUPS = (int)WAVE_SIZE / LANES;
-    static constexpr bool PLACES = PACKED<Problem> || Problem::seq_idx;
+    static constexpr bool HAS_BOUNDARIES = PACKED<Problem> || Problem::seq_idx;
     static constexpr bool ROW_STATES = Problem::initial_states && !PACKED<Problem>;
     static constexpr bool ROW_DFINAL = Problem::dfinal_states && !PACKED<Problem>;
-    static constexpr bool PACKED_INITIAL = Problem::initial_states && PACKED<Problem> && H > 0;
-    static constexpr bool PACKED_STATES = PACKED<Problem> && H > 0 && (Problem::initial_states || Problem::dfinal_states);
-    static constexpr int BEFORE = H > 4 ? 8 : 4;  // indices before a position that it may look at, by 16 bytes
-    static constexpr int EDGE = EDGE_OF<H>;
+    static constexpr bool PACKED_INITIAL = Problem::initial_states && PACKED<Problem> && HALO > 0;
+    static constexpr bool PACKED_STATES = PACKED<Problem> && HALO > 0 && (Problem::initial_states || Problem::dfinal_states);
+    static constexpr int BEFORE = HALO > 4 ? 8 : 4;  // indices before a position that it may look at, by 16 bytes
+    static constexpr int EDGE = EDGE_OF<HALO>;
     static constexpr i32 FAR = 0x3fffffff;
-    static constexpr int STATES_HELD = H > 0 ? (int)WAVE_SIZE / H : 1;  // sequences whose states a wave holds
+    static constexpr int STATES_HELD = HALO > 0 ? (int)WAVE_SIZE / HALO : 1;  // sequences whose states a wave holds
     // Groups of one wave must take the same path, so they walk whole rows.
     static_assert(GROUPS == 1 || WHOLE_ROWS, "only whole rows share a wave");
-    static_assert(!Problem::seq_idx || LANES >= H, "each index before a tile has a lane");
-    static_assert(H <= (int)WAVE_SIZE, "each state of a sequence has a lane");
-    static_assert(COUNT >= H, "halos come from the neighbouring lane alone");
+    static_assert(!Problem::seq_idx || LANES >= HALO, "each index before a tile has a lane");
+    static_assert(HALO <= (int)WAVE_SIZE, "each state of a sequence has a lane");
+    static_assert(COUNT >= HALO, "halos come from the neighbouring lane alone");
 
-    CAUSEWAY_DEVICE explicit ChannelFirstPlaces(const BackwardArguments& a)
+    CAUSEWAY_DEVICE explicit ChannelFirstMasks(const BackwardArguments& a)
         : a(a), seqlen((i32)a.seqlen), lane((i32)(lane_index() % LANES)),
           left_lane(lane_index() - lane + (lane + LANES - 1) % LANES),
           right_lane(lane_index() - lane + (lane + 1) % LANES) {}
@@ -53,16 +53,16 @@ protected:
 
     // The states of a row that is not packed. Those of the next row are under way while one is walked.
     struct RowStates {
-        float initial[H + 1], dfinal[H + 1];
+        float initial[HALO + 1], dfinal[HALO + 1];
     };
 
     CAUSEWAY_DEVICE RowStates load_states(i32 job) const {
         RowStates out;
-        const i64 row = WHOLE_ROWS ? job : (i32)a.pieces_divisor.quotient((u32)job);
+        const i64 entry = WHOLE_ROWS ? job : (i32)a.pieces_divisor.quotient((u32)job);
 #pragma unroll
-        for (int k = 0; k < H; ++k) {
-            out.initial[k] = ROW_STATES && job < jobs ? read<X>(a.initial_states, row, channel, k) : 0.0f;
-            out.dfinal[k] = ROW_DFINAL && job < jobs ? read<X>(a.dfinal_states, row, channel, k) : 0.0f;
+        for (int k = 0; k < HALO; ++k) {
+            out.initial[k] = ROW_STATES && job < jobs ? read<X>(a.initial_states, entry, channel, k) : 0.0f;
+            out.dfinal[k] = ROW_DFINAL && job < jobs ? read<X>(a.dfinal_states, entry, channel, k) : 0.0f;
         }
         return out;
     }
@@ -72,7 +72,7 @@ protected:
         float value = 0.0f;
         if constexpr (ROW_STATES) {
 #pragma unroll
-            for (int k = 0; k < H; ++k) value = t == k - H ? states.initial[k] : value;
+            for (int k = 0; k < HALO; ++k) value = t == k - HALO ? states.initial[k] : value;
         }
         return value;
     }
@@ -89,12 +89,12 @@ protected:
     // initial states, which carry an index too: such a tile is exact, and compares indices tap by tap. So is one with
     // padding, since selecting that away costs every other tile with a boundary 4 % of the call. Initial states stand before
     // position `begins` from the lane's first one; a lane has those of one sequence, unless sequences are very short.
-    struct Places {
+    struct Masks {
         u32 cuts = 0;     // bit EDGE + k: something ends before position k, from -EDGE to COUNT - 1; exact: a sequence
         u32 stays = 0;    // likewise, what keeps gradients from moving to the next lane, or tile
         u32 padding = 0;  // bit k: position k is
         bool exact = false, padded = false;  // of the wave
-        float initial[PACKED_INITIAL ? H : 1];
+        float initial[PACKED_INITIAL ? HALO : 1];
         float begun[PACKED_STATES ? COUNT : 1] = {};  // dfinal_states
         i32 begins = FAR;
         bool crowded = false;
@@ -102,7 +102,7 @@ protected:
 
     // What an exact tile asks besides, as long as it is computed.
     struct Exact {
-        i32 indices[Problem::seq_idx ? H + COUNT + H : 1];  // from position -H on
+        i32 indices[Problem::seq_idx ? HALO + COUNT + HALO : 1];  // from position -HALO on
         u32 denied = 0;  // bit r: position begins + r carries another index than its sequence's initial states
     };
 
@@ -116,7 +116,7 @@ protected:
 
     // The index at a position; beyond the row's ends, that of its first or last position.
     CAUSEWAY_DEVICE i32 index_at(i32 t) const {
-        return (i32)load<4>(index_row + maximum(minimum(t, seqlen - 1), 0)).word[0];
+        return (i32)load<4>(row_indices + maximum(minimum(t, seqlen - 1), 0)).word[0];
     }
 
     // Reads the indices of the tile in `slot`.
@@ -129,7 +129,7 @@ protected:
         }
     }
 
-    // True when all positions of a tile carry one index and none is padding, and so do the H before it, which is the same
+    // True when all positions of a tile carry one index and none is padding, and so do the HALO before it, which is the same
     // index or another: then the tile begins at an edge.
     CAUSEWAY_DEVICE bool one_index(const Indices& indices, i32 tile) {
         const u32 group = lane_index() - lane;
@@ -139,19 +139,19 @@ protected:
         if (wave_all(all_carry(indices, index_now, index_now, tile))) return !right_exact;
         index_now = shuffle((u32)indices.own[0], group);
         const u32 before = (u32)indices.before[BEFORE - 1];
-        edge = H > 0 && tile > 0 && !wave_all(lane < LANES - 1 || before == index_now);
+        edge = HALO > 0 && tile > 0 && !wave_all(lane < LANES - 1 || before == index_now);
         return wave_all(all_carry(indices, index_now, before, tile)) && !right_exact;
     }
 
-    // True when a lane's share of a tile's indices is `index`, and of those of the H positions before it, `before`.
+    // True when a lane's share of a tile's indices is `index`, and of those of the HALO positions before it, `before`.
     CAUSEWAY_DEVICE bool all_carry(const Indices& indices, u32 index, u32 before, i32 tile) const {
         u32 differs[2] = {index & 0x80000000u, 0};
 #pragma unroll
         for (int v = 0; v < COUNT; ++v) differs[v % 2] |= (u32)indices.own[v] ^ index;
         if (tile > 0) {
 #pragma unroll
-            for (int i = 0; i < H; ++i) {
-                if (lane == LANES - 1) differs[i % 2] |= (u32)indices.before[BEFORE - H + i] ^ before;
+            for (int i = 0; i < HALO; ++i) {
+                if (lane == LANES - 1) differs[i % 2] |= (u32)indices.before[BEFORE - HALO + i] ^ before;
             }
         } else if constexpr (!WHOLE_ROWS) {
             differs[1] |= (u32)index_before_piece ^ index;
@@ -159,29 +159,29 @@ protected:
         return (differs[0] | differs[1]) == 0;
     }
 
-    // True when the positions of a tile lie in one sequence and carry one index, and the H before it do too: maybe another
+    // True when the positions of a tile lie in one sequence and carry one index, and the HALO before it do too: maybe another
     // index. Sequences with states meet them on both sides.
     CAUSEWAY_DEVICE bool one_sequence(const Indices& indices, i32 tile) {
         bool same = true;
         if constexpr (Problem::seq_idx) same = one_index(indices, tile);
         if constexpr (PACKED<Problem>) {
             const i32 begin = tile_begin(tile);
-            same = same && sequence_start <= begin - H;
-            same = same && sequence_end >= begin + TILE_POSITIONS + (Problem::dfinal_states ? H : 0);
+            same = same && sequence_start <= begin - HALO;
+            same = same && sequence_end >= begin + TILE_POSITIONS + (Problem::dfinal_states ? HALO : 0);
         }
         return same;
     }
 
     // The lane's first position is `first`. All lanes take part, tile after tile.
-    CAUSEWAY_DEVICE void find_places(Places& places, const Indices& indices, i32 tile, i32 first) {
+    CAUSEWAY_DEVICE void find_masks(Masks& masks, const Indices& indices, i32 tile, i32 first) {
         u32 changes = 0;
-        if constexpr (Problem::seq_idx) changes = find_changes(places, indices, tile);
+        if constexpr (Problem::seq_idx) changes = find_changes(masks, indices, tile);
         if constexpr (PACKED<Problem>) {
             // The sequences of the tile, from the last to the first.
             for (const i32 begin = tile_begin(tile);;) {
-                if (sequence_start - first < COUNT) places.cuts |= cut_before(sequence_start - first);
+                if (sequence_start - first < COUNT) masks.cuts |= cut_before(sequence_start - first);
                 if constexpr (PACKED_STATES) {
-                    if (sequence_start < sequence_end) meet_states(places, begin, first);
+                    if (sequence_start < sequence_end) meet_states(masks, begin, first);
                 }
                 if (sequence_start < begin || sequence == 0) break;
                 sequence_end = sequence_start;
@@ -194,20 +194,20 @@ protected:
             }
         }
         if constexpr (Problem::seq_idx) {
-            const bool back = !wave_all(!comes_back<H>(changes));
-            places.exact = PACKED_INITIAL || back || right_exact || places.padded;
+            const bool back = !wave_all(!comes_back<HALO>(changes));
+            masks.exact = PACKED_INITIAL || back || right_exact || masks.padded;
             right_exact = back;
-            changes |= places.padding << EDGE;
+            changes |= masks.padding << EDGE;
             if (back) changes = 0;
-            places.stays = places.cuts | changes;
-            if (!places.exact) places.cuts |= changes;
+            masks.stays = masks.cuts | changes;
+            if (!masks.exact) masks.cuts |= changes;
         } else {
-            places.stays = places.cuts;
+            masks.stays = masks.cuts;
         }
     }
 
     // Bits as `cuts` has them, of positions up to COUNT - 1, where the index changes; and padding.
-    CAUSEWAY_DEVICE u32 find_changes(Places& places, const Indices& indices, i32 tile) {
+    CAUSEWAY_DEVICE u32 find_changes(Masks& masks, const Indices& indices, i32 tile) {
         const u32 group = lane_index() - lane;
         i32 previous = (i32)shuffle((u32)(lane == LANES - 1 ? indices.before[BEFORE - 1] : indices.own[COUNT - 1]), left_lane);
         // What lies before the row carries its first index.
@@ -238,80 +238,80 @@ protected:
         u32 sign = 0;
 #pragma unroll
         for (int v = 0; v < COUNT; ++v) sign |= (u32)indices.own[v];
-        places.padded = !wave_all((sign & 0x80000000u) == 0);
-        if (places.padded) places.padding = padding_bits(indices.own);
+        masks.padded = !wave_all((sign & 0x80000000u) == 0);
+        if (masks.padded) masks.padding = padding_bits(indices.own);
         return own << EDGE | before;
     }
 
     // The lane's indices and those around them, from memory; and which of its positions do not read initial states.
-    CAUSEWAY_DEVICE void find_exact(Exact& exact, const Places& places, i32 first) const {
+    CAUSEWAY_DEVICE void find_exact(Exact& exact, const Masks& masks, i32 first) const {
 #pragma unroll
-        for (int i = 0; i < H + COUNT + H; ++i) exact.indices[i] = index_at(first - H + i);
+        for (int i = 0; i < HALO + COUNT + HALO; ++i) exact.indices[i] = index_at(first - HALO + i);
         if constexpr (PACKED_INITIAL) {
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) {
 #pragma unroll
-                for (int back = 0; back < H; ++back) {
-                    const bool differs = exact.indices[H + v] < 0 || exact.indices[H + v] != exact.indices[H + v - back];
-                    if (places.begins == v - back && differs) exact.denied |= 1u << back;
+                for (int back = 0; back < HALO; ++back) {
+                    const bool differs = exact.indices[HALO + v] < 0 || exact.indices[HALO + v] != exact.indices[HALO + v - back];
+                    if (masks.begins == v - back && differs) exact.denied |= 1u << back;
                 }
             }
         }
     }
 
     // Whether the gradient at position v stays on this side of the lane's first one. Where indices come back, all pass on.
-    CAUSEWAY_DEVICE bool stays(const Places& places, int v) const {
-        return PLACES && (places.stays & cut_bits(0, v + 1)) != 0;
+    CAUSEWAY_DEVICE bool stays(const Masks& masks, int v) const {
+        return HAS_BOUNDARIES && (masks.stays & cut_bits(0, v + 1)) != 0;
     }
 
     // True where what moves between position v and the one `back` before it is cut off; back 0: position v is padding.
-    CAUSEWAY_DEVICE bool cuts(const Places& places, int v, int back) const {
-        if (back == 0) return (places.padding >> v & 1) != 0;
-        return (places.cuts & cut_bits(v - back + 1, back)) != 0;
+    CAUSEWAY_DEVICE bool cuts(const Masks& masks, int v, int back) const {
+        if (back == 0) return (masks.padding >> v & 1) != 0;
+        return (masks.cuts & cut_bits(v - back + 1, back)) != 0;
     }
 
-    CAUSEWAY_DEVICE bool cuts(const Places& places, const Exact& exact, int v, int back) const {
-        const i32 index = exact.indices[H + v];
-        return cuts(places, v, back) || index < 0 || exact.indices[H + v - back] != index;
+    CAUSEWAY_DEVICE bool cuts(const Masks& masks, const Exact& exact, int v, int back) const {
+        const i32 index = exact.indices[HALO + v];
+        return cuts(masks, v, back) || index < 0 || exact.indices[HALO + v - back] != index;
     }
 
     // What tap j of position v reads of its row, or of the initial states before its sequence, where boundaries are looked at tap
     // by tap; 0 across a boundary.
-    CAUSEWAY_DEVICE float exact_tap(const Places& places, const Exact& exact, const float (&values)[H + COUNT], int v,
+    CAUSEWAY_DEVICE float exact_tap(const Masks& masks, const Exact& exact, const float (&values)[HALO + COUNT], int v,
                                     int j) const {
-        float value = j > 0 && cuts(places, exact, v, j) ? 0.0f : values[H + v - j];
+        float value = j > 0 && cuts(masks, exact, v, j) ? 0.0f : values[HALO + v - j];
         if constexpr (PACKED_INITIAL) {
 #pragma unroll
-            for (int k = 0; k < H; ++k) {
-                const int r = j - H + k;  // positions since the sequence's first
-                if (r >= 0 && places.begins == v - r && (exact.denied >> r & 1) == 0) value = places.initial[k];
+            for (int k = 0; k < HALO; ++k) {
+                const int r = j - HALO + k;  // positions since the sequence's first
+                if (r >= 0 && masks.begins == v - r && (exact.denied >> r & 1) == 0) value = masks.initial[k];
             }
         }
         return value;
     }
 
     // Moves a window of what taps read on by one position: `newest` is one step away now. Behind a boundary lie initial states.
-    CAUSEWAY_DEVICE void roll_taps(const Places& places, float (&window)[W], float newest, int v) const {
-        const bool boundary = cuts(places, v, 1);
+    CAUSEWAY_DEVICE void roll_taps(const Masks& masks, float (&window)[WIDTH], float newest, int v) const {
+        const bool boundary = cuts(masks, v, 1);
 #pragma unroll
-        for (int j = H; j > 0; --j) {
-            const float behind = PACKED_INITIAL ? places.initial[PACKED_INITIAL ? H - j : 0] : 0.0f;
+        for (int j = HALO; j > 0; --j) {
+            const float behind = PACKED_INITIAL ? masks.initial[PACKED_INITIAL ? HALO - j : 0] : 0.0f;
             window[j] = boundary ? behind : j > 1 ? window[j - 1] : newest;
         }
     }
 
-    CAUSEWAY_DEVICE float final_state_gradient(const Places& places, i32 t, int v) const {
+    CAUSEWAY_DEVICE float final_state_gradient(const Masks& masks, i32 t, int v) const {
         float value = 0.0f;
         if constexpr (Problem::dfinal_states) {
             if constexpr (PACKED<Problem>) {
-                value = places.begun[PACKED_STATES ? v : 0];
+                value = masks.begun[PACKED_STATES ? v : 0];
             } else {
                 const bool in_row = t >= 0 && t < seqlen;
 #pragma unroll
-                for (int k = 0; k < H; ++k) value = in_row && seqlen - t == H - k ? states.dfinal[k] : value;
+                for (int k = 0; k < HALO; ++k) value = in_row && seqlen - t == HALO - k ? states.dfinal[k] : value;
             }
             if constexpr (Problem::seq_idx) {
-                if (cuts(places, v, 0)) value = 0.0f;
+                if (cuts(masks, v, 0)) value = 0.0f;
             }
         }
         return value;
@@ -336,10 +336,10 @@ protected:
         return bound(number);
     }
 
-    // States of a sequence and those before it, raw: lane H·i + k holds number k of the i-th.
+    // States of a sequence and those before it, raw: lane HALO·i + k holds number k of the i-th.
     CAUSEWAY_DEVICE void hold_states(i32 last) {
         states_last = last;
-        const i32 back = (i32)lane_index() / H, k = (i32)lane_index() - back * H, number = last - back;
+        const i32 back = (i32)lane_index() / HALO, k = (i32)lane_index() - back * HALO, number = last - back;
         const auto hold = [&](const View& view) {
             return load_if<SIZE>(number >= 0, (const X*)view.data + offset_of(view, number, channel, k)).word[0];
         };
@@ -348,7 +348,7 @@ protected:
     }
 
     CAUSEWAY_DEVICE float held_state(u32 held, int k) const {
-        return element<X, 0>(Packet<4>{{shuffle(held, (u32)((states_last - sequence) * H + k))}});
+        return element<X, 0>(Packet<4>{{shuffle(held, (u32)((states_last - sequence) * HALO + k))}});
     }
 
     // A piece of a row begins, from its end: the sequence there, and what lies to its right.
@@ -370,7 +370,7 @@ protected:
             i32 next = sequence + 1, start = maximum(bound(next), end);
             sequence_end = next == sequences && !Problem::dfinal_states ? FAR : start;
             if constexpr (!WHOLE_ROWS) {
-                while (next < sequences && start < end + H) {
+                while (next < sequences && start < end + HALO) {
                     right_cuts |= 1u << (start - end);
                     start = maximum(bounds[++next], end);
                 }
@@ -379,40 +379,40 @@ protected:
         if constexpr (Problem::seq_idx && !WHOLE_ROWS) {
             u32 changes = 0;
 #pragma unroll
-            for (int i = -EDGE; i < H; ++i) changes |= (u32)(index_at(end + i) != index_at(end + i - 1)) << (EDGE + i);
-            right_exact = comes_back<H>(changes);
+            for (int i = -EDGE; i < HALO; ++i) changes |= (u32)(index_at(end + i) != index_at(end + i - 1)) << (EDGE + i);
+            right_exact = comes_back<HALO>(changes);
             if (!right_exact) right_cuts |= changes >> EDGE;
             const i32 begin = computing.begin - computing.shift;
-            index_before_piece = index_at(begin - H + minimum(lane, H - 1));
+            index_before_piece = index_at(begin - HALO + minimum(lane, HALO - 1));
         }
     }
 
     // The states of the walk's sequence, as far as a tile and this lane's positions in it, from `first` on, meet them.
-    CAUSEWAY_DEVICE void meet_states(Places& places, i32 begin, i32 first) const {
+    CAUSEWAY_DEVICE void meet_states(Masks& masks, i32 begin, i32 first) const {
         if constexpr (Problem::dfinal_states) {
-            if (sequence_end < begin + TILE_POSITIONS + H) {
+            if (sequence_end < begin + TILE_POSITIONS + HALO) {
 #pragma unroll
-                for (int k = 0; k < H; ++k) {
+                for (int k = 0; k < HALO; ++k) {
                     const float state = held_state(held_dfinal, k);
                     // Those of a sequence shorter than this are dinitial_states'.
-                    if (sequence_end - sequence_start < H - k) continue;
+                    if (sequence_end - sequence_start < HALO - k) continue;
 #pragma unroll
                     for (int v = 0; v < COUNT; ++v) {
-                        places.begun[v] = sequence_end - first == v + H - k ? state : places.begun[v];
+                        masks.begun[v] = sequence_end - first == v + HALO - k ? state : masks.begun[v];
                     }
                 }
             }
         }
         if constexpr (PACKED_INITIAL) {
-            if (sequence_start > begin - H) {
+            if (sequence_start > begin - HALO) {
                 const i32 begins = sequence_start - first;
-                const bool near = begins > -H && begins < COUNT;
-                places.crowded = places.crowded || (near && (places.begins != FAR || sequence_end - sequence_start < H));
-                places.begins = near ? begins : places.begins;
+                const bool near = begins > -HALO && begins < COUNT;
+                masks.crowded = masks.crowded || (near && (masks.begins != FAR || sequence_end - sequence_start < HALO));
+                masks.begins = near ? begins : masks.begins;
 #pragma unroll
-                for (int k = 0; k < H; ++k) {
+                for (int k = 0; k < HALO; ++k) {
                     const float state = held_state(held_initial, k);
-                    places.initial[k] = near ? state : places.initial[k];
+                    masks.initial[k] = near ? state : masks.initial[k];
                 }
             }
         }
@@ -426,7 +426,7 @@ protected:
     RowPiece computing;
     i32 tiles;                                   // of a piece
     u32 index_now;                               // at the start of the tile that was computed last
-    i32 index_before_piece;                      // one of the H positions before a piece that begins inside its row
+    i32 index_before_piece;                      // one of the HALO positions before a piece that begins inside its row
     i32 sequence, sequence_start, sequence_end;  // the last one that reaches into the tile
     i32 bounds_first, held_bounds;               // boundaries from a number on, one in each lane
     i32 states_last;                             // states of sequences up to a number, one in each lane
@@ -434,7 +434,7 @@ protected:
     u32 right_cuts;                              // where a piece ends: bit k, a boundary before the k-th position after it
     bool right_exact;                            // indices come back around the end of the tile
     bool edge;                                   // a tile without boundaries begins at one
-    const i32* index_row;  // seq_idx of the row
+    const i32* row_indices;  // seq_idx of the row
     RowStates states, states_ahead;
 };
 
