@@ -199,7 +199,7 @@ CAUSEWAY_DEVICE i32 position_index(const BackwardArguments& a, i64 entry, i64 po
 }
 
 // What tap j of a position of a sequence reads, from memory alone; `index` is what the position carries. The loads of
-// several taps are under way together.
+// several taps are in flight together.
 template <class Problem>
 CAUSEWAY_DEVICE Packet<sizeof(typename Problem::X)> load_tap(const BackwardArguments& a, const Span<i64>& sequence, i64 entry,
                                                              i64 channel, i64 position, i32 index, int j) {

@@ -349,7 +349,7 @@ private:
                 gradient = gradient_at<Problem>(a, sequence, computing.entry, channel, t);
                 const i32 index = position_index<Problem>(a, computing.entry, t);
                 sums[WIDTH] += gradient;
-                // One tap at a time: with all of them under way, wide windows would spill.
+                // One tap at a time: with all of them in flight, wide windows would spill.
 #pragma unroll 1
                 for (int j = 0; j < WIDTH; ++j) {
                     const auto tap = load_tap<Problem>(a, sequence, computing.entry, channel, t, index, j);

@@ -14,7 +14,7 @@
 // finished. Only the block's last segment runs width-1 rows past its end.
 //
 // Rows come in chunks of Rows, a multiple of width, so that every register's place in the rolling windows is known at
-// compile time. `stages` chunks are under way in a ring (shared memory filled by asynchronous copies, or registers);
+// compile time. `stages` chunks are in flight in a ring (shared memory filled by asynchronous copies, or registers);
 // a thread reads back only what it fetched, so the walk has no barrier. Calls too small to fill the device have a kernel of
 // their own (causal_conv1d_backward_short_last.cuh).
 //
@@ -30,7 +30,7 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: threads of a block; lanes, those of them along dim, a power of two; channels of a packet; stages under way;
+// Tile: threads of a block; lanes, those of them along dim, a power of two; channels of a packet; stages in flight;
 // weight_bytes as in load_parameters.
 template <class Problem, class Tile> class ChannelLastBackward {
     using X = typename Problem::X;
@@ -370,7 +370,7 @@ private:
     }
 
     // dfinal_states of the segment's first sequence, if that ends in the segment: a load for each row would wait for the copies
-    // that are under way.
+    // that are in flight.
     CAUSEWAY_DEVICE void hold_states() {
         const bool ends = sequence_now.end - HALO < last;
         held_sequence = ends ? sequence_now.sequence : -1;

@@ -16,7 +16,7 @@ struct RowPiece {
 
 // Tile: threads of a block; bytes of a packet and packets per lane; lanes that walk a row together, a power of two;
 // ragged (see causal_conv1d_backward_channel_first.cuh); whole_rows (rows are not cut into pieces); full (tiles do not reach past
-// the end of a row; where rows share a wave, lanes may have no row all the same); stages, tiles under way; unroll, tiles of a step, of which a piece has a whole number; waves_per_channel; weight_bytes as in
+// the end of a row; where rows share a wave, lanes may have no row all the same); stages, tiles in flight; unroll, tiles of a step, of which a piece has a whole number; waves_per_channel; weight_bytes as in
 // load_parameters; index_bytes, the access that is legal for a lane's indices, which are neighbours along seqlen.
 template <class Problem, class Tile> class ChannelFirstMasks {
 protected:
@@ -51,7 +51,7 @@ protected:
 
     // ---- states of a row -------------------------------------------------------------------------------------------
 
-    // The states of a row that is not packed. Those of the next row are under way while one is walked.
+    // The states of a row that is not packed. Those of the next row are in flight while one is walked.
     struct RowStates {
         float initial[HALO + 1], dfinal[HALO + 1];
     };

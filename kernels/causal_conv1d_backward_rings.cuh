@@ -1,4 +1,4 @@
-// What the backward kernels have under way: packets of x and dy, fetched ahead and read back by the thread that fetched
+// What the backward kernels have in flight: packets of x and dy, fetched ahead and read back by the thread that fetched
 // them, so that no barrier is needed.
 //
 // With asynchronous copies they lie in shared memory, and depth costs no registers; otherwise (AMD, sm_75, packets of
@@ -9,7 +9,7 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Packets of x and dy under way: chunks of Rows rows. In shared memory there are Stages chunks, one of which is being
+// Packets of x and dy in flight: chunks of Rows rows. In shared memory there are Stages chunks, one of which is being
 // read; row r of thread i lies at ((2r + tensor) · Threads + i) · Bytes. In registers there is one, and a row is fetched
 // as soon as its place has been read.
 template <int Bytes, int Rows, int WantedStages, int Threads> class RowRing {
@@ -20,7 +20,7 @@ public:
 
     CAUSEWAY_DEVICE RowRing() : thread_offset_(thread_index() * Bytes) {}
 
-    // Chunks under way while one is read.
+    // Chunks in flight while one is read.
     static constexpr int AHEAD = ASYNC ? STAGES - 1 : 1;
 
     // Fetches row `row` of the stage that was read last; reads as zero when not valid.
@@ -52,7 +52,7 @@ public:
         }
     }
 
-    // Waits for the stage that is read next, of `Ahead` that are under way.
+    // Waits for the stage that is read next, of `Ahead` that are in flight.
     template <int Ahead> CAUSEWAY_DEVICE void wait() {
         if constexpr (ASYNC) async_wait<Ahead - 1>();
     }
@@ -74,7 +74,7 @@ private:
     Packet<Bytes> ahead_[ASYNC ? 1 : Rows][2];
 };
 
-// Tiles of x and dy under way, for a walk that takes Unroll tiles per step: tile k of a step is *slot* k, a compile-time
+// Tiles of x and dy in flight, for a walk that takes Unroll tiles per step: tile k of a step is *slot* k, a compile-time
 // constant. In shared memory there are Stages tiles, of which the step's come first: packet p of thread i in stage s lies
 // at s · STAGE_BYTES + ((tensor · Packets + p) · Threads + i) · Bytes. In registers there are two tiles.
 //

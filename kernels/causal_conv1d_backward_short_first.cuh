@@ -8,7 +8,7 @@
 // for itself. A block owns whole channels, `threads` / `channels` threads each; packets that are left over when all
 // threads have one are taken in further rounds.
 //
-// Cost per element: bytes: x three times, dy twice, mostly from the first-level cache; dx once. Instructions:
+// Cost per element: bytes: x three times, dy twice, mostly from the L1 cache; dx once. Instructions:
 // 24.5 · (1 + (width-1)/COUNT) with SiLU, where COUNT positions are a packet.
 #pragma once
 #include "causal_conv1d_backward.cuh"

@@ -12,16 +12,16 @@
 // Cost: each element of x is read once from memory and y written once: 4 bytes per element at 16 bits, 8 at 32.
 // Positions shared by neighbouring tiles come from a cache.
 //
-// final_states are written by blocks of their own in the same launch, ahead of the others in the grid: the hot loops
-// carry nothing for them.
+// final_states are written by blocks of their own in the same launch, the first ones of the grid. The main loops carry nothing
+// for them.
 #pragma once
 #include "causal_conv1d.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// The kernels' one argument; mirrored byte for byte by the planner. Arguments reach a kernel in lines of 64 bytes, and the
-// first use of each is waited for, so what every call needs comes first.
+// The kernels' one argument; the planner mirrors it byte for byte. Arguments reach a kernel in lines of 64 bytes, and the first
+// use of each line is a wait. So what every call needs comes first.
 struct ForwardArguments {
     const void* x;
     void* y;
@@ -51,9 +51,9 @@ struct ForwardArguments {
 };
 static_assert(sizeof(ForwardArguments) == 352, "the planner's mirror");
 
-// One column of the final states of one channel of one sequence: the position start + seqlen - (width-1) + column
-// of [initial_states, x], or zero in front of that, or at padding. Initial states carry the index of the sequence's first
-// position, so they are padding where that is.
+// One column of the final states of one channel of one sequence. The final states are the last width-1 positions of
+// [initial_states, x]; where there are fewer, zeros stand in front. Padding counts as zero. Initial states carry the index of
+// the sequence's first position, so they are padding if that position is.
 template <class Problem>
 CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, i64 entry, i64 channel, i64 start,
                                        i64 end, i64 column) {

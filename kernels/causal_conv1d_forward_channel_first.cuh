@@ -2,20 +2,22 @@
 //
 //            seqlen →   lane 0     lane 1         lanes-1
 //   channel c  [ before ][ packet ][ packet ] … [ packet ] [ packet of lane 0 ] …
-//                            └ the width-1 positions before a packet lie in the packet before: each thread reads that
-//                              too, from the L1 cache that its neighbour has just filled
+//                            └ its halo, the width-1 positions before it, lies in the packet before. Each thread reads
+//                              that packet as well, from the L1 cache that its neighbour has just filled
 //
-// A group of `lanes` threads owns a piece of one row: `tiles` tiles of lanes packets, all loaded up front. Short rows
+// A group of `lanes` threads owns a piece of one row: `tiles` tiles of `lanes` packets, all loaded up front. Short rows
 // share a wave. Where rows do not start on a multiple of 16 bytes, tiles are shifted left to the multiple before, so
-// accesses stay 16 bytes wide; what a packet holds of other rows is cleared, and only stores go element by element
-// there. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
+// accesses stay 16 bytes wide. Elements of other rows in a packet are cleared, and only its stores go element by
+// element. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
 // parameters.
 //
-// Tiles are computed as if they belonged to one sequence. The few positions after the start of a packed sequence are computed
-// again afterwards, one per lane, from what was asked for before. With seq_idx a wave asks whether its positions carry more
-// than one index. If so, windows are cut where the index changes (causal_conv1d_taps.cuh); where rows are shifted, an index
-// comes back or a halo is longer than a packet, positions are computed again, too. Each group computes several rows, so that what has been found out about the
-// positions serves them all.
+// A tile is computed as if it belonged to one sequence. What that gets wrong is mended:
+//   cu_seqlens   The width-1 positions at the start of a sequence are computed again afterwards, one per lane, from loads that
+//                were started before.
+//   seq_idx      If a wave's positions carry more than one index, taps are masked (causal_conv1d_taps.cuh). Positions are
+//                computed again where masks do not serve: where rows are shifted, where an index comes back within a window,
+//                and where a halo is longer than a packet.
+// Each group then computes several rows, so that one look at the boundaries serves them all.
 //
 //   struct Tile {
 //       static constexpr int access = 16;        bytes of an access: 16, or less when rows are misaligned in ways
@@ -23,8 +25,8 @@
 //       static constexpr int lanes = 32;         threads of a group, at most a wave
 //       static constexpr int groups = 4;         groups of a block
 //       static constexpr int tiles = 2;          packets per thread
-//       static constexpr int rows = 4;           rows per group, where sequences have to be told apart
-//       static constexpr bool shifted = false;   rows start anywhere, but x, y and residual on a common residue
+//       static constexpr int rows = 4;           rows per group, with cu_seqlens or seq_idx
+//       static constexpr bool shifted = false;   rows start anywhere; x, y and residual equally far from a multiple of 16
 //       static constexpr bool whole = true;      not shifted, and seqlen is a number of whole packets
 //       static constexpr int weight_bytes = 8;   see load_parameters
 //       static constexpr int index_bytes = 16;   the access that is legal for a thread's indices
@@ -36,15 +38,16 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// What a thread's positions must not read, where all rows have the same. The lanes to the left hold a whole halo.
+// The masks of a thread's positions. They are WANTED only where they are the same for all rows, and where the lane to the left
+// holds a whole halo.
 template <class Problem, class Tile> struct PieceCuts {
     static constexpr bool WANTED = Problem::seq_idx && !Tile::shifted && Problem::width - 1 <= ELEMENTS<typename Problem::X, 16>;
 
     u32 cuts[Tile::tiles], padding[Tile::tiles];
-    u32 here = 0;  // bit i: packet i of a lane has some
+    u32 here = 0;  // bit i: packet i of some lane has a mask
 };
 
-// What a thread reads of a piece of one row: packets, each with those before it, nearest last; weight and bias.
+// What a thread reads of a piece of one row: its packets, each behind the packets that hold its halo.
 template <class Problem, class Tile> class Piece {
     using X = typename Problem::X;
     using TileRows = Rows<X, Tile>;
@@ -95,11 +98,11 @@ public:
     }
 
 private:
-    // Packet i, whose first position is t. Cut: some taps are left out.
+    // Packet i, whose first position is t. Cut: some taps are masked.
     template <bool Cut>
     CAUSEWAY_DEVICE void compute_packet(const ForwardArguments& a, const ChannelRow<Problem>& row, X* y, i32 t, int i,
                                         const PieceCuts<Problem, Tile>& cuts) const {
-        // The packet's positions behind the ones before it, as f32.
+        // The halo, then the packet's positions, as f32.
         float values[HALO + COUNT];
 #pragma unroll
         for (int n = 0; n <= NEIGHBOURS; ++n) {
@@ -129,7 +132,7 @@ private:
                 sums[k] = multiply_add(row.weight[0][w], value, sums[k]);
             }
             sums[k] = activate<Problem>(sums[k]);
-            // What stands at padding is selected away: it may be a NaN.
+            // A select, since the value at padding may be a NaN.
             if (Cut && (cuts.padding[i] >> k & 1) != 0) sums[k] = 0.0f;
         }
         if constexpr (Problem::residual) {
@@ -144,7 +147,7 @@ private:
     Packet<16> packets[TILES][NEIGHBOURS + 1], residual[TILES];
 };
 
-// Chunks follow each other in memory; each group computes one.
+// Without boundaries. Each group computes one piece; neighbouring groups have neighbouring pieces.
 template <class Problem, class Tile> CAUSEWAY_DEVICE void plain_piece(const ForwardArguments& a, i64 entry, u32 block) {
     using X = typename Problem::X;
     constexpr int COUNT = ELEMENTS<X, 16>;
@@ -158,8 +161,8 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void plain_piece(const Forw
     inputs.compute(a, row, first, {});
 }
 
-// The groups of a block work on the same piece of different rows, each on Tile::rows of them: what a wave finds out
-// about the sequences in its stretch of positions serves them all.
+// With boundaries. The groups of a block work on the same piece of different rows, Tile::rows each: the boundaries in a piece
+// are looked up once for all of them.
 template <class Problem, class Tile>
 CAUSEWAY_DEVICE void pieces_with_boundaries(const ForwardArguments& a, i64 entry, u32 block) {
     using X = typename Problem::X;
@@ -175,7 +178,7 @@ CAUSEWAY_DEVICE void pieces_with_boundaries(const ForwardArguments& a, i64 entry
     const auto start_of = [&](const ChannelRow<Problem>& row) { return piece_start - row.template shift<Tile>(); };
     ChannelRow<Problem> row{a, entry, row_number(0) < (u32)a.dim ? (i32)row_number(0) : 0};
     Piece<Problem, Tile> inputs;
-    // A row is asked for before what its indices are is waited for. What boundaries are is a single load.
+    // The first row is loaded before the wave waits for indices. With cu_seqlens alone the wait is for a single load.
     constexpr bool EARLY = Problem::seq_idx;
     if constexpr (EARLY) inputs.load(a, row, start_of(row) + (i32)lane * COUNT);
 

@@ -8,12 +8,12 @@
 //        …                                        a thread owns `rows` rows, a block `segments` times as many
 //   t0+rows-1     [ packet ][ packet ]     …
 //
-// A thread starts all its loads, then walks down its rows with the last `width` of them in registers. No shared
+// A thread starts all its loads, then walks down its rows with a window of the last `width` rows in registers. No shared
 // memory, no barrier. Per element, width 4, bf16: 4 FMA, 1 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses
 // and parameters.
 //
-// The walk reads zeros before t = 0 and takes all rows for one sequence. The few rows for which that is wrong are computed
-// again afterwards, tap by tap: those after a sequence's start, or all of a segment whose indices differ.
+// The walk reads zeros before t = 0 and treats all rows as one sequence. Rows for which that is wrong are computed again
+// afterwards with masked taps: the width-1 rows at a sequence's start, and rows beside a change of seq_idx.
 //
 //   struct Tile {
 //       static constexpr int bytes = 16;         of a packet; every row and state of x, y, residual allows it
@@ -40,7 +40,7 @@ template <class Problem, class Tile> struct LastThread {
     i32 channel, first, seqlen;
     float weight[CHANNELS][WIDTH], bias[CHANNELS];
 
-    // Row `first`; the rows around it are a 32-bit number of bytes away.
+    // The address of row `first`. Its neighbours are step() bytes apart, which fits 32 bits.
     CAUSEWAY_DEVICE const char* row(const void* base, Strides3 strides) const {
         return (const char*)at<X>(base, entry * strides.batch + channel) + (i64)first * step(strides);
     }
@@ -65,8 +65,8 @@ template <class Problem, class Tile> struct LastThread {
         store_if<BYTES>(wanted && t < seqlen, y, pack<X, BYTES>(sums));
     }
 
-    // Whether rows first-HALO … first+ROWS-1, as far as they exist, carry one index and none is padding; the lanes of a
-    // wave that share a segment read its indices side by side, so all lanes of the wave have to ask.
+    // Whether those of rows first-HALO … first+ROWS-1 that exist carry one index and none is padding. Lanes that share a
+    // segment share the reads of its indices, so all lanes of the wave take part.
     CAUSEWAY_DEVICE bool one_index() const {
         constexpr int LANES = Tile::lanes < (int)WAVE_SIZE ? Tile::lanes : (int)WAVE_SIZE;
         const i32 from = minimum(maximum(first - HALO, 0), seqlen - 1), count = minimum(first + ROWS, seqlen) - from;
@@ -80,13 +80,13 @@ template <class Problem, class Tile> struct LastThread {
             if (lane + k < count) own = load<4>(indices + lane + k).word[0];
             differs |= own ^ index;
         }
-        // Lanes past the last channel have read indices too; only those past the last row have nothing to say.
+        // Lanes past the last channel count: they have read indices too. Lanes past the last row do not.
         return wave_all(differs == 0 || first >= seqlen);
     }
 
-    // What row t must not read, a bit for each step back: rows of another index; bit 0: it is padding. Before a sequence stand
-    // its initial states, which carry the index of its first row. Boundaries in memory may be wrong: no index is read
-    // behind row t.
+    // The mask of row t. Bit k: the row k positions back carries another index, so its tap is left out; bit 0: row t is padding.
+    // A sequence's initial states carry the index of its first row. The content of cu_seqlens may be wrong: no index after row
+    // t is read.
     CAUSEWAY_DEVICE u32 cut_taps(i32 t, i32 start) const {
         const i32* indices = at<i32>(a.seq_idx, entry * a.seq_idx_strides.first);
         u32 own[WIDTH];
@@ -98,8 +98,8 @@ template <class Problem, class Tile> struct LastThread {
         return cut;
     }
 
-    // One row without the taps that are cut; those in front of its sequence are initial states. All of its loads are under
-    // way together.
+    // One row without the taps that are masked. Taps before its sequence read initial states. All of its loads are in flight
+    // together.
     CAUSEWAY_DEVICE void masked_row(i32 t, const Span<i32>& span, u32 cut) const {
         const char* x = row(a.x, a.x_strides) + (i64)(t - first) * step(a.x_strides);
         const i32 reach = t - span.start;
@@ -137,7 +137,7 @@ template <class Problem, class Tile> struct LastThread {
                     if (back > 0 && back > reach) values[c] = element<X, 0>(states[back][c]);
                 }
             }
-            // What does not count is left out, not multiplied: the weight may be infinite.
+            // A masked tap is left out, not multiplied by 0: its weight may be infinite.
             if (back == 0 || ((cut >> back & 1) == 0 && (back <= reach || Problem::initial_states))) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) sums[c] = multiply_add(weight[c][HALO - back], values[c], sums[c]);
@@ -152,7 +152,7 @@ template <class Problem, class Tile> struct LastThread {
     CAUSEWAY_DEVICE Span<i32> find() const {
         Span<i32> span{(i32)entry, 0, seqlen};
         if constexpr (Problem::cu_seqlens != 0) {
-            // Segments of a wave follow each other: the first lane's comes first.
+            // The segments of a wave are in order, so the first lane's is the first.
             const i32 from = minimum(maximum(first - HALO, 0), seqlen - 1);
             span = boundaries().find_by_wave((i32)shuffle((u32)from, 0));
         }
@@ -163,7 +163,7 @@ template <class Problem, class Tile> struct LastThread {
         return {a.cu_seqlens, 1, (i32)a.sequences, seqlen};
     }
 
-    // Computes again the rows that must not read some tap, or read states.
+    // Computes again the rows with masked taps and those that read states.
     CAUSEWAY_DEVICE void redo(Span<i32> span) const {
 #pragma unroll 1
         for (i32 t = first; t < minimum(first + ROWS, seqlen); ++t) {
@@ -179,13 +179,13 @@ template <class Problem, class Tile> struct LastThread {
         const i32 end = minimum(first + ROWS, seqlen);
 #pragma unroll 1
         while (span.start < end) {
-            // Before the first sequence the walk has read zeros, as it should if there are no states.
+            // The walk has read zeros before the first sequence. That is right if there are no states.
             if (span.start != 0 || Problem::initial_states) {
                 const i32 last = minimum(minimum(span.start + HALO, span.end), end);
 #pragma unroll 1
                 for (i32 t = maximum(span.start, first); t < last; ++t) masked_row(t, span, 0);
             }
-            // What comes after the segment is not asked for: the thread would wait for it.
+            // The boundary after the segment's end is not loaded: the thread would wait for it.
             if constexpr (Problem::cu_seqlens == 0) break;
             if (span.end >= end || !boundaries().next(span)) break;
         }
@@ -237,8 +237,8 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
             residual[i] = active && first + i < seqlen ? load<BYTES>(from + (i64)i * step) : zero_packet<BYTES>();
         }
     }
-    // Where parameters come first, what they wait for does not add to what the search waits for. With states or indices as
-    // well that takes more registers than it is worth.
+    // Weight and bias are loaded before the search in cu_seqlens, so that both are waited for together. With states or indices
+    // as well, the registers that this takes cost more than it gains.
     constexpr bool PARAMETERS_FIRST = Problem::cu_seqlens != 0 && !Problem::seq_idx && !Problem::initial_states;
     const auto load_weights = [&] {
         load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride,
@@ -250,7 +250,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
     if constexpr (Problem::seq_idx) one_index = thread.one_index();
     if constexpr (!PARAMETERS_FIRST) load_weights();
 
-    // Row i of the walk lies in slot i % width of the window.
+    // Row i of the walk is window[i % width].
     float window[WIDTH][CHANNELS];
 #pragma unroll
     for (int i = 0; i < HALO; ++i) {

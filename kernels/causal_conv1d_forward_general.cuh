@@ -1,6 +1,7 @@
 // Causal depthwise conv1d, forward, for any strides and any width.
 //
-//   thread = (batch, channel, run of RUN positions)      neighbours along dim or along seqlen, as x lies in memory
+//   a thread has one batch entry, one channel, and a run of RUN positions. Neighbouring threads are neighbours along dim or
+//   along seqlen, whichever is nearer in memory
 //
 //   positions read    t-(width-1) … t …… t+RUN-1
 //   sums kept                       [ RUN ]              each position is read once per run, each tap too

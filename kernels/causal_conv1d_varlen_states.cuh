@@ -18,7 +18,7 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// The kernels' one argument; mirrored byte for byte by the planner.
+// The kernels' one argument; the planner mirrors it byte for byte.
 struct VarlenStatesArguments {
     const void* x;
     const void* cu_seqlens;

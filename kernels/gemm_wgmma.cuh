@@ -2,7 +2,7 @@
 //
 //   result[i,j] = Σ_r left[i,r] · right[r,j]      f16 or bf16, sums in f32
 //
-// A block computes tiles of tile_rows × tile_columns. One warp, the producer, has the copy engine fill a ring of stages
+// A block computes tiles of tile_rows × tile_columns. One warp, the producer, has TMA fill a ring of stages
 // with 64 terms of both operands at a time; others, in warpgroups that own 64 rows each, multiply:
 //
 //   producer     full[s] ◄── boxes of left and right ──► stage s ──► empty[s]
@@ -17,9 +17,9 @@
 //   cluster   blocks share one operand: each loads its part and sends it to all (`share_left`: blocks side by side;
 //             else one above the other). Or (`split`) they share one tile, each summing a part of the terms.
 //   rest      The last tiles, too few for all clusters, are summed in pieces by several (`shared_rest`).
-//   by_rows   The copy engine wants addresses in multiples of 16 bytes. Where lines begin anywhere, those of each residue
+//   by_rows   TMA takes addresses in multiples of 16 bytes. Where lines begin anywhere, those of each residue
 //             of the line's number modulo 8 are a matrix with a stride of 8 lines, which is such a multiple, and an
-//             address that is rounded down. The engine copies 72 elements of a line from there, and further warps, the
+//             address that is rounded down. TMA copies 72 elements of a line from there, and further warps, the
 //             aligners, move 64 of them to where the stage wants them:
 //
 //               producer     raw_full[r] ◄── boxes ──► raw stage r ──► raw_empty[r]
@@ -27,7 +27,7 @@
 //
 //             A result whose lines begin anywhere is stored by the warps themselves, element by element.
 //
-// Cost: 2 · tile_rows · tile_columns · 64 operations and 128 · (tile_rows + tile_columns) bytes from the last cache level
+// Cost: 2 · tile_rows · tile_columns · 64 operations and 128 · (tile_rows + tile_columns) bytes from the L2 cache
 // per step, less what a cluster shares. docs/kernels/gemm-wgmma.md has the figures.
 #pragma once
 #include "gemm_wgmma_results.cuh"
@@ -290,7 +290,7 @@ template <typename T> CAUSEWAY_DEVICE void gemm_wgmma(const Arguments<T>& a) {
         cluster_arrive();
         cluster_wait();
     }
-    // Shared memory has to last until the copy engine has read it.
+    // Shared memory has to last until TMA has read it.
     box_store_wait_read<0>();
 }
 

@@ -1,7 +1,7 @@
 // How the sums of gemm_wgmma.cuh become a result: rounded and stored, after those of several blocks are added where
 // blocks have summed parts of one tile.
 //
-//   store_sums   sums in registers ─► staging, 16 rows × ACROSS columns a warp ─► copy engine, or elements one by one
+//   store_sums   sums in registers ─► staging, 16 rows × ACROSS columns a warp ─► TMA, or elements one by one
 //   combine      `split`: blocks of a cluster add the sums that lie in each other's shared memory
 //   share_sums   `shared_rest`: warps of several clusters leave theirs in the workspace, and the last one adds them
 #pragma once

@@ -10,7 +10,7 @@
 //                   cluster 1       tile whole + 1   |---- head ----|
 //                   cluster 2       tile whole                      |-part-|   then tile whole + 1   |-part-|
 //
-//                 So clusters that share rows or columns read the same terms at the same time, and the last cache level
+//                 So clusters that share rows or columns read the same terms at the same time, and the L2 cache
 //                 reads them once.
 //
 // Without the rest (`shared_rest` is false) all tiles are whole ones.
@@ -116,8 +116,8 @@ template <typename T> struct Block {
     CAUSEWAY_DEVICE u32 staging(u32 warp) const { return base + S::STAGING + warp * S::WARP_STAGING; }
 };
 
-// Tiles in the order of bands of `band` rows of tiles, column by column within a band: those under way at one time form
-// a patch that is about as high as it is wide, and share their operands in the last cache level.
+// Tiles in the order of bands of `band` rows of tiles, column by column within a band: those in flight at one time form
+// a patch that is about as high as it is wide, and share their operands in the L2 cache.
 template <typename T> CAUSEWAY_DEVICE void tile_at(const Arguments<T>& a, i32 tile, i32& row, i32& column) {
     const i32 per_band = a.band * a.column_tiles;
     const i32 first = tile / per_band * a.band, rest = tile % per_band;

@@ -1,4 +1,4 @@
-// Hopper's own instructions (sm_90a), one thin wrapper each: barriers in shared memory, the tensor copy engine (TMA),
+// Hopper's own instructions (sm_90a), one thin wrapper each: barriers in shared memory, TMA, the engine that copies tensors,
 // the matrix unit of a warpgroup (wgmma), clusters.
 //
 // Addresses of shared memory are the 32-bit ones of its own window. No other target includes this file, and the
@@ -21,7 +21,7 @@ CAUSEWAY_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers known to the copy engine and to the cluster.
+// Makes initialised barriers known to TMA and to the cluster.
 CAUSEWAY_DEVICE void barrier_init_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 CAUSEWAY_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
@@ -52,7 +52,7 @@ CAUSEWAY_DEVICE void barrier_wait(u32 barrier, u32 parity) {
     } while (done == 0);
 }
 
-// ---- the tensor copy engine ----------------------------------------------------------------------------------------
+// ---- TMA ----------------------------------------------------------------------------------------
 // Coordinates are elements; parts of a box that lie outside the matrix read as zeros and are not written.
 
 CAUSEWAY_DEVICE void prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
@@ -85,7 +85,7 @@ template <int Pending> CAUSEWAY_DEVICE void box_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
-// Makes this thread's writes to shared memory visible to the copy engine and the matrix unit.
+// Makes this thread's writes to shared memory visible to TMA and the matrix unit.
 CAUSEWAY_DEVICE void shared_writes_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- the matrix unit of a warpgroup --------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ void await_copies(unsigned pending);
 #define CAUSEWAY_AND_SITE
 #endif
 
-// The copy engine's swizzle counts from multiples of 1024 bytes.
+// TMA's swizzle counts from multiples of 1024 bytes.
 #if defined(CAUSEWAY_NVIDIA)
 extern __shared__ __align__(1024) unsigned char causeway_shared_memory[];
 #elif defined(CAUSEWAY_AMD)

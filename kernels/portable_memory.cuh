@@ -48,7 +48,7 @@ template <int Bytes> CAUSEWAY_DEVICE typename Vector<Bytes>::type vector(const P
 
 #if defined(CAUSEWAY_NVIDIA)
 namespace detail {
-// Past the first-level cache, which other multiprocessors' stores do not reach, where this launch writes the memory.
+// Past the L1 cache, which other multiprocessors' stores do not reach, where this launch writes the memory.
 template <bool Written, typename V> CAUSEWAY_DEVICE V get(const void* address) {
     if constexpr (Written) {
         return __ldcg((const V*)address);
@@ -262,7 +262,7 @@ template <int Bytes> CAUSEWAY_DEVICE void async_copy(u32 shared_offset, const vo
     async_copy_first<Bytes>(shared_offset, address, valid ? Bytes : 0);
 }
 
-// Starts a copy of memory that other waves of the multiprocessor read too: it goes through the first-level cache.
+// Starts a copy of memory that other waves of the multiprocessor read too: it goes through the L1 cache.
 template <int Bytes> CAUSEWAY_DEVICE void async_copy_near(u32 shared_offset, const void* address) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
     const u32 to = (u32)__cvta_generic_to_shared(causeway_shared_memory) + shared_offset;
@@ -281,7 +281,7 @@ CAUSEWAY_DEVICE void async_commit() {
 #endif
 }
 
-// Waits until at most `Pending` of this thread's groups are still under way; it then sees its own copies.
+// Waits until at most `Pending` of this thread's groups are still in flight; it then sees its own copies.
 template <int Pending> CAUSEWAY_DEVICE void async_wait() {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
@@ -308,7 +308,7 @@ constexpr bool HAS_CLUSTERS = false;
 //   send(block, offset, value, mailbox)    writes to the shared memory of block `block` of the cluster
 //   receive(mailbox)                returns when all bytes have arrived and can be read
 //
-// No fence and no further barrier: nothing waits for what a block has still under way to global memory. Only where
+// No fence and no further barrier: nothing waits for what a block has still in flight to global memory. Only where
 // HAS_CLUSTERS.
 CAUSEWAY_DEVICE void open_mailbox(u32 mailbox) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900

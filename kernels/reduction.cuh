@@ -82,7 +82,7 @@ CAUSEWAY_DEVICE void sum_over_blocks(float* workspace, u32* counters, u32 group,
     }
     if (parts == 1 || !last_block_to_arrive(counters + group, parts, flag)) return;
     for (int i = first; i < count; i += Threads * Vector) {
-        // Loads under way at once. Who sums singly has few parts, and should not pay for this with registers.
+        // Loads in flight at once. Who sums singly has few parts, and should not pay for this with registers.
         constexpr u32 AHEAD = Vector == 1 ? 4 : 16;
         float values[Vector] = {};
         for (u32 p = 0; p < parts; p += AHEAD) {

@@ -135,7 +135,7 @@ CAUSEWAY_DEVICE void store_run(T* address, const float (&values)[Count]) {
 //   with async copies: slot s of thread i lies in shared memory at  base + (s · threads + i) · Bytes
 //   without:           in registers; slot numbers must then be compile-time constants (unrolled loops)
 //
-// fetch() the packets of one step, then commit(); wait<n>() before read() leaves the last n steps under way.
+// fetch() the packets of one step, then commit(); wait<n>() before read() leaves the last n steps in flight.
 template <int Bytes, int Slots> class PrefetchRing {
 public:
     // Bytes of shared memory that a block of `threads` threads needs.
