@@ -1,16 +1,17 @@
 // What the backward kernels share: their arguments, and the gradient of initial_states.
 //
-//   g            = dy · act'(pre)              pre[t] = bias + Σ_j weight[width-1-j] · x[t-j], recomputed
+//   pre[t]       = bias + Σ_j weight[width-1-j] · x[t-j]        recomputed, never stored
+//   g[t]         = dy[t] · act'(pre[t])
 //   dx[t]        = Σ_j weight[width-1-j] · g[t+j]  (+ dfinal_states at the last width-1 positions of a sequence)
 //   dweight[width-1-j] = Σ_t g[t] · x[t-j]         dbias = Σ_t g[t]
 //
-// Here and below j = 0 … width-1 counts positions back from an output: *tap j* of position t reads position t-j with
-// weight[width-1-j]. width is the width.
+// Here and below j = 0 … width-1 counts positions back from an output: *tap j* of position t reads x[t-j] with
+// weight[width-1-j]. Arrays of weights in registers are in this order: weight[j] is the weight of tap j.
 //
 //   causal_conv1d_backward_channel_last.cuh    stride 1 along dim: a thread walks down a segment of rows
 //   causal_conv1d_backward_short_last.cuh      the same where a call is small: a thread has few rows, all in registers
 //   causal_conv1d_backward_channel_first.cuh   stride 1 along seqlen: a wave walks a row from its end
-//   causal_conv1d_backward_tiles_first.cuh     the same in plain calls whose rows are whole tiles: more waves, fewer registers
+//   causal_conv1d_backward_tiles_first.cuh     the same for plain calls whose rows are whole tiles: more waves, fewer registers
 //   causal_conv1d_backward_short_first.cuh     the same where a call is small: a packet per thread
 //   causal_conv1d_backward_general.cuh         any strides, any width
 //
@@ -24,15 +25,15 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Memory of a tensor (row, channel, position); strides count elements. A row is a batch entry, or for states a
+// Memory of a tensor (entry, channel, position); strides count elements. An entry is a batch entry, or for states a
 // sequence.
 struct View {
     void* data;
     i64 entry, channel, position;
 };
 
-// Arguments reach a kernel in lines of 64 bytes, and the first use of each is waited for. So what every call needs comes
-// first.
+// The kernels' one argument; the planner mirrors it byte for byte. Arguments reach a kernel in lines of 64 bytes, and the first
+// use of each line is a wait. So what every call needs comes first.
 struct BackwardArguments {
     View x, dy, dx;
     const void* weight;
@@ -67,7 +68,7 @@ struct BackwardArguments {
 };
 static_assert(sizeof(BackwardArguments) == 472, "the planner writes these bytes");
 
-// Backward kernels take a `Problem` as causal_conv1d.cuh describes it, with these members more:
+// Backward kernels take a `Problem` as causal_conv1d.cuh describes it, with these members besides:
 //
 //   using DWeight = float;                    element type of dweight and dbias
 //   static constexpr bool dbias, dinitial_states, dfinal_states;
@@ -75,7 +76,7 @@ static_assert(sizeof(BackwardArguments) == 472, "the planner writes these bytes"
 // and width 0 where the width is in the arguments.
 template <class Problem> constexpr bool PACKED = Problem::cu_seqlens != 0;
 
-// Element offset in a view; a row can start anywhere in 64 bits.
+// Element offset in a view, in 64 bits.
 CAUSEWAY_DEVICE i64 offset_of(const View& view, i64 entry, i64 channel, i64 position) {
     return entry * view.entry + channel * view.channel + position * view.position;
 }
@@ -112,7 +113,7 @@ CAUSEWAY_DEVICE void write_sum(const BackwardArguments& a, i64 channel, int j, f
     }
 }
 
-// A channel's taps by age, and its bias.
+// A channel's weights, weight[j] of tap j, and its bias.
 template <class Problem, int WeightBytes>
 CAUSEWAY_DEVICE void load_weights(const BackwardArguments& a, i64 channel, float (&weight)[Problem::width], float& bias) {
     constexpr int WIDTH = Problem::width;
@@ -124,8 +125,8 @@ CAUSEWAY_DEVICE void load_weights(const BackwardArguments& a, i64 channel, float
     bias = biases[0];
 }
 
-// Writes the sums of a block's channels, each the work of as many waves: over the lanes of a wave, then over the waves, which
-// meet at `at` in shared memory. `channel` is this wave's.
+// Adds and writes the sums of a block's channels: first over the lanes of a wave, then over the `Waves` waves of a channel by way
+// of shared memory at `at`. `channel` is this wave's.
 template <class Problem, int Channels, int Waves, int Sums>
 CAUSEWAY_DEVICE void write_channel_sums(const BackwardArguments& a, const float (&sums)[Problem::width + 1], u32 at,
                                         u32 block, i32 channel) {
@@ -198,8 +199,8 @@ CAUSEWAY_DEVICE i32 position_index(const BackwardArguments& a, i64 entry, i64 po
     return (i32)load<4>(a.seq_idx + entry * a.seq_idx_entry + position * a.seq_idx_position).word[0];
 }
 
-// What tap j of a position of a sequence reads, from memory alone; `index` is what the position carries. The loads of
-// several taps are in flight together.
+// Loads what tap j of a position reads; zero if the tap is masked. `index` is the position's index. The loads of several taps
+// are in flight together.
 template <class Problem>
 CAUSEWAY_DEVICE Packet<sizeof(typename Problem::X)> load_tap(const BackwardArguments& a, const Span<i64>& sequence, i64 entry,
                                                              i64 channel, i64 position, i32 index, int j) {
@@ -216,7 +217,7 @@ CAUSEWAY_DEVICE Packet<sizeof(typename Problem::X)> load_tap(const BackwardArgum
     return load_if<sizeof(X)>(counts && (inside || Problem::initial_states), address);
 }
 
-// g at a position of a sequence, from memory alone: for the few positions where a kernel has no window at hand.
+// g at a position, computed from memory alone: for the few positions for which a kernel has no window in registers.
 template <class Problem>
 CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel,
                                   i64 position) {
@@ -249,11 +250,11 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& s
 //   dinitial_states[n, c, k] = Σ_{u ≤ k} weight[c, k-u] · g[start + u]     u < length of sequence n
 //                            + dfinal_states[n, c, k - length]             where k ≥ length
 //
-// Where the sequence begins with padding, its initial states are padding too, and all of this is 0.
+// If the sequence begins with padding, its initial states are padding too, and all of this is 0.
 //
 // A block takes Threads / (width-1) pairs (n, c). Thread u · pairs + i first computes g at the u-th position of pair i,
-// then element k = u of its result. Only taps that initial_states can reach count: positions whose index is that of
-// the sequence's first position. Cost: width + k multiply-adds per element, one read of each input.
+// then element k = u of its result. Only positions with the index of the sequence's first one count: no other tap can
+// reach initial_states. Cost: width + k multiply-adds per element, one read of each input.
 
 template <class Problem, int Threads>
 CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 block) {

@@ -5,30 +5,30 @@
 //                                          ←─────────────
 //              │lane 0│lane 1│ …                              a lane owns `COUNT` neighbouring positions of a tile
 //
-// Walking backwards, the width-1 values of g to the right of a tile are those of the tile before, carried in registers;
-// the width-1 values of x to its left are in the tile that comes next, which the ring has fetched already. So x and dy are
+// The halo of g, width-1 values to the right of a tile, comes from the tile that was walked before and stays in registers. The
+// halo of x, width-1 values to the left, lies in the tile that comes next, which is in the ring already. So x and dy are
 // read once. Between lanes both halos move by shuffles.
 //
-// A block owns channels: `waves_per_channel` waves share the rows of a channel, or pieces of long rows; sums stay in
+// A block owns channels. `waves_per_channel` waves share the rows of a channel, or pieces of long rows, and keep its sums in
 // registers to the end. Only with few channels do several blocks (`parts`) share a channel group.
 //
-// Ragged rows. Packets are as wide as the address of a row allows *after* moving the row's start back to a multiple of
-// the packet: position t lies at u = t + shift, shift = (address of the row mod bytes of a packet) in elements, equal for x, dy
-// and dx. Packets at both ends then hold foreign elements, which are masked; the read is within the tensor's memory
-// except for its first and last packet, which are gathered by element.
+// Ragged rows do not start or end on a multiple of the packet. Their tiles start at the multiple before the row: position t
+// lies at u = t + shift, where shift is the distance in elements and the same for x, dy and dx. The packets at both ends then
+// hold elements of other rows, which are masked. A packet that would reach past the tensor's memory is gathered by elements.
 //
-// A tile that touches an end of its row, or a boundary between sequences or a change of seq_idx inside it, takes the careful
-// path; all others take the straight one. A careful tile in which an index may come back takes a path of its own.
+// Three paths compute a tile. UNMASKED is for tiles that lie inside one row, one sequence and one index. MASKED is for those that
+// touch an end of the row, a boundary of cu_seqlens or a change of seq_idx. EXACT compares indices tap by tap, where bits cannot
+// tell (causal_conv1d_backward_masks.cuh).
 //
-// Cost per element: bytes: x, dy and dx once. Instructions, width = 4, SiLU, 16 bit: 24.5 as channel-last, + (5 shuffles,
-// 5 selects, 20 for addresses and loop) / COUNT.
+// Cost per element: x, dy and dx once. Instructions, width 4, SiLU, 16 bit: the 24.5 of channel-last, and 5 shuffles, 5 selects
+// and 20 for addresses and loop, divided by COUNT.
 #pragma once
 #include "causal_conv1d_backward_tiles.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: as in ChannelFirstMasks.
+// The walk, and the arithmetic of a tile. ChannelFirstTiles fetches, ChannelFirstMasks finds masks and describes Tile.
 template <class Problem, class Tile> class ChannelFirstBackward : ChannelFirstTiles<Problem, Tile> {
     using Base = ChannelFirstTiles<Problem, Tile>;
     using typename Base::Exact, typename Base::Indices, typename Base::Masks, typename Base::Ring, typename Base::X;
@@ -101,10 +101,10 @@ private:
         async_wait<0>();
     }
 
-    // Tile `tile` of the piece, which is in `slot` of the ring and whose x has been read; reads the x of the next. `u` is
-    // the lane's first position in the first tile of the ring's step.
+    // Computes tile `tile` of the piece, which lies in `slot` of the ring, and reads the x of the next one. This tile's x has been
+    // read already. `u` is the lane's first position in the first tile of the step.
     CAUSEWAY_DEVICE void step(Ring& ring, int slot, i32 tile, i32 u, Packet<BYTES> (&x)[PACKETS]) {
-        // Rows that share a wave end in their only tile.
+        // Where several rows share a wave, each has one tile, and ends in it.
         bool unmasked = !HAS_MASKED || GROUPS == 1;
         if constexpr (RAGGED || ROW_DFINAL) {
             const i32 end = computing.begin + (tile + 1) * TILE_POSITIONS + (ROW_DFINAL ? HALO : 0);
@@ -158,7 +158,7 @@ private:
                 const i32 t = computing.begin - computing.shift - HALO + i;
                 halo[i] = 0.0f;
                 if (ROW_STATES && computing.begin == 0) {
-                    // With a shift, the states before the row are in the first lane's packet (mask).
+                    // With a shift, the states before the row go into the first lane's packet (clear_outside).
                     halo[i] = RAGGED ? (t >= -HALO ? before_row(t) : 0.0f) : states.initial[i];
                 } else if (!WHOLE_ROWS && exists && t >= 0 && t < seqlen) {
                     halo[i] = read<X>(a.x, computing.entry, channel, t);
@@ -175,7 +175,7 @@ private:
                 }
             }
         }
-        // The lanes compute one gradient each of those to the right of a piece that ends inside its row.
+        // Where a piece ends inside its row, HALO lanes compute one gradient each of those to its right.
         if constexpr (!WHOLE_ROWS && HALO > 0) {
             const i32 t = computing.end - computing.shift + lane;
             float g = 0.0f;
@@ -200,7 +200,7 @@ private:
     CAUSEWAY_DEVICE void compute(const Packet<BYTES> (&x)[PACKETS], const Packet<BYTES> (&next_x)[PACKETS],
                                  const Packet<BYTES> (&dy)[PACKETS], const Masks& masks, i32 step_u, int slot, i32 tile) {
         constexpr bool Masked = Way != UNMASKED;
-        constexpr bool ROLLED = Way == MASKED && HAS_BOUNDARIES;  // windows from which a boundary clears what lies behind it
+        constexpr bool ROLLED = Way == MASKED && HAS_BOUNDARIES;  // by windows that are cleared at boundaries
         // Only the last tile of a step can be a piece's first.
         const bool first_tile = slot == UNROLL - 1 && tile == 0;
         const i32 u = step_u - slot * TILE_POSITIONS;
@@ -237,7 +237,7 @@ private:
         Exact exact;
         if constexpr (Way == EXACT) this->find_exact(exact, masks, u - computing.shift);
         if constexpr (Way == EXACT && Problem::seq_idx) {
-            // What stands at padding is selected away: 0 · NaN would be NaN.
+            // A select, since 0 · NaN would be NaN.
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) values[HALO + v] = this->cuts(masks, v, 0) ? 0.0f : values[HALO + v];
         }
@@ -275,7 +275,7 @@ private:
                     for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j], taps[j], pre);
                 }
                 g[v] = activation_gradient<Problem::silu>(pre, d[v]);
-                // Not by a dy of 0: where the bias is infinite, that would be a NaN.
+                // A dy of 0 would not do: with an infinite bias g would be a NaN.
                 if constexpr (Way == EXACT && Problem::seq_idx) g[v] = this->cuts(masks, v, 0) ? 0.0f : g[v];
                 if constexpr (Problem::dbias) sums[WIDTH] += g[v];
 #pragma unroll
@@ -294,7 +294,7 @@ private:
             float reaching[WIDTH];  // the gradients that reach a position
 #pragma unroll
             for (int v = COUNT - 1; v >= 0; --v) {
-                // Between lanes, boundaries have been seen to.
+                // Boundaries between this lane and the next have been applied by the sender.
                 if constexpr (ROLLED) {
                     if (v < COUNT - 1) roll(reaching, g[v + 1], this->cuts(masks, v + 1, 1));
                 }
@@ -324,7 +324,7 @@ private:
             const i32 at = u + p * PER_PACKET;
             char* const address = dx_row + (i64)step_u * SIZE + (p * PER_PACKET - slot * TILE_POSITIONS) * SIZE;
             if (!RAGGED || !Masked || (at >= computing.shift && at + PER_PACKET <= computing.end)) {
-                // Where rows share a wave, lanes without a row have an empty piece of row 0.
+                // Where rows share a wave, lanes without a row have an empty piece.
                 const bool full = Tile::full && GROUPS == 1;
                 if (full || at < computing.end) store(address, pack<X, BYTES>(part));
             } else {
@@ -336,8 +336,8 @@ private:
         }
     }
 
-    // The lane's gradients and its share of the sums from memory: for tiles with sequences so short that a lane meets the
-    // initial states of several.
+    // Computes the lane's gradients, and adds to its sums, from memory alone: for tiles in which a lane meets the initial states of
+    // more than one sequence.
     CAUSEWAY_DEVICE void gather_gradients(float (&g)[COUNT + HALO], i32 u) {
 #pragma unroll 1
         for (i32 v = 0; v < COUNT; ++v) {
@@ -375,7 +375,7 @@ private:
         }
     }
 
-    // What lies outside the row, halo included: initial states before it, zero after it.
+    // Replaces what lies outside the row, halo included: by initial states before it and by zeros after it.
     CAUSEWAY_DEVICE void clear_outside(float (&values)[HALO + COUNT], float (&d)[COUNT], i32 u) const {
         if constexpr (RAGGED) {
 #pragma unroll
@@ -401,7 +401,7 @@ private:
         const float sum = wave_sums(addends, index);
         if (index < TOGETHER) write_shared(at + index * 4, sum);
         if constexpr (SUMS > TOGETHER) {
-            // The ninth: dbias of width 8.
+            // The ninth sum: dbias at width 8.
             const float last[1] = {sums[WIDTH]};
             const float last_sum = wave_sums(last, index);
             if (index == 0) write_shared(at + TOGETHER * 4, last_sum);

@@ -2,27 +2,26 @@
 //
 //             dim →
 //   t   ┌──────────────┬──────────────┬──
-//   ↓   │ thread 0     │ thread 1     │       a thread owns `channels` neighbouring channels (one packet) and walks
-//       │  segment 0   │  segment 0   │       down a segment of rows; a block is `lanes` × segments threads
+//   ↓   │ thread 0     │ thread 1     │       a thread owns `channels` neighbouring channels, one packet, and walks down a
+//       │  segment 0   │  segment 0   │       segment of rows; a block is `lanes` × segments threads
 //       ├──────────────┼──────────────┼──
 //       │ thread 32    │ thread 33    │
 //
-// At row t a thread has x[t-width+1 … t] and width unfinished sums of dx in registers. It computes pre and g once, adds g to
-// dweight, dbias and to the width sums that g reaches, and stores the one that is finished, dx[t-width+1]. A segment starts by
-// reading the width-1 rows of x before it. Its first width-1 rows also reach up to width-1 rows of dx above it: these shares are
-// left in shared memory for the thread of the segment above, which adds them to its last sums when the block has
+// At row t a thread has the window x[t-width+1 … t] and `width` unfinished sums of dx in registers. It computes pre and g once,
+// adds g to dweight, dbias and the sums that g reaches, and stores the sum that is finished, dx[t-width+1]. A segment
+// starts by reading the width-1 rows of x before it. Its first width-1 rows also contribute to the last width-1 rows of dx of
+// the segment above. Those shares are left in shared memory; the thread of the segment above adds them when the block has
 // finished. Only the block's last segment runs width-1 rows past its end.
 //
-// Rows come in chunks of Rows, a multiple of width, so that every register's place in the rolling windows is known at
-// compile time. `stages` chunks are in flight in a ring (shared memory filled by asynchronous copies, or registers);
-// a thread reads back only what it fetched, so the walk has no barrier. Calls too small to fill the device have a kernel of
-// their own (causal_conv1d_backward_short_last.cuh).
+// Rows come in chunks of ROWS, a multiple of width, so that the register of every row in the window is known at compile
+// time. A ring prefetches `stages` chunks (causal_conv1d_backward_rings.cuh). Calls too small to fill the device have a
+// kernel of their own (causal_conv1d_backward_short_last.cuh).
 //
-// A chunk whose rows and prefetches all lie inside the segment and whose window lies in one sequence takes the
-// straight path, with no predicates; others take the careful one.
+// A chunk is computed without masks if its rows and prefetches all lie inside the segment and its window in one sequence. Other
+// chunks are masked.
 //
-// Cost per element: bytes: x, dy and dx once, + (width-1)/segment more reads. Instructions, width = 4, SiLU, 16 bit: 24.5
-// (pre 4, g 7, dweight and dbias 5, dx 4, conversion 2.5, memory 2), without SiLU 13.5.
+// Cost per element: x, dy and dx once, and x once more for (width-1) / (rows of a segment) of the elements. Instructions, width
+// 4, SiLU, 16 bit: 24.5 (pre 4, g 7, dweight and dbias 5, dx 4, conversion 2.5, memory 2); without SiLU 13.5.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 #include "causal_conv1d_backward_rings.cuh"
@@ -30,8 +29,13 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: threads of a block; lanes, those of them along dim, a power of two; channels of a packet; stages in flight;
-// weight_bytes as in load_parameters.
+//   struct Tile {
+//       static constexpr int threads;        of a block
+//       static constexpr int lanes;          threads along dim, a power of two
+//       static constexpr int channels;       of a packet
+//       static constexpr int stages;         of the ring
+//       static constexpr int weight_bytes;   see load_parameters
+//   };
 template <class Problem, class Tile> class ChannelLastBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads, LANES = Tile::lanes, CHANNELS = Tile::channels;
@@ -41,15 +45,15 @@ template <class Problem, class Tile> class ChannelLastBackward {
     static constexpr bool HAS_BOUNDARIES = PACKED<Problem> || Problem::seq_idx;
     using Ring = RowRing<BYTES, ROWS, Tile::stages, THREADS>;
 
-    // Sums of the block's channels; segments whose sums a wave adds up; those sums in shared memory.
+    // Sums of the block's channels; segments whose sums a wave adds; lines of sums in shared memory that are left then.
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
     static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * (Problem::dbias ? WIDTH + 1 : WIDTH);
     static constexpr int SEGMENTS = THREADS / LANES;
     static constexpr int SHARERS = LANES < (int)WAVE_SIZE ? (int)WAVE_SIZE / LANES : 1;
     static constexpr int LINES = SEGMENTS / SHARERS;
-    // Shared memory: the ring, and over it when it is done the sums and a flag; then the shares of rows above.
+    // Shared memory: the ring, in whose place the sums and a flag lie after the walk; then the shares of rows above.
     static constexpr u32 FLAG_AT = LINES * BLOCK_SUMS * 4;
-    // Behind them, of a segment in which a sequence ends: dfinal_states of that sequence.
+    // Then, for a segment in which a sequence ends, dfinal_states of that sequence.
     static constexpr bool HOLDS_STATES = PACKED<Problem> && HALO > 0 && Problem::dfinal_states;
     static constexpr u32 SHARES_AT = Ring::SHARED_BYTES > FLAG_AT + 16 ? Ring::SHARED_BYTES : FLAG_AT + 16;
 
@@ -73,7 +77,7 @@ public:
             enter(segment, line);
             walk();
         }
-        block_barrier();  // the ring is free, all shares are there
+        block_barrier();  // all threads have left the ring and written their shares
         if (active && !runs_over) finish_last_rows();
         reduce(group, part);
     }
@@ -152,7 +156,7 @@ private:
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
-            // Left alone, 16-bit weights stay packed and are unpacked again in every row.
+            // Without opaque() the compiler keeps 16-bit weights packed, and unpacks them again in every row.
             for (int j = 0; j < WIDTH; ++j) weight[j][c] = opaque(weights[c][WIDTH - 1 - j]);
         }
     }
@@ -163,10 +167,11 @@ private:
         return read<X>(a.initial_states, sequence, channel + c, k);
     }
 
-    // ROWS rows from t on. Inside: every row, store and prefetch lies in the segment, every tap in one sequence.
+    // ROWS rows from t on. Inside: every row, store and prefetch lies in the segment, and every tap in one sequence, so nothing is
+    // masked.
     template <bool Inside> CAUSEWAY_DEVICE void chunk(Ring& ring, i32 t) {
-        // Copies to shared memory are issued together, before the chunk's reads: alternating with them costs extra
-        // instructions, and each copy would hold back the reads after it.
+        // Copies to shared memory are issued together, before the chunk's reads. Alternating them with reads costs extra
+        // instructions, and each read would wait behind a copy.
         ring.template wait<Ring::AHEAD>();
         if constexpr (Ring::ASYNC) {
 #pragma unroll
@@ -202,8 +207,8 @@ private:
         return SHARES_AT + ((u32)(i * CHANNELS + c) * THREADS + thread) * 4;
     }
 
-    // The last HALO rows of a segment, with the shares from the segment below. Such a segment has whole chunks, so the
-    // windows are back where they started.
+    // Stores the last HALO rows of dx of a segment, with the shares from the segment below. Such a segment is a whole number of
+    // chunks, so rows are in the same registers as at its start.
     CAUSEWAY_DEVICE void finish_last_rows() const {
 #pragma unroll
         for (int i = 0; i < HALO; ++i) {
@@ -243,7 +248,7 @@ private:
             sequence = sequence_now;
         }
         if constexpr (Problem::seq_idx) index = indices[HALO + p];
-        const i32 reach = t - sequence.start;  // rows that this one can look back within its sequence
+        const i32 reach = t - sequence.start;  // rows of its sequence before this one
         const i32 left = sequence.end - t;
         float begun[CHANNELS];
 #pragma unroll
@@ -267,7 +272,7 @@ private:
             for (int j = 0; j < WIDTH; ++j) {
                 taps[j] = window[(p + WIDTH - j) % WIDTH][c];
                 if constexpr (Problem::seq_idx) {
-                    // What stands at padding is selected away: 0 · NaN would be NaN.
+                    // A select, since 0 · NaN would be NaN.
                     if (index < 0 || indices[HALO + p - j] != index) taps[j] = 0.0f;
                 }
             }
@@ -295,10 +300,10 @@ private:
         }
     }
 
-    // ---- places: which sequence a row is in, and the index it carries ----------------------------------------------
+    // ---- boundaries: which sequence a row is in, and the index it carries ------------------------------------------
 
     CAUSEWAY_DEVICE i32 index_at(i32 t) const {
-        // Rows before a sequence carry the index of its first row: initial_states do, and without them they are zero.
+        // What stands before a sequence, initial_states or zeros, carries the index of its first row.
         const i32 start = PACKED<Problem> ? sequence_now.start : 0;
         return position_index<Problem>(a, entry, maximum(t, start));
     }
@@ -315,7 +320,7 @@ private:
         }
     }
 
-    // Indices of the chunk at t become current; those of the next chunk are fetched.
+    // Takes the indices of the chunk at t, which were fetched before, and fetches those of the next chunk.
     CAUSEWAY_DEVICE void load_indices(i32 t) {
         if constexpr (Problem::seq_idx) {
 #pragma unroll
@@ -334,8 +339,8 @@ private:
         }
     }
 
-    // True when the chunk at t and the HALO rows before it carry one index and lie in one sequence, away from rows
-    // that dfinal_states is added to.
+    // True when the chunk at t needs no masks: it and the HALO rows before it carry one index and lie in one sequence, and
+    // dfinal_states are added to none of its rows.
     CAUSEWAY_DEVICE bool one_sequence(i32 t) const {
         bool same = true;
         if constexpr (Problem::seq_idx) {
@@ -350,8 +355,8 @@ private:
         return same;
     }
 
-    // A sequence begins at row t (or, where cu_seqlens does not ascend to seqlen, the last one goes on). What lies
-    // before it is now its initial states, so that the window holds what the taps of its rows read.
+    // Enters the sequence that begins at row t. Its initial states take the place of the rows before it in the window, so that taps
+    // need no mask. Where cu_seqlens does not ascend to seqlen, the last sequence goes on to the end.
     CAUSEWAY_DEVICE void enter_sequence(i32 t, int p) {
         boundaries<Problem, i32>(a).advance(sequence_now, t);
         if (t < sequence_now.end) {
@@ -369,8 +374,8 @@ private:
         }
     }
 
-    // dfinal_states of the segment's first sequence, if that ends in the segment: a load for each row would wait for the copies
-    // that are in flight.
+    // Loads dfinal_states of the segment's first sequence into shared memory, if the sequence ends in the segment. Loaded row by
+    // row, they would wait for the copies in flight.
     CAUSEWAY_DEVICE void hold_states() {
         const bool ends = sequence_now.end - HALO < last;
         held_sequence = ends ? sequence_now.sequence : -1;
@@ -390,7 +395,7 @@ private:
     // ---- sums over the block's segments, then over blocks ----------------------------------------------------------
 
     CAUSEWAY_DEVICE void reduce(u32 group, u32 part) {
-        // Lanes of a wave that share channels first add up: always the same pairs, so always the same sum.
+        // Lanes of a wave that share channels add their sums first: always the same pairs, so always the same bits.
 #pragma unroll
         for (u32 mask = LANES; mask < WAVE_SIZE; mask <<= 1) {
 #pragma unroll
@@ -414,7 +419,7 @@ private:
         }
         block_barrier();
         const i64 first_channel = (i64)group * BLOCK_CHANNELS;
-        // Several sums at a time; fewer where the walk gets by with few registers.
+        // Several sums at a time; fewer where the walk needs few registers, so that this does not need more.
         constexpr int VECTOR = CHANNELS % 4 == 0 ? 4 : BLOCK_CHANNELS % 2 == 0 ? 2 : 1;
         sum_over_blocks<THREADS, VECTOR>(
             a.workspace, a.counters, group, part, a.parts, BLOCK_SUMS, FLAG_AT,
@@ -440,14 +445,14 @@ private:
     const BackwardArguments& a;
     i64 channel;
     i32 entry;
-    i32 first, last, fetch_end;  // rows of the segment; end of those that are read
+    i32 first, last, fetch_end;  // the segment's first row and its end; the end of the rows that it reads
     bool shares_above, runs_over = true;
     const char *x, *dy;
     char* dx;
     float weight[WIDTH][CHANNELS], bias[CHANNELS];
-    float window[WIDTH][CHANNELS];     // x[t-j] at (t-first-j) mod width
-    float unfinished[WIDTH][CHANNELS];  // dx[t-j] likewise
-    float sums[WIDTH + 1][CHANNELS];    // dweight by tap, dbias
+    float window[WIDTH][CHANNELS];      // x[t-j] at (t-first-j) mod width
+    float unfinished[WIDTH][CHANNELS];  // sums of dx[t-j], likewise
+    float sums[WIDTH + 1][CHANNELS];    // dweight of tap j, then dbias
     i32 indices[HALO + ROWS], next_indices[ROWS];
     Span<i32> sequence_now;
     i32 held_sequence;  // whose dfinal_states are in shared memory

@@ -1,18 +1,18 @@
 // Causal conv1d backward for any strides and any width.
 //
-// A block takes a tile of `tile_channels` channels × `piece` positions, and every parts-th tile of its channels after
-// that. With HALO = width-1, a tile needs x from HALO positions before it and g up to HALO positions after it:
+// A block takes a tile of `tile_channels` channels × T = `piece` positions, and every parts-th tile of its channels after that.
+// With halos of H = width-1, a tile needs x from H positions before it, and g up to H positions after it:
 //
-//   position            t0-HALO ……… t0 ………………… t0+T ……… t0+T+HALO
+//   position            t0-H ……… t0 ………………… t0+T ……… t0+T+H
 //   x in shared memory  [   halo   |    tile    |   halo   ]      span = T + 2H per channel
 //   g in shared memory             [    tile    |   halo   ]
 //   dx written                     [    tile    ]
 //
-// Each position also has its place in its sequence: `reach`, how many positions back the sequence starts (at most HALO);
-// `left`, how many are left to its end (at most width); the sequence's number; and the index of seq_idx.
+// Four tables in shared memory tell of each position: `reach`, the positions of its sequence before it (H at most); `left`,
+// those from it to the sequence's end (width at most); the sequence's number; and its index of seq_idx.
 //
-// dweight: thread (slice, channel, j) adds g[t] · x[t-j] over its slice of each tile's positions; sums stay in shared
-// memory until the block's last tile. Slice sums, then block sums, are added in order.
+// dweight: thread (slice, channel, j) adds g[t] · x[t-j] over its slice of each tile's positions. The sums stay in shared memory
+// until the block's last tile; then slices, and then blocks, are added in order.
 //
 // Cost per element: (3 + 2H/T) · width multiply-adds, each with two reads of shared memory; x and dy are read
 // (1 + 2H/T) and (1 + HALO/T) times.
@@ -22,7 +22,10 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: threads; dim_fastest (neighbouring channels are closer in memory than neighbouring positions).
+//   struct Tile {
+//       static constexpr int threads;
+//       static constexpr bool dim_fastest;   neighbouring channels are nearer in memory than neighbouring positions
+//   };
 template <class Problem, class Tile> class GeneralBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads;
@@ -79,7 +82,7 @@ public:
     }
 
 private:
-    // Position i of the span, in the row.
+    // The position, within the entry, that is number i of the span.
     CAUSEWAY_DEVICE i64 position(int i) const { return start - states + i; }
     CAUSEWAY_DEVICE int look_up(u32 table, int i) const { return (int)load_shared<4>(table + i * 4).word[0]; }
     CAUSEWAY_DEVICE void set(u32 table, int i, int value) const {
@@ -104,7 +107,7 @@ private:
         }
     }
 
-    // Item n of a tile of `channels` × `count` positions, neighbours in memory going to neighbouring threads.
+    // Splits item n of `channels` × `count` positions into channel and position: neighbouring items are neighbours in memory.
     CAUSEWAY_DEVICE void split(int n, int count, int& channel, int& i) const {
         if constexpr (Tile::dim_fastest) {
             i = n / channels;
@@ -146,7 +149,7 @@ private:
             split(n, count, c, i);
             i += states;
             float g = 0.0f;
-            // Positions outside the row are padding too.
+            // Positions outside the sequence count as padding.
             if (look_up(index_at, i) >= 0 && first_channel + c < a.dim) {
                 float pre = read_bias<Problem>(a, first_channel + c);
                 if constexpr (Problem::silu) {
@@ -186,7 +189,7 @@ private:
         const int sums = channels * (width + 1), slice_length = (tile + slices - 1) / slices;
         for (int n = thread; n < slices * sums; n += THREADS) {
             const int slice = n / sums, c = (n - slice * sums) / (width + 1), j = n - slice * sums - c * (width + 1);
-            // Neither has anybody the states of channels that the last group has too many.
+            // The last group may have channels past the end, whose initial states must not be read.
             if (first_channel + c >= a.dim) continue;
             const int begin = slice * slice_length, end = begin + slice_length < tile ? begin + slice_length : tile;
             float sum = read_shared(sum_at + n * 4);

@@ -1,7 +1,7 @@
-// Channel-first backward: where a lane is in its row, and which of its taps count.
+// Channel-first backward: which taps of a lane's positions are masked, and which states its positions meet.
 //
-// With seq_idx or cu_seqlens a wave asks of each tile whether it lies in one sequence and carries one index; only if not, a
-// lane works out the Masks of its positions.
+// With seq_idx or cu_seqlens a wave checks for each tile whether it lies in one sequence and carries one index. Only if it does
+// not, each lane computes the Masks of its positions.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 #include "causal_conv1d_taps.cuh"
@@ -9,15 +9,25 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// A row, or a piece of one, that a group of lanes walks. `begin` and `end` are in u.
+// A row of a batch entry, or a piece of one, that a group of lanes walks. `begin` and `end` count positions from the shifted start
+// of the row (u).
 struct RowPiece {
     i32 entry, shift, begin, end;
 };
 
-// Tile: threads of a block; bytes of a packet and packets per lane; lanes that walk a row together, a power of two;
-// ragged (see causal_conv1d_backward_channel_first.cuh); whole_rows (rows are not cut into pieces); full (tiles do not reach past
-// the end of a row; where rows share a wave, lanes may have no row all the same); stages, tiles in flight; unroll, tiles of a step, of which a piece has a whole number; waves_per_channel; weight_bytes as in
-// load_parameters; index_bytes, the access that is legal for a lane's indices, which are neighbours along seqlen.
+//   struct Tile {
+//       static constexpr int threads;            of a block
+//       static constexpr int bytes, packets;     of a packet; per lane
+//       static constexpr int lanes;              that walk a row together: a power of two, at most a wave
+//       static constexpr bool ragged;            see causal_conv1d_backward_channel_first.cuh
+//       static constexpr bool whole_rows;        rows are not cut into pieces
+//       static constexpr bool full;              no tile reaches past the end of its row (a lane may still have no row)
+//       static constexpr int stages;             tiles in flight
+//       static constexpr int unroll;             tiles of a step; a piece is a whole number of steps
+//       static constexpr int waves_per_channel;
+//       static constexpr int weight_bytes;       see load_parameters
+//       static constexpr int index_bytes;        of a legal access to a lane's indices
+//   };
 template <class Problem, class Tile> class ChannelFirstMasks {
 protected:
     using X = typename Problem::X;
@@ -34,7 +44,7 @@ protected:
     static constexpr bool ROW_DFINAL = Problem::dfinal_states && !PACKED<Problem>;
     static constexpr bool PACKED_INITIAL = Problem::initial_states && PACKED<Problem> && HALO > 0;
     static constexpr bool PACKED_STATES = PACKED<Problem> && HALO > 0 && (Problem::initial_states || Problem::dfinal_states);
-    static constexpr int BEFORE = HALO > 4 ? 8 : 4;  // indices before a position that it may look at, by 16 bytes
+    static constexpr int BEFORE = HALO > 4 ? 8 : 4;  // indices before a tile that are read: the halo, in whole 16 bytes
     static constexpr int EDGE = EDGE_OF<HALO>;
     static constexpr i32 FAR = 0x3fffffff;
     static constexpr int STATES_HELD = HALO > 0 ? (int)WAVE_SIZE / HALO : 1;  // sequences whose states a wave holds
@@ -51,7 +61,7 @@ protected:
 
     // ---- states of a row -------------------------------------------------------------------------------------------
 
-    // The states of a row that is not packed. Those of the next row are in flight while one is walked.
+    // The states of a row without cu_seqlens. Those of the next row are in flight while one is walked.
     struct RowStates {
         float initial[HALO + 1], dfinal[HALO + 1];
     };
@@ -77,36 +87,39 @@ protected:
         return value;
     }
 
-    // ---- which taps of the lane's positions count, and the states that its positions meet ---------------------------
+    // ---- masks of the lane's positions, and the states that these meet ----------------------------------------------
 
-    // A tile's indices: those of the lane's positions, and the last ones of its positions in the tile that lies before.
+    // A tile's indices: those of the lane's positions; and the last ones of the lane's positions in the tile before, to the left.
     struct Indices {
         i32 own[Problem::seq_idx ? COUNT : 1], before[Problem::seq_idx ? BEFORE : 1];
     };
 
-    // Of a lane's positions, and of those before them that they reach. A tap, and a gradient on its way to dx, is cut by any
-    // boundary that it crosses. That is not so where indices come back (5 7 5 within a window), or where packed sequences have
-    // initial states, which carry an index too: such a tile is exact, and compares indices tap by tap. So is one with
-    // padding, since selecting that away costs every other tile with a boundary 4 % of the call. Initial states stand before
-    // position `begins` from the lane's first one; a lane has those of one sequence, unless sequences are very short.
+    // The masks of a lane's positions. Any boundary that a tap crosses masks it, and likewise a gradient on its way to dx.
+    //
+    // Three kinds of tiles cannot be described so: those in which an index comes back within a window (5 7 5); those of packed
+    // sequences with initial states and seq_idx, since initial states carry an index too; and those with padding, whose selects
+    // would cost all masked tiles 4 % of a call. They are `exact`: indices are compared tap by tap.
+    //
+    // A lane holds the initial states of one sequence, which begins at the lane's position `begins`. If more than one sequence
+    // would need that, sequences are very short, and the tile is `crowded`.
     struct Masks {
-        u32 cuts = 0;     // bit EDGE + k: something ends before position k, from -EDGE to COUNT - 1; exact: a sequence
-        u32 stays = 0;    // likewise, what keeps gradients from moving to the next lane, or tile
-        u32 padding = 0;  // bit k: position k is
-        bool exact = false, padded = false;  // of the wave
+        u32 cuts = 0;     // bit EDGE + k: a boundary before position k, for k from -EDGE to COUNT - 1; if exact, of cu_seqlens alone
+        u32 stays = 0;    // likewise: a boundary that gradients do not cross to the lane, or tile, on the left
+        u32 padding = 0;  // bit k: position k is padding
+        bool exact = false, padded = false;  // the same in all lanes of the wave
         float initial[PACKED_INITIAL ? HALO : 1];
-        float begun[PACKED_STATES ? COUNT : 1] = {};  // dfinal_states
+        float begun[PACKED_STATES ? COUNT : 1] = {};  // dfinal_states: what dx starts from
         i32 begins = FAR;
         bool crowded = false;
     };
 
-    // What an exact tile asks besides, as long as it is computed.
+    // What an exact tile needs besides.
     struct Exact {
         i32 indices[Problem::seq_idx ? HALO + COUNT + HALO : 1];  // from position -HALO on
         u32 denied = 0;  // bit r: position begins + r carries another index than its sequence's initial states
     };
 
-    // Count bits from number `from` of `cuts`.
+    // The bits of `cuts` of `count` positions from `from` on.
     static CAUSEWAY_DEVICE constexpr u32 cut_bits(int from, int count) { return ((1u << count) - 1u) << (EDGE + from); }
 
     static CAUSEWAY_DEVICE u32 cut_before(i32 k) {
@@ -119,7 +132,7 @@ protected:
         return (i32)load<4>(row_indices + maximum(minimum(t, seqlen - 1), 0)).word[0];
     }
 
-    // Reads the indices of the tile in `slot`.
+    // Reads the indices of the tile in `slot` of the ring.
     template <class Ring> CAUSEWAY_DEVICE void read_indices(Indices& indices, const Ring& ring, int slot) const {
         if constexpr (Problem::seq_idx) {
 #pragma unroll
@@ -129,11 +142,11 @@ protected:
         }
     }
 
-    // True when all positions of a tile carry one index and none is padding, and so do the HALO before it, which is the same
-    // index or another: then the tile begins at an edge.
+    // True when the positions of a tile carry one index, the HALO positions before it carry one index, and none is padding. If the
+    // two indices differ, the tile begins at an `edge`.
     CAUSEWAY_DEVICE bool one_index(const Indices& indices, i32 tile) {
         const u32 group = lane_index() - lane;
-        // Nothing after a row's last tile carries an index.
+        // The row's last tile is the first that is walked: no index is known from the tile to its right.
         if (tile == tiles - 1) index_now = shuffle((u32)indices.own[0], group);
         edge = false;
         if (wave_all(all_carry(indices, index_now, index_now, tile))) return !right_exact;
@@ -143,7 +156,7 @@ protected:
         return wave_all(all_carry(indices, index_now, before, tile)) && !right_exact;
     }
 
-    // True when a lane's share of a tile's indices is `index`, and of those of the HALO positions before it, `before`.
+    // True when the lane's indices in a tile are all `index`, and those it has of the HALO positions before the tile are `before`.
     CAUSEWAY_DEVICE bool all_carry(const Indices& indices, u32 index, u32 before, i32 tile) const {
         u32 differs[2] = {index & 0x80000000u, 0};
 #pragma unroll
@@ -159,8 +172,8 @@ protected:
         return (differs[0] | differs[1]) == 0;
     }
 
-    // True when the positions of a tile lie in one sequence and carry one index, and the HALO before it do too: maybe another
-    // index. Sequences with states meet them on both sides.
+    // True when a tile needs no masks: it and the HALO positions before it lie in one sequence, and one_index holds. With
+    // dfinal_states the HALO positions after it have to lie in the sequence, too.
     CAUSEWAY_DEVICE bool one_sequence(const Indices& indices, i32 tile) {
         bool same = true;
         if constexpr (Problem::seq_idx) same = one_index(indices, tile);
@@ -172,7 +185,7 @@ protected:
         return same;
     }
 
-    // The lane's first position is `first`. All lanes take part, tile after tile.
+    // Computes the masks of a tile. `first` is the lane's first position. All lanes take part, and tiles come in order.
     CAUSEWAY_DEVICE void find_masks(Masks& masks, const Indices& indices, i32 tile, i32 first) {
         u32 changes = 0;
         if constexpr (Problem::seq_idx) changes = find_changes(masks, indices, tile);
@@ -206,11 +219,11 @@ protected:
         }
     }
 
-    // Bits as `cuts` has them, of positions up to COUNT - 1, where the index changes; and padding.
+    // The bits of `cuts` where the index changes; and padding.
     CAUSEWAY_DEVICE u32 find_changes(Masks& masks, const Indices& indices, i32 tile) {
         const u32 group = lane_index() - lane;
         i32 previous = (i32)shuffle((u32)(lane == LANES - 1 ? indices.before[BEFORE - 1] : indices.own[COUNT - 1]), left_lane);
-        // What lies before the row carries its first index.
+        // Positions before the row carry its first index.
         i32 before_piece = indices.own[0];
         if constexpr (!WHOLE_ROWS) before_piece = (i32)shuffle((u32)index_before_piece, group + EDGE);
         if (tile == 0 && lane == 0) previous = before_piece;
@@ -243,7 +256,7 @@ protected:
         return own << EDGE | before;
     }
 
-    // The lane's indices and those around them, from memory; and which of its positions do not read initial states.
+    // Loads the lane's indices and those around them, and finds which of its positions must not read initial states.
     CAUSEWAY_DEVICE void find_exact(Exact& exact, const Masks& masks, i32 first) const {
 #pragma unroll
         for (int i = 0; i < HALO + COUNT + HALO; ++i) exact.indices[i] = index_at(first - HALO + i);
@@ -259,12 +272,13 @@ protected:
         }
     }
 
-    // Whether the gradient at position v stays on this side of the lane's first one. Where indices come back, all pass on.
+    // Whether a boundary keeps the gradient at position v from leaving the lane to the left. An exact tile keeps none back for
+    // seq_idx: its receiver compares indices.
     CAUSEWAY_DEVICE bool stays(const Masks& masks, int v) const {
         return HAS_BOUNDARIES && (masks.stays & cut_bits(0, v + 1)) != 0;
     }
 
-    // True where what moves between position v and the one `back` before it is cut off; back 0: position v is padding.
+    // Whether the tap between position v and the one `back` before it is masked; back 0: whether position v is padding.
     CAUSEWAY_DEVICE bool cuts(const Masks& masks, int v, int back) const {
         if (back == 0) return (masks.padding >> v & 1) != 0;
         return (masks.cuts & cut_bits(v - back + 1, back)) != 0;
@@ -275,8 +289,7 @@ protected:
         return cuts(masks, v, back) || index < 0 || exact.indices[HALO + v - back] != index;
     }
 
-    // What tap j of position v reads of its row, or of the initial states before its sequence, where boundaries are looked at tap
-    // by tap; 0 across a boundary.
+    // What tap j of position v reads in an exact tile: x, or its sequence's initial states, or 0 if the tap is masked.
     CAUSEWAY_DEVICE float exact_tap(const Masks& masks, const Exact& exact, const float (&values)[HALO + COUNT], int v,
                                     int j) const {
         float value = j > 0 && cuts(masks, exact, v, j) ? 0.0f : values[HALO + v - j];
@@ -290,7 +303,7 @@ protected:
         return value;
     }
 
-    // Moves a window of what taps read on by one position: `newest` is one step away now. Behind a boundary lie initial states.
+    // Moves a window one position on, as roll() does. At a boundary the initial states take the window's place.
     CAUSEWAY_DEVICE void roll_taps(const Masks& masks, float (&window)[WIDTH], float newest, int v) const {
         const bool boundary = cuts(masks, v, 1);
 #pragma unroll
@@ -321,7 +334,7 @@ protected:
 
     CAUSEWAY_DEVICE i32 tile_begin(i32 tile) const { return computing.begin + tile * TILE_POSITIONS - computing.shift; }
 
-    // Boundaries up to number `last`, one in each lane of the wave: a walk would wait for every single one.
+    // Loads boundaries up to number `last`, one into each lane of the wave. Loaded one by one, the walk would wait for each.
     CAUSEWAY_DEVICE void hold_bounds(i32 last) {
         bounds_first = maximum(last - (i32)(WAVE_SIZE - 1), 0);
         held_bounds = boundaries<Problem, i32>(a)[minimum(bounds_first + (i32)lane_index(), (i32)a.sequences)];
@@ -329,14 +342,15 @@ protected:
 
     CAUSEWAY_DEVICE i32 bound(i32 number) const { return (i32)shuffle((u32)held_bounds, (u32)(number - bounds_first)); }
 
-    // Where a sequence starts. The first has nothing before it to tell apart, unless there are states.
+    // Where a sequence starts. Without initial states the first one needs no boundary, so it starts infinitely far away.
     CAUSEWAY_DEVICE i32 start_of(i32 number) {
         if (number == 0 && !PACKED_INITIAL) return -FAR;
         if (number < bounds_first) hold_bounds(number);
         return bound(number);
     }
 
-    // States of a sequence and those before it, raw: lane HALO·i + k holds number k of the i-th.
+    // Loads the states of sequence `last` and of those before it, as they are in memory: lane HALO·i + k holds state k of sequence
+    // last - i.
     CAUSEWAY_DEVICE void hold_states(i32 last) {
         states_last = last;
         const i32 back = (i32)lane_index() / HALO, k = (i32)lane_index() - back * HALO, number = last - back;
@@ -351,7 +365,7 @@ protected:
         return element<X, 0>(Packet<4>{{shuffle(held, (u32)((states_last - sequence) * HALO + k))}});
     }
 
-    // A piece of a row begins, from its end: the sequence there, and what lies to its right.
+    // Begins a piece, at its right end: finds the sequence there, and the boundaries among the HALO positions to its right.
     CAUSEWAY_DEVICE void enter_sequences() {
         right_exact = false, right_cuts = 0;
         const i32 end = WHOLE_ROWS ? seqlen : minimum(computing.end - computing.shift, seqlen);
@@ -387,14 +401,14 @@ protected:
         }
     }
 
-    // The states of the walk's sequence, as far as a tile and this lane's positions in it, from `first` on, meet them.
+    // Puts the states of the walk's sequence into the masks of those lanes whose positions, from `first` on, meet them.
     CAUSEWAY_DEVICE void meet_states(Masks& masks, i32 begin, i32 first) const {
         if constexpr (Problem::dfinal_states) {
             if (sequence_end < begin + TILE_POSITIONS + HALO) {
 #pragma unroll
                 for (int k = 0; k < HALO; ++k) {
                     const float state = held_state(held_dfinal, k);
-                    // Those of a sequence shorter than this are dinitial_states'.
+                    // In a shorter sequence this one belongs to dinitial_states.
                     if (sequence_end - sequence_start < HALO - k) continue;
 #pragma unroll
                     for (int v = 0; v < COUNT; ++v) {
@@ -427,13 +441,13 @@ protected:
     i32 tiles;                                   // of a piece
     u32 index_now;                               // at the start of the tile that was computed last
     i32 index_before_piece;                      // one of the HALO positions before a piece that begins inside its row
-    i32 sequence, sequence_start, sequence_end;  // the last one that reaches into the tile
-    i32 bounds_first, held_bounds;               // boundaries from a number on, one in each lane
-    i32 states_last;                             // states of sequences up to a number, one in each lane
+    i32 sequence, sequence_start, sequence_end;  // the last sequence that reaches into the tile
+    i32 bounds_first, held_bounds;               // boundaries from number bounds_first on, one in each lane
+    i32 states_last;                             // the last sequence whose states are held, below
     u32 held_initial, held_dfinal;
-    u32 right_cuts;                              // where a piece ends: bit k, a boundary before the k-th position after it
-    bool right_exact;                            // indices come back around the end of the tile
-    bool edge;                                   // a tile without boundaries begins at one
+    u32 right_cuts;                              // bit k: a boundary before the k-th position after the piece
+    bool right_exact;                            // an index comes back around the right end of the tile
+    bool edge;                                   // the tile needs no masks but begins at a boundary
     const i32* row_indices;  // seq_idx of the row
     RowStates states, states_ahead;
 };

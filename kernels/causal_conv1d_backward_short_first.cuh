@@ -3,21 +3,26 @@
 //              seqlen →
 //   channel c  │thread 0│thread 1│ …        a thread owns one packet of 16 bytes along the sequence
 //
-// What counts is how few steps follow one another. A thread loads its packets of x and dy, the packet of x before them and
-// both packets after them, which neighbours load too, and computes the width-1 gradients that its dx needs from its right
-// for itself. A block owns whole channels, `threads` / `channels` threads each; packets that are left over when all
-// threads have one are taken in further rounds.
+// Such a call is bound by latency: by the number of steps that wait for each other. So nothing is exchanged between threads. A
+// thread loads its packets of x and dy, the packet of x before them and both packets after them, and computes itself the
+// width-1 gradients to its right that its dx needs. A block owns whole channels, `threads` / `channels` threads each. If
+// there are more packets than threads, they are taken in several rounds.
 //
-// Cost per element: bytes: x three times, dy twice, mostly from the L1 cache; dx once. Instructions:
-// 24.5 · (1 + (width-1)/COUNT) with SiLU, where COUNT positions are a packet.
+// Cost per element: x three times and dy twice, mostly from the L1 cache; dx once. Instructions: 24.5 · (1 + (width-1)/COUNT)
+// with SiLU, where COUNT is the positions of a packet.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: threads of a block; channels of a block, a power of two such that whole waves work on one; weight_bytes as in
-// load_parameters. Rows begin on a multiple of 16 bytes and are `pieces` whole packets long.
+// Rows begin on a multiple of 16 bytes and are `pieces` whole packets long.
+//
+//   struct Tile {
+//       static constexpr int threads;        of a block
+//       static constexpr int channels;       of a block, a power of two; whole waves work on one channel
+//       static constexpr int weight_bytes;   see load_parameters
+//   };
 template <class Problem, class Tile> class ShortFirstBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads, CHANNELS = Tile::channels, EACH = THREADS / CHANNELS;
@@ -49,7 +54,7 @@ public:
                 compute(packets);
                 unit += EACH;
                 if (unit >= units) break;
-                // Its products with the strides, kept from round to round, would be registers too many.
+                // Computes the channel's offsets again: kept from round to round they would take too many registers.
                 channel = opaque(channel);
                 packets = load_packets(unit);
             }

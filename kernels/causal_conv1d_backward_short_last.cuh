@@ -2,28 +2,34 @@
 //
 //             dim →
 //   t   ┌──────────────┬──────────────┬──
-//   ↓   │ thread 0     │ thread 1     │       a thread owns `channels` neighbouring channels (one packet) of a segment of
+//   ↓   │ thread 0     │ thread 1     │       a thread owns `channels` neighbouring channels, one packet, of a segment of
 //       │  segment 0   │  segment 0   │       `rows` rows; a block is `lanes` × segments threads
 //       ├──────────────┼──────────────┼──
 //       │ thread 4     │ thread 5     │
 //
-// What counts is how few steps follow one another. A thread loads all of its few rows, with width-1 more of x on both sides and
-// of dy below, before it computes; nothing is carried from row to row. Segments that are left over when all threads have
-// one are taken in further rounds.
+// Such a call is bound by latency: by the number of steps that wait for each other. So a thread loads all of its few rows, with a
+// halo of x on both sides and of dy below, before it computes, and carries nothing from row to row. If there are more segments
+// than threads, they are taken in several rounds.
 //
 // Sums: over the lanes of a wave that share channels, over the waves of a block, over the `parts` blocks of a channel
-// group. Where blocks can form a cluster, each sends its sums to the shared memory of the block that finishes them, instead
-// of counting itself as reduction.cuh does: a microsecond less.
+// group. Where blocks can form a cluster, each sends its sums to the shared memory of the block that adds them. That takes a
+// microsecond less than the counter of reduction.cuh.
 //
-// Cost per element: bytes: x (1 + 2·(width-1)/rows) times, dy (1 + (width-1)/rows) times, mostly from the caches; dx once.
+// Cost per element: x (1 + 2·(width-1)/rows) times and dy (1 + (width-1)/rows) times, mostly from the caches; dx once.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: threads of a block; lanes, those of them along dim, a power of two up to a wave; channels of a packet; rows of a
-// segment; cluster, as many blocks as `parts`, or 1; weight_bytes as in load_parameters.
+//   struct Tile {
+//       static constexpr int threads;        of a block
+//       static constexpr int lanes;          threads along dim, a power of two up to a wave
+//       static constexpr int channels;       of a packet
+//       static constexpr int rows;           of a segment
+//       static constexpr int cluster;        blocks of a cluster: `parts` of them, or 1
+//       static constexpr int weight_bytes;   see load_parameters
+//   };
 template <class Problem, class Tile> class ShortLastBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads, LANES = Tile::lanes, CHANNELS = Tile::channels, ROWS = Tile::rows;
@@ -33,12 +39,12 @@ template <class Problem, class Tile> class ShortLastBackward {
     static_assert(!PACKED<Problem> && !Problem::seq_idx, "short segments know no boundaries");
     static_assert(LANES <= (int)WAVE_SIZE, "lanes lie in one wave");
 
-    // Sums of the block's channels, and how many of them a block of a cluster finishes.
+    // Sums of the block's channels, and how many of them each block of a cluster adds.
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
     static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * (Problem::dbias ? WIDTH + 1 : WIDTH);
     static constexpr int CLUSTER = Tile::cluster, SLICE = (BLOCK_SUMS + CLUSTER - 1) / CLUSTER;
     static_assert(CLUSTER == 1 || SLICE <= THREADS, "a thread finishes one sum");
-    // Shared memory: the mailbox or a flag; those sums that the blocks of the cluster have sent; the sums of each wave.
+    // Shared memory: the mailbox, or a flag; the sums that the blocks of the cluster have sent; the sums of each wave.
     static constexpr u32 MAILBOX = 0, RECEIVED_AT = 16, WAVES_AT = RECEIVED_AT + (CLUSTER > 1 ? CLUSTER * SLICE * 4 : 0);
 
     struct Rows {
@@ -76,7 +82,7 @@ public:
     }
 
 private:
-    // Sums that block `part` of a cluster finishes.
+    // The number of sums that block `part` of a cluster adds.
     static CAUSEWAY_DEVICE u32 finished(u32 part) {
         const int rest = BLOCK_SUMS - (int)part * SLICE;
         return (u32)minimum(maximum(rest, 0), SLICE);
@@ -133,7 +139,7 @@ private:
 #pragma unroll
         for (int i = 0; i < ROWS + HALO; ++i) {
             unpack<X>(rows.dy[i], g[i]);
-            // Rows past the end have no g, and a tap of them that reads an infinity must not turn 0 into a NaN.
+            // Rows past the end are left out of the sums: g is 0 there, but a tap that reads an infinity would make a NaN.
             const bool counts = i < ROWS && rows.first + i < seqlen;
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
@@ -201,7 +207,7 @@ private:
                 [&](int i, float (&sum)[1]) { sum[0] = block_sum(i); }, [&](int i, const float (&sum)[1]) { total(i, sum[0]); });
         } else {
             const int thread = (int)thread_index();
-            // The last thread has no sum to send in most blocks.
+            // The last thread announces: in most blocks it has no sum to send.
             await_mailboxes(MAILBOX, finished(part) * CLUSTER * 4, thread == THREADS - 1);
 #pragma unroll
             for (int start = 0; start < BLOCK_SUMS; start += THREADS) {
@@ -223,7 +229,7 @@ private:
     const i32 seqlen;
     i64 channel;
     float weight[WIDTH][CHANNELS], bias[CHANNELS];
-    float sums[WIDTH + 1][CHANNELS];  // dweight by tap, dbias
+    float sums[WIDTH + 1][CHANNELS];  // dweight of tap j, then dbias
 };
 
 template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_short_last(const BackwardArguments& a) {

@@ -1,4 +1,4 @@
-// Channel-first backward: pieces of rows, and their tiles on the way from memory to the ring.
+// Channel-first backward: cuts rows into pieces, and fetches the tiles of a piece into the ring.
 #pragma once
 #include "causal_conv1d_backward_masks.cuh"
 #include "causal_conv1d_backward_rings.cuh"
@@ -6,7 +6,7 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: as in ChannelFirstMasks.
+// `Tile` is described at ChannelFirstMasks.
 template <class Problem, class Tile> class ChannelFirstTiles : protected ChannelFirstMasks<Problem, Tile> {
 protected:
     using Base = ChannelFirstMasks<Problem, Tile>;
@@ -19,7 +19,7 @@ protected:
 
     CAUSEWAY_DEVICE explicit ChannelFirstTiles(const BackwardArguments& a) : Base(a) {}
 
-    // Piece number `job` of the channel's rows; an empty one past the last.
+    // Piece number `job` of the channel's rows; an empty piece if there is no such number.
     CAUSEWAY_DEVICE RowPiece piece(i32 job) const {
         RowPiece out;
         const bool exists = job < jobs;
@@ -42,7 +42,7 @@ protected:
         if constexpr (Problem::seq_idx) fetch_indices = a.seq_idx + next.entry * a.seq_idx_entry - next.shift;
     }
 
-    // Fetches the next tile of this lane's rows, number `slot` of a step, into a stage; past the last row, zeros.
+    // Fetches the next tile of this lane's rows, which is tile `slot` of a step, into a stage; zeros past the last row.
     CAUSEWAY_DEVICE void fetch(Ring& ring, int stage, int slot) {
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
@@ -93,13 +93,13 @@ protected:
         }
     }
 
-    // True for a packet that is not wholly inside the memory between a tensor's first and last element.
+    // True if the packet at `x` or `dy` reaches outside its tensor's memory.
     CAUSEWAY_DEVICE bool outside(const char* x, const char* dy) const {
         return (i64)(u64)x < a.x_begin || (i64)(u64)x + BYTES > a.x_end || (i64)(u64)dy < a.dy_begin ||
                (i64)(u64)dy + BYTES > a.dy_end;
     }
 
-    // The packet at u = `at` by its elements, zero outside the row.
+    // The packet at u = `at`, read by elements; zero outside the row.
     CAUSEWAY_DEVICE Packet<BYTES> gather(const char* address, i32 at) const {
         float values[PER_PACKET];
 #pragma unroll

@@ -1,33 +1,40 @@
-// Causal conv1d backward where neighbouring positions are neighbours in memory: plain calls of whole packets, by many waves
-// with few registers each.
+// Causal conv1d backward where neighbouring positions are neighbours in memory, for plain calls whose rows are whole tiles: many
+// waves with few registers each.
 //
 //              seqlen →
 //   channel c  │ tile 0      │ tile 1      │ tile 2      │     a wave takes a piece of a row from its last tile to its
-//                                          ←─────────────      first, then the same piece of further rows
+//                                          ←─────────────      first, then the same piece of its next row
 //              │lane 0│lane 1│ …                              a lane owns one packet of a tile
 //
-// Tiles are copied to shared memory three ahead, over the ends of rows. There a lane reads its packets and the width-1 values of x
-// before them, which other lanes have copied: neighbours in a tile are neighbours in the ring, and so are a tile and the one
-// before it, round the ring's ends. The width-1 gradients to the right of a packet move by shuffles, those to the right of a tile
-// are kept from the tile before; where a piece ends inside its row, lanes compute one each.
+// Tiles are prefetched into a ring in shared memory, three tiles ahead and from one row into the next. A lane reads from there its
+// packets and its halo of x, which another lane has copied: what lies side by side in a row does so in the ring, which wraps
+// round at its ends. The halo of g, width-1 gradients to the right of a packet, moves by shuffles; that of a tile is kept from the
+// tile walked before. Where a piece ends inside its row, width-1 lanes compute one gradient each.
 //
-// Cost per element: bytes: x, dy and dx once. Instructions: 24.5 as channel-last with SiLU, + (3 shuffles, 3 selects, 10 to 20
-// for addresses and loop) / COUNT, where COUNT positions are a packet.
+// Cost per element: x, dy and dx once. Instructions with SiLU: the 24.5 of channel-last, and 3 shuffles, 3 selects and 10 to 20
+// for addresses and loop, divided by COUNT, the positions of a packet.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: threads of a block; waves_per_channel, a multiple of the number of pieces of a row; whole_rows, there is one; tiles of a
-// piece, an even number; weight_bytes as in load_parameters. Rows begin on a multiple of 16 bytes and are whole tiles.
+// Rows begin on a multiple of 16 bytes and are whole tiles.
+//
+//   struct Tile {
+//       static constexpr int threads;             of a block
+//       static constexpr int waves_per_channel;   a multiple of the number of pieces of a row
+//       static constexpr bool whole_rows;         a row is one piece
+//       static constexpr int tiles;               of a piece, an even number
+//       static constexpr int weight_bytes;        see load_parameters
+//   };
 template <class Problem, class Tile> class TilesFirstBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads, WAVES = THREADS / (int)WAVE_SIZE;
     static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel, CHANNELS = WAVES / WAVES_PER_CHANNEL;
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, COUNT = ELEMENTS<X, 16>, SIZE = sizeof(X);
     static constexpr int SUMS = Problem::dbias ? WIDTH + 1 : WIDTH;
-    // Tiles in shared memory, of a piece, and of a step of the walk.
+    // Tiles in the ring, of a piece, and of a step of the walk.
     static constexpr int STAGES = 4, TILES = Tile::tiles, UNROLL = TILES % 4 == 0 ? 4 : 2;
     static constexpr bool ONE_STEP = TILES == UNROLL;
     static constexpr int HALO_BYTES = HALO * SIZE <= 4 ? 4 : HALO * SIZE <= 8 ? 8 : 16;
@@ -58,14 +65,14 @@ private:
         if (first_entry >= batch) return;
         load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
         lane = (i32)lane_index();
-        // The lane's first byte in a row's last step.
+        // Offset of the lane's first byte in the first tile, in memory, of the piece's last step.
         const i32 last = ((piece + 1) * TILES - UNROLL) * (i32)TILE_BYTES + lane * 16;
         fetch_x = start(a.x, first_entry) + last;
         fetch_dy = start(a.dy, first_entry) + last;
         fetch_entry = first_entry;
         fetch_at = 0;
         const i64 x_step = entry_step * a.x.entry * SIZE, dy_step = entry_step * a.dy.entry * SIZE;
-        // Fetches number `slot` of a step's tiles into a stage.
+        // Fetches tile `slot` of a step into the stage at `to`.
         const auto fetch = [&](u32 to, int slot) {
             const bool valid = fetch_entry < batch;
             const i32 offset = (UNROLL - 1 - slot) * (i32)TILE_BYTES;
@@ -84,8 +91,8 @@ private:
             fetch_x += x_step;
             fetch_dy += dy_step;
         };
-        // The lane's place in the stage of the step's last slot: stages of later tiles lie before those of earlier ones. The
-        // other half of the ring has the next step, where steps have two tiles.
+        // `at` is the lane's offset in the stage of the step's last slot. The walk goes backwards, and stages lie in the order of
+        // memory. Where steps have two tiles, the other half of the ring holds the next step.
         const u32 ring = wave * 2 * RING;
         u32 at = ring + (UNROLL == 4 ? 0 : 2 * TILE_BYTES) + lane * 16;
         u32 before_last = lane > 0 ? at - HALO_BYTES : ring + (UNROLL == 4 ? RING : 2 * TILE_BYTES) - HALO_BYTES;
@@ -105,7 +112,7 @@ private:
             for (i32 step = ONE_STEP ? 1 : TILES / UNROLL; step > 0; --step) {
 #pragma unroll
                 for (int slot = 0; slot < UNROLL; ++slot) {
-                    // This tile and the one after it; all lanes have read the one before.
+                    // This tile and the next have arrived, and all lanes have read the tile before.
                     async_wait<STAGES - 3>();
                     wave_barrier();
                     fetch(slot > 0 ? at + (UNROLL - slot) * TILE_BYTES : at ^ TURN, (slot + STAGES - 1) % UNROLL);
@@ -129,7 +136,7 @@ private:
         return (const char*)view.data + (entry * view.entry + channel * view.channel) * (i64)SIZE;
     }
 
-    // What lies on both sides of a piece: nothing, or the same row.
+    // Loads the halos on both sides of a piece; zeros where the row ends.
     CAUSEWAY_DEVICE void enter(i32 entry, i32 piece) {
 #pragma unroll
         for (int i = 0; i < HALO; ++i) right[i] = 0.0f;
@@ -146,7 +153,7 @@ private:
         }
     }
 
-    // g at a position that has width-1 others to its left.
+    // g at a position whose taps all lie in the row.
     CAUSEWAY_DEVICE float edge_gradient(i32 entry, i32 t) const {
         const float dy = load_element((const X*)start(a.dy, entry) + t);
         float pre = bias;
@@ -161,7 +168,7 @@ private:
         return activation_gradient<Problem::silu>(pre, dy);
     }
 
-    // The tile at `own` in shared memory, with the lane's values before it at `before`; `is_first` of its piece.
+    // Computes the tile at `own` in shared memory, with the lane's halo of x at `before`. `is_first`: of its piece.
     CAUSEWAY_DEVICE void compute(u32 own, u32 before, char* dx, bool is_first) {
         float x[HALO + COUNT], d[COUNT], g[COUNT + HALO], out[COUNT];
         {
