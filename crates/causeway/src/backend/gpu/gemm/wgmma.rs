@@ -17,7 +17,7 @@ const RAW_ELEMENTS: u32 = 72;
 /// Bytes of 64 such lines.
 const RAW_GROUP: u32 = 64 * RAW_ELEMENTS * 2;
 /// Bytes of what a warp stores at a time, at most: 16 rows × 64 columns.
-const CHUNK: u32 = 2048;
+const BUFFER_BYTES: u32 = 2048;
 /// Coordinates are 32-bit, and tiles may reach past the matrix.
 const LARGEST: i64 = (1 << 31) - (1 << 16);
 
@@ -264,7 +264,7 @@ impl Launch<'_> {
         let stages = tile.stages * (tile.rows + tile.right_lines(self.right.row_major)) * 128;
         let raw = tile.raw_stages * self.raw_groups() * RAW_GROUP;
         let barriers = 16 * (tile.stages + tile.raw_stages);
-        stages + raw + tile.staging * tile.rows / 16 * CHUNK + barriers
+        stages + raw + tile.staging * tile.rows / 16 * BUFFER_BYTES + barriers
     }
 
     fn instantiation(&self, threads: u32) -> String {
