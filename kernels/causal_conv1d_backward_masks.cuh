@@ -103,7 +103,7 @@ protected:
     // A lane holds the initial states of one sequence, which begins at the lane's position `begins`. If more than one sequence
     // would need that, sequences are very short, and the tile is `crowded`.
     struct Masks {
-        u32 cuts = 0;     // bit EDGE + k: a boundary before position k, for k from -EDGE to COUNT - 1; if exact, of cu_seqlens alone
+        u32 cuts = 0;     // bit EDGE + k: a boundary before position k ≥ -EDGE; if exact, of cu_seqlens alone
         u32 stays = 0;    // likewise: a boundary that gradients do not cross to the lane, or tile, on the left
         u32 padding = 0;  // bit k: position k is padding
         bool exact = false, padded = false;  // the same in all lanes of the wave
@@ -272,8 +272,8 @@ protected:
         }
     }
 
-    // Whether a boundary keeps the gradient at position v from leaving the lane to the left. An exact tile keeps none back for
-    // seq_idx: its receiver compares indices.
+    // Whether a boundary keeps the gradient at position v from leaving the lane to the left. Where an index comes back, seq_idx keeps
+    // none: the receiving lane compares indices.
     CAUSEWAY_DEVICE bool stays(const Masks& masks, int v) const {
         return HAS_BOUNDARIES && (masks.stays & cut_bits(0, v + 1)) != 0;
     }

@@ -87,8 +87,8 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_mutable(const void* addr
     return load_packet<Bytes, true>(address);
 }
 
-// As load where `wanted`; else zeros, and the address is not touched. It is predicated, not a branch: several of these are in
-// flight together, where with branches the first would be waited for before the second starts.
+// As load where `wanted`; else zeros, and the address is not touched. On NVIDIA it is predicated, so several of these are in flight
+// together; with branches the first would be waited for before the second starts.
 template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const void* address) {
 #if defined(CAUSEWAY_NVIDIA)
     const u32 flag = wanted;
@@ -164,8 +164,8 @@ template <int Bytes> CAUSEWAY_DEVICE void store(void* address, const Packet<Byte
 #endif
 }
 
-// As store where `wanted`. It is predicated, and the value is computed either way: compilers would sink the arithmetic into a
-// branch, and its loads with it.
+// As store where `wanted`. On NVIDIA it is predicated, and the value is computed either way: the compiler would sink the arithmetic
+// into a branch, and its loads with it.
 template <int Bytes> CAUSEWAY_DEVICE void store_if(bool wanted, void* address, const Packet<Bytes>& p) {
 #if defined(CAUSEWAY_NVIDIA)
     const u32 flag = wanted;
