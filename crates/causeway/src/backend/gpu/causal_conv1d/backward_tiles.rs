@@ -1,4 +1,4 @@
-//! Tile sizes of the backward kernels, measured on an H200 (docs/kernels/backward.md).
+//! Tile sizes of the backward kernels, measured on an H200 (docs/kernels/history/backward.md).
 
 use crate::backend::gpu::plan::DeviceFacts;
 

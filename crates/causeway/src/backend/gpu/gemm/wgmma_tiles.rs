@@ -7,7 +7,7 @@
 //! ```
 //!
 //! and the tile with the least is taken. `step` and `tail` were fitted to measurements on an H200; see
-//! docs/kernels/gemm-wgmma.md. The last round is seldom full; where its tiles are long, clusters share them.
+//! docs/kernels/history/gemm-wgmma.md. The last round is seldom full; where its tiles are long, clusters share them.
 
 use crate::backend::gpu::plan::DeviceFacts;
 
@@ -268,7 +268,7 @@ fn timed(
 /// The best way to share the tiles of the last round, if that round is not full.
 fn shared(tiles: u64, steps: u64, at_a_time: u64, tile: &Tile) -> Option<Rest> {
     let rest = tiles % at_a_time;
-    // Where there is no full round, all is over too soon to gain from it (docs/kernels/gemm-wgmma.md). Warps that align
+    // Where there is no full round, all is over too soon to gain from it (docs/kernels/history/gemm-wgmma.md). Warps that align
     // leave too few registers.
     if rest == 0 || tiles < at_a_time || tile.aligners > 0 {
         return None;
