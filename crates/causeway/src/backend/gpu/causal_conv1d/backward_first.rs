@@ -37,7 +37,7 @@ struct Cut {
     piece: u64,
     /// Tiles of a step.
     unroll: u64,
-    /// Tiles under way.
+    /// Tiles in flight.
     stages: u32,
 }
 

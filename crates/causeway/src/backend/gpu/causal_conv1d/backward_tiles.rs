@@ -18,7 +18,7 @@ pub(super) struct LastTile {
     pub threads: u32,
     /// Blocks that should fit on a multiprocessor: caps registers, and sizes the grid.
     pub resident: u32,
-    /// Chunks of rows under way.
+    /// Chunks of rows in flight.
     pub stages: u32,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct FirstTile {
     pub threads: u32,
     /// Threads that should fit on a multiprocessor: caps registers.
     pub resident_threads: u32,
-    /// Tiles under way.
+    /// Tiles in flight.
     pub stages: u32,
     /// Most waves for one channel.
     pub most_waves: u32,

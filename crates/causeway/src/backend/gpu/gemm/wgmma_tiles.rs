@@ -85,7 +85,7 @@ impl Cluster {
     }
 }
 
-/// Operands that the copy engine takes as they are.
+/// Operands that TMA takes as they are.
 const DIRECT: &[Tile] = &[
     tile(128, 256, 4, 2, 1040, 1500),
     tile(128, 224, 4, 2, 960, 1350),
@@ -121,7 +121,7 @@ const fn tile_where(right_row_major: bool, tile: Tile) -> Tile {
 /// Clocks in which the warps of a block write or read the sums of a tile, per column: 512 bytes for 128 rows.
 const SUMS_PER_COLUMN: u64 = 10;
 
-/// Clocks that a workspace costs: its allocation, and the way to the last cache level, three times.
+/// Clocks that a workspace costs: its allocation, and the way to the L2 cache, three times.
 const HANDOVER: u64 = 8000;
 
 /// Pieces of every tile of the rest that are tried.
