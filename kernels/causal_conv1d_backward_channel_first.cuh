@@ -275,6 +275,7 @@ private:
                     for (int j = 0; j < W; ++j) pre = multiply_add(weight[j], taps[j], pre);
                 }
                 g[v] = activation_gradient<Problem::silu>(pre, d[v]);
+                if (Problem::silu && !in_row<Careful>(u, v)) g[v] = 0.0f;
                 // Not by a dy of 0: where the bias is infinite, that would be a NaN.
                 if constexpr (Way == EXACT && Problem::seq_idx) g[v] = this->cuts(places, v, 0) ? 0.0f : g[v];
                 if constexpr (Problem::dbias) sums[W] += g[v];
@@ -373,6 +374,13 @@ private:
             const int element = 2 * (PACKETS / 2 - back);
             return packets[element].word[0] | packets[element + 1].word[0] << 16;
         }
+    }
+
+    // Whether position v of the lane is one of its row. Outside, dy is 0, but pre may overflow, and 0 times that is a NaN.
+    template <bool Careful> CAUSEWAY_DEVICE bool in_row(i32 u, int v) const {
+        if constexpr (RAGGED) return !Careful || (u + v >= computing.shift && u + v < computing.end);
+        // Packets are in a row as a whole. Where rows share a wave, lanes may have none.
+        return (Tile::full && GROUPS == 1) || u + v / STEP * STEP < computing.end;
     }
 
     // What lies outside the row, halo included: initial states before it, zero after it.

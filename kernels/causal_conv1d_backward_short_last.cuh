@@ -133,14 +133,14 @@ private:
 #pragma unroll
         for (int i = 0; i < ROWS + H; ++i) {
             unpack<X>(rows.dy[i], g[i]);
-            // Rows past the end have no g, and a tap of them that reads an infinity must not turn 0 into a NaN.
-            const bool counts = i < ROWS && rows.first + i < seqlen;
+            // Rows past the end have no g: where their pre overflows, or a tap of them reads an infinity, 0 would be a NaN.
+            const bool exists = rows.first + i < seqlen, counts = i < ROWS && exists;
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
                 float pre = bias[c];
 #pragma unroll
                 for (int j = 0; j < W; ++j) pre = multiply_add(weight[j][c], x[H + i - j][c], pre);
-                g[i][c] = activation_gradient<Problem::silu>(pre, g[i][c]);
+                g[i][c] = exists ? activation_gradient<Problem::silu>(pre, g[i][c]) : 0.0f;
                 if (!counts) continue;
                 sums[W][c] += g[i][c];
 #pragma unroll
