@@ -275,6 +275,7 @@ private:
                     for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j], taps[j], pre);
                 }
                 g[v] = activation_gradient<Problem::silu>(pre, d[v]);
+                if (Problem::silu && !in_row<Masked>(u, v)) g[v] = 0.0f;
                 // A dy of 0 would not do: with an infinite bias g would be a NaN.
                 if constexpr (Way == EXACT && Problem::seq_idx) g[v] = this->cuts(masks, v, 0) ? 0.0f : g[v];
                 if constexpr (Problem::dbias) sums[WIDTH] += g[v];
@@ -373,6 +374,13 @@ private:
             const int element = 2 * (PACKETS / 2 - back);
             return packets[element].word[0] | packets[element + 1].word[0] << 16;
         }
+    }
+
+    // Whether position v of the lane lies in its row. Outside, dy is 0, but pre may overflow, and 0 times that is a NaN.
+    template <bool Masked> CAUSEWAY_DEVICE bool in_row(i32 u, int v) const {
+        if constexpr (RAGGED) return !Masked || (u + v >= computing.shift && u + v < computing.end);
+        // A packet lies in a row as a whole. Where rows share a wave, lanes may have no row.
+        return (Tile::full && GROUPS == 1) || u + v / PER_PACKET * PER_PACKET < computing.end;
     }
 
     // Replaces what lies outside the row, halo included: by initial states before it and by zeros after it.

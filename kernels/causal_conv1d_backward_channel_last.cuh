@@ -282,7 +282,8 @@ private:
                 for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], taps[j], pre);
             }
             float g = activation_gradient<Problem::silu>(pre, d[c]);
-            if (index < 0) g = 0.0f;
+            // Behind the row, pre may overflow, and a dy of 0 makes a NaN of that.
+            if (index < 0 || (Problem::silu && t >= (i32)a.seqlen)) g = 0.0f;
             if (t < last) {
                 if constexpr (Problem::dbias) sums[WIDTH][c] += g;
 #pragma unroll

@@ -104,6 +104,8 @@ private:
                 for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j], x[COUNT + v - j], pre);
             }
             g[v] = activation_gradient<Problem::silu>(pre, d[v]);
+            // Behind the row, pre may overflow all the same, and a dy of 0 makes a NaN of that.
+            if (Problem::silu && v >= COUNT && is_last) g[v] = 0.0f;
             if (v >= COUNT) continue;
             sums[WIDTH] += g[v];
 #pragma unroll

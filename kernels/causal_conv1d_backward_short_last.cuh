@@ -139,14 +139,14 @@ private:
 #pragma unroll
         for (int i = 0; i < ROWS + HALO; ++i) {
             unpack<X>(rows.dy[i], g[i]);
-            // Rows past the end are left out of the sums: g is 0 there, but a tap that reads an infinity would make a NaN.
-            const bool counts = i < ROWS && rows.first + i < seqlen;
+            // Rows past the end have no g. A 0 that is computed would be a NaN where pre overflows, or where a tap reads an infinity.
+            const bool exists = rows.first + i < seqlen, counts = i < ROWS && exists;
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
                 float pre = bias[c];
 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], x[HALO + i - j][c], pre);
-                g[i][c] = activation_gradient<Problem::silu>(pre, g[i][c]);
+                g[i][c] = exists ? activation_gradient<Problem::silu>(pre, g[i][c]) : 0.0f;
                 if (!counts) continue;
                 sums[WIDTH][c] += g[i][c];
 #pragma unroll
