@@ -1,5 +1,5 @@
-// What forward and backward of the causal depthwise conv1d share: strides, activation, and which positions belong
-// to which sequence.
+// What forward and backward of the causal depthwise conv1d share: strides, the activation, and which sequence a
+// position belongs to.
 //
 // Kernels take a `Problem`, the class of calls that one compilation serves:
 //
@@ -9,7 +9,7 @@
 //       static constexpr int width = 4;          taps per channel
 //       static constexpr bool silu = true;       activation
 //       static constexpr bool bias, initial_states, final_states, seq_idx, residual;     which arguments are there
-//       static constexpr int cu_seqlens = 0;     bytes of a boundary: 0 (none), 4 or 8
+//       static constexpr int cu_seqlens = 0;     bytes of an element of cu_seqlens: 4 or 8; 0: not given
 //   };
 #pragma once
 #include "vector.cuh"
@@ -21,7 +21,7 @@ namespace causal_conv1d {
 struct Strides3 { i64 batch, dim, seqlen; };
 struct Strides2 { i64 first, second; };
 
-// Quotients by a number that is known before the launch, for dividends below 2^31: one wide multiplication.
+// Divides by a number that is known before the launch, with one wide multiplication. Dividends are below 2^31.
 struct Divisor {
     u32 value, multiplier, shift;
     CAUSEWAY_DEVICE u32 quotient(u32 dividend) const { return (u32)(((u64)dividend * multiplier) >> shift); }
@@ -47,7 +47,7 @@ CAUSEWAY_DEVICE float silu_16bit(float z) {
 
 // z · sigmoid(z) for an f32 result, within 3 units in the last place of the true value for this z.
 //
-// The special-function unit's exponential alone would cost as much, so this is a polynomial:
+// The special-function unit's exponential alone would use up those 3 units, so this is a polynomial:
 // -z = n·ln 2 + r with |r| ≤ ln 2 / 2, t = exp(r) - 1, and 1 + exp(-z) = (1 + 2^n) + 2^n·t is rounded once. The
 // reciprocal gets one Newton step. n stays in -126 … 127; at 127 the reciprocal is subnormal and becomes 0, so results
 // below z = -87.3, where |result| < 2^-119, are -0. 18 instructions and one special-function instruction.
@@ -88,8 +88,8 @@ template <typename Index> struct Span {
     Index sequence, start, end;
 };
 
-// The boundaries of a packed row. Whatever they hold, sequence numbers stay in 0 … sequences-1 and boundaries in
-// 0 … seqlen: values are clamped as they are read.
+// cu_seqlens: the boundaries of the packed sequences. Values are clamped to 0 … seqlen as they are read, so no content of that
+// memory leads an access astray. Sequence numbers stay in 0 … sequences-1.
 template <int Bytes, typename Index> struct Boundaries {
     const void* values;
     i64 stride;
@@ -120,7 +120,7 @@ template <int Bytes, typename Index> struct Boundaries {
         return {low, (*this)[low], (*this)[low + 1]};
     }
 
-    // The same, sought by a whole wave for one position: each round asks at as many places as it has lanes.
+    // The same for one position that all lanes pass: a search in which every round reads one boundary per lane.
     CAUSEWAY_DEVICE Span<Index> find_by_wave(Index position) const {
         const Index lane = (Index)lane_index(), wave = (Index)WAVE_SIZE;
         if (sequences < wave) {
@@ -131,8 +131,8 @@ template <int Bytes, typename Index> struct Boundaries {
         }
         Index low = 0, count = sequences;
         while (count > 1) {
-            const Index step = (count + wave - 1) / wave, place = lane * step;
-            const bool at_or_before = place < count && (*this)[low + place] <= position;
+            const Index step = (count + wave - 1) / wave, probe = lane * step;
+            const bool at_or_before = probe < count && (*this)[low + probe] <= position;
             const Index passed = maximum<Index>((Index)wave_count(at_or_before), 1) - 1;
             low += passed * step;
             count = minimum(step, count - passed * step);
@@ -155,18 +155,17 @@ template <int Bytes, typename Index> struct Boundaries {
     }
 };
 
-// The entry along a batch axis that a block serves: axes 1 and 2 of the grid together, since neither reaches far
-// enough alone.
+// The batch entry, or sequence, that a block serves. Grid axes 1 and 2 count it together: each alone ends at 65,535.
 CAUSEWAY_DEVICE i64 layered_block(u32 per_layer) { return (i64)block_index<2>() * per_layer + block_index<1>(); }
 
 // ---- parameters of a channel ---------------------------------------------------------------------------------------
 
-// Weight and bias of `Channels` neighbouring channels. `Bytes` is the access that is legal for a run of
-// Channels · width weights, or 0 when they do not lie side by side.
+// Weight and bias of `Channels` neighbouring channels. `Bytes` is the widest legal access to their Channels · width weights,
+// or 0 where these are not contiguous.
 template <class Problem, int Channels, int Bytes>
 CAUSEWAY_DEVICE void load_parameters(const void* weight, Strides2 strides, const void* bias, i64 bias_stride,
-                                     i64 channel, float (&taps)[Channels][Problem::width],
-                                     float (&start)[Channels]) {
+                                     i64 channel, float (&weights)[Channels][Problem::width],
+                                     float (&biases)[Channels]) {
     using Weight = typename Problem::Weight;
     constexpr int WIDTH = Problem::width;
     const Weight* first = at<Weight>(weight, channel * strides.first);
@@ -176,20 +175,20 @@ CAUSEWAY_DEVICE void load_parameters(const void* weight, Strides2 strides, const
 #pragma unroll
         for (int c = 0; c < Channels; ++c) {
 #pragma unroll
-            for (int w = 0; w < WIDTH; ++w) taps[c][w] = run[c * WIDTH + w];
+            for (int w = 0; w < WIDTH; ++w) weights[c][w] = run[c * WIDTH + w];
         }
     } else {
 #pragma unroll
         for (int c = 0; c < Channels; ++c) {
 #pragma unroll
             for (int w = 0; w < WIDTH; ++w) {
-                taps[c][w] = load_element(first + c * strides.first + w * strides.second);
+                weights[c][w] = load_element(first + c * strides.first + w * strides.second);
             }
         }
     }
 #pragma unroll
     for (int c = 0; c < Channels; ++c) {
-        start[c] = Problem::bias ? load_element(at<Weight>(bias, (channel + c) * bias_stride)) : 0.0f;
+        biases[c] = Problem::bias ? load_element(at<Weight>(bias, (channel + c) * bias_stride)) : 0.0f;
     }
 }
 

@@ -1,16 +1,17 @@
 // What the backward kernels share: their arguments, and the gradient of initial_states.
 //
-//   g            = dy · act'(pre)              pre[t] = bias + Σ_j weight[W-1-j] · x[t-j], recomputed
-//   dx[t]        = Σ_j weight[W-1-j] · g[t+j]  (+ dfinal_states at the last W-1 positions of a sequence)
-//   dweight[W-1-j] = Σ_t g[t] · x[t-j]         dbias = Σ_t g[t]
+//   pre[t]       = bias + Σ_j weight[width-1-j] · x[t-j]        recomputed, never stored
+//   g[t]         = dy[t] · act'(pre[t])
+//   dx[t]        = Σ_j weight[width-1-j] · g[t+j]  (+ dfinal_states at the last width-1 positions of a sequence)
+//   dweight[width-1-j] = Σ_t g[t] · x[t-j]         dbias = Σ_t g[t]
 //
-// Here and below j = 0 … W-1 counts positions back from an output: *tap j* of position t reads position t-j with
-// weight[W-1-j]. W is the width.
+// Here and below j = 0 … width-1 counts positions back from an output: *tap j* of position t reads x[t-j] with
+// weight[width-1-j]. Arrays of weights in registers are in this order: weight[j] is the weight of tap j.
 //
 //   causal_conv1d_backward_channel_last.cuh    stride 1 along dim: a thread walks down a segment of rows
 //   causal_conv1d_backward_short_last.cuh      the same where a call is small: a thread has few rows, all in registers
 //   causal_conv1d_backward_channel_first.cuh   stride 1 along seqlen: a wave walks a row from its end
-//   causal_conv1d_backward_tiles_first.cuh     the same in plain calls whose rows are whole tiles: more waves, fewer registers
+//   causal_conv1d_backward_tiles_first.cuh     the same for plain calls whose rows are whole tiles: more waves, fewer registers
 //   causal_conv1d_backward_short_first.cuh     the same where a call is small: a packet per thread
 //   causal_conv1d_backward_general.cuh         any strides, any width
 //
@@ -24,15 +25,15 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Memory of a tensor (row, channel, position); strides count elements. A row is a batch entry, or for states a
+// Memory of a tensor (entry, channel, position); strides count elements. An entry is a batch entry, or for states a
 // sequence.
 struct View {
     void* data;
-    i64 row, channel, position;
+    i64 entry, channel, position;
 };
 
-// Arguments reach a kernel in lines of 64 bytes, and the first use of each is waited for. So what every call needs comes
-// first.
+// The kernels' one argument; the planner mirrors it byte for byte. Arguments reach a kernel in lines of 64 bytes, and the first
+// use of each line is a wait. So what every call needs comes first.
 struct BackwardArguments {
     View x, dy, dx;
     const void* weight;
@@ -61,13 +62,13 @@ struct BackwardArguments {
     i64 dy_begin, dy_end; // likewise for dy
     View initial_states, dfinal_states, dinitial_states;
     const i32* seq_idx;
-    i64 seq_idx_row, seq_idx_position;
+    i64 seq_idx_entry, seq_idx_position;
     const void* cu_seqlens;
     i64 cu_seqlens_stride;
 };
 static_assert(sizeof(BackwardArguments) == 472, "the planner writes these bytes");
 
-// Backward kernels take a `Problem` as causal_conv1d.cuh describes it, with these members more:
+// Backward kernels take a `Problem` as causal_conv1d.cuh describes it, with these members besides:
 //
 //   using DWeight = float;                    element type of dweight and dbias
 //   static constexpr bool dbias, dinitial_states, dfinal_states;
@@ -75,17 +76,17 @@ static_assert(sizeof(BackwardArguments) == 472, "the planner writes these bytes"
 // and width 0 where the width is in the arguments.
 template <class Problem> constexpr bool PACKED = Problem::cu_seqlens != 0;
 
-// Element offset in a view; a row can start anywhere in 64 bits.
-CAUSEWAY_DEVICE i64 offset_of(const View& view, i64 row, i64 channel, i64 position) {
-    return row * view.row + channel * view.channel + position * view.position;
+// Element offset in a view, in 64 bits.
+CAUSEWAY_DEVICE i64 offset_of(const View& view, i64 entry, i64 channel, i64 position) {
+    return entry * view.entry + channel * view.channel + position * view.position;
 }
 
-template <typename T> CAUSEWAY_DEVICE float read(const View& view, i64 row, i64 channel, i64 position) {
-    return load_element((const T*)view.data + offset_of(view, row, channel, position));
+template <typename T> CAUSEWAY_DEVICE float read(const View& view, i64 entry, i64 channel, i64 position) {
+    return load_element((const T*)view.data + offset_of(view, entry, channel, position));
 }
 
-template <typename T> CAUSEWAY_DEVICE void write(const View& view, i64 row, i64 channel, i64 position, float value) {
-    store_element((T*)view.data + offset_of(view, row, channel, position), value);
+template <typename T> CAUSEWAY_DEVICE void write(const View& view, i64 entry, i64 channel, i64 position, float value) {
+    store_element((T*)view.data + offset_of(view, entry, channel, position), value);
 }
 
 // Weight of tap j of a channel.
@@ -100,7 +101,7 @@ template <class Problem> CAUSEWAY_DEVICE float read_bias(const BackwardArguments
     return load_element((const typename Problem::Weight*)a.bias + channel * a.bias_channel);
 }
 
-// Sum j of a channel: dweight of tap j, or dbias for j = W.
+// Sum j of a channel: dweight of tap j, or dbias for j = width.
 template <class Problem>
 CAUSEWAY_DEVICE void write_sum(const BackwardArguments& a, i64 channel, int j, float sum) {
     using DWeight = typename Problem::DWeight;
@@ -112,20 +113,20 @@ CAUSEWAY_DEVICE void write_sum(const BackwardArguments& a, i64 channel, int j, f
     }
 }
 
-// A channel's taps by age, and its bias.
+// A channel's weights, weight[j] of tap j, and its bias.
 template <class Problem, int WeightBytes>
 CAUSEWAY_DEVICE void load_weights(const BackwardArguments& a, i64 channel, float (&weight)[Problem::width], float& bias) {
-    constexpr int W = Problem::width;
-    float taps[1][W], start[1];
+    constexpr int WIDTH = Problem::width;
+    float weights[1][WIDTH], biases[1];
     load_parameters<Problem, 1, WeightBytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias, a.bias_channel, channel,
-                                             taps, start);
+                                             weights, biases);
 #pragma unroll
-    for (int j = 0; j < W; ++j) weight[j] = taps[0][W - 1 - j];
-    bias = start[0];
+    for (int j = 0; j < WIDTH; ++j) weight[j] = weights[0][WIDTH - 1 - j];
+    bias = biases[0];
 }
 
-// Writes the sums of a block's channels, each the work of as many waves: over the lanes of a wave, then over the waves, which
-// meet at `at` in shared memory. `channel` is this wave's.
+// Adds and writes the sums of a block's channels: first over the lanes of a wave, then over the `Waves` waves of a channel by way
+// of shared memory at `at`. `channel` is this wave's.
 template <class Problem, int Channels, int Waves, int Sums>
 CAUSEWAY_DEVICE void write_channel_sums(const BackwardArguments& a, const float (&sums)[Problem::width + 1], u32 at,
                                         u32 block, i32 channel) {
@@ -180,9 +181,9 @@ template <class Problem> CAUSEWAY_DEVICE Span<i64> sequence_number(const Backwar
 // The sequence that holds a position of a row. Start and end enclose the position even where cu_seqlens does not
 // ascend from 0 to seqlen, so that what is derived from them stays within the tensors.
 template <class Problem, typename Index>
-CAUSEWAY_DEVICE Span<Index> sequence_at(const BackwardArguments& a, Index row, Index position) {
+CAUSEWAY_DEVICE Span<Index> sequence_at(const BackwardArguments& a, Index entry, Index position) {
     if constexpr (!PACKED<Problem>) {
-        return {row, 0, (Index)a.seqlen};
+        return {entry, 0, (Index)a.seqlen};
     } else {
         Span<Index> span = boundaries<Problem, Index>(a).find(position);
         span.start = minimum(span.start, position);
@@ -193,22 +194,22 @@ CAUSEWAY_DEVICE Span<Index> sequence_at(const BackwardArguments& a, Index row, I
 
 // The index that a position carries; 0 where there is no seq_idx.
 template <class Problem>
-CAUSEWAY_DEVICE i32 position_index(const BackwardArguments& a, i64 row, i64 position) {
+CAUSEWAY_DEVICE i32 position_index(const BackwardArguments& a, i64 entry, i64 position) {
     if constexpr (!Problem::seq_idx) return 0;
-    return (i32)load<4>(a.seq_idx + row * a.seq_idx_row + position * a.seq_idx_position).word[0];
+    return (i32)load<4>(a.seq_idx + entry * a.seq_idx_entry + position * a.seq_idx_position).word[0];
 }
 
-// What tap j of a position of a sequence reads, from memory alone; `index` is what the position carries. The loads of
-// several taps are under way together.
+// Loads what tap j of a position reads; zero if the tap is masked. `index` is the position's index. The loads of several taps
+// are in flight together.
 template <class Problem>
-CAUSEWAY_DEVICE Packet<sizeof(typename Problem::X)> load_tap(const BackwardArguments& a, const Span<i64>& sequence, i64 row,
+CAUSEWAY_DEVICE Packet<sizeof(typename Problem::X)> load_tap(const BackwardArguments& a, const Span<i64>& sequence, i64 entry,
                                                              i64 channel, i64 position, i32 index, int j) {
     using X = typename Problem::X;
     const int width = Problem::width ? Problem::width : a.width;
     const i64 from = position - j;
     const bool inside = from >= sequence.start;
-    const bool counts = index >= 0 && position_index<Problem>(a, row, maximum(from, sequence.start)) == index;
-    const X* address = (const X*)a.x.data + offset_of(a.x, row, channel, from);
+    const bool counts = index >= 0 && position_index<Problem>(a, entry, maximum(from, sequence.start)) == index;
+    const X* address = (const X*)a.x.data + offset_of(a.x, entry, channel, from);
     if constexpr (Problem::initial_states) {
         const i64 state = width - 1 + from - sequence.start;
         if (!inside) address = (const X*)a.initial_states.data + offset_of(a.initial_states, sequence.sequence, channel, state);
@@ -216,20 +217,20 @@ CAUSEWAY_DEVICE Packet<sizeof(typename Problem::X)> load_tap(const BackwardArgum
     return load_if<sizeof(X)>(counts && (inside || Problem::initial_states), address);
 }
 
-// g at a position of a sequence, from memory alone: for the few positions where a kernel has no window at hand.
+// g at a position, computed from memory alone: for the few positions for which a kernel has no window in registers.
 template <class Problem>
-CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& sequence, i64 row, i64 channel,
+CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel,
                                   i64 position) {
     using X = typename Problem::X;
     const int width = Problem::width ? Problem::width : a.width;
-    const i32 index = position_index<Problem>(a, row, position);
-    const i64 offset = offset_of(a.dy, row, channel, position);
+    const i32 index = position_index<Problem>(a, entry, position);
+    const i64 offset = offset_of(a.dy, entry, channel, position);
     const Packet<sizeof(X)> dy = load_if<sizeof(X)>(index >= 0, (const X*)a.dy.data + offset);
     float pre = read_bias<Problem>(a, channel);
     if constexpr (Problem::silu && Problem::width != 0 && Problem::width <= 4) {
         Packet<sizeof(X)> taps[Problem::width];
 #pragma unroll
-        for (int j = 0; j < Problem::width; ++j) taps[j] = load_tap<Problem>(a, sequence, row, channel, position, index, j);
+        for (int j = 0; j < Problem::width; ++j) taps[j] = load_tap<Problem>(a, sequence, entry, channel, position, index, j);
 #pragma unroll
         for (int j = 0; j < Problem::width; ++j) {
             pre = multiply_add(read_weight<Problem>(a, channel, j), element<X, 0>(taps[j]), pre);
@@ -237,7 +238,7 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& s
     } else if constexpr (Problem::silu) {
 #pragma unroll 1
         for (int j = 0; j < width; ++j) {
-            const Packet<sizeof(X)> tap = load_tap<Problem>(a, sequence, row, channel, position, index, j);
+            const Packet<sizeof(X)> tap = load_tap<Problem>(a, sequence, entry, channel, position, index, j);
             pre = multiply_add(read_weight<Problem>(a, channel, j), element<X, 0>(tap), pre);
         }
     }
@@ -249,11 +250,11 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& s
 //   dinitial_states[n, c, k] = Σ_{u ≤ k} weight[c, k-u] · g[start + u]     u < length of sequence n
 //                            + dfinal_states[n, c, k - length]             where k ≥ length
 //
-// Where the sequence begins with padding, its initial states are padding too, and all of this is 0.
+// If the sequence begins with padding, its initial states are padding too, and all of this is 0.
 //
-// A block takes Threads / (W-1) pairs (n, c). Thread u · pairs + i first computes g at the u-th position of pair i,
-// then element k = u of its result. Only taps that initial_states can reach count: positions whose index is that of
-// the sequence's first position. Cost: W + k multiply-adds per element, one read of each input.
+// A block takes Threads / (width-1) pairs (n, c). Thread u · pairs + i first computes g at the u-th position of pair i,
+// then element k = u of its result. Only positions with the index of the sequence's first one count: no other tap can
+// reach initial_states. Cost: width + k multiply-adds per element, one read of each input.
 
 template <class Problem, int Threads>
 CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 block) {
@@ -270,13 +271,13 @@ CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 blo
     const i64 c = active ? pair - n * a.dim : 0;
     Span<i64> sequence = {0, 0, 0};
     if (active) sequence = sequence_number<Problem>(a, n);
-    const i64 length = sequence.end - sequence.start, row = PACKED<Problem> ? 0 : n;
+    const i64 length = sequence.end - sequence.start, entry = PACKED<Problem> ? 0 : n;
 
     float g = 0.0f;
     if (active && u < length) {
         const i64 position = sequence.start + u;
-        const bool reached = position_index<Problem>(a, row, position) == position_index<Problem>(a, row, sequence.start);
-        if (reached) g = gradient_at<Problem>(a, sequence, row, c, position);
+        const bool reached = position_index<Problem>(a, entry, position) == position_index<Problem>(a, entry, sequence.start);
+        if (reached) g = gradient_at<Problem>(a, sequence, entry, c, position);
     }
     write_shared(thread_index() * 4, g);
     block_barrier();
@@ -289,7 +290,7 @@ CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 blo
         sum = multiply_add(weight, read_shared((t * pairs + i) * 4), sum);
     }
     if constexpr (Problem::dfinal_states) {
-        const bool padded = Problem::seq_idx && length > 0 && position_index<Problem>(a, row, sequence.start) < 0;
+        const bool padded = Problem::seq_idx && length > 0 && position_index<Problem>(a, entry, sequence.start) < 0;
         if (k >= length && !padded) sum += read<X>(a.dfinal_states, n, c, k - length);
     }
     write<X>(a.dinitial_states, n, c, k, sum);

@@ -5,46 +5,46 @@
 //                                          ←─────────────
 //              │lane 0│lane 1│ …                              a lane owns `COUNT` neighbouring positions of a tile
 //
-// Walking backwards, the W-1 values of g to the right of a tile are those of the tile before, carried in registers;
-// the W-1 values of x to its left are in the tile that comes next, which the ring has fetched already. So x and dy are
+// The halo of g, width-1 values to the right of a tile, comes from the tile that was walked before and stays in registers. The
+// halo of x, width-1 values to the left, lies in the tile that comes next, which is in the ring already. So x and dy are
 // read once. Between lanes both halos move by shuffles.
 //
-// A block owns channels: `waves_per_channel` waves share the rows of a channel, or pieces of long rows; sums stay in
+// A block owns channels. `waves_per_channel` waves share the rows of a channel, or pieces of long rows, and keep its sums in
 // registers to the end. Only with few channels do several blocks (`parts`) share a channel group.
 //
-// Ragged rows. Packets are as wide as the address of a row allows *after* moving the row's start back to a multiple of
-// the packet: position t lies at u = t + shift, shift = (address of the row mod bytes of a packet) in elements, equal for x, dy
-// and dx. Packets at both ends then hold foreign elements, which are masked; the read is within the tensor's memory
-// except for its first and last packet, which are gathered by element.
+// Ragged rows do not start or end on a multiple of the packet. Their tiles start at the multiple before the row: position t
+// lies at u = t + shift, where shift is the distance in elements and the same for x, dy and dx. The packets at both ends then
+// hold elements of other rows, which are masked. A packet that would reach past the tensor's memory is gathered by elements.
 //
-// A tile that touches an end of its row, or a boundary between sequences or a change of seq_idx inside it, takes the careful
-// path; all others take the straight one. A careful tile in which an index may come back takes a path of its own.
+// Three paths compute a tile. UNMASKED is for tiles that lie inside one row, one sequence and one index. MASKED is for those that
+// touch an end of the row, a boundary of cu_seqlens or a change of seq_idx. EXACT compares indices tap by tap, where bits cannot
+// tell (causal_conv1d_backward_masks.cuh).
 //
-// Cost per element: bytes: x, dy and dx once. Instructions, W = 4, SiLU, 16 bit: 24.5 as channel-last, + (5 shuffles,
-// 5 selects, 20 for addresses and loop) / COUNT.
+// Cost per element: x, dy and dx once. Instructions, width 4, SiLU, 16 bit: the 24.5 of channel-last, and 5 shuffles, 5 selects
+// and 20 for addresses and loop, divided by COUNT.
 #pragma once
 #include "causal_conv1d_backward_tiles.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: as in ChannelFirstPlaces.
+// The walk, and the arithmetic of a tile. ChannelFirstTiles fetches, ChannelFirstMasks finds masks and describes Tile.
 template <class Problem, class Tile> class ChannelFirstBackward : ChannelFirstTiles<Problem, Tile> {
     using Base = ChannelFirstTiles<Problem, Tile>;
-    using typename Base::Exact, typename Base::Indices, typename Base::Places, typename Base::Ring, typename Base::X;
-    using Base::a, Base::channel, Base::computing, Base::dy_channel, Base::fetch_job, Base::index_row, Base::job_step;
+    using typename Base::Exact, typename Base::Indices, typename Base::Masks, typename Base::Ring, typename Base::X;
+    using Base::a, Base::channel, Base::computing, Base::dy_channel, Base::fetch_job, Base::row_indices, Base::job_step;
     using Base::jobs, Base::lane, Base::left_lane, Base::right_lane, Base::seqlen, Base::states, Base::states_ahead;
     using Base::before_row, Base::enter_sequences, Base::fetch, Base::fetch_piece, Base::final_state_gradient;
-    using Base::find_places, Base::hold_bounds, Base::load_states, Base::one_sequence, Base::piece, Base::read_indices;
+    using Base::find_masks, Base::hold_bounds, Base::load_states, Base::one_sequence, Base::piece, Base::read_indices;
     using Base::tiles, Base::x_channel;
-    using Base::BYTES, Base::COUNT, Base::GROUPS, Base::H, Base::LANES, Base::PACKED_INITIAL, Base::PACKETS, Base::PLACES;
-    using Base::RAGGED, Base::ROW_DFINAL, Base::ROW_STATES, Base::SIZE, Base::STEP, Base::THREADS, Base::TILE_POSITIONS;
-    using Base::UNROLL, Base::W, Base::WHOLE_ROWS;
+    using Base::BYTES, Base::COUNT, Base::GROUPS, Base::HALO, Base::LANES, Base::PACKED_INITIAL, Base::PACKETS, Base::HAS_BOUNDARIES;
+    using Base::RAGGED, Base::ROW_DFINAL, Base::ROW_STATES, Base::SIZE, Base::PER_PACKET, Base::THREADS, Base::TILE_POSITIONS;
+    using Base::UNROLL, Base::WIDTH, Base::WHOLE_ROWS;
     static constexpr int WAVES = THREADS / (int)WAVE_SIZE;
     static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel;
     static constexpr int CHANNELS = WAVES / WAVES_PER_CHANNEL;
-    static constexpr bool HAS_CAREFUL = RAGGED || PLACES || ROW_DFINAL;
-    static constexpr int HALO_WORDS = SIZE == 4 ? H : (H + 1) / 2;
+    static constexpr bool HAS_MASKED = RAGGED || HAS_BOUNDARIES || ROW_DFINAL;
+    static constexpr int HALO_WORDS = SIZE == 4 ? HALO : (HALO + 1) / 2;
     static constexpr u32 SUMS_AT = Ring::SHARED_BYTES;  // in shared memory, after the ring
 
 public:
@@ -56,7 +56,7 @@ public:
         const i64 first_channel = (i64)group * CHANNELS;
         channel = first_channel + wave / WAVES_PER_CHANNEL;
 #pragma unroll
-        for (int j = 0; j <= W; ++j) sums[j] = 0.0f;
+        for (int j = 0; j <= WIDTH; ++j) sums[j] = 0.0f;
         if (channel < a.dim) walk(part * WAVES_PER_CHANNEL + wave % WAVES_PER_CHANNEL);
         reduce(group, part, first_channel, wave);
     }
@@ -101,15 +101,15 @@ private:
         async_wait<0>();
     }
 
-    // Tile `tile` of the piece, which is in `slot` of the ring and whose x has been read; reads the x of the next. `u` is
-    // the lane's first position in the first tile of the ring's step.
+    // Computes tile `tile` of the piece, which lies in `slot` of the ring, and reads the x of the next one. This tile's x has been
+    // read already. `u` is the lane's first position in the first tile of the step.
     CAUSEWAY_DEVICE void step(Ring& ring, int slot, i32 tile, i32 u, Packet<BYTES> (&x)[PACKETS]) {
-        // Rows that share a wave end in their only tile.
-        bool straight = !HAS_CAREFUL || GROUPS == 1;
+        // Where several rows share a wave, each has one tile, and ends in it.
+        bool unmasked = !HAS_MASKED || GROUPS == 1;
         if constexpr (RAGGED || ROW_DFINAL) {
-            const i32 end = computing.begin + (tile + 1) * TILE_POSITIONS + (ROW_DFINAL ? H : 0);
-            straight = straight && end <= computing.end;
-            if constexpr (RAGGED) straight = straight && computing.begin + tile > 0;
+            const i32 end = computing.begin + (tile + 1) * TILE_POSITIONS + (ROW_DFINAL ? HALO : 0);
+            unmasked = unmasked && end <= computing.end;
+            if constexpr (RAGGED) unmasked = unmasked && computing.begin + tile > 0;
         }
         Packet<BYTES> next_x[PACKETS], dy[PACKETS];
         Indices indices;
@@ -121,16 +121,16 @@ private:
         }
         read_indices(indices, ring, slot);
         fetch(ring, ring.free(slot), slot);
-        if constexpr (PLACES) straight = one_sequence(indices, tile) && straight;
-        Places places;
-        if (straight) {
-            compute<STRAIGHT>(x, next_x, dy, places, u, slot, tile);
+        if constexpr (HAS_BOUNDARIES) unmasked = one_sequence(indices, tile) && unmasked;
+        Masks masks;
+        if (unmasked) {
+            compute<UNMASKED>(x, next_x, dy, masks, u, slot, tile);
         } else {
-            if constexpr (PLACES) find_places(places, indices, tile, u - slot * TILE_POSITIONS - computing.shift);
-            if (Problem::seq_idx && places.exact) {
-                if constexpr (Problem::seq_idx) compute<EXACT>(x, next_x, dy, places, u, slot, tile);
+            if constexpr (HAS_BOUNDARIES) find_masks(masks, indices, tile, u - slot * TILE_POSITIONS - computing.shift);
+            if (Problem::seq_idx && masks.exact) {
+                if constexpr (Problem::seq_idx) compute<EXACT>(x, next_x, dy, masks, u, slot, tile);
             } else {
-                compute<CAREFUL>(x, next_x, dy, places, u, slot, tile);
+                compute<MASKED>(x, next_x, dy, masks, u, slot, tile);
             }
         }
 #pragma unroll
@@ -141,27 +141,27 @@ private:
 
     CAUSEWAY_DEVICE void enter(i32 job) {
         computing = piece(job);
-        if constexpr (Problem::seq_idx) index_row = a.seq_idx + computing.row * a.seq_idx_row;
-        dx_row = dx_channel + (computing.row * a.dx.row - computing.shift) * SIZE;
+        if constexpr (Problem::seq_idx) row_indices = a.seq_idx + computing.entry * a.seq_idx_entry;
+        dx_row = dx_channel + (computing.entry * a.dx.entry - computing.shift) * SIZE;
         const bool exists = job < jobs;
 #pragma unroll
-        for (int i = 0; i < H; ++i) right[i] = 0.0f;
+        for (int i = 0; i < HALO; ++i) right[i] = 0.0f;
 #pragma unroll
         for (int i = 0; i < HALO_WORDS; ++i) left[i] = 0;
-        if constexpr (PLACES) enter_sequences();
+        if constexpr (HAS_BOUNDARIES) enter_sequences();
         states = states_ahead;
         states_ahead = load_states(job + job_step);
         if constexpr (!WHOLE_ROWS || ROW_STATES) {
-            float halo[H + 1];
+            float halo[HALO + 1];
 #pragma unroll
-            for (int i = 0; i < H; ++i) {
-                const i32 t = computing.begin - computing.shift - H + i;
+            for (int i = 0; i < HALO; ++i) {
+                const i32 t = computing.begin - computing.shift - HALO + i;
                 halo[i] = 0.0f;
                 if (ROW_STATES && computing.begin == 0) {
-                    // With a shift, the states before the row are in the first lane's packet (mask).
-                    halo[i] = RAGGED ? (t >= -H ? before_row(t) : 0.0f) : states.initial[i];
+                    // With a shift, the states before the row go into the first lane's packet (clear_outside).
+                    halo[i] = RAGGED ? (t >= -HALO ? before_row(t) : 0.0f) : states.initial[i];
                 } else if (!WHOLE_ROWS && exists && t >= 0 && t < seqlen) {
-                    halo[i] = read<X>(a.x, computing.row, channel, t);
+                    halo[i] = read<X>(a.x, computing.entry, channel, t);
                 }
             }
 #pragma unroll
@@ -170,44 +170,44 @@ private:
                     left[i] = as_bits(halo[i]);
                 } else {
                     // An odd halo begins in the upper half of its first word.
-                    const int low = 2 * i - H % 2;
+                    const int low = 2 * i - HALO % 2;
                     left[i] = pair<X>(low < 0 ? 0.0f : halo[low < 0 ? 0 : low], halo[low + 1]);
                 }
             }
         }
-        // The lanes compute one gradient each of those to the right of a piece that ends inside its row.
-        if constexpr (!WHOLE_ROWS && H > 0) {
+        // Where a piece ends inside its row, HALO lanes compute one gradient each of those to its right.
+        if constexpr (!WHOLE_ROWS && HALO > 0) {
             const i32 t = computing.end - computing.shift + lane;
             float g = 0.0f;
-            if (exists && lane < H && t < seqlen) {
-                const Span<i32> sequence = sequence_at<Problem, i32>(a, computing.row, t);
-                g = gradient_at<Problem>(a, {sequence.sequence, sequence.start, sequence.end}, computing.row, channel, t);
+            if (exists && lane < HALO && t < seqlen) {
+                const Span<i32> sequence = sequence_at<Problem, i32>(a, computing.entry, t);
+                g = gradient_at<Problem>(a, {sequence.sequence, sequence.start, sequence.end}, computing.entry, channel, t);
             }
 #pragma unroll
-            for (int i = 0; i < H; ++i) {
+            for (int i = 0; i < HALO; ++i) {
                 right[i] = shuffle(g, lane_index() - lane + i);
-                if (PLACES && (this->right_cuts & ((2u << i) - 1u)) != 0) right[i] = 0.0f;
+                if (HAS_BOUNDARIES && (this->right_cuts & ((2u << i) - 1u)) != 0) right[i] = 0.0f;
             }
         }
     }
 
     // ---- one tile --------------------------------------------------------------------------------------------------
 
-    // EXACT: indices are compared tap by tap (see Places).
-    enum Path { STRAIGHT, CAREFUL, EXACT };
+    // EXACT: indices are compared tap by tap (see Masks).
+    enum Path { UNMASKED, MASKED, EXACT };
 
     template <Path Way>
     CAUSEWAY_DEVICE void compute(const Packet<BYTES> (&x)[PACKETS], const Packet<BYTES> (&next_x)[PACKETS],
-                                 const Packet<BYTES> (&dy)[PACKETS], const Places& places, i32 step_u, int slot, i32 tile) {
-        constexpr bool Careful = Way != STRAIGHT;
-        constexpr bool ROLLED = Way == CAREFUL && PLACES;  // windows from which a boundary clears what lies behind it
+                                 const Packet<BYTES> (&dy)[PACKETS], const Masks& masks, i32 step_u, int slot, i32 tile) {
+        constexpr bool Masked = Way != UNMASKED;
+        constexpr bool ROLLED = Way == MASKED && HAS_BOUNDARIES;  // by windows that are cleared at boundaries
         // Only the last tile of a step can be a piece's first.
         const bool first_tile = slot == UNROLL - 1 && tile == 0;
         const i32 u = step_u - slot * TILE_POSITIONS;
-        float values[H + COUNT], d[COUNT], g[COUNT + H], out[COUNT];
+        float values[HALO + COUNT], d[COUNT], g[COUNT + HALO], out[COUNT];
 
-        // The H elements to the left: the last ones of the lane to the left, of the next tile, or of the row's halo.
-        const bool edge = Problem::seq_idx && !Careful && this->edge;
+        // The HALO elements to the left: the last ones of the lane to the left, of the next tile, or of the row's halo.
+        const bool edge = Problem::seq_idx && !Masked && this->edge;
         u32 words[HALO_WORDS + 1];
 #pragma unroll
         for (int i = 0; i < HALO_WORDS; ++i) {
@@ -215,95 +215,96 @@ private:
             words[i] = shuffle(lane == LANES - 1 ? next : own, left_lane);
         }
 #pragma unroll
-        for (int i = 0; i < H; ++i) {
+        for (int i = 0; i < HALO; ++i) {
             if constexpr (SIZE == 4) {
                 values[i] = as_float(words[i]);
             } else {
-                const int k = i + H % 2;
+                const int k = i + HALO % 2;
                 values[i] = k % 2 == 0 ? element<X, 0>(Packet<4>{{words[k / 2]}}) : element<X, 1>(Packet<4>{{words[k / 2]}});
             }
         }
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
-            float part[STEP];
+            float part[PER_PACKET];
             unpack<X>(x[p], part);
 #pragma unroll
-            for (int i = 0; i < STEP; ++i) values[H + p * STEP + i] = part[i];
+            for (int i = 0; i < PER_PACKET; ++i) values[HALO + p * PER_PACKET + i] = part[i];
             unpack<X>(dy[p], part);
 #pragma unroll
-            for (int i = 0; i < STEP; ++i) d[p * STEP + i] = part[i];
+            for (int i = 0; i < PER_PACKET; ++i) d[p * PER_PACKET + i] = part[i];
         }
 
         Exact exact;
-        if constexpr (Way == EXACT) this->find_exact(exact, places, u - computing.shift);
+        if constexpr (Way == EXACT) this->find_exact(exact, masks, u - computing.shift);
         if constexpr (Way == EXACT && Problem::seq_idx) {
-            // What stands at padding is selected away: 0 · NaN would be NaN.
+            // A select, since 0 · NaN would be NaN.
 #pragma unroll
-            for (int v = 0; v < COUNT; ++v) values[H + v] = this->cuts(places, v, 0) ? 0.0f : values[H + v];
+            for (int v = 0; v < COUNT; ++v) values[HALO + v] = this->cuts(masks, v, 0) ? 0.0f : values[HALO + v];
         }
         float begun[COUNT];  // what dx starts from
-        if constexpr (Careful) {
-            mask(values, d, u);
+        if constexpr (Masked) {
+            clear_outside(values, d, u);
 #pragma unroll
-            for (int v = 0; v < COUNT; ++v) begun[v] = final_state_gradient(places, u - computing.shift + v, v);
+            for (int v = 0; v < COUNT; ++v) begun[v] = final_state_gradient(masks, u - computing.shift + v, v);
         }
         bool gathered = false;
-        if constexpr (Careful && PACKED_INITIAL) {
-            gathered = !wave_all(!places.crowded);
+        if constexpr (Masked && PACKED_INITIAL) {
+            gathered = !wave_all(!masks.crowded);
             if (gathered) gather_gradients(g, u);
         }
         if (!gathered) {
-            float window[W];  // what the taps of a position read
+            float window[WIDTH];  // what the taps of a position read
             if constexpr (ROLLED) {
 #pragma unroll
-                for (int j = 1; j < W; ++j) window[j] = 0.0f;
+                for (int j = 1; j < WIDTH; ++j) window[j] = 0.0f;
 #pragma unroll
-                for (int v = 1 - H; v < 0; ++v) this->roll_taps(places, window, values[H + v - 1], v);
+                for (int v = 1 - HALO; v < 0; ++v) this->roll_taps(masks, window, values[HALO + v - 1], v);
             }
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) {
-                if constexpr (ROLLED && H > 0) this->roll_taps(places, window, values[H + v - 1], v);
-                float taps[W];
+                if constexpr (ROLLED && HALO > 0) this->roll_taps(masks, window, values[HALO + v - 1], v);
+                float taps[WIDTH];
 #pragma unroll
-                for (int j = 0; j < W; ++j) {
-                    taps[j] = ROLLED && j > 0 ? window[j] : values[H + v - j];
-                    if constexpr (Way == EXACT) taps[j] = this->exact_tap(places, exact, values, v, j);
+                for (int j = 0; j < WIDTH; ++j) {
+                    taps[j] = ROLLED && j > 0 ? window[j] : values[HALO + v - j];
+                    if constexpr (Way == EXACT) taps[j] = this->exact_tap(masks, exact, values, v, j);
                 }
                 float pre = bias;
                 if constexpr (Problem::silu) {
 #pragma unroll
-                    for (int j = 0; j < W; ++j) pre = multiply_add(weight[j], taps[j], pre);
+                    for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j], taps[j], pre);
                 }
                 g[v] = activation_gradient<Problem::silu>(pre, d[v]);
-                // Not by a dy of 0: where the bias is infinite, that would be a NaN.
-                if constexpr (Way == EXACT && Problem::seq_idx) g[v] = this->cuts(places, v, 0) ? 0.0f : g[v];
-                if constexpr (Problem::dbias) sums[W] += g[v];
+                if (Problem::silu && !in_row<Masked>(u, v)) g[v] = 0.0f;
+                // A dy of 0 would not do: with an infinite bias g would be a NaN.
+                if constexpr (Way == EXACT && Problem::seq_idx) g[v] = this->cuts(masks, v, 0) ? 0.0f : g[v];
+                if constexpr (Problem::dbias) sums[WIDTH] += g[v];
 #pragma unroll
-                for (int j = 0; j < W; ++j) sums[j] = multiply_add(g[v], taps[j], sums[j]);
+                for (int j = 0; j < WIDTH; ++j) sums[j] = multiply_add(g[v], taps[j], sums[j]);
             }
         }
 
-        // The H gradients to the right: the first ones of the lane to the right, or of the tile before.
+        // The HALO gradients to the right: the first ones of the lane to the right, or of the tile before.
 #pragma unroll
-        for (int i = 0; i < H; ++i) {
-            const float sent = Careful && this->stays(places, i) ? 0.0f : g[i];
+        for (int i = 0; i < HALO; ++i) {
+            const float sent = Masked && this->stays(masks, i) ? 0.0f : g[i];
             g[COUNT + i] = shuffle(lane == 0 ? right[i] : sent, right_lane);
             right[i] = edge ? 0.0f : sent;
         }
-        if constexpr (Careful && PLACES) {
-            float reaching[W];  // the gradients that reach a position
+        if constexpr (Masked && HAS_BOUNDARIES) {
+            float reaching[WIDTH];  // the gradients that reach a position
 #pragma unroll
             for (int v = COUNT - 1; v >= 0; --v) {
-                // Between lanes, boundaries have been seen to.
+                // Boundaries between this lane and the next have been applied by the sender.
                 if constexpr (ROLLED) {
-                    if (v < COUNT - 1) roll(reaching, g[v + 1], this->cuts(places, v + 1, 1));
+                    if (v < COUNT - 1) roll(reaching, g[v + 1], this->cuts(masks, v + 1, 1));
                 }
                 out[v] = multiply_add(weight[0], g[v], begun[v]);
 #pragma unroll
-                for (int j = 1; j < W; ++j) {
+                for (int j = 1; j < WIDTH; ++j) {
                     if (!ROLLED || v == COUNT - 1) reaching[j] = g[v + j];
                     if constexpr (Way == EXACT) {
-                        if (this->cuts(places, exact, v + j, j)) reaching[j] = 0.0f;
+                        if (this->cuts(masks, exact, v + j, j)) reaching[j] = 0.0f;
                     }
                     out[v] = multiply_add(weight[j], reaching[j], out[v]);
                 }
@@ -311,51 +312,51 @@ private:
         } else {
 #pragma unroll
             for (int v = 0; v < COUNT; ++v) {
-                out[v] = Careful ? multiply_add(weight[0], g[v], begun[v]) : weight[0] * g[v];
+                out[v] = Masked ? multiply_add(weight[0], g[v], begun[v]) : weight[0] * g[v];
 #pragma unroll
-                for (int j = 1; j < W; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
+                for (int j = 1; j < WIDTH; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
             }
         }
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
-            float part[STEP];
+            float part[PER_PACKET];
 #pragma unroll
-            for (int i = 0; i < STEP; ++i) part[i] = out[p * STEP + i];
-            const i32 at = u + p * STEP;
-            char* const address = dx_row + (i64)step_u * SIZE + (p * STEP - slot * TILE_POSITIONS) * SIZE;
-            if (!RAGGED || !Careful || (at >= computing.shift && at + STEP <= computing.end)) {
-                // Where rows share a wave, lanes without a row have an empty piece of row 0.
+            for (int i = 0; i < PER_PACKET; ++i) part[i] = out[p * PER_PACKET + i];
+            const i32 at = u + p * PER_PACKET;
+            char* const address = dx_row + (i64)step_u * SIZE + (p * PER_PACKET - slot * TILE_POSITIONS) * SIZE;
+            if (!RAGGED || !Masked || (at >= computing.shift && at + PER_PACKET <= computing.end)) {
+                // Where rows share a wave, lanes without a row have an empty piece.
                 const bool full = Tile::full && GROUPS == 1;
                 if (full || at < computing.end) store(address, pack<X, BYTES>(part));
             } else {
 #pragma unroll
-                for (int i = 0; i < STEP; ++i) {
+                for (int i = 0; i < PER_PACKET; ++i) {
                     if (at + i >= computing.shift && at + i < computing.end) store_element((X*)address + i, part[i]);
                 }
             }
         }
     }
 
-    // The lane's gradients and its share of the sums from memory: for tiles with sequences so short that a lane meets the
-    // initial states of several.
-    CAUSEWAY_DEVICE void gather_gradients(float (&g)[COUNT + H], i32 u) {
+    // Computes the lane's gradients, and adds to its sums, from memory alone: for tiles in which a lane meets the initial states of
+    // more than one sequence.
+    CAUSEWAY_DEVICE void gather_gradients(float (&g)[COUNT + HALO], i32 u) {
 #pragma unroll 1
         for (i32 v = 0; v < COUNT; ++v) {
             const i32 t = u - computing.shift + v;
             float gradient = 0.0f;
             if (u + v >= computing.shift && u + v < computing.end) {
-                const Span<i32> span = sequence_at<Problem, i32>(a, computing.row, t);
+                const Span<i32> span = sequence_at<Problem, i32>(a, computing.entry, t);
                 const Span<i64> sequence = {span.sequence, span.start, span.end};
-                gradient = gradient_at<Problem>(a, sequence, computing.row, channel, t);
-                const i32 index = position_index<Problem>(a, computing.row, t);
-                sums[W] += gradient;
-                // One tap at a time: with all of them under way, wide windows would spill.
+                gradient = gradient_at<Problem>(a, sequence, computing.entry, channel, t);
+                const i32 index = position_index<Problem>(a, computing.entry, t);
+                sums[WIDTH] += gradient;
+                // One tap at a time: with all of them in flight, wide windows would spill.
 #pragma unroll 1
-                for (int j = 0; j < W; ++j) {
-                    const auto tap = load_tap<Problem>(a, sequence, computing.row, channel, t, index, j);
+                for (int j = 0; j < WIDTH; ++j) {
+                    const auto tap = load_tap<Problem>(a, sequence, computing.entry, channel, t, index, j);
                     const float product = gradient * element<X, 0>(tap);
 #pragma unroll
-                    for (int i = 0; i < W; ++i) sums[i] += i == j ? product : 0.0f;
+                    for (int i = 0; i < WIDTH; ++i) sums[i] += i == j ? product : 0.0f;
                 }
             }
 #pragma unroll
@@ -365,25 +366,32 @@ private:
 
     // Word `back` from the end of a lane's packets.
     static CAUSEWAY_DEVICE u32 last_word(const Packet<BYTES> (&packets)[PACKETS], int back) {
-        constexpr int PER_PACKET = BYTES < 4 ? 1 : BYTES / 4;
+        constexpr int WORDS = BYTES < 4 ? 1 : BYTES / 4;
         if constexpr (BYTES >= 4) {
-            const int word = PACKETS * PER_PACKET - back;
-            return packets[word / PER_PACKET].word[word % PER_PACKET];
+            const int word = PACKETS * WORDS - back;
+            return packets[word / WORDS].word[word % WORDS];
         } else {
             const int element = 2 * (PACKETS / 2 - back);
             return packets[element].word[0] | packets[element + 1].word[0] << 16;
         }
     }
 
-    // What lies outside the row, halo included: initial states before it, zero after it.
-    CAUSEWAY_DEVICE void mask(float (&values)[H + COUNT], float (&d)[COUNT], i32 u) const {
+    // Whether position v of the lane lies in its row. Outside, dy is 0, but pre may overflow, and 0 times that is a NaN.
+    template <bool Masked> CAUSEWAY_DEVICE bool in_row(i32 u, int v) const {
+        if constexpr (RAGGED) return !Masked || (u + v >= computing.shift && u + v < computing.end);
+        // A packet lies in a row as a whole. Where rows share a wave, lanes may have no row.
+        return (Tile::full && GROUPS == 1) || u + v / PER_PACKET * PER_PACKET < computing.end;
+    }
+
+    // Replaces what lies outside the row, halo included: by initial states before it and by zeros after it.
+    CAUSEWAY_DEVICE void clear_outside(float (&values)[HALO + COUNT], float (&d)[COUNT], i32 u) const {
         if constexpr (RAGGED) {
 #pragma unroll
-            for (int i = 0; i < H + COUNT; ++i) {
-                const i32 at = u - H + i, t = at - computing.shift;
+            for (int i = 0; i < HALO + COUNT; ++i) {
+                const i32 at = u - HALO + i, t = at - computing.shift;
                 if (t >= 0 && at < computing.end) continue;
                 values[i] = t < 0 ? before_row(t) : 0.0f;
-                if (i >= H) d[i - H] = 0.0f;
+                if (i >= HALO) d[i - HALO] = 0.0f;
             }
         }
     }
@@ -391,41 +399,41 @@ private:
     // ---- sums over lanes, the channel's waves, then blocks ---------------------------------------------------------
 
     CAUSEWAY_DEVICE void reduce(u32 group, u32 part, i64 first_channel, u32 wave) {
-        constexpr int COUNT_PER_CHANNEL = Problem::dbias ? W + 1 : W;
-        constexpr int TOGETHER = COUNT_PER_CHANNEL < 8 ? COUNT_PER_CHANNEL : 8;
-        const u32 at = SUMS_AT + wave * COUNT_PER_CHANNEL * 4;
+        constexpr int SUMS = Problem::dbias ? WIDTH + 1 : WIDTH;
+        constexpr int TOGETHER = SUMS < 8 ? SUMS : 8;
+        const u32 at = SUMS_AT + wave * SUMS * 4;
         float addends[TOGETHER];
 #pragma unroll
         for (int j = 0; j < TOGETHER; ++j) addends[j] = sums[j];
         int index;
         const float sum = wave_sums(addends, index);
         if (index < TOGETHER) write_shared(at + index * 4, sum);
-        if constexpr (COUNT_PER_CHANNEL > TOGETHER) {
-            // The ninth: dbias of width 8.
-            const float last[1] = {sums[W]};
+        if constexpr (SUMS > TOGETHER) {
+            // The ninth sum: dbias at width 8.
+            const float last[1] = {sums[WIDTH]};
             const float last_sum = wave_sums(last, index);
             if (index == 0) write_shared(at + TOGETHER * 4, last_sum);
         }
         block_barrier();
         sum_over_blocks<THREADS, 1>(
-            a.workspace, a.counters, group, part, a.parts, CHANNELS * COUNT_PER_CHANNEL, SUMS_AT + WAVES * COUNT_PER_CHANNEL * 4,
+            a.workspace, a.counters, group, part, a.parts, CHANNELS * SUMS, SUMS_AT + WAVES * SUMS * 4,
             [&](int i, float (&sum)[1]) {
-                const int c = i / COUNT_PER_CHANNEL, j = i - c * COUNT_PER_CHANNEL;
+                const int c = i / SUMS, j = i - c * SUMS;
                 sum[0] = 0.0f;
 #pragma unroll
                 for (int w = 0; w < WAVES_PER_CHANNEL; ++w) {
-                    sum[0] += read_shared(SUMS_AT + ((c * WAVES_PER_CHANNEL + w) * COUNT_PER_CHANNEL + j) * 4);
+                    sum[0] += read_shared(SUMS_AT + ((c * WAVES_PER_CHANNEL + w) * SUMS + j) * 4);
                 }
             },
             [&](int i, const float (&sum)[1]) {
-                const i64 c = first_channel + i / COUNT_PER_CHANNEL;
-                if (c < a.dim) write_sum<Problem>(a, c, i % COUNT_PER_CHANNEL, sum[0]);
+                const i64 c = first_channel + i / SUMS;
+                if (c < a.dim) write_sum<Problem>(a, c, i % SUMS, sum[0]);
             });
     }
 
     char *dx_channel, *dx_row;
-    float weight[W], bias, sums[W + 1];
-    float right[H + 1];        // g to the right of the tile (lane 0)
+    float weight[WIDTH], bias, sums[WIDTH + 1];
+    float right[HALO + 1];        // g to the right of the tile (lane 0)
     u32 left[HALO_WORDS + 1];  // x to the left of the piece
 };
 

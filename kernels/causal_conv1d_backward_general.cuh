@@ -1,28 +1,31 @@
 // Causal conv1d backward for any strides and any width.
 //
-// A block takes a tile of `tile_channels` channels × `piece` positions, and every parts-th tile of its channels after
-// that. With H = W-1, a tile needs x from H positions before it and g up to H positions after it:
+// A block takes a tile of `tile_channels` channels × T = `piece` positions, and every parts-th tile of its channels after that.
+// With halos of H = width-1, a tile needs x from H positions before it, and g up to H positions after it:
 //
 //   position            t0-H ……… t0 ………………… t0+T ……… t0+T+H
 //   x in shared memory  [   halo   |    tile    |   halo   ]      span = T + 2H per channel
 //   g in shared memory             [    tile    |   halo   ]
 //   dx written                     [    tile    ]
 //
-// Each position also has its place in its sequence: `reach`, how many positions back the sequence starts (at most H);
-// `left`, how many are left to its end (at most W); the sequence's number; and the index of seq_idx.
+// Four tables in shared memory tell of each position: `reach`, the positions of its sequence before it (H at most); `left`,
+// those from it to the sequence's end (width at most); the sequence's number; and its index of seq_idx.
 //
-// dweight: thread (slice, channel, j) adds g[t] · x[t-j] over its slice of each tile's positions; sums stay in shared
-// memory until the block's last tile. Slice sums, then block sums, are added in order.
+// dweight: thread (slice, channel, j) adds g[t] · x[t-j] over its slice of each tile's positions. The sums stay in shared memory
+// until the block's last tile; then slices, and then blocks, are added in order.
 //
-// Cost per element: (3 + 2H/T) · W multiply-adds, each with two reads of shared memory; x and dy are read
-// (1 + 2H/T) and (1 + H/T) times.
+// Cost per element: (3 + 2H/T) · width multiply-adds, each with two reads of shared memory; x and dy are read
+// (1 + 2H/T) and (1 + HALO/T) times.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: threads; dim_fastest (neighbouring channels are closer in memory than neighbouring positions).
+//   struct Tile {
+//       static constexpr int threads;
+//       static constexpr bool dim_fastest;   neighbouring channels are nearer in memory than neighbouring positions
+//   };
 template <class Problem, class Tile> class GeneralBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads;
@@ -54,10 +57,10 @@ public:
         }
         const i64 tiles = a.batch * a.pieces;
         for (i64 i = part; i < tiles; i += a.parts) {
-            row = i / a.pieces;
-            start = (i - row * a.pieces) * tile;
+            entry = i / a.pieces;
+            start = (i - entry * a.pieces) * tile;
             block_barrier();
-            load_places();
+            load_tables();
             load_x();
             block_barrier();
             compute_g();
@@ -79,32 +82,32 @@ public:
     }
 
 private:
-    // Position i of the span, in the row.
+    // The position, within the entry, that is number i of the span.
     CAUSEWAY_DEVICE i64 position(int i) const { return start - states + i; }
-    CAUSEWAY_DEVICE int place(u32 table, int i) const { return (int)load_shared<4>(table + i * 4).word[0]; }
-    CAUSEWAY_DEVICE void set_place(u32 table, int i, int value) const {
+    CAUSEWAY_DEVICE int look_up(u32 table, int i) const { return (int)load_shared<4>(table + i * 4).word[0]; }
+    CAUSEWAY_DEVICE void set(u32 table, int i, int value) const {
         store_shared<4>(table + i * 4, Packet<4>{{(u32)value}});
     }
 
-    CAUSEWAY_DEVICE void load_places() const {
+    CAUSEWAY_DEVICE void load_tables() const {
         for (int i = thread; i < span; i += THREADS) {
             const i64 p = position(i);
             int reach = 0, left = 0, index = -1, number = 0;
             if (p >= 0 && p < a.seqlen) {
-                const Span<i64> sequence = sequence_at<Problem, i64>(a, row, p);
+                const Span<i64> sequence = sequence_at<Problem, i64>(a, entry, p);
                 reach = p - sequence.start < states ? (int)(p - sequence.start) : states;
                 left = sequence.end - p < width ? (int)(sequence.end - p) : width;
-                index = position_index<Problem>(a, row, p);
+                index = position_index<Problem>(a, entry, p);
                 number = (int)sequence.sequence;
             }
-            set_place(reach_at, i, reach);
-            set_place(left_at, i, left);
-            set_place(index_at, i, index);
-            set_place(sequence_at_, i, number);
+            set(reach_at, i, reach);
+            set(left_at, i, left);
+            set(index_at, i, index);
+            set(sequence_at_, i, number);
         }
     }
 
-    // Item n of a tile of `channels` × `count` positions, neighbours in memory going to neighbouring threads.
+    // Splits item n of `channels` × `count` positions into channel and position: neighbouring items are neighbours in memory.
     CAUSEWAY_DEVICE void split(int n, int count, int& channel, int& i) const {
         if constexpr (Tile::dim_fastest) {
             i = n / channels;
@@ -121,20 +124,20 @@ private:
             split(n, span, c, i);
             const i64 p = position(i);
             const bool valid = p >= 0 && p < a.seqlen && first_channel + c < a.dim;
-            write_shared(x_at + (c * pitch + i) * 4, valid ? read<X>(a.x, row, first_channel + c, p) : 0.0f);
+            write_shared(x_at + (c * pitch + i) * 4, valid ? read<X>(a.x, entry, first_channel + c, p) : 0.0f);
         }
     }
 
     // What tap j of position i reads.
     CAUSEWAY_DEVICE float tap(int c, int i, int j) const {
-        const int reach = place(reach_at, i);
+        const int reach = look_up(reach_at, i);
         if (j <= reach) {
-            if (Problem::seq_idx && place(index_at, i - j) != place(index_at, i)) return 0.0f;
+            if (Problem::seq_idx && look_up(index_at, i - j) != look_up(index_at, i)) return 0.0f;
             return read_shared(x_at + (c * pitch + i - j) * 4);
         }
         if constexpr (Problem::initial_states) {
-            if (Problem::seq_idx && place(index_at, i - reach) != place(index_at, i)) return 0.0f;
-            return read<X>(a.initial_states, place(sequence_at_, i), first_channel + c, states + reach - j);
+            if (Problem::seq_idx && look_up(index_at, i - reach) != look_up(index_at, i)) return 0.0f;
+            return read<X>(a.initial_states, look_up(sequence_at_, i), first_channel + c, states + reach - j);
         }
         return 0.0f;
     }
@@ -146,15 +149,15 @@ private:
             split(n, count, c, i);
             i += states;
             float g = 0.0f;
-            // Positions outside the row are padding too.
-            if (place(index_at, i) >= 0 && first_channel + c < a.dim) {
+            // Positions outside the sequence count as padding.
+            if (look_up(index_at, i) >= 0 && first_channel + c < a.dim) {
                 float pre = read_bias<Problem>(a, first_channel + c);
                 if constexpr (Problem::silu) {
                     for (int j = 0; j < width; ++j) {
                         pre = multiply_add(read_shared(weight_at + (c * width + j) * 4), tap(c, i, j), pre);
                     }
                 }
-                g = activation_gradient<Problem::silu>(pre, read<X>(a.dy, row, first_channel + c, position(i)));
+                g = activation_gradient<Problem::silu>(pre, read<X>(a.dy, entry, first_channel + c, position(i)));
             }
             write_shared(g_at + (c * pitch + i) * 4, g);
         }
@@ -166,19 +169,19 @@ private:
             split(n, tile, c, i);
             i += states;
             if (position(i) >= a.seqlen || first_channel + c >= a.dim) continue;
-            const int left = place(left_at, i), index = place(index_at, i);
+            const int left = look_up(left_at, i), index = look_up(index_at, i);
             float sum = 0.0f;
             for (int j = 0; j < left; ++j) {
-                if (Problem::seq_idx && place(index_at, i + j) != index) continue;
+                if (Problem::seq_idx && look_up(index_at, i + j) != index) continue;
                 const float g = read_shared(g_at + (c * pitch + i + j) * 4);
                 sum = multiply_add(read_shared(weight_at + (c * width + j) * 4), g, sum);
             }
             if constexpr (Problem::dfinal_states) {
                 if (left <= states && index >= 0) {
-                    sum += read<X>(a.dfinal_states, place(sequence_at_, i), first_channel + c, states - left);
+                    sum += read<X>(a.dfinal_states, look_up(sequence_at_, i), first_channel + c, states - left);
                 }
             }
-            write<X>(a.dx, row, first_channel + c, position(i), sum);
+            write<X>(a.dx, entry, first_channel + c, position(i), sum);
         }
     }
 
@@ -186,13 +189,13 @@ private:
         const int sums = channels * (width + 1), slice_length = (tile + slices - 1) / slices;
         for (int n = thread; n < slices * sums; n += THREADS) {
             const int slice = n / sums, c = (n - slice * sums) / (width + 1), j = n - slice * sums - c * (width + 1);
-            // Neither has anybody the states of channels that the last group has too many.
+            // The last group may have channels past the end, whose initial states must not be read.
             if (first_channel + c >= a.dim) continue;
             const int begin = slice * slice_length, end = begin + slice_length < tile ? begin + slice_length : tile;
             float sum = read_shared(sum_at + n * 4);
             for (int i = states + begin; i < states + end; ++i) {
                 // g is 0 at padding, and a tap beside it must not turn 0 into a NaN.
-                if (place(index_at, i) < 0) continue;
+                if (look_up(index_at, i) < 0) continue;
                 const float g = read_shared(g_at + (c * pitch + i) * 4);
                 sum = j < width ? multiply_add(g, tap(c, i, j), sum) : sum + g;
             }
@@ -203,7 +206,7 @@ private:
     const BackwardArguments& a;
     const int width, states, channels, tile, span, pitch, slices, thread;
     u32 x_at, g_at, weight_at, sum_at, reach_at, left_at, index_at, sequence_at_, flag_at;
-    i64 first_channel, row, start;
+    i64 first_channel, entry, start;
 };
 
 template <class Problem, class Tile>

@@ -1,17 +1,17 @@
-// What the backward kernels have under way: packets of x and dy, fetched ahead and read back by the thread that fetched
-// them, so that no barrier is needed.
+// Rings of stages: packets of x and dy that the backward kernels prefetch. A thread reads back only what it fetched, so no
+// barrier is needed.
 //
-// With asynchronous copies they lie in shared memory, and depth costs no registers; otherwise (AMD, sm_75, packets of
-// 2 bytes) they are kept in registers, of which there are enough for one step ahead.
+// With asynchronous copies a ring lies in shared memory, and its prefetch distance costs no registers. Otherwise (AMD, sm_75,
+// packets of 2 bytes) it lies in registers, of which there are enough for a distance of one.
 #pragma once
 #include "vector.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Packets of x and dy under way: chunks of Rows rows. In shared memory there are Stages chunks, one of which is being
-// read; row r of thread i lies at ((2r + tensor) · Threads + i) · Bytes. In registers there is one, and a row is fetched
-// as soon as its place has been read.
+// A ring whose stages are chunks of Rows rows. In shared memory there are Stages stages, one of which is being read; in a stage,
+// row r of thread i lies at ((2r + tensor) · Threads + i) · Bytes. In registers there is one stage, and a row is fetched as soon
+// as the one in its place has been read.
 template <int Bytes, int Rows, int WantedStages, int Threads> class RowRing {
 public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
@@ -20,10 +20,10 @@ public:
 
     CAUSEWAY_DEVICE RowRing() : thread_offset_(thread_index() * Bytes) {}
 
-    // Chunks under way while one is read.
+    // The prefetch distance, in stages.
     static constexpr int AHEAD = ASYNC ? STAGES - 1 : 1;
 
-    // Fetches row `row` of the stage that was read last; reads as zero when not valid.
+    // Fetches row `row` of the next free stage; zeros if not valid.
     CAUSEWAY_DEVICE void fetch(int row, const char* x, const char* dy, bool valid) {
         if constexpr (ASYNC) {
             async_copy<Bytes>(offset(fill_, row, 0), x, valid);
@@ -52,7 +52,7 @@ public:
         }
     }
 
-    // Waits for the stage that is read next, of `Ahead` that are under way.
+    // Waits for the oldest of the `Ahead` stages that are in flight.
     template <int Ahead> CAUSEWAY_DEVICE void wait() {
         if constexpr (ASYNC) async_wait<Ahead - 1>();
     }
@@ -74,13 +74,13 @@ private:
     Packet<Bytes> ahead_[ASYNC ? 1 : Rows][2];
 };
 
-// Tiles of x and dy under way, for a walk that takes Unroll tiles per step: tile k of a step is *slot* k, a compile-time
-// constant. In shared memory there are Stages tiles, of which the step's come first: packet p of thread i in stage s lies
-// at s · STAGE_BYTES + ((tensor · Packets + p) · Threads + i) · Bytes. In registers there are two tiles.
+// A ring whose stages are tiles, for a walk that takes Unroll tiles per step: tile k of a step is *slot* k, a compile-time
+// constant. In shared memory there are Stages stages: packet p of thread i in stage s lies at
+// s · STAGE_BYTES + ((tensor · Packets + p) · Threads + i) · Bytes. In registers there are two.
 //
-// Indices: those of seq_idx that a thread has of a tile, a multiple of 4. They come with the tile: loads come back in the
-// order in which they were asked for, so an index that is loaded for itself waits for all copies before it. In a stage, index
-// k lies behind the packets, at (k / 4 · Threads + i) · 16 + k % 4 · 4.
+// Indices: elements of seq_idx that a thread needs of a tile, a multiple of 4. They are copied with the tile. Loads return in
+// the order in which they were issued, so an index loaded on its own would wait for all copies before it. In a stage, index k
+// lies behind the packets, at (k / 4 · Threads + i) · 16 + k % 4 · 4.
 template <int Bytes, int Packets, int Stages, int Threads, int Unroll, int Indices = 0> class TileRing {
 public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
@@ -94,7 +94,7 @@ public:
 
     CAUSEWAY_DEVICE TileRing() : now_(thread_index() * Bytes), end_(now_ + STAGES * STAGE_BYTES) {}
 
-    // Starts fetching into stage `stage` after the first of this step; reads as zero when not valid.
+    // Fetches into the stage that is number `stage` from the first of this step on; zeros if not valid.
     CAUSEWAY_DEVICE void fetch(int stage, Tensor tensor, int p, const char* address, bool valid) {
         if constexpr (ASYNC) {
             async_copy<Bytes>(offset(now_ + stage * STAGE_BYTES, tensor, p), address, valid);
@@ -111,7 +111,7 @@ public:
         }
     }
 
-    // Starts fetching indices k … of a thread, `Access` bytes of them; the address is legal.
+    // Fetches indices of a thread from number k on, `Access` bytes. The address is legal.
     template <int Access> CAUSEWAY_DEVICE void fetch_indices(int stage, int k, const i32* address) {
         if constexpr (ASYNC) {
             async_copy_near<Access>(indices_at(now_ + stage * STAGE_BYTES, k), address);
@@ -125,7 +125,7 @@ public:
     // Indices k … k + 3 of the tile in `slot`.
     CAUSEWAY_DEVICE void read_indices(int slot, int k, i32* four) const { read_indices(slot, now_ + slot * STAGE_BYTES, k, four); }
 
-    // Of the tile after it.
+    // The same of the tile after it.
     CAUSEWAY_DEVICE void read_next_indices(int slot, int k, i32* four) const {
         if constexpr (ASYNC) {
             read_indices(0, slot + 1 < Unroll ? now_ + (slot + 1) * STAGE_BYTES : following(), k, four);
@@ -136,7 +136,7 @@ public:
 
     CAUSEWAY_DEVICE void commit() { async_commit(); }
 
-    // Waits until `Tiles` tiles from the current one on have arrived.
+    // Waits until the current tile and those after it, `Tiles` in all, have arrived.
     template <int Tiles> CAUSEWAY_DEVICE void wait() { async_wait<STAGES - Tiles>(); }
 
     CAUSEWAY_DEVICE Packet<Bytes> read(int slot, Tensor tensor, int p) const {
@@ -147,7 +147,7 @@ public:
         }
     }
 
-    // Of the tile after the one in `slot`.
+    // The same of the tile after the one in `slot`.
     CAUSEWAY_DEVICE Packet<Bytes> read_next(int slot, Tensor tensor, int p) const {
         if constexpr (ASYNC) {
             const u32 stage = slot + 1 < Unroll ? now_ + (slot + 1) * STAGE_BYTES : following();
@@ -157,7 +157,7 @@ public:
         }
     }
 
-    // Makes room for a fetch when the tile in `slot` has been read; returns the stage that it goes to.
+    // Frees the stage of the tile in `slot`, which has been read. Returns the stage that the next fetch goes to.
     CAUSEWAY_DEVICE int free(int slot) {
         if constexpr (ASYNC || Unroll > 1) {
             return slot;
@@ -187,7 +187,7 @@ private:
         return now_ + STEP_BYTES == end_ ? now_ + STEP_BYTES - STAGES * STAGE_BYTES : now_ + STEP_BYTES;
     }
 
-    // A thread's place among packets of 16 bytes instead of its own.
+    // Where a thread's index k lies. now_ is an offset among packets of Bytes; indices lie among packets of 16 bytes.
     static CAUSEWAY_DEVICE u32 indices_at(u32 stage, int k) {
         return stage + thread_index() * (16 - Bytes) + PACKET_BYTES + (u32)(k / 4) * Threads * 16 + (u32)(k % 4) * 4;
     }

@@ -2,48 +2,54 @@
 //
 //             dim →
 //   t   ┌──────────────┬──────────────┬──
-//   ↓   │ thread 0     │ thread 1     │       a thread owns `channels` neighbouring channels (one packet) of a segment of
+//   ↓   │ thread 0     │ thread 1     │       a thread owns `channels` neighbouring channels, one packet, of a segment of
 //       │  segment 0   │  segment 0   │       `rows` rows; a block is `lanes` × segments threads
 //       ├──────────────┼──────────────┼──
 //       │ thread 4     │ thread 5     │
 //
-// What counts is how few steps follow one another. A thread loads all of its few rows, with W-1 more of x on both sides and
-// of dy below, before it computes; nothing is carried from row to row. Segments that are left over when all threads have
-// one are taken in further rounds.
+// Such a call is bound by latency: by the number of steps that wait for each other. So a thread loads all of its few rows, with a
+// halo of x on both sides and of dy below, before it computes, and carries nothing from row to row. If there are more segments
+// than threads, they are taken in several rounds.
 //
 // Sums: over the lanes of a wave that share channels, over the waves of a block, over the `parts` blocks of a channel
-// group. Where blocks can form a cluster, each sends its sums to the shared memory of the block that finishes them, instead
-// of counting itself as reduction.cuh does: a microsecond less.
+// group. Where blocks can form a cluster, each sends its sums to the shared memory of the block that adds them. That takes a
+// microsecond less than the counter of reduction.cuh.
 //
-// Cost per element: bytes: x (1 + 2·(W-1)/rows) times, dy (1 + (W-1)/rows) times, mostly from the caches; dx once.
+// Cost per element: x (1 + 2·(width-1)/rows) times and dy (1 + (width-1)/rows) times, mostly from the caches; dx once.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: threads of a block; lanes, those of them along dim, a power of two up to a wave; channels of a packet; rows of a
-// segment; cluster, as many blocks as `parts`, or 1; weight_bytes as in load_parameters.
+//   struct Tile {
+//       static constexpr int threads;        of a block
+//       static constexpr int lanes;          threads along dim, a power of two up to a wave
+//       static constexpr int channels;       of a packet
+//       static constexpr int rows;           of a segment
+//       static constexpr int cluster;        blocks of a cluster: `parts` of them, or 1
+//       static constexpr int weight_bytes;   see load_parameters
+//   };
 template <class Problem, class Tile> class ShortLastBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads, LANES = Tile::lanes, CHANNELS = Tile::channels, ROWS = Tile::rows;
-    static constexpr int W = Problem::width, H = W - 1;
+    static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
     static constexpr int BYTES = CHANNELS * (int)sizeof(X);
     static constexpr int SEGMENTS = THREADS / LANES, WAVES = THREADS / (int)WAVE_SIZE;
     static_assert(!PACKED<Problem> && !Problem::seq_idx, "short segments know no boundaries");
     static_assert(LANES <= (int)WAVE_SIZE, "lanes lie in one wave");
 
-    // Sums of the block's channels, and how many of them a block of a cluster finishes.
+    // Sums of the block's channels, and how many of them each block of a cluster adds.
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
-    static constexpr int COUNT = BLOCK_CHANNELS * (Problem::dbias ? W + 1 : W);
-    static constexpr int CLUSTER = Tile::cluster, SLICE = (COUNT + CLUSTER - 1) / CLUSTER;
+    static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * (Problem::dbias ? WIDTH + 1 : WIDTH);
+    static constexpr int CLUSTER = Tile::cluster, SLICE = (BLOCK_SUMS + CLUSTER - 1) / CLUSTER;
     static_assert(CLUSTER == 1 || SLICE <= THREADS, "a thread finishes one sum");
-    // Shared memory: the mailbox or a flag; those sums that the blocks of the cluster have sent; the sums of each wave.
+    // Shared memory: the mailbox, or a flag; the sums that the blocks of the cluster have sent; the sums of each wave.
     static constexpr u32 MAILBOX = 0, RECEIVED_AT = 16, WAVES_AT = RECEIVED_AT + (CLUSTER > 1 ? CLUSTER * SLICE * 4 : 0);
 
     struct Rows {
-        i32 row, first;
-        Packet<BYTES> x[ROWS + 2 * H], dy[ROWS + H];
+        i32 entry, first;
+        Packet<BYTES> x[ROWS + 2 * HALO], dy[ROWS + HALO];
     };
 
 public:
@@ -57,7 +63,7 @@ public:
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
-            for (int j = 0; j <= W; ++j) sums[j][c] = 0.0f;
+            for (int j = 0; j <= WIDTH; ++j) sums[j][c] = 0.0f;
         }
         const u32 segments = (u32)a.batch * a.pieces;
         u32 segment = part * SEGMENTS + thread_index() / LANES;
@@ -76,78 +82,78 @@ public:
     }
 
 private:
-    // Sums that block `part` of a cluster finishes.
+    // The number of sums that block `part` of a cluster adds.
     static CAUSEWAY_DEVICE u32 finished(u32 part) {
-        const int rest = COUNT - (int)part * SLICE;
+        const int rest = BLOCK_SUMS - (int)part * SLICE;
         return (u32)minimum(maximum(rest, 0), SLICE);
     }
 
     CAUSEWAY_DEVICE Rows load_rows(u32 segment) const {
         Rows rows;
-        rows.row = (i32)a.pieces_divisor.quotient(segment);
-        rows.first = (i32)(segment - (u32)rows.row * a.pieces) * ROWS;
-        const char* const x = at(a.x, rows.row) + (i64)(rows.first - H) * a.x_pitch;
-        const char* const dy = at(a.dy, rows.row) + (i64)rows.first * a.dy_pitch;
+        rows.entry = (i32)a.pieces_divisor.quotient(segment);
+        rows.first = (i32)(segment - (u32)rows.entry * a.pieces) * ROWS;
+        const char* const x = at(a.x, rows.entry) + (i64)(rows.first - HALO) * a.x_pitch;
+        const char* const dy = at(a.dy, rows.entry) + (i64)rows.first * a.dy_pitch;
 #pragma unroll
-        for (int i = 0; i < ROWS + 2 * H; ++i) {
-            const i32 t = rows.first - H + i;
-            rows.x[i] = load_if<BYTES>(i < H ? t >= 0 : t < seqlen, x + (i64)i * a.x_pitch);
+        for (int i = 0; i < ROWS + 2 * HALO; ++i) {
+            const i32 t = rows.first - HALO + i;
+            rows.x[i] = load_if<BYTES>(i < HALO ? t >= 0 : t < seqlen, x + (i64)i * a.x_pitch);
         }
 #pragma unroll
-        for (int i = 0; i < ROWS + H; ++i) {
+        for (int i = 0; i < ROWS + HALO; ++i) {
             rows.dy[i] = load_if<BYTES>(rows.first + i < seqlen, dy + (i64)i * a.dy_pitch);
         }
         return rows;
     }
 
     // The thread's channels at the start of a row.
-    CAUSEWAY_DEVICE char* at(const View& view, i32 row) const {
-        return (char*)view.data + (row * view.row + channel) * (i64)sizeof(X);
+    CAUSEWAY_DEVICE char* at(const View& view, i32 entry) const {
+        return (char*)view.data + (entry * view.entry + channel) * (i64)sizeof(X);
     }
 
     CAUSEWAY_DEVICE void load_weights() {
-        float taps[CHANNELS][W];
+        float weights[CHANNELS][WIDTH];
         load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias,
-                                                               a.bias_channel, channel, taps, bias);
+                                                               a.bias_channel, channel, weights, bias);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
-            for (int j = 0; j < W; ++j) weight[j][c] = taps[c][W - 1 - j];
+            for (int j = 0; j < WIDTH; ++j) weight[j][c] = weights[c][WIDTH - 1 - j];
         }
     }
 
     CAUSEWAY_DEVICE void compute(const Rows& rows) {
-        float x[ROWS + 2 * H][CHANNELS], g[ROWS + H][CHANNELS];
+        float x[ROWS + 2 * HALO][CHANNELS], g[ROWS + HALO][CHANNELS];
 #pragma unroll
-        for (int i = 0; i < ROWS + 2 * H; ++i) {
+        for (int i = 0; i < ROWS + 2 * HALO; ++i) {
             unpack<X>(rows.x[i], x[i]);
             if constexpr (Problem::initial_states) {
-                if (i < H && rows.first - H + i < 0) {
+                if (i < HALO && rows.first - HALO + i < 0) {
 #pragma unroll
                     for (int c = 0; c < CHANNELS; ++c) {
-                        x[i][c] = read<X>(a.initial_states, rows.row, channel + c, rows.first + i);
+                        x[i][c] = read<X>(a.initial_states, rows.entry, channel + c, rows.first + i);
                     }
                 }
             }
         }
 #pragma unroll
-        for (int i = 0; i < ROWS + H; ++i) {
+        for (int i = 0; i < ROWS + HALO; ++i) {
             unpack<X>(rows.dy[i], g[i]);
-            // Rows past the end have no g, and a tap of them that reads an infinity must not turn 0 into a NaN.
-            const bool counts = i < ROWS && rows.first + i < seqlen;
+            // Rows past the end have no g. A 0 that is computed would be a NaN where pre overflows, or where a tap reads an infinity.
+            const bool exists = rows.first + i < seqlen, counts = i < ROWS && exists;
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
                 float pre = bias[c];
 #pragma unroll
-                for (int j = 0; j < W; ++j) pre = multiply_add(weight[j][c], x[H + i - j][c], pre);
-                g[i][c] = activation_gradient<Problem::silu>(pre, g[i][c]);
+                for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], x[HALO + i - j][c], pre);
+                g[i][c] = exists ? activation_gradient<Problem::silu>(pre, g[i][c]) : 0.0f;
                 if (!counts) continue;
-                sums[W][c] += g[i][c];
+                sums[WIDTH][c] += g[i][c];
 #pragma unroll
-                for (int j = 0; j < W; ++j) sums[j][c] = multiply_add(g[i][c], x[H + i - j][c], sums[j][c]);
+                for (int j = 0; j < WIDTH; ++j) sums[j][c] = multiply_add(g[i][c], x[HALO + i - j][c], sums[j][c]);
             }
         }
-        char* const dx = at(a.dx, rows.row) + (i64)rows.first * a.dx_pitch;
+        char* const dx = at(a.dx, rows.entry) + (i64)rows.first * a.dx_pitch;
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
             float sum[CHANNELS];
@@ -155,11 +161,11 @@ private:
             for (int c = 0; c < CHANNELS; ++c) {
                 sum[c] = 0.0f;
                 if constexpr (Problem::dfinal_states) {
-                    const i32 k = H - (seqlen - rows.first - i);
-                    if (k >= 0 && k < H) sum[c] = read<X>(a.dfinal_states, rows.row, channel + c, k);
+                    const i32 k = HALO - (seqlen - rows.first - i);
+                    if (k >= 0 && k < HALO) sum[c] = read<X>(a.dfinal_states, rows.entry, channel + c, k);
                 }
 #pragma unroll
-                for (int j = 0; j < W; ++j) sum[c] = multiply_add(weight[j][c], g[i + j][c], sum[c]);
+                for (int j = 0; j < WIDTH; ++j) sum[c] = multiply_add(weight[j][c], g[i + j][c], sum[c]);
             }
             store_if<BYTES>(rows.first + i < seqlen, dx + (i64)i * a.dx_pitch, pack<X, BYTES>(sum));
         }
@@ -171,15 +177,15 @@ private:
 #pragma unroll
         for (u32 mask = LANES; mask < WAVE_SIZE; mask <<= 1) {
 #pragma unroll
-            for (int j = 0; j < (Problem::dbias ? W + 1 : W); ++j) {
+            for (int j = 0; j < (Problem::dbias ? WIDTH + 1 : WIDTH); ++j) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) sums[j][c] += shuffle_xor(sums[j][c], mask);
             }
         }
         if (lane_index() < (u32)LANES) {
-            const u32 at = WAVES_AT + (thread_index() / WAVE_SIZE * COUNT + lane_index() * CHANNELS) * 4;
+            const u32 at = WAVES_AT + (thread_index() / WAVE_SIZE * BLOCK_SUMS + lane_index() * CHANNELS) * 4;
 #pragma unroll
-            for (int j = 0; j < (Problem::dbias ? W + 1 : W); ++j) {
+            for (int j = 0; j < (Problem::dbias ? WIDTH + 1 : WIDTH); ++j) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) write_shared(at + (j * BLOCK_CHANNELS + c) * 4, sums[j][c]);
             }
@@ -188,7 +194,7 @@ private:
         const auto block_sum = [](int i) {
             float sum = 0.0f;
 #pragma unroll
-            for (int wave = 0; wave < WAVES; ++wave) sum += read_shared(WAVES_AT + (wave * COUNT + i) * 4);
+            for (int wave = 0; wave < WAVES; ++wave) sum += read_shared(WAVES_AT + (wave * BLOCK_SUMS + i) * 4);
             return sum;
         };
         const auto total = [&](int i, float sum) {
@@ -197,17 +203,17 @@ private:
         };
         if constexpr (CLUSTER == 1) {
             sum_over_blocks<THREADS, 1>(
-                a.workspace, a.counters, group, part, a.parts, COUNT, MAILBOX,
+                a.workspace, a.counters, group, part, a.parts, BLOCK_SUMS, MAILBOX,
                 [&](int i, float (&sum)[1]) { sum[0] = block_sum(i); }, [&](int i, const float (&sum)[1]) { total(i, sum[0]); });
         } else {
             const int thread = (int)thread_index();
-            // The last thread has no sum to send in most blocks.
+            // The last thread announces: in most blocks it has no sum to send.
             await_mailboxes(MAILBOX, finished(part) * CLUSTER * 4, thread == THREADS - 1);
 #pragma unroll
-            for (int start = 0; start < COUNT; start += THREADS) {
+            for (int start = 0; start < BLOCK_SUMS; start += THREADS) {
                 const int i = start + thread, to = i / SLICE;
-                const u32 place = RECEIVED_AT + ((int)part * SLICE + i - to * SLICE) * 4;
-                if (i < COUNT) send((u32)to, place, as_bits(block_sum(i)), MAILBOX);
+                const u32 offset = RECEIVED_AT + ((int)part * SLICE + i - to * SLICE) * 4;
+                if (i < BLOCK_SUMS) send((u32)to, offset, as_bits(block_sum(i)), MAILBOX);
             }
             if (thread < (int)finished(part)) {
                 receive(MAILBOX);
@@ -222,8 +228,8 @@ private:
     const BackwardArguments& a;
     const i32 seqlen;
     i64 channel;
-    float weight[W][CHANNELS], bias[CHANNELS];
-    float sums[W + 1][CHANNELS];  // dweight by tap, dbias
+    float weight[WIDTH][CHANNELS], bias[CHANNELS];
+    float sums[WIDTH + 1][CHANNELS];  // dweight of tap j, then dbias
 };
 
 template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_short_last(const BackwardArguments& a) {

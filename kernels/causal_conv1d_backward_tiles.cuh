@@ -1,31 +1,31 @@
-// Channel-first backward: pieces of rows, and their tiles on the way from memory to the ring.
+// Channel-first backward: cuts rows into pieces, and fetches the tiles of a piece into the ring.
 #pragma once
-#include "causal_conv1d_backward_places.cuh"
+#include "causal_conv1d_backward_masks.cuh"
 #include "causal_conv1d_backward_rings.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Tile: as in ChannelFirstPlaces.
-template <class Problem, class Tile> class ChannelFirstTiles : protected ChannelFirstPlaces<Problem, Tile> {
+// `Tile` is described at ChannelFirstMasks.
+template <class Problem, class Tile> class ChannelFirstTiles : protected ChannelFirstMasks<Problem, Tile> {
 protected:
-    using Base = ChannelFirstPlaces<Problem, Tile>;
+    using Base = ChannelFirstMasks<Problem, Tile>;
     using typename Base::X;
     using Base::a, Base::channel, Base::jobs, Base::lane, Base::seqlen, Base::tiles;
-    using Base::BYTES, Base::COUNT, Base::PACKETS, Base::RAGGED, Base::SIZE, Base::STEP, Base::TILE_POSITIONS;
+    using Base::BYTES, Base::COUNT, Base::PACKETS, Base::RAGGED, Base::SIZE, Base::PER_PACKET, Base::TILE_POSITIONS;
     using Base::WHOLE_ROWS;
     static constexpr int THREADS = Tile::threads, UNROLL = Tile::unroll;
     using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS, UNROLL, Problem::seq_idx ? COUNT : 0>;
 
     CAUSEWAY_DEVICE explicit ChannelFirstTiles(const BackwardArguments& a) : Base(a) {}
 
-    // Piece number `job` of the channel's rows; an empty one past the last.
+    // Piece number `job` of the channel's rows; an empty piece if there is no such number.
     CAUSEWAY_DEVICE RowPiece piece(i32 job) const {
         RowPiece out;
         const bool exists = job < jobs;
-        out.row = !exists ? 0 : WHOLE_ROWS ? job : (i32)a.pieces_divisor.quotient((u32)job);
-        out.begin = WHOLE_ROWS || !exists ? 0 : (job - out.row * (i32)a.pieces) * (i32)a.piece;
-        out.shift = RAGGED ? (i32)((u64)(x_channel + out.row * a.x.row * SIZE) & (BYTES - 1)) / SIZE : 0;
+        out.entry = !exists ? 0 : WHOLE_ROWS ? job : (i32)a.pieces_divisor.quotient((u32)job);
+        out.begin = WHOLE_ROWS || !exists ? 0 : (job - out.entry * (i32)a.pieces) * (i32)a.piece;
+        out.shift = RAGGED ? (i32)((u64)(x_channel + out.entry * a.x.entry * SIZE) & (BYTES - 1)) / SIZE : 0;
         const i32 row_end = seqlen + out.shift;
         out.end = !exists ? 0 : WHOLE_ROWS ? row_end : minimum(row_end, out.begin + (i32)a.piece);
         return out;
@@ -35,24 +35,24 @@ protected:
         const RowPiece next = piece(fetch_job);
         fetch_shift = next.shift;
         fetch_end = next.end;
-        fetch_x = x_channel + (next.row * a.x.row - next.shift) * SIZE;
-        fetch_dy = dy_channel + (next.row * a.dy.row - next.shift) * SIZE;
+        fetch_x = x_channel + (next.entry * a.x.entry - next.shift) * SIZE;
+        fetch_dy = dy_channel + (next.entry * a.dy.entry - next.shift) * SIZE;
         fetch_tile = tiles;
         fetch_u = next.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
-        if constexpr (Problem::seq_idx) fetch_indices = a.seq_idx + next.row * a.seq_idx_row - next.shift;
+        if constexpr (Problem::seq_idx) fetch_indices = a.seq_idx + next.entry * a.seq_idx_entry - next.shift;
     }
 
-    // Fetches the next tile of this lane's rows, number `slot` of a step, into a stage; past the last row, zeros.
+    // Fetches the next tile of this lane's rows, which is tile `slot` of a step, into a stage; zeros past the last row.
     CAUSEWAY_DEVICE void fetch(Ring& ring, int stage, int slot) {
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
-            const int offset = p * STEP - slot * TILE_POSITIONS;  // from the step's first packet
+            const int offset = p * PER_PACKET - slot * TILE_POSITIONS;  // from the step's first packet
             const i32 at = fetch_u + offset;
             const char* x = fetch_x + (i64)fetch_u * SIZE + offset * SIZE;
             const char* dy = fetch_dy + (i64)fetch_u * SIZE + offset * SIZE;
             if constexpr (RAGGED) {
-                const bool wanted = at < fetch_end && at + STEP > fetch_shift;
-                const bool whole = at >= fetch_shift && at + STEP <= seqlen + fetch_shift;
+                const bool wanted = at < fetch_end && at + PER_PACKET > fetch_shift;
+                const bool whole = at >= fetch_shift && at + PER_PACKET <= seqlen + fetch_shift;
                 if (wanted && !whole && outside(x, dy)) {
                     ring.put(stage, Ring::X_TENSOR, p, gather(x, at));
                     ring.put(stage, Ring::DY_TENSOR, p, gather(dy, at));
@@ -93,17 +93,17 @@ protected:
         }
     }
 
-    // True for a packet that is not wholly inside the memory between a tensor's first and last element.
+    // True if the packet at `x` or `dy` reaches outside its tensor's memory.
     CAUSEWAY_DEVICE bool outside(const char* x, const char* dy) const {
         return (i64)(u64)x < a.x_begin || (i64)(u64)x + BYTES > a.x_end || (i64)(u64)dy < a.dy_begin ||
                (i64)(u64)dy + BYTES > a.dy_end;
     }
 
-    // The packet at u = `at` by its elements, zero outside the row.
+    // The packet at u = `at`, read by elements; zero outside the row.
     CAUSEWAY_DEVICE Packet<BYTES> gather(const char* address, i32 at) const {
-        float values[STEP];
+        float values[PER_PACKET];
 #pragma unroll
-        for (int i = 0; i < STEP; ++i) {
+        for (int i = 0; i < PER_PACKET; ++i) {
             const i32 t = at + i - fetch_shift;
             values[i] = t >= 0 && t < seqlen ? load_element((const X*)address + i) : 0.0f;
         }

@@ -12,16 +12,16 @@
 // Cost: each element of x is read once from memory and y written once: 4 bytes per element at 16 bits, 8 at 32.
 // Positions shared by neighbouring tiles come from a cache.
 //
-// final_states are written by blocks of their own in the same launch, ahead of the others in the grid: the hot loops
-// carry nothing for them.
+// final_states are written by blocks of their own in the same launch, the first ones of the grid. The main loops carry nothing
+// for them.
 #pragma once
 #include "causal_conv1d.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// The kernels' one argument; mirrored byte for byte by the planner. Arguments reach a kernel in lines of 64 bytes, and the
-// first use of each is waited for, so what every call needs comes first.
+// The kernels' one argument; the planner mirrors it byte for byte. Arguments reach a kernel in lines of 64 bytes, and the first
+// use of each line is a wait. So what every call needs comes first.
 struct ForwardArguments {
     const void* x;
     void* y;
@@ -33,7 +33,7 @@ struct ForwardArguments {
     i64 batch, dim, seqlen;
     u32 batches_per_layer;  // batch entries along grid axis 1; axis 2 counts layers of them
     u32 state_blocks;       // blocks at the front of grid axis 0 that write final_states
-    Divisor tile_divisor;   // channel-last: blocks along dim; channel-first: chunks of a row
+    Divisor tile_divisor;   // channel-last: blocks along dim; channel-first: pieces of a row
     Divisor state_divisor;  // state blocks of one sequence (packed), or of one batch entry
     i64 width, sequences;
     const void* initial_states;
@@ -51,11 +51,11 @@ struct ForwardArguments {
 };
 static_assert(sizeof(ForwardArguments) == 352, "the planner's mirror");
 
-// One column of the final states of one channel of one sequence: the position start + seqlen - (width-1) + column
-// of [initial_states, x], or zero in front of that, or at padding. Initial states carry the index of the sequence's first
-// position, so they are padding where that is.
+// One column of the final states of one channel of one sequence. The final states are the last width-1 positions of
+// [initial_states, x]; where there are fewer, zeros stand in front. Padding counts as zero. Initial states carry the index of
+// the sequence's first position, so they are padding if that position is.
 template <class Problem>
-CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, i64 batch, i64 channel, i64 start,
+CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, i64 entry, i64 channel, i64 start,
                                        i64 end, i64 column) {
     using X = typename Problem::X;
     const i64 states = a.width - 1;
@@ -66,12 +66,12 @@ CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, 
     if constexpr (Problem::seq_idx) {
         if (Problem::initial_states ? length > 0 : position >= 0) {
             const i64 carries = start + maximum<i64>(position, 0);
-            const i64 offset = batch * a.seq_idx_strides.first + carries * a.seq_idx_strides.second;
+            const i64 offset = entry * a.seq_idx_strides.first + carries * a.seq_idx_strides.second;
             padded = (i32)load<4>(at<i32>(a.seq_idx, offset)).word[0] < 0;
         }
     }
     if (!padded && position >= 0) {
-        value = load<sizeof(X)>(at<X>(a.x, batch * a.x_strides.batch + channel * a.x_strides.dim +
+        value = load<sizeof(X)>(at<X>(a.x, entry * a.x_strides.batch + channel * a.x_strides.dim +
                                                (start + position) * a.x_strides.seqlen));
     } else if (Problem::initial_states && !padded && position + states >= 0) {
         value = load<sizeof(X)>(at<X>(a.initial_states, sequence * a.initial_strides.batch +
@@ -85,9 +85,9 @@ CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, 
 
 // A block's share of the final states: one channel per thread, all columns.
 template <class Problem, int Threads>
-CAUSEWAY_DEVICE void write_final_states(const ForwardArguments& a, i64 batch) {
+CAUSEWAY_DEVICE void write_final_states(const ForwardArguments& a, i64 entry) {
     const u32 block = block_index<0>();
-    i64 sequence = batch, start = 0, end = a.seqlen;
+    i64 sequence = entry, start = 0, end = a.seqlen;
     u32 part = block;
     if constexpr (Problem::cu_seqlens != 0) {
         const u32 index = a.state_divisor.quotient(block);
@@ -100,7 +100,7 @@ CAUSEWAY_DEVICE void write_final_states(const ForwardArguments& a, i64 batch) {
     const i64 channel = (i64)part * Threads + thread_index();
     if (channel >= a.dim) return;
     for (i64 column = 0; column < a.width - 1; ++column) {
-        write_final_state<Problem>(a, sequence, batch, channel, start, end, column);
+        write_final_state<Problem>(a, sequence, entry, channel, start, end, column);
     }
 }
 

@@ -2,20 +2,22 @@
 //
 //            seqlen →   lane 0     lane 1         lanes-1
 //   channel c  [ before ][ packet ][ packet ] … [ packet ] [ packet of lane 0 ] …
-//                            └ the width-1 positions before a packet lie in the packet before: each thread reads that
-//                              too, from the L1 cache that its neighbour has just filled
+//                            └ its halo, the width-1 positions before it, lies in the packet before. Each thread reads
+//                              that packet as well, from the L1 cache that its neighbour has just filled
 //
-// A group of `lanes` threads owns a chunk of one row: `tiles` tiles of lanes packets, all loaded up front. Short rows
+// A group of `lanes` threads owns a piece of one row: `tiles` tiles of `lanes` packets, all loaded up front. Short rows
 // share a wave. Where rows do not start on a multiple of 16 bytes, tiles are shifted left to the multiple before, so
-// accesses stay 16 bytes wide; what a packet holds of other rows is cleared, and only stores go element by element
-// there. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
+// accesses stay 16 bytes wide. Elements of other rows in a packet are cleared, and only its stores go element by
+// element. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
 // parameters.
 //
-// Tiles are computed as if they belonged to one sequence. The few positions after the start of a packed sequence are computed
-// again afterwards, one per lane, from what was asked for before. With seq_idx a wave asks whether its positions carry more
-// than one index. If so, windows are cut where the index changes (causal_conv1d_taps.cuh); where rows are shifted, an index
-// comes back or a halo is longer than a packet, positions are computed again, too. Each group computes several rows, so that what has been found out about the
-// positions serves them all.
+// A tile is computed as if it belonged to one sequence. What that gets wrong is mended:
+//   cu_seqlens   The width-1 positions at the start of a sequence are computed again afterwards, one per lane, from loads that
+//                were started before.
+//   seq_idx      If a wave's positions carry more than one index, taps are masked (causal_conv1d_taps.cuh). Positions are
+//                computed again where masks do not serve: where rows are shifted, where an index comes back within a window,
+//                and where a halo is longer than a packet.
+// Each group then computes several rows, so that one look at the boundaries serves them all.
 //
 //   struct Tile {
 //       static constexpr int access = 16;        bytes of an access: 16, or less when rows are misaligned in ways
@@ -23,8 +25,8 @@
 //       static constexpr int lanes = 32;         threads of a group, at most a wave
 //       static constexpr int groups = 4;         groups of a block
 //       static constexpr int tiles = 2;          packets per thread
-//       static constexpr int rows = 4;           rows per group, where sequences have to be told apart
-//       static constexpr bool shifted = false;   rows start anywhere, but x, y and residual on a common residue
+//       static constexpr int rows = 4;           rows per group, with cu_seqlens or seq_idx
+//       static constexpr bool shifted = false;   rows start anywhere; x, y and residual equally far from a multiple of 16
 //       static constexpr bool whole = true;      not shifted, and seqlen is a number of whole packets
 //       static constexpr int weight_bytes = 8;   see load_parameters
 //       static constexpr int index_bytes = 16;   the access that is legal for a thread's indices
@@ -36,16 +38,17 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// What a thread's positions must not read, where all rows have the same. The lanes to the left hold a whole halo.
-template <class Problem, class Tile> struct ChunkCuts {
+// The masks of a thread's positions. They are WANTED only where they are the same for all rows, and where the lane to the left
+// holds a whole halo.
+template <class Problem, class Tile> struct PieceCuts {
     static constexpr bool WANTED = Problem::seq_idx && !Tile::shifted && Problem::width - 1 <= ELEMENTS<typename Problem::X, 16>;
 
     u32 cuts[Tile::tiles], padding[Tile::tiles];
-    u32 here = 0;  // bit i: packet i of a lane has some
+    u32 here = 0;  // bit i: packet i of some lane has a mask
 };
 
-// What a thread reads of a chunk of one row: packets, each with those before it, nearest last; weight and bias.
-template <class Problem, class Tile> class Chunk {
+// What a thread reads of a piece of one row: its packets, each behind the packets that hold its halo.
+template <class Problem, class Tile> class Piece {
     using X = typename Problem::X;
     using TileRows = Rows<X, Tile>;
     static constexpr int HALO = Problem::width - 1, EDGE = EDGE_OF<HALO>, TILES = Tile::tiles, COUNT = ELEMENTS<X, 16>;
@@ -59,7 +62,7 @@ public:
         const auto read = [&](i32 t) {
             Packet<16> packet = TileRows::read(x, t, seqlen, a.x_begin, a.x_end);
             if constexpr (Problem::initial_states && Problem::cu_seqlens == 0) {
-                const i64 states = row.batch * a.initial_strides.batch + row.channel * a.initial_strides.dim;
+                const i64 states = row.entry * a.initial_strides.batch + row.channel * a.initial_strides.dim;
                 TileRows::template add_states<HALO>(packet, t, at<X>(a.initial_states, states), a.initial_strides.seqlen);
             }
             return packet;
@@ -80,11 +83,11 @@ public:
     }
 
     CAUSEWAY_DEVICE void compute(const ForwardArguments& a, const ChannelRow<Problem>& row, i32 first,
-                                 const ChunkCuts<Problem, Tile>& cuts) const {
+                                 const PieceCuts<Problem, Tile>& cuts) const {
         X* y = at<X>(a.y, row.offset(a.y_strides));
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
-            if constexpr (ChunkCuts<Problem, Tile>::WANTED) {
+            if constexpr (PieceCuts<Problem, Tile>::WANTED) {
                 if ((cuts.here >> i & 1) != 0) {
                     compute_packet<true>(a, row, y, first + i * TILE, i, cuts);
                     continue;
@@ -95,11 +98,11 @@ public:
     }
 
 private:
-    // Packet i, whose first position is t. Cut: some taps are left out.
+    // Packet i, whose first position is t. Cut: some taps are masked.
     template <bool Cut>
     CAUSEWAY_DEVICE void compute_packet(const ForwardArguments& a, const ChannelRow<Problem>& row, X* y, i32 t, int i,
-                                        const ChunkCuts<Problem, Tile>& cuts) const {
-        // The packet's positions behind the ones before it, as f32.
+                                        const PieceCuts<Problem, Tile>& cuts) const {
+        // The halo, then the packet's positions, as f32.
         float values[HALO + COUNT];
 #pragma unroll
         for (int n = 0; n <= NEIGHBOURS; ++n) {
@@ -107,8 +110,8 @@ private:
             unpack<X>(packets[i][n], part);
 #pragma unroll
             for (int k = 0; k < COUNT; ++k) {
-                const int place = HALO - (NEIGHBOURS - n) * COUNT + k;
-                if (place >= 0) values[place] = part[k];
+                const int position = HALO - (NEIGHBOURS - n) * COUNT + k;
+                if (position >= 0) values[position] = part[k];
             }
         }
         float sums[COUNT], window[HALO + 1];
@@ -126,10 +129,10 @@ private:
 #pragma unroll
             for (int w = 0; w <= HALO; ++w) {
                 const float value = Cut && w < HALO ? window[HALO - w] : values[k + w];
-                sums[k] = multiply_add(row.taps[0][w], value, sums[k]);
+                sums[k] = multiply_add(row.weight[0][w], value, sums[k]);
             }
             sums[k] = activate<Problem>(sums[k]);
-            // What stands at padding is selected away: it may be a NaN.
+            // A select, since the value at padding may be a NaN.
             if (Cut && (cuts.padding[i] >> k & 1) != 0) sums[k] = 0.0f;
         }
         if constexpr (Problem::residual) {
@@ -144,56 +147,56 @@ private:
     Packet<16> packets[TILES][NEIGHBOURS + 1], residual[TILES];
 };
 
-// Chunks follow each other in memory; each group computes one.
-template <class Problem, class Tile> CAUSEWAY_DEVICE void plain_chunk(const ForwardArguments& a, i64 batch, u32 block) {
+// Without boundaries. Each group computes one piece; neighbouring groups have neighbouring pieces.
+template <class Problem, class Tile> CAUSEWAY_DEVICE void plain_piece(const ForwardArguments& a, i64 entry, u32 block) {
     using X = typename Problem::X;
     constexpr int COUNT = ELEMENTS<X, 16>;
     const u32 lane = thread_index() % Tile::lanes, unit = block * Tile::groups + thread_index() / Tile::lanes;
-    const u32 channel = a.tile_divisor.quotient(unit), chunk = unit - channel * a.tile_divisor.value;
+    const u32 channel = a.tile_divisor.quotient(unit), piece = unit - channel * a.tile_divisor.value;
     if (channel >= (u32)a.dim) return;
-    ChannelRow<Problem> row{a, batch, (i32)channel};
-    const i32 first = (i32)chunk * (Tile::tiles * Tile::lanes * COUNT) - row.template shift<Tile>() + (i32)lane * COUNT;
-    Chunk<Problem, Tile> inputs;
+    ChannelRow<Problem> row{a, entry, (i32)channel};
+    const i32 first = (i32)piece * (Tile::tiles * Tile::lanes * COUNT) - row.template shift<Tile>() + (i32)lane * COUNT;
+    Piece<Problem, Tile> inputs;
     inputs.load(a, row, first);
     inputs.compute(a, row, first, {});
 }
 
-// The groups of a block work on the same chunk of different rows, each on Tile::rows of them: what a wave finds out
-// about the sequences in its stretch of positions serves them all.
+// With boundaries. The groups of a block work on the same piece of different rows, Tile::rows each: the boundaries in a piece
+// are looked up once for all of them.
 template <class Problem, class Tile>
-CAUSEWAY_DEVICE void checked_chunks(const ForwardArguments& a, i64 batch, u32 block) {
+CAUSEWAY_DEVICE void pieces_with_boundaries(const ForwardArguments& a, i64 entry, u32 block) {
     using X = typename Problem::X;
     constexpr int HALO = Problem::width - 1, COUNT = ELEMENTS<X, 16>, LANES = Tile::lanes;
-    constexpr int CHUNK = Tile::tiles * LANES * COUNT;
+    constexpr int PIECE = Tile::tiles * LANES * COUNT;
     constexpr int SLACK = Tile::shifted ? COUNT - 1 : 0;  // shifts differ between rows
     const u32 group = thread_index() / LANES, lane = thread_index() % LANES;
-    const u32 rows = a.tile_divisor.quotient(block), chunk = block - rows * a.tile_divisor.value;
-    const i32 seqlen = (i32)a.seqlen, chunk_start = (i32)chunk * CHUNK;
-    const i32 from = minimum(maximum(chunk_start - SLACK - HALO, 0), seqlen - 1);
-    const i32 to = maximum(minimum(chunk_start + CHUNK, seqlen), from + 1);
+    const u32 rows = a.tile_divisor.quotient(block), piece = block - rows * a.tile_divisor.value;
+    const i32 seqlen = (i32)a.seqlen, piece_start = (i32)piece * PIECE;
+    const i32 from = minimum(maximum(piece_start - SLACK - HALO, 0), seqlen - 1);
+    const i32 to = maximum(minimum(piece_start + PIECE, seqlen), from + 1);
     const auto row_number = [&](u32 r) { return (rows * Tile::rows + r) * Tile::groups + group; };
-    const auto start_of = [&](const ChannelRow<Problem>& row) { return chunk_start - row.template shift<Tile>(); };
-    ChannelRow<Problem> row{a, batch, row_number(0) < (u32)a.dim ? (i32)row_number(0) : 0};
-    Chunk<Problem, Tile> inputs;
-    // A row is asked for before what its indices are is waited for. What boundaries are is a single load.
+    const auto start_of = [&](const ChannelRow<Problem>& row) { return piece_start - row.template shift<Tile>(); };
+    ChannelRow<Problem> row{a, entry, row_number(0) < (u32)a.dim ? (i32)row_number(0) : 0};
+    Piece<Problem, Tile> inputs;
+    // The first row is loaded before the wave waits for indices. With cu_seqlens alone the wait is for a single load.
     constexpr bool EARLY = Problem::seq_idx;
     if constexpr (EARLY) inputs.load(a, row, start_of(row) + (i32)lane * COUNT);
 
-    Span<i32> span{(i32)batch, 0, seqlen};
+    Span<i32> span{(i32)entry, 0, seqlen};
     bool starts = false;
     if constexpr (Problem::cu_seqlens != 0) {
         span = Boundaries<Problem::cu_seqlens, i32>{a.cu_seqlens, 1, (i32)a.sequences, seqlen}.find_by_wave(from);
         starts = span.end < to || (Problem::initial_states && from == 0);
     }
     u32 wrong = 0;
-    const i32 base = maximum(chunk_start - SLACK, 0);
-    ChunkCuts<Problem, Tile> cuts;
+    const i32 base = maximum(piece_start - SLACK, 0);
+    PieceCuts<Problem, Tile> cuts;
     if constexpr (Problem::seq_idx) {
-        const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
+        const i32* indices = at<i32>(a.seq_idx, entry * a.seq_idx_strides.first);
         constexpr int MOST = COUNT * Tile::tiles + (SLACK + LANES - 1) / LANES;
-        if constexpr (ChunkCuts<Problem, Tile>::WANTED) {
-            ChunkIndices<HALO, COUNT, Tile::tiles, LANES> own;
-            own.template load_all<Tile::index_bytes, Tile::whole>(indices, chunk_start, (i32)lane, seqlen);
+        if constexpr (PieceCuts<Problem, Tile>::WANTED) {
+            PieceIndices<HALO, COUNT, Tile::tiles, LANES> own;
+            own.template load_all<Tile::index_bytes, Tile::whole>(indices, piece_start, (i32)lane, seqlen);
             const u32 first_lane = lane_index() - lane;
             if (!wave_all(!own.differ(first_lane))) {
                 if (wave_all(own.find(cuts.cuts, cuts.padding, (i32)lane, first_lane))) {
@@ -205,7 +208,7 @@ CAUSEWAY_DEVICE void checked_chunks(const ForwardArguments& a, i64 batch, u32 bl
                     wrong = wrong_indices<HALO, MOST>(indices, base, to, lane, LANES);
                 }
             }
-        } else if (!one_index<CHUNK + HALO + SLACK>(indices, from, to)) {
+        } else if (!one_index<PIECE + HALO + SLACK>(indices, from, to)) {
             wrong = wrong_indices<HALO, MOST>(indices, base, to, lane, LANES);
         }
     }
@@ -213,7 +216,7 @@ CAUSEWAY_DEVICE void checked_chunks(const ForwardArguments& a, i64 batch, u32 bl
     for (u32 r = 0; r < (u32)Tile::rows; ++r) {
         const bool active = row_number(r) < (u32)a.dim;
         const i32 start = start_of(row), first = start + (i32)lane * COUNT;
-        const i32 begin = maximum(start, 0), end = minimum(start + CHUNK, seqlen);
+        const i32 begin = maximum(start, 0), end = minimum(start + PIECE, seqlen);
         if constexpr (!EARLY) inputs.load(a, row, first);
         typename ChannelRow<Problem>::Window window;
         if constexpr (Problem::cu_seqlens != 0) {
@@ -238,17 +241,17 @@ CAUSEWAY_DEVICE void checked_chunks(const ForwardArguments& a, i64 batch, u32 bl
 
 template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(const ForwardArguments& a) {
     static_assert(Tile::lanes <= (int)WAVE_SIZE && WAVE_SIZE % Tile::lanes == 0, "groups divide a wave");
-    const i64 batch = layered_block(a.batches_per_layer);
-    if (batch >= a.batch) return;
+    const i64 entry = layered_block(a.batches_per_layer);
+    if (entry >= a.batch) return;
     u32 block = block_index<0>();
     if constexpr (Problem::final_states) {
-        if (block < a.state_blocks) return write_final_states<Problem, Tile::lanes * Tile::groups>(a, batch);
+        if (block < a.state_blocks) return write_final_states<Problem, Tile::lanes * Tile::groups>(a, entry);
         block -= a.state_blocks;
     }
     if constexpr (Problem::seq_idx || Problem::cu_seqlens != 0) {
-        checked_chunks<Problem, Tile>(a, batch, block);
+        pieces_with_boundaries<Problem, Tile>(a, entry, block);
     } else {
-        plain_chunk<Problem, Tile>(a, batch, block);
+        plain_piece<Problem, Tile>(a, entry, block);
     }
 }
 

@@ -8,12 +8,12 @@
 //        …                                        a thread owns `rows` rows, a block `segments` times as many
 //   t0+rows-1     [ packet ][ packet ]     …
 //
-// A thread starts all its loads, then walks down its rows with the last `width` of them in registers. No shared
+// A thread starts all its loads, then walks down its rows with a window of the last `width` rows in registers. No shared
 // memory, no barrier. Per element, width 4, bf16: 4 FMA, 1 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses
 // and parameters.
 //
-// The walk reads zeros before t = 0 and takes all rows for one sequence. The few rows for which that is wrong are computed
-// again afterwards, tap by tap: those after a sequence's start, or all of a segment whose indices differ.
+// The walk reads zeros before t = 0 and treats all rows as one sequence. Rows for which that is wrong are computed again
+// afterwards with masked taps: the width-1 rows at a sequence's start, and rows beside a change of seq_idx.
 //
 //   struct Tile {
 //       static constexpr int bytes = 16;         of a packet; every row and state of x, y, residual allows it
@@ -33,16 +33,16 @@ template <class Problem, class Tile> struct LastThread {
     using X = typename Problem::X;
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, ROWS = Tile::rows, BYTES = Tile::bytes;
     static constexpr int CHANNELS = ELEMENTS<X, BYTES>;
-    static constexpr bool CHECKED = Problem::seq_idx || Problem::cu_seqlens != 0;
+    static constexpr bool HAS_BOUNDARIES = Problem::seq_idx || Problem::cu_seqlens != 0;
 
     const ForwardArguments& a;
-    i64 batch;
+    i64 entry;
     i32 channel, first, seqlen;
-    float taps[CHANNELS][WIDTH], bias[CHANNELS];
+    float weight[CHANNELS][WIDTH], bias[CHANNELS];
 
-    // Row `first`; the rows around it are a 32-bit number of bytes away.
+    // The address of row `first`. Its neighbours are step() bytes apart, which fits 32 bits.
     CAUSEWAY_DEVICE const char* row(const void* base, Strides3 strides) const {
-        return (const char*)at<X>(base, batch * strides.batch + channel) + (i64)first * step(strides);
+        return (const char*)at<X>(base, entry * strides.batch + channel) + (i64)first * step(strides);
     }
     static CAUSEWAY_DEVICE i32 step(Strides3 strides) { return (i32)strides.seqlen * (i32)sizeof(X); }
 
@@ -65,13 +65,13 @@ template <class Problem, class Tile> struct LastThread {
         store_if<BYTES>(wanted && t < seqlen, y, pack<X, BYTES>(sums));
     }
 
-    // Whether rows first-HALO … first+ROWS-1, as far as they exist, carry one index and none is padding; the lanes of a
-    // wave that share a segment read its indices side by side, so all lanes of the wave have to ask.
+    // Whether those of rows first-HALO … first+ROWS-1 that exist carry one index and none is padding. Lanes that share a
+    // segment share the reads of its indices, so all lanes of the wave take part.
     CAUSEWAY_DEVICE bool one_index() const {
         constexpr int LANES = Tile::lanes < (int)WAVE_SIZE ? Tile::lanes : (int)WAVE_SIZE;
         const i32 from = minimum(maximum(first - HALO, 0), seqlen - 1), count = minimum(first + ROWS, seqlen) - from;
         const i32 lane = (i32)(lane_index() % LANES);
-        const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first) + from;
+        const i32* indices = at<i32>(a.seq_idx, entry * a.seq_idx_strides.first) + from;
         const u32 index = load<4>(indices).word[0];
         u32 differs = index & 0x80000000u;
 #pragma unroll
@@ -80,15 +80,15 @@ template <class Problem, class Tile> struct LastThread {
             if (lane + k < count) own = load<4>(indices + lane + k).word[0];
             differs |= own ^ index;
         }
-        // Lanes past the last channel have read indices too; only those past the last row have nothing to say.
+        // Lanes past the last channel count: they have read indices too. Lanes past the last row do not.
         return wave_all(differs == 0 || first >= seqlen);
     }
 
-    // What row t must not read, a bit for each step back: rows of another index; bit 0: it is padding. Before a sequence stand
-    // its initial states, which carry the index of its first row. Boundaries in memory may be wrong: no index is read
-    // behind row t.
+    // The mask of row t. Bit k: the row k positions back carries another index, so its tap is left out; bit 0: row t is padding.
+    // A sequence's initial states carry the index of its first row. The content of cu_seqlens may be wrong: no index after row
+    // t is read.
     CAUSEWAY_DEVICE u32 cut_taps(i32 t, i32 start) const {
-        const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
+        const i32* indices = at<i32>(a.seq_idx, entry * a.seq_idx_strides.first);
         u32 own[WIDTH];
 #pragma unroll
         for (int back = 0; back < WIDTH; ++back) own[back] = load<4>(indices + maximum(t - back, minimum(start, t))).word[0];
@@ -98,25 +98,25 @@ template <class Problem, class Tile> struct LastThread {
         return cut;
     }
 
-    // One row without the taps that are cut; those in front of its sequence are initial states. All of its loads are under
-    // way together.
-    CAUSEWAY_DEVICE void checked_row(i32 t, const Span<i32>& span, u32 cut) const {
+    // One row without the taps that are masked. Taps before its sequence read initial states. All of its loads are in flight
+    // together.
+    CAUSEWAY_DEVICE void masked_row(i32 t, const Span<i32>& span, u32 cut) const {
         const char* x = row(a.x, a.x_strides) + (i64)(t - first) * step(a.x_strides);
-        const i32 age = t - span.start;
+        const i32 reach = t - span.start;
         Packet<BYTES> packets[WIDTH];
         Packet<sizeof(X)> states[HALO + 1][CHANNELS];
 #pragma unroll
         for (int back = 0; back < WIDTH; ++back) {
-            const bool wanted = (cut >> back & 1) == 0, inside = back == 0 || back <= age;
+            const bool wanted = (cut >> back & 1) == 0, inside = back == 0 || back <= reach;
             packets[back] = load_if<BYTES>(wanted && inside, x - (i64)back * step(a.x_strides));
             if constexpr (Problem::initial_states) {
                 if (back == 0) continue;
                 const X* from = at<X>(a.initial_states, span.sequence * a.initial_strides.batch +
                                                             channel * a.initial_strides.dim +
-                                                            (HALO - back + age) * a.initial_strides.seqlen);
+                                                            (HALO - back + reach) * a.initial_strides.seqlen);
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
-                    states[back][c] = load_if<sizeof(X)>(wanted && !inside && age >= 0, from + c * a.initial_strides.dim);
+                    states[back][c] = load_if<sizeof(X)>(wanted && !inside && reach >= 0, from + c * a.initial_strides.dim);
                 }
             }
         }
@@ -134,13 +134,13 @@ template <class Problem, class Tile> struct LastThread {
             if constexpr (Problem::initial_states) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
-                    if (back > 0 && back > age) values[c] = element<X, 0>(states[back][c]);
+                    if (back > 0 && back > reach) values[c] = element<X, 0>(states[back][c]);
                 }
             }
-            // What does not count is left out, not multiplied: the weight may be infinite.
-            if (back == 0 || ((cut >> back & 1) == 0 && (back <= age || Problem::initial_states))) {
+            // A masked tap is left out, not multiplied by 0: its weight may be infinite.
+            if (back == 0 || ((cut >> back & 1) == 0 && (back <= reach || Problem::initial_states))) {
 #pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) sums[c] = multiply_add(taps[c][HALO - back], values[c], sums[c]);
+                for (int c = 0; c < CHANNELS; ++c) sums[c] = multiply_add(weight[c][HALO - back], values[c], sums[c]);
             }
         }
 #pragma unroll
@@ -150,9 +150,9 @@ template <class Problem, class Tile> struct LastThread {
 
     // The sequence of the first row that this thread reads, or one before it; all lanes of the wave take part.
     CAUSEWAY_DEVICE Span<i32> find() const {
-        Span<i32> span{(i32)batch, 0, seqlen};
+        Span<i32> span{(i32)entry, 0, seqlen};
         if constexpr (Problem::cu_seqlens != 0) {
-            // Segments of a wave follow each other: the first lane's comes first.
+            // The segments of a wave are in order, so the first lane's is the first.
             const i32 from = minimum(maximum(first - HALO, 0), seqlen - 1);
             span = boundaries().find_by_wave((i32)shuffle((u32)from, 0));
         }
@@ -163,14 +163,14 @@ template <class Problem, class Tile> struct LastThread {
         return {a.cu_seqlens, 1, (i32)a.sequences, seqlen};
     }
 
-    // Computes again the rows that must not read some tap, or read states.
+    // Computes again the rows with masked taps and those that read states.
     CAUSEWAY_DEVICE void redo(Span<i32> span) const {
 #pragma unroll 1
         for (i32 t = first; t < minimum(first + ROWS, seqlen); ++t) {
             if constexpr (Problem::cu_seqlens != 0) boundaries().advance(span, t);
             const u32 cut = cut_taps(t, span.start);
             const bool early = (Problem::cu_seqlens != 0 || Problem::initial_states) && t - span.start < HALO;
-            if (cut != 0 || early) checked_row(t, span, cut);
+            if (cut != 0 || early) masked_row(t, span, cut);
         }
     }
 
@@ -179,13 +179,13 @@ template <class Problem, class Tile> struct LastThread {
         const i32 end = minimum(first + ROWS, seqlen);
 #pragma unroll 1
         while (span.start < end) {
-            // Before the first sequence the walk has read zeros, as it should if there are no states.
+            // The walk has read zeros before the first sequence. That is right if there are no states.
             if (span.start != 0 || Problem::initial_states) {
                 const i32 last = minimum(minimum(span.start + HALO, span.end), end);
 #pragma unroll 1
-                for (i32 t = maximum(span.start, first); t < last; ++t) checked_row(t, span, 0);
+                for (i32 t = maximum(span.start, first); t < last; ++t) masked_row(t, span, 0);
             }
-            // What comes after the segment is not asked for: the thread would wait for it.
+            // The boundary after the segment's end is not loaded: the thread would wait for it.
             if constexpr (Problem::cu_seqlens == 0) break;
             if (span.end >= end || !boundaries().next(span)) break;
         }
@@ -198,22 +198,22 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
     constexpr int WIDTH = Thread::WIDTH, HALO = Thread::HALO, ROWS = Thread::ROWS, BYTES = Thread::BYTES;
     constexpr int CHANNELS = Thread::CHANNELS, THREADS = Tile::lanes * Tile::segments;
 
-    const i64 batch = layered_block(a.batches_per_layer);
-    if (batch >= a.batch) return;
+    const i64 entry = layered_block(a.batches_per_layer);
+    if (entry >= a.batch) return;
     u32 block = block_index<0>();
     if constexpr (Problem::final_states) {
-        if (block < a.state_blocks) return write_final_states<Problem, THREADS>(a, batch);
+        if (block < a.state_blocks) return write_final_states<Problem, THREADS>(a, entry);
         block -= a.state_blocks;
     }
     const u32 row_block = a.tile_divisor.quotient(block);
     const u32 channel_block = block - row_block * a.tile_divisor.value;
     const u32 lane = thread_index() % Tile::lanes, segment = thread_index() / Tile::lanes;
     const i32 seqlen = (i32)a.seqlen;
-    Thread thread{a, batch, (i32)((channel_block * Tile::lanes + lane) * CHANNELS),
+    Thread thread{a, entry, (i32)((channel_block * Tile::lanes + lane) * CHANNELS),
                   (i32)((row_block * Tile::segments + segment) * ROWS), seqlen};
     const i32 first = thread.first;
     const bool active = thread.channel < (i32)a.dim && first < seqlen;
-    if (!Thread::CHECKED && !active) return;
+    if (!Thread::HAS_BOUNDARIES && !active) return;
 
     Packet<BYTES> packets[HALO + ROWS];
     const char* x = thread.row(a.x, a.x_strides);
@@ -237,12 +237,12 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
             residual[i] = active && first + i < seqlen ? load<BYTES>(from + (i64)i * step) : zero_packet<BYTES>();
         }
     }
-    // Where parameters come first, what they wait for does not add to what the search waits for. With states or indices as
-    // well that takes more registers than it is worth.
+    // Weight and bias are loaded before the search in cu_seqlens, so that both are waited for together. With states or indices
+    // as well, the registers that this takes cost more than it gains.
     constexpr bool PARAMETERS_FIRST = Problem::cu_seqlens != 0 && !Problem::seq_idx && !Problem::initial_states;
     const auto load_weights = [&] {
         load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride,
-                                                               active ? thread.channel : 0, thread.taps, thread.bias);
+                                                               active ? thread.channel : 0, thread.weight, thread.bias);
     };
     if constexpr (PARAMETERS_FIRST) load_weights();
     const Span<i32> span = thread.find();
@@ -250,7 +250,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
     if constexpr (Problem::seq_idx) one_index = thread.one_index();
     if constexpr (!PARAMETERS_FIRST) load_weights();
 
-    // Row i of the walk lies in slot i % width of the window.
+    // Row i of the walk is window[i % width].
     float window[WIDTH][CHANNELS];
 #pragma unroll
     for (int i = 0; i < HALO; ++i) {
@@ -265,7 +265,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
             sums[c] = thread.bias[c];
 #pragma unroll
             for (int w = 0; w < WIDTH; ++w) {
-                sums[c] = multiply_add(thread.taps[c][w], window[(i + w) % WIDTH][c], sums[c]);
+                sums[c] = multiply_add(thread.weight[c][w], window[(i + w) % WIDTH][c], sums[c]);
             }
             sums[c] = activate<Problem>(sums[c]);
         }

@@ -1,6 +1,7 @@
 // Causal depthwise conv1d, forward, for any strides and any width.
 //
-//   thread = (batch, channel, run of RUN positions)      neighbours along dim or along seqlen, as x lies in memory
+//   a thread has one batch entry, one channel, and a run of RUN positions. Neighbouring threads are neighbours along dim or
+//   along seqlen, whichever is nearer in memory
 //
 //   positions read    t-(width-1) … t …… t+RUN-1
 //   sums kept                       [ RUN ]              each position is read once per run, each tap too
@@ -30,24 +31,24 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const 
 
     for (i64 task = self; task < a.batch * a.dim * runs; task += threads) {
         const i64 inner = Tile::dim_fastest ? a.dim : runs, outer = task / inner, within = task - outer * inner;
-        const i64 rest = Tile::dim_fastest ? runs : a.dim, batch = outer / rest, middle = outer - batch * rest;
+        const i64 rest = Tile::dim_fastest ? runs : a.dim, entry = outer / rest, middle = outer - entry * rest;
         const i64 channel = Tile::dim_fastest ? within : middle;
         const i64 t = (Tile::dim_fastest ? middle : within) * RUN;
-        const X* x = at<X>(a.x, batch * a.x_strides.batch + channel * a.x_strides.dim);
+        const X* x = at<X>(a.x, entry * a.x_strides.batch + channel * a.x_strides.dim);
         const Weight* weight = at<Weight>(a.weight, channel * a.weight_strides.first);
-        const i32* indices = at<i32>(a.seq_idx, batch * a.seq_idx_strides.first);
+        const i32* indices = at<i32>(a.seq_idx, entry * a.seq_idx_strides.first);
 
-        float sums[RUN], taps[RUN];
+        float sums[RUN], run_weights[RUN];
         i64 starts[RUN];
         i32 index[RUN];
         const float bias = Problem::bias ? load_element(at<Weight>(a.bias, channel * a.bias_stride)) : 0.0f;
-        Span<i64> span{batch, 0, a.seqlen};
+        Span<i64> span{entry, 0, a.seqlen};
         if constexpr (Problem::cu_seqlens != 0) span = boundaries.find(t);
 #pragma unroll
         for (int r = 0; r < RUN; ++r) {
             const i64 position = minimum(t + r, a.seqlen - 1);
             sums[r] = bias;
-            taps[r] = 0.0f;
+            run_weights[r] = 0.0f;
             if constexpr (Problem::cu_seqlens != 0) boundaries.advance(span, position);
             starts[r] = span.start;
             index[r] = 0;
@@ -60,18 +61,18 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const 
             if constexpr (Problem::initial_states) {
                 const X* from = at<X>(a.initial_states, span.sequence * a.initial_strides.batch +
                                                             channel * a.initial_strides.dim);
-                const i64 age = position - span.start;  // positions of the sequence before this one
-                for (i64 w = 0; same && age >= 0 && w + age < states; ++w) {
+                const i64 reach = position - span.start;  // positions of the sequence before this one
+                for (i64 w = 0; same && reach >= 0 && w + reach < states; ++w) {
                     sums[r] = multiply_add(load_element(weight + w * a.weight_strides.second),
-                                           load_element(from + (w + age) * a.initial_strides.seqlen), sums[r]);
+                                           load_element(from + (w + reach) * a.initial_strides.seqlen), sums[r]);
                 }
             }
         }
         for (i64 p = t - states; p < minimum(t + RUN, a.seqlen); ++p) {
 #pragma unroll
-            for (int r = RUN - 1; r > 0; --r) taps[r] = taps[r - 1];
+            for (int r = RUN - 1; r > 0; --r) run_weights[r] = run_weights[r - 1];
             const i64 w = p - t + states;  // the tap of position t; that of t + r is r less
-            taps[0] = w <= states ? load_element(weight + w * a.weight_strides.second) : 0.0f;
+            run_weights[0] = w <= states ? load_element(weight + w * a.weight_strides.second) : 0.0f;
             if (p < 0) continue;
             const float value = load_element(x + p * a.x_strides.seqlen);
             i32 own = 0;
@@ -80,7 +81,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const 
             for (int r = 0; r < RUN; ++r) {
                 const bool valid = w - r >= 0 && w - r <= states && (p >= starts[r] || p == t + r) &&
                                    (!Problem::seq_idx || own == index[r]);
-                const float next = multiply_add(taps[r], value, sums[r]);
+                const float next = multiply_add(run_weights[r], value, sums[r]);
                 sums[r] = valid ? next : sums[r];
             }
         }
@@ -90,11 +91,11 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const 
             float result = activate<Problem>(sums[r]);
             if (Problem::seq_idx && index[r] < 0) result = 0.0f;
             if constexpr (Problem::residual) {
-                const i64 place = batch * a.residual_strides.batch + channel * a.residual_strides.dim +
+                const i64 offset = entry * a.residual_strides.batch + channel * a.residual_strides.dim +
                                   (t + r) * a.residual_strides.seqlen;
-                result = add_rn(result, load_element(at<X>(a.residual, place)));
+                result = add_rn(result, load_element(at<X>(a.residual, offset)));
             }
-            store_element(at<X>(a.y, batch * a.y_strides.batch + channel * a.y_strides.dim +
+            store_element(at<X>(a.y, entry * a.y_strides.batch + channel * a.y_strides.dim +
                                          (t + r) * a.y_strides.seqlen),
                           result);
         }
@@ -102,14 +103,14 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const 
 
     if constexpr (Problem::final_states) {
         for (i64 task = self; task < a.sequences * a.dim * states; task += threads) {
-            const i64 row = task / states, sequence = row / a.dim;
-            i64 batch = sequence, start = 0, end = a.seqlen;
+            const i64 pair = task / states, sequence = pair / a.dim;
+            i64 entry = sequence, start = 0, end = a.seqlen;
             if constexpr (Problem::cu_seqlens != 0) {
-                batch = 0;
+                entry = 0;
                 start = boundaries[sequence];
                 end = boundaries[sequence + 1];
             }
-            write_final_state<Problem>(a, sequence, batch, row - sequence * a.dim, start, end, task - row * states);
+            write_final_state<Problem>(a, sequence, entry, pair - sequence * a.dim, start, end, task - pair * states);
         }
     }
 }

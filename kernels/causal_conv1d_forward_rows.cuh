@@ -1,12 +1,12 @@
-// Causal depthwise conv1d, forward, stride 1 along seqlen: how a row is read and written by packets, and single positions of it.
+// Causal depthwise conv1d, forward, stride 1 along seqlen: reads and writes rows by packets, and computes single positions.
 #pragma once
 #include "causal_conv1d_forward.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Rows of a tensor with stride 1 along seqlen, cut into packets of 16 bytes. `begin` and `end` are the addresses
-// between which all rows lie.
+// Rows of a tensor with stride 1 along seqlen, cut into packets of 16 bytes. All of the tensor's memory lies between the
+// addresses `begin` and `end`.
 template <typename X, class Tile> struct Rows {
     static constexpr int COUNT = ELEMENTS<X, 16>, PER_WORD = 4 / (int)sizeof(X);
 
@@ -39,15 +39,14 @@ template <typename X, class Tile> struct Rows {
         return packet;
     }
 
-    // Puts the initial states (`Halo` positions, the last at t = -1) into a packet that lies before the row, or across
-    // its start.
+    // Puts initial states into a packet that begins before the row. There are `Halo` of them, the last at t = -1.
     template <int Halo>
     static CAUSEWAY_DEVICE void add_states(Packet<16>& packet, i32 t, const X* states, i64 stride) {
         if constexpr (Tile::shifted) {
             if (t >= 0) return;
             if constexpr (Halo == 1) {
-                // Of COUNT branches, one of which inserts, compilers make one insertion at a computed place: the packet
-                // then lies in private memory.
+                // A branch for each element would be merged by some compilers into one insertion at a computed index, and the
+                // packet would move to private memory.
                 const u32 state = load<sizeof(X)>(states).word[0];
 #pragma unroll
                 for (int i = 0; i < COUNT; ++i) {
@@ -130,8 +129,8 @@ template <typename X, class Tile> struct Rows {
     }
 };
 
-// Whether positions from … to-1 carry one index and none is padding; the whole wave asks for the same positions, at
-// most `Most`, and reads them side by side.
+// Whether positions from … to-1 carry one index and none is padding. All lanes of the wave pass the same positions, at most
+// `Most`, and share the reads, which are coalesced.
 template <int Most> CAUSEWAY_DEVICE bool one_index(const i32* indices, i32 from, i32 to) {
     const u32 index = load<4>(indices + from).word[0];
     const i32 lane = (i32)lane_index(), count = to - from;
@@ -145,26 +144,27 @@ template <int Most> CAUSEWAY_DEVICE bool one_index(const i32* indices, i32 from,
     return wave_all(differs == 0);
 }
 
-// One row: its parameters, and single positions of it for those that the tiles got wrong.
+// One row: its weight and bias, and the means to compute single positions again where the tiles were wrong.
 template <class Problem> struct ChannelRow {
     using X = typename Problem::X;
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
-    // Of a group of lanes: how many work on one start, on how many starts at once, and how often for one start.
+    // A sequence's first HALO positions, its start, are computed again by a group of lanes. EACH lanes work on one start, the
+    // group on AT_ONCE starts at a time, and one start takes PARTS turns.
     static constexpr int STARTING = HALO > 4 ? 8 : HALO > 2 ? 4 : HALO > 1 ? 2 : 1;
     template <int Lanes> static constexpr int EACH = STARTING < Lanes ? STARTING : Lanes;
     template <int Lanes> static constexpr int AT_ONCE = Lanes / EACH<Lanes>;
     template <int Lanes> static constexpr int PARTS = STARTING / EACH<Lanes>;
 
     const ForwardArguments& a;
-    i64 batch;
+    i64 entry;
     i32 channel;
-    float taps[1][WIDTH], bias[1];
+    float weight[1][WIDTH], bias[1];
 
     template <int Bytes> CAUSEWAY_DEVICE void load() {
-        load_parameters<Problem, 1, Bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel, taps, bias);
+        load_parameters<Problem, 1, Bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel, weight, bias);
     }
 
-    // How far the row starts behind a multiple of 16 bytes, in elements.
+    // Elements between the row's start and the multiple of 16 bytes before it.
     template <class Tile> CAUSEWAY_DEVICE i32 shift() const {
         if constexpr (!Tile::shifted) return 0;
         return (i32)((u64)at<X>(a.x, offset(a.x_strides)) / sizeof(X) % ELEMENTS<X, 16>);
@@ -173,27 +173,27 @@ template <class Problem> struct ChannelRow {
     CAUSEWAY_DEVICE Boundaries<Problem::cu_seqlens, i32> boundaries() const {
         return {a.cu_seqlens, 1, (i32)a.sequences, (i32)a.seqlen};
     }
-    CAUSEWAY_DEVICE const i32* indices() const { return at<i32>(a.seq_idx, batch * a.seq_idx_strides.first); }
+    CAUSEWAY_DEVICE const i32* indices() const { return at<i32>(a.seq_idx, entry * a.seq_idx_strides.first); }
     CAUSEWAY_DEVICE i32 index(i32 t) const { return (i32)causeway::load<4>(indices() + t).word[0]; }
     CAUSEWAY_DEVICE i64 offset(Strides3 strides) const {
-        return batch * strides.batch + (i64)channel * (i32)strides.dim;
+        return entry * strides.batch + (i64)channel * (i32)strides.dim;
     }
 
-    // What the taps of a position read, under way.
+    // What the taps of one position read. The loads may be in flight.
     struct Window {
         i32 t;
         Packet<sizeof(X)> values[WIDTH];
         bool counts[WIDTH], padding;
     };
 
-    // Asks for one position's taps, all together; for none where not wanted.
+    // Starts all loads for the taps of one position, or none where not wanted.
     CAUSEWAY_DEVICE void gather(Window& window, bool wanted, i32 t, const Span<i32>& span) const {
-        const i32 age = t - span.start;
+        const i32 reach = t - span.start;
         u32 own[WIDTH];
         if constexpr (Problem::seq_idx) {
 #pragma unroll
             for (int back = 0; back < WIDTH; ++back) {
-                // Boundaries in memory may be wrong: no index is read behind position t.
+                // The content of cu_seqlens may be wrong: no index after position t is read.
                 const i32 from = maximum(t - back, minimum(span.start, t));
                 own[back] = load_if<4>(wanted, indices() + from).word[0];
             }
@@ -206,11 +206,11 @@ template <class Problem> struct ChannelRow {
             const X* from = x - back;
             window.counts[back] = wanted;
             if (back > 0) {
-                const bool inside = back <= age;
-                window.counts[back] = wanted && (inside || (Problem::initial_states && age >= 0));
+                const bool inside = back <= reach;
+                window.counts[back] = wanted && (inside || (Problem::initial_states && reach >= 0));
                 if constexpr (Problem::initial_states) {
                     const i64 state = span.sequence * a.initial_strides.batch + channel * a.initial_strides.dim +
-                                      (HALO - back + age) * a.initial_strides.seqlen;
+                                      (HALO - back + reach) * a.initial_strides.seqlen;
                     if (!inside) from = at<X>(a.initial_states, state);
                 }
             }
@@ -219,13 +219,13 @@ template <class Problem> struct ChannelRow {
         }
     }
 
-    // Computes and writes the position.
+    // Computes the position and writes its y.
     CAUSEWAY_DEVICE void compute(const Window& window) const {
         if (window.t < 0) return;
         float sum = bias[0];
 #pragma unroll
         for (int back = HALO; back >= 0; --back) {
-            if (window.counts[back]) sum = multiply_add(taps[0][HALO - back], element<X, 0>(window.values[back]), sum);
+            if (window.counts[back]) sum = multiply_add(weight[0][HALO - back], element<X, 0>(window.values[back]), sum);
         }
         sum = window.padding ? 0.0f : activate<Problem>(sum);
         if constexpr (Problem::residual) {
@@ -240,8 +240,9 @@ template <class Problem> struct ChannelRow {
         compute(window);
     }
 
-    // Positions of begin … end-1 that lie less than HALO after the start of a sequence are computed again, one per lane, for
-    // several starts in a round; `first` is the sequence of begin - HALO, or one before it. A lane's position in a round:
+    // Among positions begin … end-1, those less than HALO after the start of a sequence are computed again: one per lane, several
+    // starts in a round. `first` is the sequence of position begin - HALO, or an earlier one. This loads what a lane needs for
+    // its position of a round.
     template <int Lanes> CAUSEWAY_DEVICE void gather_start(Window& window, i32 begin, i32 end, i32 first, i32 round, u32 lane) const {
         const i32 unit = round * AT_ONCE<Lanes> + (i32)lane / EACH<Lanes>, own = first + unit / PARTS<Lanes>;
         const bool exists = own < (i32)a.sequences;
@@ -249,7 +250,7 @@ template <class Problem> struct ChannelRow {
         const Span<i32> span{own, start, exists ? boundaries()[own + 1] : end};
         const i32 t = start + unit % PARTS<Lanes> * EACH<Lanes> + (i32)lane % EACH<Lanes>;
         const i32 last = minimum(minimum(start + HALO, span.end), end);
-        // Before the first sequence zeros have been read, as it should if there are no states.
+        // The tiles have read zeros before the first sequence. That is right if there are no states.
         gather(window, t >= begin && t < last && (start > 0 || Problem::initial_states), t, span);
     }
 
@@ -258,7 +259,7 @@ template <class Problem> struct ChannelRow {
 #pragma unroll 1
         for (i32 round = 1;; ++round) {
             const i32 sequence = first + round * AT_ONCE<Lanes> / PARTS<Lanes>;
-            // Starts only grow: nobody has work left once the first of this round lies past the end.
+            // Starts ascend: once the first of a round lies past the end, no work is left.
             if (sequence >= (i32)a.sequences || boundaries()[sequence] >= end) break;
             Window window;
             gather_start<Lanes>(window, begin, end, first, round, lane);
@@ -266,14 +267,13 @@ template <class Problem> struct ChannelRow {
         }
     }
 
-    // Computes again the positions base + lane + lanes·k, for the bits k of `wrong`, as far as they lie in
-    // begin … end-1.
+    // Computes position base + lane + lanes·k again for each bit k that is set in `wrong`, if it lies in begin … end-1.
     CAUSEWAY_DEVICE void redo(u32 wrong, i32 base, i32 begin, i32 end, u32 lane, u32 lanes) const {
 #pragma unroll 1
         for (; wrong != 0; wrong &= wrong - 1) {
             const i32 t = base + (i32)(lane + lanes * lowest_bit(wrong));
             if (t < begin || t >= end) continue;
-            Span<i32> span{(i32)batch, 0, (i32)a.seqlen};
+            Span<i32> span{(i32)entry, 0, (i32)a.seqlen};
             if constexpr (Problem::cu_seqlens != 0) span = boundaries().find(t);
             compute(t, span);
         }

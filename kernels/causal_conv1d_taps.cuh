@@ -1,17 +1,22 @@
-// Where windows end: bits that say between which positions something ends, a sequence or a run of one index of seq_idx.
+// Masks of taps, one bit per position.
 //
-// Bit Edge + k: something ends before position k of a thread's `Count`; Edge = Halo - 1 positions before them matter too. A
-// window that walks over such a place loses what lies behind it, so one bit serves all taps.
+// A tap must not read across a boundary, which is the end of a sequence or a change of seq_idx. A thread has `Count` positions
+// and a bit for each: bit EDGE + k says that a boundary lies right before position k. The EDGE = Halo - 1 positions before
+// the thread's own have a bit too, since taps reach that far. A window that moves past a boundary is cleared of everything
+// behind it, so one bit serves all taps.
 //
-//   index    7  7  4  4  4      a tap must not read another index. Where an index comes back within a window (7 4 7), a bit
-//   bits     0  0  1  0  0      does not tell: comes_back
+//   index    7  7  4  4  4
+//   bits     0  0  1  0  0
+//
+// Bits cannot describe an index that comes back within a window (7 4 7): there a tap may read across both changes. comes_back
+// finds such places.
 #pragma once
 #include "causal_conv1d.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Positions before a thread's own that something may end in front of.
+// Positions before a thread's own that have a bit.
 template <int Halo> constexpr int EDGE_OF = Halo > 0 ? Halo - 1 : 0;
 
 // Bit k: position k carries another index than the one before it.
@@ -30,7 +35,7 @@ template <int Count> CAUSEWAY_DEVICE u32 padding_bits(const i32 (&own)[Count]) {
     return padding;
 }
 
-// Whether two changes are so close that one window may see the same index on both sides.
+// Whether two changes are so close that one window may hold the same index on both sides of them.
 template <int Halo> CAUSEWAY_DEVICE bool comes_back(u32 changes) {
     u32 close = 0;
 #pragma unroll
@@ -38,20 +43,22 @@ template <int Halo> CAUSEWAY_DEVICE bool comes_back(u32 changes) {
     return close != 0;
 }
 
-// Moves a window on by one position: `newest` is one step away now, and behind a boundary all is zero.
+// Moves a window one position on. window[j] is what lies j positions back; `newest` becomes window[1]. At a boundary all of it
+// is zero.
 template <int Width> CAUSEWAY_DEVICE void roll(float (&window)[Width], float newest, bool boundary) {
 #pragma unroll
     for (int j = Width - 1; j > 0; --j) window[j] = boundary ? 0.0f : j > 1 ? window[j - 1] : newest;
 }
 
-// The indices of a thread's packets of `Count` positions, Lanes · Count positions apart, and in `beyond` its share of the Halo
-// before the first lane's first packet: one, or several where there are fewer lanes than that.
-template <int Halo, int Count, int Packets, int Lanes> class ChunkIndices {
+// The indices (seq_idx) of a thread's packets. A packet has `Count` positions; a thread's packets lie Lanes · Count apart. The
+// Halo indices before the first lane's first packet are dealt out over the lanes, as `beyond`: one each, or several where there
+// are fewer lanes.
+template <int Halo, int Count, int Packets, int Lanes> class PieceIndices {
     static constexpr int SHARE = Halo > Lanes ? (Halo + Lanes - 1) / Lanes : 1;
 
 public:
-    // `start` is the first position of the lanes. Access: bytes that are legal for a thread's indices. Whole: a row is a
-    // number of packets.
+    // `start` is the first lane's first position. Access: bytes of a legal access to a thread's indices. Whole: a row is a
+    // whole number of packets.
     template <int Access, bool Whole>
     CAUSEWAY_DEVICE void load_all(const i32* indices, i32 start, i32 lane, i32 seqlen) {
 #pragma unroll
@@ -62,7 +69,7 @@ public:
         for (int i = 0; i < Packets; ++i) {
             const i32 t = start + (i * Lanes + lane) * Count;
             if (Whole || t + Count <= seqlen) {
-                // Past the end of the row, its last packet.
+                // A packet past the end of the row reads the row's last one.
                 const i32* from = indices + (Whole ? minimum(t, seqlen - Count) : t);
 #pragma unroll
                 for (int k = 0; k < Count; k += Access / 4) {
@@ -77,7 +84,8 @@ public:
         }
     }
 
-    // True if an index is padding, or not what the lanes' first position carries. `group`: the first of the lanes.
+    // True if any index is padding or differs from that of the lanes' first position. `group`: the wave's lane that is the first
+    // of these lanes.
     CAUSEWAY_DEVICE bool differ(u32 group) const {
         const u32 index = shuffle((u32)own_[0][0], group);
         u32 differs[2] = {index & 0x80000000u, 0};
@@ -91,7 +99,8 @@ public:
         return (differs[0] | differs[1]) != 0;
     }
 
-    // Bits of each packet, as above, and its padding. False if an index comes back in one of them. All lanes take part.
+    // The boundary bits of each packet, as above, and its padding bits. False if an index comes back in one of the packets.
+    // All lanes take part.
     CAUSEWAY_DEVICE bool find(u32 (&cuts)[Packets], u32 (&padding)[Packets], i32 lane, u32 group) const {
         constexpr int EDGE = EDGE_OF<Halo>;
         const u32 left = group + (u32)(lane + Lanes - 1) % Lanes;
@@ -122,7 +131,7 @@ public:
     }
 
 private:
-    // At a position; beyond the row's ends, that of its first or last one.
+    // The index at a position; beyond the row's ends, that of its first or last position.
     static CAUSEWAY_DEVICE i32 at_position(const i32* indices, i32 t, i32 seqlen) {
         return (i32)load<4>(indices + maximum(minimum(t, seqlen - 1), 0)).word[0];
     }

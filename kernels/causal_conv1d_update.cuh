@@ -2,14 +2,16 @@
 //
 //   row      = conv_state_indices[b], or b                 outside 0 … rows-1: y[b] = 0, no state is touched
 //   y[b,c,i] = act(bias[c] + Σ_w weight[c,w] · [history, x[b]][c, i+w])
-//   history  = the last width-1 positions of conv_state[row], or of a ring that cache_seqlens[b] positions went into
+//   history  = the last width-1 positions of conv_state[row]; with cache_seqlens that row is a ring buffer, into which
+//              cache_seqlens[b] positions have been written
 //
 //   conv_state[row, c]  before   [ s0 s1 s2 s3 ]         ring of 4, cache_seqlens = 6   [ s4 s5 s2 s3 ]
 //                       after    [ s1 s2 s3 x  ]                                        [ s4 s5 x  s3 ]
 //
 // update_vector serves one new position: a thread owns a packet of neighbouring channels of `repeats` batch entries,
-// and its parameters stay in registers. State rows that lie side by side (channel by channel, or column by column)
-// move in wide accesses, those of a ring too: memory moves whole sectors anyway. update_general serves everything else, one channel of one batch entry per thread.
+// and its weights stay in registers. State that is contiguous, channel by channel or column by column, moves in wide
+// accesses. A whole ring buffer does too: memory moves whole sectors anyway. update_general serves everything else, one
+// channel of one batch entry per thread.
 //
 // Cost per channel and entry, width 4, state_len 4, bf16: 2 bytes of x, 2 of y, 8 + 8 of state, and weight and bias
 // from a cache (10 bytes per thread and channel, for all its entries). It is bound by latency when the batch is small:
@@ -20,7 +22,7 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// The kernels' one argument; mirrored byte for byte by the planner.
+// The kernels' one argument; the planner mirrors it byte for byte.
 struct UpdateArguments {
     const void* x;
     void* conv_state;
@@ -53,13 +55,13 @@ template <bool Indexed> CAUSEWAY_DEVICE i64 state_row(const UpdateArguments& a, 
     return row < a.rows ? row : -1;
 }
 
-// The slot of a ring that `back` positions before the next one went into.
+// The slot of the ring buffer that holds the position `back` before the next one.
 CAUSEWAY_DEVICE i64 ring_slot(const UpdateArguments& a, i64 next_slot, i64 back) {
     const i64 slot = next_slot - back;
     return slot < 0 ? slot + a.state_len : slot;
 }
 
-// Element `slot` of a channel's slots, which are in registers.
+// Slot `slot` of a channel, where all slots are in registers.
 template <int Slots, int Channels>
 CAUSEWAY_DEVICE float select_slot(const float (&slots)[Slots][Channels], int channel, i64 slot) {
     float value = slots[0][channel];
@@ -114,9 +116,9 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
             input[r] = load<BYTES>(at<X>(a.x, (first + r) * a.x_strides.batch + channel));
         }
     }
-    float taps[CHANNELS][WIDTH], bias[CHANNELS];
+    float weight[CHANNELS][WIDTH], bias[CHANNELS];
     load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel,
-                                                           taps, bias);
+                                                           weight, bias);
 
     float state[REPEATS][ROOM][CHANNELS];
     i64 next_slot[REPEATS];
@@ -168,9 +170,9 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
             for (int w = 0; w < HALO; ++w) {
                 const float value = RING && RUNS ? select_slot(state[r], c, ring_slot(a, next_slot[r], HALO - w))
                                                  : state[r][COLUMNS - HALO + w][c];
-                sum[c] = multiply_add(taps[c][w], value, sum[c]);
+                sum[c] = multiply_add(weight[c][w], value, sum[c]);
             }
-            sum[c] = activate<Problem>(multiply_add(taps[c][HALO], newest[c], sum[c]));
+            sum[c] = activate<Problem>(multiply_add(weight[c][HALO], newest[c], sum[c]));
         }
         store<BYTES>(y, pack<X, BYTES>(sum));
 
@@ -235,7 +237,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_general(const U
                 if (q >= 0) {
                     value = load_element(x + q * a.x_strides.seqlen);
                 } else {
-                    // A slot of the ring is overwritten by the position state_len later, whose output needs it no more.
+                    // A slot is overwritten by the position state_len later, and no output from there on reads the old one.
                     const i64 slot = Problem::ring ? ring_slot(a, next_slot, -q) : a.state_len + q;
                     value = load_mutable_element(state + slot * a.state_strides.seqlen);
                 }

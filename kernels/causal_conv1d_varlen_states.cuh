@@ -18,7 +18,7 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// The kernels' one argument; mirrored byte for byte by the planner.
+// The kernels' one argument; the planner mirrors it byte for byte.
 struct VarlenStatesArguments {
     const void* x;
     const void* cu_seqlens;
@@ -74,8 +74,8 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void varlen_states_general(
     const Boundaries<Problem::cu_seqlens, i64> boundaries{a.cu_seqlens, a.cu_seqlens_stride, a.sequences, a.total};
     const i64 threads = (i64)Tile::threads * a.blocks, tasks = a.sequences * a.dim * a.state_len;
     for (i64 task = (i64)block_index<0>() * Tile::threads + thread_index(); task < tasks; task += threads) {
-        const i64 row = task / a.state_len, column = task - row * a.state_len;
-        const i64 sequence = row / a.dim, channel = row - sequence * a.dim;
+        const i64 pair = task / a.state_len, column = task - pair * a.state_len;
+        const i64 sequence = pair / a.dim, channel = pair - sequence * a.dim;
         const i64 position = boundaries[sequence + 1] - a.state_len + column;
         Packet<sizeof(X)> value = zero_packet<sizeof(X)>();
         if (position >= boundaries[sequence]) {

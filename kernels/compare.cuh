@@ -2,9 +2,9 @@
 //
 //   *different = 1    if any packet of `first` differs from the one in `second`; nothing is written otherwise
 //
-// A thread compares Unroll packets of 16 bytes, a block's width apart, and has all its loads under way before the first
-// comparison. Cost: 32 bytes and about six instructions per packet. All threads that write store the same value, so
-// their order does not matter.
+// A thread compares Unroll packets of 16 bytes, a block's width apart, and starts all its loads before the first comparison.
+// Cost: 32 bytes and about six instructions per packet. All threads that write store the same value, so their order does
+// not matter.
 #pragma once
 #include "vector.cuh"
 

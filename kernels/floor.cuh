@@ -3,8 +3,8 @@
 //   copy   to = first                    what forward reads and writes
 //   add    to = first + second           what backward reads and writes; as 32-bit integers, whatever the dtype
 //
-// A thread moves Unroll packets of 16 bytes, a block's width apart, and has all its loads under way before the first
-// store. Cost: 16 bytes and about two instructions per packet and tensor.
+// A thread moves Unroll packets of 16 bytes, a block's width apart, and starts all its loads before the first store. Cost: 16
+// bytes and about two instructions per packet and tensor.
 #pragma once
 #include "vector.cuh"
 

@@ -28,7 +28,7 @@ struct Operand {
     i64 reduction_stride;
 };
 
-// The kernels' one argument; mirrored byte for byte by the planner.
+// The kernels' one argument; the planner mirrors it byte for byte.
 struct Arguments {
     Operand left, right;
     void* result;
@@ -49,8 +49,8 @@ struct TileOrigin {
     i64 row, column;
 };
 
-// Tiles in bands of BAND rows of tiles, down each column of a band first: blocks that run at the same time then read
-// few different rows and columns, which stay in the cache. False where there is no such tile.
+// Tiles are numbered band by band, where a band is BAND rows of tiles, and down each column of a band. So blocks that run at the
+// same time read few different rows and columns, which stay in the cache. False if there is no such tile.
 template <int Rows, int Columns> CAUSEWAY_DEVICE bool tile_origin(const Arguments& a, u64 tile, TileOrigin& origin) {
     constexpr u64 BAND = 8;
     const u64 down = ((u64)a.rows + Rows - 1) / Rows, across = ((u64)a.columns + Columns - 1) / Columns;

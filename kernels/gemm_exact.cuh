@@ -35,18 +35,18 @@ constexpr int EXACT_THREADS = 256;
 
 // The operand's tile in shared memory: rows of terms, columns of outer positions. `at` is a byte offset.
 //
-// Lanes that hold different chunks of a line along the reduction would write to the same bank. Columns are exchanged in
-// blocks there, so that the 32 stores of a wave meet 32 banks.
+// Where lines run along the reduction, lanes that hold different chunks of a line would write to the same bank. So columns are
+// swizzled in blocks, and the 32 stores of a wave go to 32 banks.
 template <int Size, bool AlongReduction> struct ExactTile {
     static constexpr int DEPTH = EXACT_THREADS * CHUNK / Size;
     static constexpr u32 BYTES = Size * DEPTH * 4;
 
-    static constexpr CAUSEWAY_DEVICE int exchange(int term) {
+    static constexpr CAUSEWAY_DEVICE int swizzle(int term) {
         return AlongReduction ? term / CHUNK * (32 / (DEPTH / CHUNK)) : 0;
     }
 
     static CAUSEWAY_DEVICE u32 at(u32 base, int term, int outer) {
-        return base + (u32)(term * Size + (outer ^ exchange(term))) * 4;
+        return base + (u32)(term * Size + (outer ^ swizzle(term))) * 4;
     }
 };
 

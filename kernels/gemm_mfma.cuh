@@ -7,7 +7,7 @@
 //   fragment   outer l % 32, terms 8 (l / 32) … + 7             sum i   row 8 (i / 4) + 4 (l / 32) + i % 4
 //              word w: terms 2w and 2w + 1 of those                     column l % 32
 //
-// gfx90a's take subnormal numbers for zeros, so it has units of its own: gemm_mfma_gfx90a.cuh.
+// gfx90a's instructions flush subnormal numbers, so it has units of its own: gemm_mfma_gfx90a.cuh.
 //
 // Cost per fragment: one ds_read_b128, 1 KiB of shared memory.
 #pragma once

@@ -1,7 +1,7 @@
 // The matrix units of gfx90a (MI200) for numbers of any size.
 //
-// There, the instructions for f16 and bf16 take subnormal operands (sums too) for zeros, and give zeros for subnormal
-// results. Those for f32 do neither, at a quarter of the rate. gfx942 and gfx950 flush nothing and use gemm_mfma.cuh.
+// There, the instructions for f16 and bf16 flush subnormal numbers to zero: operands, sums and results. Those for f32 flush
+// nothing, at a quarter of the rate. gfx942 and gfx950 flush nothing and use gemm_mfma.cuh.
 //
 //   f16    Widened to f32, which is exact, for v_mfma_f32_32x32x2f32. Subnormal f16 are common: of normally distributed
 //          weights with a deviation of 0.02, one in 400 is below 2^-14, so most fragments have some.

@@ -1,9 +1,9 @@
 // Matrix products through matrix units: the tile kernel that all units without asynchronous matrix instructions share.
 //
-//   result[i,j] = Σ_r left[i,r] · right[r,j]          sums in f32, in the order that the unit likes
+//   result[i,j] = Σ_r left[i,r] · right[r,j]          sums in f32, in the unit's own order
 //
-// A block computes a tile of the result. Tiles of the operands, `depth` terms deep, go through shared memory in `stages`
-// slots; each wave computes a rectangle of the tile by the unit's instructions, fragments of SIZE × 16 elements.
+// A block computes a tile of the result. Tiles of the operands, `depth` terms deep, go through a ring of `stages` stages in
+// shared memory. Each wave computes a rectangle of the tile by the unit's instructions, on fragments of SIZE × 16 elements.
 //
 //   left tile                   right tile                the tile's waves (here 2 down, 4 across)
 //   rows × depth                columns × depth
@@ -16,14 +16,14 @@
 // All three products are this kernel: operands are read along the axis that is dense in memory. Where the unit loads
 // fragments from lines along either axis (NVIDIA's ldmatrix), a tile in shared memory has the lines that memory has;
 // elsewhere its lines always run along the reduction, and an operand that does not is transposed in registers on the
-// way. Chunks of a line are exchanged by the line's number, so that neighbouring lines meet different banks.
+// way. Chunks of a line are swizzled by the line's number, so that neighbouring lines lie in different banks.
 //
-// Terms past the end are zeros in both operands. Elements past the end of the outer axis are zeros or anything: they
-// change no result that exists.
+// Terms past the end are zeros in both operands. Elements past the end of the outer axis may hold any value: they change no
+// result that exists.
 //
-// A small result leaves multiprocessors idle, so its reduction is cut into parts. Each part's block writes its sums to a
-// place of its own in the workspace; the block that arrives last adds them in the order of the parts. The same bits come
-// out whatever order blocks run in.
+// Split-K: a small result leaves multiprocessors idle, so its reduction is cut into parts. Each part's block writes its sums to
+// its own place in the workspace, and the block that arrives last adds them in the order of the parts. The bits are the same in
+// whatever order blocks run.
 //
 // Cost per wave of the usual 64 × 32 outputs and 16 terms: 6 fragments from shared memory for 8 products of 16 × 16 × 16.
 #pragma once
@@ -36,11 +36,11 @@ namespace gemm {
 
 // Where the chunks of a tile are, with lines of PerLine chunks.
 template <int PerLine> CAUSEWAY_DEVICE u32 chunk_offset(int line, int chunk) {
-    const int exchange = PerLine >= 8 ? line & 7 : PerLine == 4 ? line >> 1 & 3 : PerLine == 2 ? line >> 2 & 1 : 0;
-    return (u32)(line * PerLine + (chunk ^ exchange)) * 16;
+    const int swizzle = PerLine >= 8 ? line & 7 : PerLine == 4 ? line >> 1 & 3 : PerLine == 2 ? line >> 2 & 1 : 0;
+    return (u32)(line * PerLine + (chunk ^ swizzle)) * 16;
 }
 
-// Moves an operand's tiles to shared memory whose lines run along the same axis there.
+// Moves an operand's tiles to shared memory and keeps their lines as they are.
 template <bool AlongReduction, int Bytes, int Outer, int Depth, int Threads> class DirectLoader {
     static constexpr int LINES = AlongReduction ? Outer : Depth;
     static constexpr int PER_LINE = (AlongReduction ? Depth : Outer) / CHUNK;
@@ -56,7 +56,7 @@ public:
         outer_exist_ = outer_size - first_outer < Outer ? (int)(outer_size - first_outer) : Outer;
     }
 
-    // Starts reading the next tile, of which `terms` terms exist, into the slot at `base`. store() completes it.
+    // Starts reading the next tile, of which `terms` terms exist, into the stage at `base`. store() completes it.
     CAUSEWAY_DEVICE void fetch(const Operand& operand, int terms, u32 base) {
         const int lines = AlongReduction ? outer_exist_ : terms;
         const int count = chunk_count((AlongReduction ? terms : outer_exist_) - position());
@@ -100,8 +100,8 @@ private:
     Packet<16> chunks_[ASYNC ? 1 : COUNT];
 };
 
-// Moves tiles of an operand whose lines in memory run along the outer axis to lines along the reduction. A thread reads
-// EACH neighbours of 8 lines, and has then EACH chunks of the other kind.
+// Transposes on the way: lines run along the outer axis in memory and along the reduction in shared memory. A thread reads EACH
+// neighbours of 8 lines, which make EACH chunks along the reduction.
 template <int Bytes, int Outer, int Depth, int Threads> class TransposingLoader {
     static constexpr int EACH = Bytes == 2 ? 1 : 2;
     static constexpr int ACROSS = Outer / EACH, PER_LINE = Depth / CHUNK;
@@ -221,7 +221,7 @@ template <class Problem, class Tile, class Unit> class TileProduct {
     using RightLoader = typename detail::LoaderChoice<RIGHT_ALONG == Problem::right_along_reduction,
                                                       Problem::right_along_reduction, Problem::right_bytes,
                                                       Tile::columns, DEPTH, THREADS>::type;
-    static constexpr u32 LEFT_BYTES = Tile::rows * DEPTH * 2, SLOT_BYTES = LEFT_BYTES + Tile::columns * DEPTH * 2;
+    static constexpr u32 LEFT_BYTES = Tile::rows * DEPTH * 2, STAGE_BYTES = LEFT_BYTES + Tile::columns * DEPTH * 2;
     // Results in shared memory, on the way to whole rows: a chunk of padding keeps rows off each other's banks.
     static constexpr u32 RESULT_PITCH = Tile::columns * 2 + 16;
 
@@ -269,7 +269,7 @@ private:
                                            float (&sums)[DOWN][ACROSS][Unit::SUMS]) {
         LeftLoader left(a.left, origin.row, a.rows, first);
         RightLoader right(a.right, origin.column, a.columns, first);
-        // Terms that have not been fetched; slots that are being filled and being used.
+        // Terms that have not been fetched yet; the stages that are being filled and used.
         i64 remaining = terms;
         u32 filled = 0, used = 0;
         const auto fetch = [&] {
@@ -281,7 +281,7 @@ private:
         const auto store = [&] {
             left.store(filled);
             right.store(filled + LEFT_BYTES);
-            filled = filled == (STAGES - 1) * SLOT_BYTES ? 0 : filled + SLOT_BYTES;
+            filled = filled == (STAGES - 1) * STAGE_BYTES ? 0 : filled + STAGE_BYTES;
         };
 #pragma unroll 1
         for (int stage = 0; stage < STAGES - 1; ++stage) {
@@ -293,7 +293,7 @@ private:
         }
         bool more = false;
         const auto begin_step = [&] {
-            // The slot to fill was used in the last step, which every wave has now left behind.
+            // The stage to fill was used in the last step. Behind the barrier no wave is in that step any more.
             async_wait<STAGES - 2>();
             block_barrier();
             more = remaining > 0;
@@ -301,7 +301,7 @@ private:
             async_commit();
         };
         const auto end_step = [&] {
-            used = used == (STAGES - 1) * SLOT_BYTES ? 0 : used + SLOT_BYTES;
+            used = used == (STAGES - 1) * STAGE_BYTES ? 0 : used + STAGE_BYTES;
             if (more) store();
         };
         if constexpr (Unit::CHOOSES) {
@@ -331,24 +331,24 @@ private:
         }
     }
 
-    template <class U> static CAUSEWAY_DEVICE void load_fragments(u32 slot, int term, typename U::Fragment (&lefts)[DOWN],
+    template <class U> static CAUSEWAY_DEVICE void load_fragments(u32 stage, int term, typename U::Fragment (&lefts)[DOWN],
                                                                   typename U::Fragment (&rights)[ACROSS]) {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i) {
-            lefts[i] = U::template load<LEFT_PER_LINE, LEFT_ALONG>(slot, first_row() + i * SIZE, term);
+            lefts[i] = U::template load<LEFT_PER_LINE, LEFT_ALONG>(stage, first_row() + i * SIZE, term);
         }
 #pragma unroll
         for (int j = 0; j < ACROSS; ++j) {
-            rights[j] = U::template load<RIGHT_PER_LINE, RIGHT_ALONG>(slot + LEFT_BYTES, first_column() + j * SIZE, term);
+            rights[j] = U::template load<RIGHT_PER_LINE, RIGHT_ALONG>(stage + LEFT_BYTES, first_column() + j * SIZE, term);
         }
     }
 
-    // Adds the products of the step in this slot.
-    template <class U> static CAUSEWAY_DEVICE void add_step(u32 slot, float (&sums)[DOWN][ACROSS][Unit::SUMS]) {
+    // Adds the products of the step in this stage.
+    template <class U> static CAUSEWAY_DEVICE void add_step(u32 stage, float (&sums)[DOWN][ACROSS][Unit::SUMS]) {
 #pragma unroll
         for (int term = 0; term < DEPTH; term += 16) {
             typename U::Fragment lefts[DOWN], rights[ACROSS];
-            load_fragments<U>(slot, term, lefts, rights);
+            load_fragments<U>(stage, term, lefts, rights);
 #pragma unroll
             for (int i = 0; i < DOWN; ++i) {
 #pragma unroll
@@ -357,13 +357,13 @@ private:
         }
     }
 
-    // True if all fragments of the wave, in the step in this slot, are for the fast unit.
-    static CAUSEWAY_DEVICE bool step_fits(u32 slot) {
+    // True if the fast unit may take all fragments of the wave in this stage.
+    static CAUSEWAY_DEVICE bool step_fits(u32 stage) {
         bool fits = true;
 #pragma unroll
         for (int term = 0; term < DEPTH; term += 16) {
             typename Unit::Fragment lefts[DOWN], rights[ACROSS];
-            load_fragments<Unit>(slot, term, lefts, rights);
+            load_fragments<Unit>(stage, term, lefts, rights);
             fits = Unit::fits(lefts, rights) && fits;
         }
         return wave_all(fits);

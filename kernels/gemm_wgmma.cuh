@@ -1,9 +1,9 @@
-// Matrix products on Hopper's matrix units.
+// Matrix products on Hopper's tensor cores (wgmma), fed by TMA.
 //
 //   result[i,j] = Σ_r left[i,r] · right[r,j]      f16 or bf16, sums in f32
 //
-// A block computes tiles of tile_rows × tile_columns. One warp, the producer, has the copy engine fill a ring of stages
-// with 64 terms of both operands at a time; others, in warpgroups that own 64 rows each, multiply:
+// A block computes tiles of tile_rows × tile_columns. One warp, the producer, has TMA fill a ring of stages, each with 64 terms of
+// both operands. The other warps, in warpgroups that own 64 rows each, multiply:
 //
 //   producer     full[s] ◄── boxes of left and right ──► stage s ──► empty[s]
 //   warpgroup 0              rows  0 … 63  × tile_columns   wgmma, sums in registers ─► staging ─► result
@@ -15,19 +15,20 @@
 //   stage     left: tile_rows lines of 64 terms, or tile_rows / 64 blocks of 64 terms by 64 rows; right likewise;
 //             16-byte groups of a 128-byte line swizzled by its number modulo 8
 //   cluster   blocks share one operand: each loads its part and sends it to all (`share_left`: blocks side by side;
-//             else one above the other). Or (`split`) they share one tile, each summing a part of the terms.
-//   rest      The last tiles, too few for all clusters, are summed in pieces by several (`shared_rest`).
-//   by_rows   The copy engine wants addresses in multiples of 16 bytes. Where lines begin anywhere, those of each residue
-//             of the line's number modulo 8 are a matrix with a stride of 8 lines, which is such a multiple, and an
-//             address that is rounded down. The engine copies 72 elements of a line from there, and further warps, the
-//             aligners, move 64 of them to where the stage wants them:
+//             else one above the other). Or (`split`) they share one tile, each summing a part of the terms: split-K.
+//   rest      The last tiles, too few for all clusters, are summed in pieces by several (`shared_rest`): stream-K for the last
+//             round alone.
+//   by_rows   TMA takes addresses and strides in multiples of 16 bytes. Where lines begin anywhere, every eighth line forms a
+//             matrix whose stride of 8 lines is such a multiple; there are eight such matrices, and the address of each is
+//             rounded down. TMA copies 72 elements of each line from there, and further warps, the aligners, move 64 of them
+//             into the stage:
 //
 //               producer     raw_full[r] ◄── boxes ──► raw stage r ──► raw_empty[r]
 //               aligners     raw stage r ── shift by the residue's remainder ──► stage s ──► full[s]
 //
 //             A result whose lines begin anywhere is stored by the warps themselves, element by element.
 //
-// Cost: 2 · tile_rows · tile_columns · 64 operations and 128 · (tile_rows + tile_columns) bytes from the last cache level
+// Cost: 2 · tile_rows · tile_columns · 64 operations and 128 · (tile_rows + tile_columns) bytes from the L2 cache
 // per step, less what a cluster shares. docs/kernels/gemm-wgmma.md has the figures.
 #pragma once
 #include "gemm_wgmma_results.cuh"
@@ -54,7 +55,7 @@ CAUSEWAY_DEVICE void load_operand(const TensorMap* map, u32 to, u32 barrier, i32
     }
 }
 
-// The same where lines begin anywhere: a box for each residue of each group of 64 lines, dealt to the lanes.
+// The same where lines begin anywhere: a box for each residue of each group of 64 lines. The lanes share the boxes.
 template <bool RowMajor, int Extent>
 CAUSEWAY_DEVICE void load_lines(const TensorMap* maps, u32 to, u32 barrier, i32 first, i32 term) {
     for (i32 box = (i32)lane_index(); box < Extent / 8; box += 32) {
@@ -102,8 +103,8 @@ template <typename T> CAUSEWAY_DEVICE void produce(const Arguments<T>& a, const 
             ring.next();
         }
     }
-    // Another block's warps arrive at this block's barriers, so it has to outlive them: until every stage has been given
-    // back. What others send here has landed by then, since this block's own warps waited for it.
+    // Other blocks' warps arrive at this block's barriers, so the block must not end before every stage has been given back. What
+    // others send here has arrived by then, since this block's own warps waited for it.
     if constexpr (T::cluster > 1 && !T::split) {
         for (int stage = 0; stage < T::stages; ++stage) {
             barrier_wait(block.empty(ring.stage), ring.parity ^ 1);
@@ -123,8 +124,8 @@ CAUSEWAY_DEVICE uint4 shifted(uint4 low, uint4 high, u32 shift) {
                       __funnelshift_r(b3, b4, bits));
 }
 
-// An aligner: moves lines from raw stages to stages. A lane moves one line at a time; lanes of one residue take
-// different boxes' lines, so that neither the reads, at distances of 144 bytes, nor the swizzled writes meet in a bank.
+// An aligner: moves lines from raw stages to stages, a line per lane at a time. Lanes take residues and lines in such an order
+// that neither the reads, 144 bytes apart, nor the swizzled writes conflict in a bank.
 template <typename T> CAUSEWAY_DEVICE void align(const Arguments<T>& a, const Block<T>& block, Walk<T> walk, u32 aligner) {
     using S = Shape<T>;
     const u32 lane = lane_index(), residue = lane & 7;
@@ -198,8 +199,8 @@ template <typename T> CAUSEWAY_DEVICE void consume(const Arguments<T>& a, const 
     for (; walk.any(a); walk.next(a), tile_at(a, walk.tile, row, column)) {
         i32 step = walk.begin;
         u32 before = 0;
-        // The first step for itself tells the compiler that sums are not needed from tile to tile, so share_sums has their
-        // registers. Elsewhere it would only be more code to fetch: 2 to 4 % of a small product.
+        // The first step has code of its own. It shows the compiler that sums do not live from tile to tile, so share_sums may use
+        // their registers. Without a shared rest that would only be more code to fetch: 2 to 4 % of a small product.
         if constexpr (T::shared_rest) {
             multiply(false);
             before = ring.stage;
@@ -290,7 +291,7 @@ template <typename T> CAUSEWAY_DEVICE void gemm_wgmma(const Arguments<T>& a) {
         cluster_arrive();
         cluster_wait();
     }
-    // Shared memory has to last until the copy engine has read it.
+    // Shared memory has to last until TMA has read it.
     box_store_wait_read<0>();
 }
 

@@ -1,7 +1,7 @@
-// How the sums of gemm_wgmma.cuh become a result: rounded and stored, after those of several blocks are added where
-// blocks have summed parts of one tile.
+// How the sums of gemm_wgmma.cuh become a result. Where several blocks have summed parts of one tile, their sums are added; then
+// sums are rounded and stored.
 //
-//   store_sums   sums in registers ─► staging, 16 rows × ACROSS columns a warp ─► copy engine, or elements one by one
+//   store_sums   sums in registers ─► staging, 16 rows × ACROSS columns a warp ─► TMA, or elements one by one
 //   combine      `split`: blocks of a cluster add the sums that lie in each other's shared memory
 //   share_sums   `shared_rest`: warps of several clusters leave theirs in the workspace, and the last one adds them
 #pragma once
@@ -25,15 +25,15 @@ template <bool Bf16> CAUSEWAY_DEVICE u32 pair(float low, float high) {
     return Bf16 ? pair_bf16(low, high) : pair_f16(low, high);
 }
 
-// Where 8 columns of a line are staged. Lines of 64 columns are swizzled, others follow each other.
+// Offset of 8 columns of a line in a staging buffer. Lines of 64 columns are swizzled, others are not.
 template <typename T> CAUSEWAY_DEVICE u32 staged(u32 line, u32 group) {
     if constexpr (Shape<T>::ACROSS == 64) return line * LINE + ((group ^ line & 7) << 4);
     else return line * (Shape<T>::ACROSS * 2) + (group << 4);
 }
 
-// Stores what one warp has staged: Rows rows of ACROSS columns.
+// Stores a staging buffer of one warp: Rows rows of ACROSS columns.
 template <typename T, int Rows>
-CAUSEWAY_DEVICE void store_chunk(const Arguments<T>& a, u32 from, i32 row, i32 column) {
+CAUSEWAY_DEVICE void store_buffer(const Arguments<T>& a, u32 from, i32 row, i32 column) {
     const i32 lane = (i32)lane_index();
     if constexpr (T::result_by_rows) {
         wave_barrier();
@@ -63,7 +63,7 @@ template <typename T>
 CAUSEWAY_DEVICE void store_columns(const Arguments<T>& a, const float* sums, u32 staging, u32& buffer, i32 row,
                                    i32 column) {
     const u32 lane = lane_index(), line = lane & 15, group = lane >> 4;
-    const u32 to = staging + buffer * CHUNK;
+    const u32 to = staging + buffer * BUFFER_BYTES;
     buffer = buffer + 1 == T::staging ? 0 : buffer + 1;
     box_store_wait_read<T::staging - 1>();
     wave_barrier();
@@ -73,7 +73,7 @@ CAUSEWAY_DEVICE void store_columns(const Arguments<T>& a, const float* sums, u32
         matrix_store(to + staged<T>(line, 2 * i + group), pair<T::bf16>(s[0], s[1]),
                      pair<T::bf16>(s[2], s[3]), pair<T::bf16>(s[4], s[5]), pair<T::bf16>(s[6], s[7]));
     }
-    store_chunk<T, 16>(a, to, row, column);
+    store_buffer<T, 16>(a, to, row, column);
 }
 
 // A warp's sums, 16 rows of the tile.
@@ -125,12 +125,12 @@ template <typename T> CAUSEWAY_DEVICE void combine(const Arguments<T>& a, const 
                         make_uint4(pair<T::bf16>(l.x, l.y), pair<T::bf16>(l.z, l.w), pair<T::bf16>(h.x, h.y),
                                    pair<T::bf16>(h.z, h.w)));
         }
-        store_chunk<T, 8>(a, to, row + (i32)first_row, column + (i32)first_column);
+        store_buffer<T, 8>(a, to, row + (i32)first_row, column + (i32)first_column);
     }
 }
 
-// Puts a warp's sums of one piece of a tile into the workspace. The warp that comes last of those with the same rows and
-// columns then adds those of all pieces, in their order, and stores the result.
+// Puts a warp's sums of one piece of a tile into the workspace. Of the warps that have the same rows and columns, the last to
+// arrive adds the sums of all pieces, in the order of the pieces, and stores the result.
 //
 //   workspace   tile → piece → block of the cluster → warp → four sums at a time → lane
 template <typename T>

@@ -10,8 +10,8 @@
 //                   cluster 1       tile whole + 1   |---- head ----|
 //                   cluster 2       tile whole                      |-part-|   then tile whole + 1   |-part-|
 //
-//                 So clusters that share rows or columns read the same terms at the same time, and the last cache level
-//                 reads them once.
+//                 So clusters that share rows or columns read the same terms at the same time, and the L2 cache loads
+//                 them once.
 //
 // Without the rest (`shared_rest` is false) all tiles are whole ones.
 #pragma once
@@ -22,14 +22,14 @@ namespace gemm {
 
 constexpr int STEP = 64;           // terms of a stage: 128 bytes
 constexpr u32 LINE = STEP * 2;     // bytes of them
-constexpr u32 CHUNK = 16 * LINE;   // what a warp stages at a time: 16 rows of at most 64 columns
+constexpr u32 BUFFER_BYTES = 16 * LINE;  // of a staging buffer: 16 rows of at most 64 columns
 constexpr u32 CONSUMERS_MEET = 1;  // named barrier
 constexpr u32 RAW_LINE = 144;      // bytes of 72 elements
 constexpr u32 RAW_BOX = 8 * RAW_LINE;
 constexpr u32 RAW_GROUP = 8 * RAW_BOX;  // 64 lines, by residues
 
-// An operand: one map, or one for each residue of a line's number and the elements between the rounded address and the
-// line's own, 4 bits each.
+// An operand: one map; or, where lines begin anywhere, a map for each residue of the line's number modulo 8, and the distance in
+// elements from the rounded address to the line's own, 4 bits for each residue.
 template <bool ByRows> struct Operand { TensorMap map[1]; };
 template <> struct Operand<true> {
     TensorMap map[8];
@@ -54,7 +54,7 @@ template <typename T> struct Arguments {
     u32 pieces;                   // of each other tile
     i32 head, part;               // steps of the first piece and of any other
     float* workspace;             // the sums of pieces
-    u32* counters;                // one for each warp of each tile of the rest: pieces that are in the workspace
+    u32* counters;                // one for each warp of each tile of the rest: how many pieces are in the workspace
 };
 
 // The sizes that follow from a choice of tile.
@@ -79,7 +79,7 @@ template <typename T> struct Shape {
     static constexpr u32 DIRECT = (T::left_by_rows ? 0 : LEFT) + (T::right_by_rows ? 0 : RIGHT);
     static constexpr u32 RAW = STAGES;
     static constexpr u32 STAGING = RAW + RAW_STAGE * T::raw_stages;
-    static constexpr u32 WARP_STAGING = CHUNK * T::staging;
+    static constexpr u32 WARP_STAGING = BUFFER_BYTES * T::staging;
     static constexpr u32 BARRIERS = STAGING + WARP_STAGING * WARPS;
     // Split: a block's own sums, in place of the stages. The padding spreads rows over the banks.
     static constexpr u32 SUMS_PITCH = T::tile_columns * 4 + 32;
@@ -89,7 +89,7 @@ template <typename T> struct Shape {
     static_assert(RAW_GROUPS == 0 || SHARE_ROWS * SHARE_COLUMNS == 1, "lines that begin anywhere are not shared");
 };
 
-// The stage that comes next, and the parity of its pass through the ring.
+// The stage that comes next, and the parity of this pass through the ring.
 template <int Stages> struct Ring {
     u32 stage = 0, parity = 0;
     CAUSEWAY_DEVICE void next() {
@@ -97,7 +97,7 @@ template <int Stages> struct Ring {
     }
 };
 
-// Where one block stands.
+// A block: its rank in the cluster, and its addresses in shared memory.
 template <typename T> struct Block {
     using S = Shape<T>;
     u32 base;            // of the stages, in shared memory
@@ -116,18 +116,17 @@ template <typename T> struct Block {
     CAUSEWAY_DEVICE u32 staging(u32 warp) const { return base + S::STAGING + warp * S::WARP_STAGING; }
 };
 
-// Tiles in the order of bands of `band` rows of tiles, column by column within a band: those under way at one time form
-// a patch that is about as high as it is wide, and share their operands in the last cache level.
+// Tiles are walked in bands of `band` rows of tiles, and column by column within a band. So the tiles that are computed at the same
+// time form a patch about as high as it is wide, and share their operands in the L2 cache.
 template <typename T> CAUSEWAY_DEVICE void tile_at(const Arguments<T>& a, i32 tile, i32& row, i32& column) {
     const i32 per_band = a.band * a.column_tiles;
     const i32 first = tile / per_band * a.band, rest = tile % per_band;
-    const i32 rows = max(1, min(a.row_tiles - first, a.band));  // a tile past the last one is asked for and not used
+    const i32 rows = max(1, min(a.row_tiles - first, a.band));  // the tile after the last one is located, too, and not used
     column = rest / rows;
     row = first + rest % rows;
 }
 
-// A cluster's way through its tiles: where it is, and what follows. Few numbers: warps that multiply keep it beside
-// their sums.
+// A cluster's walk through its tiles. It has few members, since the warps that multiply keep them in registers beside their sums.
 template <typename T> struct Walk {
     i32 tile;
     i32 begin, end;  // steps of the tile that this block sums

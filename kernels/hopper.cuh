@@ -1,5 +1,5 @@
-// Hopper's own instructions (sm_90a), one thin wrapper each: barriers in shared memory, the tensor copy engine (TMA),
-// the matrix unit of a warpgroup (wgmma), clusters.
+// Hopper's own instructions (sm_90a), one thin wrapper each: barriers in shared memory (mbarrier), the tensor memory accelerator
+// (TMA), tensor cores for a warpgroup (wgmma), clusters.
 //
 // Addresses of shared memory are the 32-bit ones of its own window. No other target includes this file, and the
 // simulator does not run what it holds.
@@ -14,14 +14,14 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 CAUSEWAY_DEVICE u32 shared_window() { return (u32)__cvta_generic_to_shared(causeway_shared_memory); }
 
 // ---- barriers in shared memory -------------------------------------------------------------------------------------
-// A phase ends when all arrivals and all announced bytes are in. Waiting for the phase before a fresh barrier's first
-// one (parity 1) returns at once.
+// A phase ends when all arrivals and all announced bytes are in. A wait with parity 1 on a fresh barrier returns at once: it is
+// for the phase before the first.
 
 CAUSEWAY_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers known to the copy engine and to the cluster.
+// Makes initialised barriers known to TMA and to the cluster.
 CAUSEWAY_DEVICE void barrier_init_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 CAUSEWAY_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
@@ -32,9 +32,9 @@ CAUSEWAY_DEVICE void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives at the same barrier of block `rank` of the cluster. The default forms of arrival and wait do: no data written
-// by threads passes through this handshake. Asking for release and acquire over the cluster flushes caches each time
-// and cost 20 to 30 % of a large product.
+// Arrives at the same barrier of block `rank` of the cluster. The default forms of arrival and wait are enough, since no data
+// written by threads passes through this handshake. Release and acquire at cluster scope would flush caches each time, which cost
+// 20 to 30 % of a large product.
 CAUSEWAY_DEVICE void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile("{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
                  "mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(barrier),
@@ -52,12 +52,12 @@ CAUSEWAY_DEVICE void barrier_wait(u32 barrier, u32 parity) {
     } while (done == 0);
 }
 
-// ---- the tensor copy engine ----------------------------------------------------------------------------------------
+// ---- TMA -----------------------------------------------------------------------------------------------------------
 // Coordinates are elements; parts of a box that lie outside the matrix read as zeros and are not written.
 
 CAUSEWAY_DEVICE void prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
-// Copies a box to shared memory; its bytes count at the barrier.
+// Copies a box to shared memory; its bytes count towards the barrier.
 CAUSEWAY_DEVICE void box_load(u32 to, const TensorMap* map, u32 barrier, i32 inner, i32 outer) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(to), "l"(map), "r"(barrier), "r"(inner), "r"(outer)
@@ -85,10 +85,10 @@ template <int Pending> CAUSEWAY_DEVICE void box_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
 
-// Makes this thread's writes to shared memory visible to the copy engine and the matrix unit.
+// Makes this thread's writes to shared memory visible to TMA and the tensor cores.
 CAUSEWAY_DEVICE void shared_writes_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- the matrix unit of a warpgroup --------------------------------------------------------------------------------
+// ---- tensor cores --------------------------------------------------------------------------------------------------
 
 CAUSEWAY_DEVICE void matrix_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 CAUSEWAY_DEVICE void matrix_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -96,19 +96,19 @@ template <int Pending> CAUSEWAY_DEVICE void matrix_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// Describes a tile in shared memory to the matrix unit: 128-byte swizzle (1 in bits 62 and 63), base offset 0 since
-// tiles begin at multiples of 1024 bytes.
+// The descriptor of a tile in shared memory for wgmma: 128-byte swizzle (1 in bits 62 and 63), base offset 0 since tiles begin at
+// multiples of 1024 bytes.
 //
-//   reduction-major    rows of 64 terms, 128 bytes each; the next 8 rows are 1024 bytes on. 16 terms further along is
-//                      32 bytes within the row. The other distance is not used.
-//   row-major          blocks of 64 rows (or columns of the result) by 64 terms; within a block a term has one line of
-//                      128 bytes. The next 8 terms are 1024 bytes on, the next block 8192. 16 terms further is 2048.
+//   reduction-major    rows of 64 terms, 128 bytes each. From 8 rows to the next 8 it is 1024 bytes, from 16 terms to the
+//                      next 16 it is 32 bytes, within the row. The other distance is not used.
+//   row-major          blocks of 64 rows (or columns of the result) by 64 terms, with a line of 128 bytes for each term. From 8
+//                      terms to the next 8 it is 1024 bytes, from 16 to the next 16 it is 2048, from block to block 8192.
 template <bool RowMajor> CAUSEWAY_DEVICE u64 matrix_descriptor(u32 address) {
     constexpr u64 BLOCK = RowMajor ? 8192 : 16, EIGHT = 1024;
     return (u64)((address & 0x3ffff) >> 4) | BLOCK >> 4 << 16 | EIGHT >> 4 << 32 | 1ull << 62;
 }
 
-// What 16 terms further along adds to a descriptor.
+// What a descriptor grows by from 16 terms to the next 16.
 template <bool RowMajor> constexpr u64 NEXT_TERMS = (RowMajor ? 2048 : 32) >> 4;
 
 #define CAUSEWAY_SUMS_8(i)                                                                                        \
@@ -186,7 +186,7 @@ CAUSEWAY_DEVICE u32 cluster_rank() {
     return rank;
 }
 
-// Without ordering of memory: what barrier_init_publish has published needs none.
+// Orders no memory: what barrier_init_publish has published needs none.
 CAUSEWAY_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 CAUSEWAY_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 CAUSEWAY_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
@@ -207,14 +207,14 @@ CAUSEWAY_DEVICE void named_barrier(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Counts warps, of any blocks, as they finish a piece of work. True in all lanes of the one that arrives last, which then
-// sees everything that the others wrote before they arrived, through load_mutable. The counter is 0 before the first
-// arrival and again after the last.
+// Counts warps, of any blocks, as they finish a piece of work. True in all lanes of the last one to arrive. Through load_mutable it
+// sees everything that the others wrote before they arrived. The counter is 0 before the first arrival and again after the
+// last.
 CAUSEWAY_DEVICE bool last_warp_to_arrive(u32* counter, u32 warps) {
     u32 before = 0;
     wave_barrier();
     if (lane_index() == 0) before = count_arrival(counter, warps);
-    // A vote, of which the compiler knows that all lanes see the same.
+    // A vote: the compiler knows that its result is the same in all lanes.
     return __any_sync(0xffffffffu, lane_index() == 0 && before == warps - 1);
 }
 

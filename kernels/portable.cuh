@@ -29,12 +29,12 @@
 #endif
 #endif
 
-// CAUSEWAY_CLUSTER_KERNEL(threads, blocks, cluster), only where HAS_CLUSTERS: likewise, and `cluster` blocks that follow
-// each other run at the same time and reach each other's shared memory.
-// CAUSEWAY_KERNEL(threads, blocks): an entry point launched with exactly `threads` threads per block, of which at
-// least `blocks` blocks should fit on one multiprocessor (a cap on registers; AMD compilers choose by themselves).
-// CAUSEWAY_MFMA_KERNEL(threads): likewise, for CDNA's matrix units. With two waves on a SIMD, a wave has at most 256
-// registers; the compiler then has matrix instructions take ordinary ones, and moves no sums to accumulation registers and
+// CAUSEWAY_KERNEL(threads, blocks): an entry point launched with exactly `threads` threads per block. At least `blocks` blocks
+// should fit on one multiprocessor, which caps registers (AMD compilers choose by themselves).
+// CAUSEWAY_CLUSTER_KERNEL(threads, blocks, cluster), only where HAS_CLUSTERS: likewise, and each `cluster` neighbouring blocks run
+// at the same time and reach each other's shared memory.
+// CAUSEWAY_MFMA_KERNEL(threads): likewise, for CDNA's matrix units. With two waves on a SIMD a wave has at most 256 registers. The
+// compiler then lets matrix instructions work on ordinary registers, where otherwise it moves sums to accumulation registers and
 // back in each step.
 #if defined(CAUSEWAY_NVIDIA)
 #define CAUSEWAY_DEVICE __device__ __forceinline__
@@ -48,7 +48,7 @@
 #define CAUSEWAY_MFMA_KERNEL(threads) CAUSEWAY_KERNEL(threads, 2) __attribute__((amdgpu_waves_per_eu(2)))
 #else
 #define CAUSEWAY_DEVICE inline __attribute__((always_inline))
-// Several kernels share a translation unit there, each in a namespace of its own.
+// Several kernels share a translation unit in the simulator, each in a namespace of its own.
 #define CAUSEWAY_KERNEL(threads, blocks) void
 #define CAUSEWAY_MFMA_KERNEL(threads) void
 #endif
@@ -103,7 +103,7 @@ void await_copies(unsigned pending);
 #define CAUSEWAY_AND_SITE
 #endif
 
-// The copy engine's swizzle counts from multiples of 1024 bytes.
+// TMA's swizzle counts from multiples of 1024 bytes.
 #if defined(CAUSEWAY_NVIDIA)
 extern __shared__ __align__(1024) unsigned char causeway_shared_memory[];
 #elif defined(CAUSEWAY_AMD)
@@ -178,8 +178,9 @@ CAUSEWAY_DEVICE void wave_barrier(CAUSEWAY_SITE) {
 #endif
 }
 
-// The first statement of an entry that may be launched early. Such a launch may begin while the one before it on its stream is still at work: blocks
-// take their places, and wait here until that one is over and its writes can be seen. Then the next launch may begin.
+// Programmatic dependent launch: the first statement of an entry that may begin while the launch before it on its stream still
+// runs. Its blocks become resident and wait here until that launch is over and its writes are visible. Then the next launch may
+// begin.
 CAUSEWAY_DEVICE void follow_previous_launch() {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -262,9 +263,9 @@ CAUSEWAY_DEVICE float shuffle(float value, u32 source CAUSEWAY_AND_SITE) {
 #endif
 }
 
-// The same value, of which the compiler no longer knows where it came from. It then keeps the value in registers
-// where it would rather compute it again at every use; and what is computed from the value is computed again. An address is for load() and async_copy(), which say that they
-// access global memory.
+// The same value, with its origin hidden from the compiler. So the compiler keeps it in registers and does not compute it again
+// at every use, and what is derived from it is not shared with what was derived before. The compiler also forgets that an
+// address is one of global memory, but load() and async_copy() say so.
 CAUSEWAY_DEVICE const char* opaque(const char* address) {
 #if defined(CAUSEWAY_NVIDIA)
     asm("" : "+l"(address));
@@ -288,8 +289,8 @@ CAUSEWAY_DEVICE i32 opaque(i32 value) {
 
 // ---- arithmetic ----------------------------------------------------------------------------------------------------
 
-// a + b, never contracted with a product that a or b is: a kernel that selects between the two would have other bits than one
-// that does not.
+// a + b, never contracted to a fused multiply-add. Whether a compiler contracts may depend on the code around it, and then two
+// kernels would have different bits.
 CAUSEWAY_DEVICE float add_rn(float a, float b) {
 #if defined(CAUSEWAY_NVIDIA)
     float sum;
@@ -310,7 +311,7 @@ CAUSEWAY_DEVICE float multiply_add(float a, float b, float c) {
 #endif
 }
 
-// x, or the bound that it lies beyond; NaN becomes one of the bounds.
+// x, limited to the bounds; a NaN becomes one of them.
 CAUSEWAY_DEVICE float clamp(float x, float low, float high) {
 #if defined(CAUSEWAY_NVIDIA)
     return fminf(fmaxf(x, low), high);

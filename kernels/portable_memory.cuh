@@ -1,5 +1,5 @@
-// Every difference between the vendors where memory is concerned: global and shared memory, copies that run ahead, and what
-// blocks tell each other.
+// Every difference between the vendors where memory is concerned: global and shared memory, asynchronous copies, and how blocks
+// signal each other.
 #pragma once
 #include "portable.cuh"
 
@@ -48,7 +48,7 @@ template <int Bytes> CAUSEWAY_DEVICE typename Vector<Bytes>::type vector(const P
 
 #if defined(CAUSEWAY_NVIDIA)
 namespace detail {
-// Past the first-level cache, which other multiprocessors' stores do not reach, where this launch writes the memory.
+// A load that bypasses the L1 cache, for memory that this launch writes: stores of other multiprocessors do not reach this L1.
 template <bool Written, typename V> CAUSEWAY_DEVICE V get(const void* address) {
     if constexpr (Written) {
         return __ldcg((const V*)address);
@@ -87,8 +87,8 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_mutable(const void* addr
     return load_packet<Bytes, true>(address);
 }
 
-// As load, where `wanted`; else zeros, and the address is not touched. Loads are issued in the order in which they are
-// written, and what is made of them follows: behind a branch, the first would be waited for before the second starts.
+// As load where `wanted`; else zeros, and the address is not touched. On NVIDIA it is predicated, so several of these are in flight
+// together; with branches the first would be waited for before the second starts.
 template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const void* address) {
 #if defined(CAUSEWAY_NVIDIA)
     const u32 flag = wanted;
@@ -122,8 +122,8 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const vo
 #endif
 }
 
-// As load_if, and not behind a store that is written after it: where registers are short, the compiler moves loads there
-// that it knows to read no memory of this launch. Packets of less than 8 bytes need few registers: they are ordinary loads.
+// As load_if, and the compiler does not move it behind a later store. It does so with loads of memory that the launch does not
+// write, where registers are short. Packets of less than 8 bytes need few registers, so they are ordinary loads.
 template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_before_stores(bool wanted, const void* address) {
 #if defined(CAUSEWAY_NVIDIA)
     const u32 flag = wanted;
@@ -164,8 +164,8 @@ template <int Bytes> CAUSEWAY_DEVICE void store(void* address, const Packet<Byte
 #endif
 }
 
-// As store, where `wanted`. The value is computed either way: a branch around the store would draw the arithmetic in and
-// break the schedule.
+// As store where `wanted`. On NVIDIA it is predicated, and the value is computed either way: the compiler would sink the arithmetic
+// into a branch, and its loads with it.
 template <int Bytes> CAUSEWAY_DEVICE void store_if(bool wanted, void* address, const Packet<Bytes>& p) {
 #if defined(CAUSEWAY_NVIDIA)
     const u32 flag = wanted;
@@ -231,18 +231,18 @@ template <int Bytes> CAUSEWAY_DEVICE void store_shared(u32 offset, const Packet<
 #endif
 }
 
-// ---- copies that run ahead -----------------------------------------------------------------------------------------
+// ---- asynchronous copies -------------------------------------------------------------------------------------------
 
-// NVIDIA's from sm_80 copy from global to shared memory without passing registers. Where there is no such
-// instruction, PrefetchRing (vector.cuh) keeps what runs ahead in registers.
+// NVIDIA's devices from sm_80 on copy from global to shared memory without passing through registers (cp.async). Elsewhere
+// PrefetchRing (vector.cuh) keeps what is prefetched in registers.
 #if (defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800) || defined(CAUSEWAY_ASYNC_COPY)
 constexpr bool HAS_ASYNC_COPY = true;
 #else
 constexpr bool HAS_ASYNC_COPY = false;
 #endif
 
-// Starts a copy of Bytes (4, 8 or 16) to shared memory, of which the first `count` bytes are read and the others are
-// zeros. With nothing to read the address must be legal all the same. Only where HAS_ASYNC_COPY.
+// Starts a copy of Bytes (4, 8 or 16) to shared memory: the first `count` bytes are read, the others are zeros. The address must
+// be legal even if count is 0. Only where HAS_ASYNC_COPY.
 template <int Bytes> CAUSEWAY_DEVICE void async_copy_first(u32 shared_offset, const void* address, u32 count) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
     const u32 to = (u32)__cvta_generic_to_shared(causeway_shared_memory) + shared_offset;
@@ -262,7 +262,7 @@ template <int Bytes> CAUSEWAY_DEVICE void async_copy(u32 shared_offset, const vo
     async_copy_first<Bytes>(shared_offset, address, valid ? Bytes : 0);
 }
 
-// Starts a copy of memory that other waves of the multiprocessor read too: it goes through the first-level cache.
+// Starts a copy of memory that other waves of the multiprocessor read too: it goes through the L1 cache.
 template <int Bytes> CAUSEWAY_DEVICE void async_copy_near(u32 shared_offset, const void* address) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
     const u32 to = (u32)__cvta_generic_to_shared(causeway_shared_memory) + shared_offset;
@@ -281,7 +281,7 @@ CAUSEWAY_DEVICE void async_commit() {
 #endif
 }
 
-// Waits until at most `Pending` of this thread's groups are still under way; it then sees its own copies.
+// Waits until at most `Pending` of this thread's groups are in flight. The thread then sees its own copies, and others do not yet.
 template <int Pending> CAUSEWAY_DEVICE void async_wait() {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
@@ -292,7 +292,7 @@ template <int Pending> CAUSEWAY_DEVICE void async_wait() {
 
 // ---- blocks that run together --------------------------------------------------------------------------------------
 
-// NVIDIA's from sm_90 start the blocks of a cluster at the same time.
+// Clusters, NVIDIA from sm_90 on: their blocks start at the same time.
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
 constexpr bool HAS_CLUSTERS = true;
 #else
@@ -308,8 +308,7 @@ constexpr bool HAS_CLUSTERS = false;
 //   send(block, offset, value, mailbox)    writes to the shared memory of block `block` of the cluster
 //   receive(mailbox)                returns when all bytes have arrived and can be read
 //
-// No fence and no further barrier: nothing waits for what a block has still under way to global memory. Only where
-// HAS_CLUSTERS.
+// There is no fence and no further barrier, so nothing waits for a block's stores to global memory. Only where HAS_CLUSTERS.
 CAUSEWAY_DEVICE void open_mailbox(u32 mailbox) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
     if (thread_index() == 0) {
@@ -351,10 +350,10 @@ CAUSEWAY_DEVICE void receive(u32 mailbox) {
 #endif
 }
 
-// ---- blocks that wait for nobody -----------------------------------------------------------------------------------
+// ---- the last to arrive --------------------------------------------------------------------------------------------
 
-// Counts one of `all` arrivals, and tells how many came before it. The last one sees, through load_mutable, what the others
-// wrote before theirs. The counter is 0 before the first arrival and again after the last.
+// Counts one of `all` arrivals and returns how many came before it. Through load_mutable, the last to arrive sees what the others
+// wrote before they arrived. The counter is 0 before the first arrival and again after the last.
 CAUSEWAY_DEVICE u32 count_arrival(u32* counter, u32 all) {
     u32 before;
 #if defined(CAUSEWAY_HOST)
@@ -368,9 +367,8 @@ CAUSEWAY_DEVICE u32 count_arrival(u32* counter, u32 all) {
     return before;
 }
 
-// Counts the blocks of a group as they finish. True in all threads of the block that arrives last, which then sees
-// everything that the others wrote before they arrived, through load_mutable. The counter is 0 before the first
-// arrival and again after the last. `flag_offset`: 4 bytes of shared memory that are free for this.
+// Counts the blocks of a group as they finish. True in all threads of the last block to arrive, which sees what the others wrote,
+// as above. `flag_offset`: 4 bytes of shared memory that are free for this.
 CAUSEWAY_DEVICE bool last_block_to_arrive(u32* counter, u32 blocks, u32 flag_offset CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_HOST)
     causeway_simulator::meet_block(site);
@@ -379,7 +377,7 @@ CAUSEWAY_DEVICE bool last_block_to_arrive(u32* counter, u32 blocks, u32 flag_off
     return load_shared<4>(flag_offset).word[0] != 0;
 #else
 #if defined(CAUSEWAY_AMD)
-    // A wave's own stores only: the barrier does not push those of other waves to the device's cache.
+    // A fence is for a wave's own stores: the barrier does not push those of other waves to the L2 cache.
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
 #endif
     block_barrier();

@@ -1,8 +1,8 @@
 // Sums that several blocks share, in a fixed order.
 //
-// Every part writes its addends to a place of its own in the workspace, then counts itself. The block that arrives
-// last adds them in the order of the parts. So there is one launch, nothing to zero before it, and the same bits
-// come out whatever order the blocks run in.
+// As split-K does it, without atomics on floats. Each part, the block of one share of the positions, writes its addends to its
+// own place in the workspace and counts itself. The block that arrives last adds them in the order of the parts. So one launch
+// is enough, nothing has to be zeroed before it, and the bits are the same in whatever order blocks run.
 //
 //   workspace   group 0: [part 0: count floats][part 1] … | group 1: …
 //   counters    one per group
@@ -28,8 +28,8 @@ CAUSEWAY_DEVICE float shuffle_xor(float value, u32 mask CAUSEWAY_AND_SITE) {
 // Adds each of Count values over the lanes of a wave. Returns one of the sums; `index` says which, Count or more in
 // lanes that hold none.
 //
-// While there are several values, a lane keeps half of them and passes on the others, so Count values cost about
-// Count + 5 shuffles instead of 5 · Count.
+// As long as a lane has several values, it keeps half of them and passes on the others. So Count values cost about Count + 5
+// shuffles instead of 5 · Count.
 template <int Count> CAUSEWAY_DEVICE float wave_sums(const float (&values)[Count], int& index) {
     constexpr int PADDED = Count <= 1 ? 1 : Count <= 2 ? 2 : Count <= 4 ? 4 : 8;
     static_assert(Count <= 8, "at most 8 sums");
@@ -82,7 +82,7 @@ CAUSEWAY_DEVICE void sum_over_blocks(float* workspace, u32* counters, u32 group,
     }
     if (parts == 1 || !last_block_to_arrive(counters + group, parts, flag)) return;
     for (int i = first; i < count; i += Threads * Vector) {
-        // Loads under way at once. Who sums singly has few parts, and should not pay for this with registers.
+        // Loads in flight at once. With Vector 1 there are few parts, and many loads would only cost registers.
         constexpr u32 AHEAD = Vector == 1 ? 4 : 16;
         float values[Vector] = {};
         for (u32 p = 0; p < parts; p += AHEAD) {

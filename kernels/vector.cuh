@@ -1,4 +1,4 @@
-// Elements in packets: conversion between storage and f32, and a ring of packets that runs ahead of its use.
+// Elements in packets: conversion between storage and f32, and a ring of prefetched packets.
 #pragma once
 #include "portable_memory.cuh"
 
@@ -78,7 +78,7 @@ template <typename T> CAUSEWAY_DEVICE float load_element(const T* address) {
     return element<T, 0>(load<sizeof(T)>(address));
 }
 
-// As load_element, for memory that this launch writes too.
+// As load_element, for memory that this launch also writes.
 template <typename T> CAUSEWAY_DEVICE float load_mutable_element(const T* address) {
     return element<T, 0>(load_mutable<sizeof(T)>(address));
 }
@@ -88,8 +88,8 @@ template <typename T> CAUSEWAY_DEVICE void store_element(T* address, float value
     store<sizeof(T)>(address, pack<T, sizeof(T)>(values));
 }
 
-// `Count` neighbouring elements as f32, by accesses of Bytes: the address is a multiple of them, and they divide the
-// whole.
+// `Count` contiguous elements as f32, by accesses of Bytes. The address is a multiple of Bytes, and a whole number of accesses
+// makes up the elements.
 template <typename T, int Bytes, int Count>
 CAUSEWAY_DEVICE void load_run(const T* address, float (&values)[Count]) {
     constexpr int STEP = ELEMENTS<T, Bytes>;
@@ -130,12 +130,12 @@ CAUSEWAY_DEVICE void store_run(T* address, const float (&values)[Count]) {
     }
 }
 
-// `Slots` packets per thread, fetched ahead and read back by the thread that fetched them: no barrier is needed.
+// `Slots` prefetched packets per thread. The thread that fetched a packet reads it back, so no barrier is needed.
 //
 //   with async copies: slot s of thread i lies in shared memory at  base + (s · threads + i) · Bytes
 //   without:           in registers; slot numbers must then be compile-time constants (unrolled loops)
 //
-// fetch() the packets of one step, then commit(); wait<n>() before read() leaves the last n steps under way.
+// fetch() the packets of one step, then commit(); wait<n>() before read() leaves the last n steps in flight.
 template <int Bytes, int Slots> class PrefetchRing {
 public:
     // Bytes of shared memory that a block of `threads` threads needs.

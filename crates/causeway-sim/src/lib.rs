@@ -39,7 +39,7 @@ pub enum Order {
     Ascending,
     /// By decreasing number.
     Descending,
-    /// In permutations that the seed gives, with several blocks under way at a time that take turns at random.
+    /// In permutations that the seed gives, with several blocks that take turns at random.
     Shuffled(u32),
 }
 
@@ -90,7 +90,7 @@ impl Settings {
             Some("64") => small(64),
             Some(architecture) => {
                 let mut facts = DeviceFacts::of_target(&Target::parse(architecture).map_err(|_| unknown())?);
-                // wgmma and the copy engine are not simulated. They come with the letter: sm_90 plans without them.
+                // wgmma and TMA are not simulated. They come with the letter: sm_90 plans without them.
                 if facts.architecture == "sm_90a" {
                     facts.architecture = "sm_90".to_string();
                 }
@@ -218,7 +218,7 @@ impl Executor for Simulator {
         &self.settings.facts
     }
 
-    /// Blocks of a cluster run one by one here, and nothing stands for the copy engine's tensor maps.
+    /// Blocks of a cluster run one by one here, and nothing stands for TMA's tensor maps.
     fn can_run(&self, plan: &Plan) -> bool {
         plan.cluster == 1 && plan.tensor_maps.is_empty()
     }

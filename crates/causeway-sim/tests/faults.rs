@@ -146,7 +146,7 @@ fn an_asynchronous_copy_is_there_once_it_is_waited_for() {
     for (pending, expected) in [(0, [7, 8, 0]), (1, [7, 8, u32::MAX]), (2, [7, u32::MAX, u32::MAX])] {
         let (result, output) = run_on("sim:32", &body(pending), 32, 1);
         result.unwrap();
-        assert_eq!(output[8..11], expected, "{pending} groups may be under way");
+        assert_eq!(output[8..11], expected, "{pending} groups may be in flight");
     }
 }
 

@@ -1,10 +1,13 @@
 //! The tables and their compilers, and one variant's way from its text to its facts.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, anyhow, ensure};
 use causeway::backend::gpu::builder::Builder;
 use causeway::backend::gpu::cache::Cache;
 use causeway::backend::gpu::compiler::Target;
 use causeway::backend::gpu::library::Search;
+use object::{Object as _, ObjectSection as _};
 use serde::Deserialize;
 
 use crate::disassembly::Listing;
@@ -69,17 +72,40 @@ impl Workshop {
         Ok(compiler.name()?)
     }
 
+    /// Compiles a variant: what the compiler gave.
+    fn image(&self, build: &Build, variant: &Variant, directory: &Path) -> Result<Vec<u8>> {
+        let (program, target) = (variant.program(), Target::parse(&build.arch)?);
+        if build.tool == Tool::Clang {
+            let object = clang::compile(&program, &target, directory).map_err(|log| anyhow!(log))?;
+            Ok(std::fs::read(object)?)
+        } else {
+            Ok(self.builder.build(&program, &target, None)?.image)
+        }
+    }
+
+    /// Compiles a variant; the digest of its instructions and constants. Names of functions are not in it.
+    pub fn code_digest(&self, build: &Build, variant: &Variant) -> Result<String> {
+        let directory = tempfile::tempdir()?;
+        let image = self.image(build, variant, directory.path())?;
+        let object = if build.tool == Tool::Nvrtc { &image } else { amd::unbundled(&image)? };
+        let mut hasher = blake3::Hasher::new();
+        let file = object::File::parse(object)?;
+        let is_code =
+            |name: &str| [".text", ".nv.constant", ".rodata"].iter().any(|start| name.starts_with(start));
+        for section in file.sections().filter(|section| section.name().is_ok_and(is_code)) {
+            let data = section.data()?;
+            hasher.update(&(data.len() as u64).to_le_bytes()).update(data);
+        }
+        ensure!(hasher.count() > 0, "no section with code");
+        Ok(hasher.finalize().to_hex().to_string())
+    }
+
     /// Compiles a variant and reads what came out.
     pub fn facts(&self, build: &Build, variant: &Variant) -> Result<Facts> {
         let target = Target::parse(&build.arch)?;
-        let (program, entry) = (variant.program(), variant.entry());
+        let entry = variant.entry();
         let directory = tempfile::tempdir()?;
-        let image = if build.tool == Tool::Clang {
-            let object = clang::compile(&program, &target, directory.path()).map_err(|log| anyhow!(log))?;
-            std::fs::read(object)?
-        } else {
-            self.builder.build(&program, &target, None)?.image
-        };
+        let image = self.image(build, variant, directory.path())?;
         let is_nvidia = build.tool == Tool::Nvrtc;
         let object = if is_nvidia { &image } else { amd::unbundled(&image)? };
         let mut facts = if is_nvidia {

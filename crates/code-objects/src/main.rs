@@ -25,7 +25,6 @@ use clap::Parser;
 use rayon::prelude::*;
 
 use crate::build::{Build, Workshop, builds};
-use crate::facts::Facts;
 use crate::snapshot::Snapshot;
 use crate::variant::{Variant, planned, suites};
 
@@ -51,6 +50,17 @@ enum Command {
         /// Tables: sm_90a, gfx90a-hiprtc …; all of them if none is named
         tables: Vec<String>,
     },
+    /// Print a digest of the machine code of the variants that a check builds: equal lines are equal code
+    Digest {
+        /// Every variant, not only those that builds.toml names
+        #[arg(long)]
+        all: bool,
+        /// Only the kernels whose name contains this
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        kernel: String,
+        /// Tables: sm_90a, gfx90a-hiprtc …; all of them if none is named
+        tables: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -63,6 +73,7 @@ fn main() -> ExitCode {
             };
             refresh(rebuilt, &tables)
         }
+        Command::Digest { all, kernel, tables } => digest(all, &kernel, &tables),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -129,20 +140,39 @@ fn in_turns(wanted: Vec<Vec<String>>) -> Vec<Job> {
     jobs.into_iter().map(|(_, table, name)| (table, name)).collect()
 }
 
-/// Builds on all cores; the facts and the time of each job.
-fn run<'a>(
-    workshop: &Workshop,
+/// Builds on all cores; what `of` makes of each job, and its time.
+fn run<'a, T: Send>(
     tables: &[Table],
     jobs: &'a [Job],
-) -> Result<Vec<(&'a Job, Facts, Duration)>> {
+    of: impl Fn(&Build, &Variant) -> Result<T> + Sync,
+) -> Result<Vec<(&'a Job, T, Duration)>> {
     let one = |job: &'a Job| {
         let (table, start) = (&tables[job.0], Instant::now());
-        let facts = workshop
-            .facts(&table.build, &table.variants[&job.1])
+        let made = of(&table.build, &table.variants[&job.1])
             .with_context(|| format!("{} {}", table.build.name, job.1))?;
-        Ok((job, facts, start.elapsed()))
+        Ok((job, made, start.elapsed()))
     };
     jobs.par_iter().with_max_len(1).map(one).collect()
+}
+
+/// Prints a line for each variant: its table, the digest of its machine code, its name.
+fn digest(all: bool, kernel: &str, names: &[String]) -> Result<bool> {
+    let workshop = Workshop::new();
+    let tables = tables(&workshop, names)?;
+    let wanted = tables.iter().map(|Table { build, variants, snapshot, .. }| {
+        let chosen = sample::chosen(build, variants, snapshot);
+        let is_wanted = |name: &&String| (all || chosen.contains(*name)) && name.contains(kernel);
+        variants.keys().filter(is_wanted).cloned().collect()
+    });
+    let jobs = in_turns(wanted.collect());
+    let mut lines = Vec::new();
+    for ((at, name), digest, _) in run(&tables, &jobs, |build, variant| workshop.code_digest(build, variant))?
+    {
+        lines.push(format!("{}\t{digest}\t{name}", tables[*at].build.name));
+    }
+    lines.sort();
+    lines.iter().for_each(|line| println!("{line}"));
+    Ok(true)
 }
 
 /// Compares with the tables. False if something got worse.
@@ -171,7 +201,7 @@ fn check(all: bool, names: &[String]) -> Result<bool> {
     }
     let jobs = in_turns(wanted);
     let mut sums = vec![(0, Duration::ZERO, 0); tables.len()];
-    for ((at, name), now, time) in run(&workshop, &tables, &jobs)? {
+    for ((at, name), now, time) in run(&tables, &jobs, |build, variant| workshop.facts(build, variant))? {
         let table = &tables[*at];
         let before = table.snapshot.rows.get(name).filter(|_| table.is_of_this_compiler());
         let found = gate::violations(name, before, &now);
@@ -215,7 +245,8 @@ fn refresh(is_rebuilt: impl Fn(&str) -> bool, names: &[String]) -> Result<bool> 
     let jobs = in_turns(wanted);
     let mut sums = vec![(0, Duration::ZERO); tables.len()];
     for (number, part) in (1..).zip(jobs.chunks(BETWEEN_WRITES)) {
-        for ((at, name), facts, time) in run(&workshop, &tables, part)? {
+        for ((at, name), facts, time) in run(&tables, part, |build, variant| workshop.facts(build, variant))?
+        {
             tables[*at].snapshot.rows.insert(name.clone(), facts);
             sums[*at].0 += 1;
             sums[*at].1 += time;

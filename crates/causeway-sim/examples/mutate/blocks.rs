@@ -44,9 +44,17 @@ pub fn counters(kernels: &[Kernel], blocks: &[Block]) -> Vec<Patch> {
             " extern unsigned char causeway_hits[] __asm__(\"causeway_hits\"); causeway_hits[{number}] = 1; \
              __asm__ volatile(\".pushsection .causeway_blocks\\n.ascii \\\"{MARK}{number};\\\"\\n.popsection\"); "
         );
-        kernels[block.kernel].patch(block.bytes.start..block.bytes.start, code)
+        let kernel = &kernels[block.kernel];
+        let at = block.bytes.start + behind_pragma(&kernel.text[block.bytes.clone()]);
+        kernel.patch(at..at, code)
     };
     blocks.iter().enumerate().map(counter).collect()
+}
+
+/// Where a block's statements begin: a pragma that holds for the block has to stand before all of them.
+fn behind_pragma(block: &str) -> usize {
+    let own = &block[..block.find('{').unwrap_or(block.len())];
+    own.rfind("#pragma clang").map_or(0, |at| own[at..].find('\n').map_or(own.len(), |end| at + end + 1))
 }
 
 /// The blocks whose marks are in an object.
@@ -160,6 +168,13 @@ mod tests {
         assert_eq!(found("void f(int a) const { if (a) { b(); } else { c = {1}; } }").len(), 3);
         assert_eq!(found("auto g = [&](int i) { return i; };"), [" return i; "]);
         assert_eq!(found("struct S { int x[2] = {1, 2}; }; Packet<4> p{{bits}};"), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn counters_stand_behind_the_pragma_of_a_block() {
+        let block = "\n#if X\n f();\n#else\n#pragma clang fp contract(off)\n return a + b;\n#endif\n";
+        assert_eq!(block[behind_pragma(block)..].trim(), "return a + b;\n#endif");
+        assert_eq!(behind_pragma(" if (a) {\n#pragma clang fp contract(off)\n b(); } "), 0);
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub struct DeviceEvidence {
     pub multiprocessors: u32,
     /// Threads that run in lockstep.
     pub wave_size: u32,
-    /// Bytes of the last cache level.
+    /// Bytes of the L2 cache.
     pub l2_bytes: u64,
     /// Bytes of memory, and how many of them were free at the start; 0 for a simulated device.
     pub memory_bytes: u64,

@@ -15,7 +15,7 @@ pub struct Host {
     pub features: Vec<String>,
     /// Cores that this process may use.
     pub cores: usize,
-    /// Bytes of the last cache level, of one of its instances.
+    /// Bytes of the last-level cache, of one of its instances.
     pub last_level_cache: Option<u64>,
     /// Bytes of memory.
     pub memory: Option<u64>,

@@ -20,6 +20,13 @@ const SIGMOID_UNITS: f64 = 4.0;
 /// The part of half a unit in the last place that the activation may use up when results have 16 bits.
 const ACTIVATION_SHARE: f64 = 1.0 / 8.0;
 
+/// Beyond this magnitude of pre, silu' is 1 or 0 but for [`SATURATED_TAIL`], and 1 plus the exponential is 1, or as large as
+/// the exponential.
+const SATURATED: f64 = 128.0;
+
+/// More than |p|·exp(-|p|) twice, from there on.
+const SATURATED_TAIL: f64 = 1e-52;
+
 /// The floating-point numbers that a backend computes in: f32, or f64 when x is f64.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arithmetic {
@@ -139,7 +146,13 @@ impl Arithmetic {
         let sensitivity = sigmoid * (1.0 + magnitude * (1.0 - 2.0 * sigmoid).abs());
         let single = 2.0 * self.unit * (units * sensitivity + 2.0 * parts) + self.flushed(pre.value, sigmoid);
         let evaluated = single.max(self.coarsest(results) * parts);
-        let error = dy.abs() * (inherited + evaluated) + self.accumulator.smallest();
+        let mut slope = inherited + evaluated;
+        if magnitude - pre.error > SATURATED {
+            // However large pre and its error are: a sigmoid of exactly 1 leaves nothing of pre · (1-σ).
+            let rounded = (2.0 * self.unit * SIGMOID_UNITS).max(self.coarsest(results)) * parts;
+            slope = slope.min(rounded + SATURATED_TAIL + self.flushed(pre.value, sigmoid));
+        }
+        let error = dy.abs() * slope + self.accumulator.smallest();
         // What may be any number may overflow as well.
         if error < self.accumulator.max() { error } else { f64::INFINITY }
     }
@@ -249,6 +262,17 @@ mod tests {
         assert_eq!(half, 0.5f64.powi(12) / 8.0);
         let single = Arithmetic::of(DType::F32).silu(pre, value, value);
         assert!(single < 8.0 * f64::from(f32::EPSILON) * value);
+    }
+
+    #[test]
+    fn a_slope_far_from_zero_is_bounded_whatever_the_error_of_pre() {
+        let arithmetic = Arithmetic::of(DType::F32);
+        for (value, sigmoid) in [(1e38, 1.0), (-1e38, 0.0)] {
+            let error =
+                |error| arithmetic.silu_gradient(Approximate { value, error }, sigmoid, 1e37, &[DType::F32]);
+            assert!(error(1e31) < 1e37 * 8.0 * f64::from(f32::EPSILON), "{}", error(1e31));
+            assert_eq!(error(2e38), f64::INFINITY);
+        }
     }
 
     #[test]

@@ -88,7 +88,7 @@ fn varlen_states(device: GpuDevice) -> Result<()> {
     states.fetch().map(drop)
 }
 
-/// Large enough for the matrix units of a Hopper, their copy engine and all of a block's shared memory.
+/// Large enough for the matrix units of a Hopper, their TMA and all of a block's shared memory.
 fn gemm_forward(device: GpuDevice) -> Result<()> {
     let tensors: [Tensor; 2] = [("A", DType::F16, &[256, 128]), ("B", DType::F16, &[128, 256])];
     call(device, Operation::GemmForward, &tensors)

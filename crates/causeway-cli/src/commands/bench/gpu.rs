@@ -24,7 +24,7 @@ const LAUNCHES: usize = 64;
 /// launches take long to record.
 pub(super) const MAX_SETS: u64 = 8192;
 
-/// Bytes that the tensors of a case take in turn before they come back: three times the last cache level, since
+/// Bytes that the tensors of a case take in turn before they come back: three times the L2 cache, since
 /// a device evicts less predictably than a CPU.
 pub(super) fn default_rotation(stream: &Stream) -> u64 {
     3 * stream.device().facts().l2_bytes

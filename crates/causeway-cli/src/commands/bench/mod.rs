@@ -35,7 +35,7 @@ use measure::measure;
 pub(crate) use host_cost::FirstCallArgs;
 pub(crate) use host_cost::first_call;
 
-/// Taken for the last cache level when the system does not tell.
+/// Taken for the last-level cache when the system does not tell.
 const ASSUMED_CACHE: u64 = 64 << 20;
 /// What the tensors of one case may take of the memory that is free.
 const MEMORY_SHARE: f64 = 0.6;

@@ -51,8 +51,13 @@ impl<R: Real> LongSums<R> {
 
     pub fn finish(&self, lane: usize, arithmetic: &Arithmetic, dtype: DType) -> Approximate {
         let terms = self.terms[lane] as usize;
-        let error = arithmetic.long_sum(terms, self.magnitude[lane], self.squares[lane])
+        let mut error = arithmetic.long_sum(terms, self.magnitude[lane], self.squares[lane])
             + independent(self.inherited[lane], self.inherited_squares[lane]);
+        let largest = self.magnitude[lane] + self.inherited[lane];
+        if self.magnitude[lane].is_finite() && arithmetic.may_overflow(largest) {
+            // By what errors of g come to in the terms.
+            error = f64::INFINITY;
+        }
         let exact = Approximate { value: self.value[lane].value(), error };
         Approximate { value: exact.value, error: arithmetic.rounded(exact, dtype) }
     }

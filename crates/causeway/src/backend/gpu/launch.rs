@@ -16,7 +16,7 @@ pub(super) fn power_of_two_in(number: u64) -> u32 {
 
 /// Bytes up to which a launch begins early. Blocks that come early fill the multiprocessors that are done first, so a grid
 /// that would be spread evenly is not: what saves 0.3 µs of a small launch costs 2 µs of a large one
-/// (docs/kernels/forward.md). Planners of grids that have no other way to lie let these begin early whatever they move.
+/// (docs/kernels/history/forward.md). Planners of grids that have no other way to lie let these begin early whatever they move.
 const EARLY: u64 = 20_000_000;
 
 /// Whether this device's launches may begin while the one before them is at work.

@@ -38,12 +38,12 @@ pub struct DeviceFacts {
     pub shared_per_multiprocessor: u32,
     /// Most bytes of shared memory that one block can ask for.
     pub shared_per_block: u32,
-    /// Bytes of the last cache level.
+    /// Bytes of the L2 cache.
     pub l2_bytes: u64,
 }
 
 /// Reference devices, from the vendors' data sheets: beginning of the architecture, multiprocessors, threads and
-/// registers of each, KiB of shared memory of each and of one block, MiB of the last cache level.
+/// registers of each, KiB of shared memory of each and of one block, MiB of the L2 cache.
 type Reference = (&'static str, u32, u32, u32, u32, u32, u64);
 const REFERENCES: &[Reference] = &[
     ("sm_75", 40, 1024, 65_536, 64, 64, 4),        // T4
@@ -122,7 +122,7 @@ impl DeviceFacts {
     }
 }
 
-/// A matrix that NVIDIA's copy engine moves in boxes between memory and shared memory, from compute capability 9.0
+/// A matrix that NVIDIA's TMA moves in boxes between memory and shared memory, from compute capability 9.0
 /// on. The runtime encodes it as the driver wants it: 128 bytes in the argument block.
 ///
 /// What lies outside the matrix reads as zeros and is not written.
@@ -172,7 +172,7 @@ pub struct Plan {
     pub workspace_at: Option<usize>,
     /// Where in `arguments` the address of the counters goes (8 bytes), if any are used.
     pub counters_at: Option<usize>,
-    /// Matrices for the copy engine, and where in `arguments` each goes ([`TensorMap::BYTES`] bytes).
+    /// Matrices for TMA, and where in `arguments` each goes ([`TensorMap::BYTES`] bytes).
     pub tensor_maps: Vec<(usize, TensorMap)>,
     /// True if the kernel itself waits for the launch before it on the stream, so that it may begin while that one
     /// ends.

@@ -7,7 +7,7 @@
 //! pass 4    g             → dx
 //! ```
 //!
-//! What a pass leaves for the next one stays in the first-level cache. In one pass there would be more values under way
+//! What a pass leaves for the next one stays in the L1 cache. In one pass there would be more values in flight
 //! than registers: the taps, the sums, `width` rows of x and of g, and the terms of several SiLUs.
 
 use std::marker::PhantomData;

@@ -128,7 +128,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         }
     }
 
-    /// Each pair of a span walks down `count` rows, in two passes over sums that stay in the first-level cache.
+    /// Each pair of a span walks down `count` rows, in two passes over sums that stay in the L1 cache.
     ///
     /// # Safety
     /// Rows that are not null hold the span's pairs; x has `count + width - 1` rows or none, y has `count`.

@@ -124,7 +124,7 @@ where
     }
 
     /// Groups of `N` vectors from `at` on, as many as there are, and where they end; before them there is a pair. Three
-    /// groups are under way, at stages that do not depend on each other, as in forward: the sums of the next one but
+    /// groups are in flight, at stages that do not depend on each other, as in forward: the sums of the next one but
     /// one, the results of one whose g is known, and, in the middle, the long chain from sums to g.
     ///
     /// # Safety

@@ -36,7 +36,7 @@ pub(super) const GROUP: usize = 1024;
 pub(super) const BLOCK: usize = 8;
 
 /// Pairs from the one that is computed to the one whose rows are asked for meanwhile: far enough for memory to answer, and
-/// so near that they are still in the first-level cache. Rows of the next block are not, where strides are a power of two.
+/// so near that they are still in the L1 cache. Rows of the next block are not, where strides are a power of two.
 const AHEAD: usize = 8;
 
 /// A pair of vectors of channels.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            history        tile
-//! x      [ width-1 ... | 0 1 2 ... count-1 ]        in accumulators, in the first-level cache
+//! x      [ width-1 ... | 0 1 2 ... count-1 ]        in accumulators, in the L1 cache
 //! weight [ 0 ... width-1 ]
 //!          └──── slides ────→                       out[i] = bias + Σ_w weight[w] · x[i + w]
 //! ```
@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
 
 /// Positions in a tile: a multiple of every number of lanes. Three buffers of this length stay in the
-/// first-level cache.
+/// L1 cache.
 pub(super) const TILE: usize = 512;
 
 /// Vectors that a pass over the taps keeps in registers, so that a weight is loaded once for all of them.

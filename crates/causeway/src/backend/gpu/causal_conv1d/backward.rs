@@ -145,7 +145,7 @@ impl Planner<'_> {
     }
 
     /// True where taps or gradients may be cut off inside a row.
-    pub(super) fn has_places(&self) -> bool {
+    pub(super) fn has_boundaries(&self) -> bool {
         self.op.seq_idx.is_some() || self.boundaries().is_some()
     }
 

@@ -15,8 +15,8 @@ struct Rows {
     bytes: u32,
     /// They begin or end inside a packet.
     ragged: bool,
-    /// Some of their tiles take the careful path.
-    careful: bool,
+    /// Some of their tiles take the masked path.
+    masked: bool,
     tile: FirstTile,
 }
 
@@ -39,7 +39,7 @@ struct Cut {
     piece: u64,
     /// Tiles of a step.
     unroll: u64,
-    /// Tiles under way.
+    /// Tiles in flight.
     stages: u32,
 }
 
@@ -69,19 +69,19 @@ impl Planner<'_> {
         }
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
         let has_states = self.meets_states();
-        let careful = ragged || has_states || self.has_places();
+        let masked = ragged || has_states || self.has_boundaries();
         let tile = backward_tiles::first(&FirstCall {
             width,
             element,
             silu: self.op.activation == Activation::Silu,
-            careful,
+            masked,
             ragged_states: ragged && has_states,
             all_options: self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states,
-            masks_spill: takes_more_registers(self.facts) && self.has_places(),
+            masks_spill: takes_more_registers(self.facts) && self.has_boundaries(),
             overfull: dim as u64
                 > u64::from(self.facts.multiprocessors * OVERFULL_THREADS / self.facts.wave_size),
         })?;
-        self.walk_first(&Rows { bytes, ragged, careful, tile })
+        self.walk_first(&Rows { bytes, ragged, masked, tile })
     }
 
     /// Rows, or pieces of them, that waves walk.
@@ -134,7 +134,7 @@ impl Planner<'_> {
 
     /// Shares rows out among lanes, waves and blocks.
     fn cut_first(&self, rows: &Rows) -> Cut {
-        let &Rows { bytes, ragged, careful, tile } = rows;
+        let &Rows { bytes, ragged, masked, tile } = rows;
         let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
         let (element, wave) = (self.element(), self.facts.wave_size);
         let count = u64::from(tile.bytes / element);
@@ -169,7 +169,7 @@ impl Planner<'_> {
         let pieces = (waves * parts).div_ceil(batch as u64).min(most_pieces);
         let steps = |unroll: u64| tiles.div_ceil(pieces).next_multiple_of(unroll);
         // Two tiles per step, where a piece has an even number of them. Indices take registers and shared memory for that.
-        let few_options = !careful
+        let few_options = !masked
             || !(ragged || self.meets_states() || self.boundaries().is_some())
                 && width <= 4
                 && self.has_async_copy(bytes)
@@ -231,7 +231,7 @@ impl Planner<'_> {
         let element = i64::from(self.element());
         let each = self.elements_per_multiprocessor();
         let whole = bytes == Some(PACKET) && (seqlen * element) % i64::from(PACKET) == 0;
-        if !whole || self.has_places() || !backward_tiles::is_short_first(width, each) {
+        if !whole || self.has_boundaries() || !backward_tiles::is_short_first(width, each) {
             return None;
         }
         let pieces = (seqlen * element) as u64 / u64::from(PACKET);
@@ -277,7 +277,7 @@ impl Planner<'_> {
             && i32::try_from(row_bytes).is_ok()
             && row_bytes.is_multiple_of(u64::from(tile_bytes))
             && self.has_async_copy(PACKET)
-            && !self.has_places()
+            && !self.has_boundaries()
             && !self.meets_states();
         if !plain
             || !backward_tiles::is_tiles_first(width, self.element(), self.elements_per_multiprocessor())

@@ -26,7 +26,7 @@ impl Planner<'_> {
         let legal = streams.iter().map(|view| view.access(1)).min()? / element;
         let legal = legal.min(1 << (dim as u64).trailing_zeros().min(3));
         let elements_each = self.elements_per_multiprocessor();
-        if let Some(short) = backward_tiles::is_short_last(width, elements_each, self.has_places())
+        if let Some(short) = backward_tiles::is_short_last(width, elements_each, self.has_boundaries())
             .then(|| self.short_last(legal))
             .flatten()
         {
@@ -36,7 +36,7 @@ impl Planner<'_> {
             width,
             elements: elements_each,
             bytes: legal * element,
-            places: self.has_places(),
+            boundaries: self.has_boundaries(),
             takes_more_registers: takes_more_registers(self.facts),
         };
         let tile = backward_tiles::last(&call)?;

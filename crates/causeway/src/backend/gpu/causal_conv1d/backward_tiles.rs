@@ -1,4 +1,4 @@
-//! Tile sizes of the backward kernels, measured on an H200 (docs/kernels/backward.md).
+//! Tile sizes of the backward kernels, measured on an H200 (docs/kernels/history/backward.md).
 
 use crate::backend::gpu::plan::DeviceFacts;
 
@@ -18,7 +18,7 @@ pub(super) struct LastTile {
     pub threads: u32,
     /// Blocks that should fit on a multiprocessor: caps registers, and sizes the grid.
     pub resident: u32,
-    /// Chunks of rows under way.
+    /// Chunks of rows in flight.
     pub stages: u32,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct FirstTile {
     pub threads: u32,
     /// Threads that should fit on a multiprocessor: caps registers.
     pub resident_threads: u32,
-    /// Tiles under way.
+    /// Tiles in flight.
     pub stages: u32,
     /// Most waves for one channel.
     pub most_waves: u32,
@@ -52,7 +52,7 @@ struct Rule {
     /// Most bytes that an access may have.
     bytes: u32,
     /// Whether it serves calls with cu_seqlens or seq_idx.
-    places: bool,
+    boundaries: bool,
     tile: LastTile,
 }
 
@@ -64,7 +64,7 @@ const LAST: &[Rule] = &[
         width: 8,
         elements: 8 << 10,
         bytes: 16,
-        places: true,
+        boundaries: true,
         tile: LastTile { bytes: 8, channels: 2, lanes: 8, threads: 128, resident: 1, stages: 2 },
     },
     // Narrow accesses leave registers for more threads, which then hide more latency.
@@ -72,42 +72,42 @@ const LAST: &[Rule] = &[
         width: 4,
         elements: ANY,
         bytes: 2,
-        places: false,
+        boundaries: false,
         tile: LastTile { bytes: 2, channels: 1, lanes: 32, threads: 128, resident: 6, stages: 2 },
     },
     Rule {
         width: 4,
         elements: ANY,
         bytes: 4,
-        places: false,
+        boundaries: false,
         tile: LastTile { bytes: 4, channels: 2, lanes: 32, threads: 128, resident: 5, stages: 2 },
     },
     Rule {
         width: 4,
         elements: ANY,
         bytes: 16,
-        places: true,
+        boundaries: true,
         tile: LastTile { bytes: 8, channels: 4, lanes: 32, threads: 256, resident: 2, stages: 2 },
     },
     Rule {
         width: 6,
         elements: ANY,
         bytes: 16,
-        places: false,
+        boundaries: false,
         tile: LastTile { bytes: 8, channels: 4, lanes: 32, threads: 128, resident: 3, stages: 2 },
     },
     Rule {
         width: 8,
         elements: ANY,
         bytes: 16,
-        places: false,
+        boundaries: false,
         tile: LastTile { bytes: 8, channels: 2, lanes: 32, threads: 256, resident: 2, stages: 2 },
     },
     Rule {
         width: 8,
         elements: ANY,
         bytes: 16,
-        places: true,
+        boundaries: true,
         tile: LastTile { bytes: 8, channels: 2, lanes: 32, threads: 128, resident: 3, stages: 2 },
     },
 ];
@@ -120,7 +120,7 @@ pub(super) struct LastCall {
     /// The widest legal access.
     pub bytes: u32,
     /// cu_seqlens or seq_idx is given.
-    pub places: bool,
+    pub boundaries: bool,
     pub takes_more_registers: bool,
 }
 
@@ -128,9 +128,9 @@ pub(super) struct LastCall {
 pub(super) fn last(call: &LastCall) -> Option<LastTile> {
     let fits =
         |rule: &&Rule| call.width <= rule.width && call.elements <= rule.elements && call.bytes <= rule.bytes;
-    let tile = LAST.iter().find(|rule| fits(rule) && (rule.places || !call.places))?.tile;
+    let tile = LAST.iter().find(|rule| fits(rule) && (rule.boundaries || !call.boundaries))?.tile;
     // Masks for boundaries, beside four channels.
-    if call.takes_more_registers && call.places && tile.channels == 4 {
+    if call.takes_more_registers && call.boundaries && tile.channels == 4 {
         return Some(LastTile { threads: 128, resident: 3, ..tile });
     }
     Some(tile)
@@ -142,8 +142,8 @@ pub(super) struct FirstCall {
     /// Bytes of an element.
     pub element: u32,
     pub silu: bool,
-    /// Some tiles take the careful path, which needs more registers.
-    pub careful: bool,
+    /// Some tiles take the masked path, which needs more registers.
+    pub masked: bool,
     /// Rows that begin or end inside a packet, and states: more registers where a packet has 8 positions.
     pub ragged_states: bool,
     /// All options at once, which need even more.
@@ -156,19 +156,18 @@ pub(super) struct FirstCall {
 
 /// The tile for a call.
 pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
-    let &FirstCall { width, element, silu, careful, ragged_states, all_options, masks_spill, overfull } =
-        call;
+    let &FirstCall { width, element, silu, masked, ragged_states, all_options, masks_spill, overfull } = call;
     // A lane needs as many positions as a halo.
     let bytes = if i64::from(16 / element) < width - 1 { 32 } else { 16 };
     // Where waves run in several rounds, channels are cut finely, so that the last round is short. What a channel costs
     // once, beside its rows, limits that.
     let least_waves = match (element, silu) {
-        _ if !overfull || careful || width > 4 => 1,
+        _ if !overfull || masked || width > 4 => 1,
         (2, true) => 1,
         (2, false) => 2,
         _ => 4,
     };
-    let resident_threads = match (width, careful, all_options) {
+    let resident_threads = match (width, masked, all_options) {
         (..=4, false, _) if least_waves > 1 => 768,
         (..=4, false, _) if element == 2 => 640,
         (_, _, true) => 256,
@@ -319,8 +318,8 @@ pub(super) struct ShortLastTile {
 }
 
 /// Whether a call of this width and this many elements of x per multiprocessor is one for the short channel-last kernel.
-pub(super) fn is_short_last(width: i64, elements: u64, places: bool) -> bool {
-    width <= 4 && elements <= 8 << 10 && !places
+pub(super) fn is_short_last(width: i64, elements: u64, boundaries: bool) -> bool {
+    width <= 4 && elements <= 8 << 10 && !boundaries
 }
 
 /// The tile for `dim` channels of `rows` rows in all, where `largest` blocks can form a cluster.

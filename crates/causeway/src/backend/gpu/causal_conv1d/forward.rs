@@ -117,7 +117,7 @@ impl Planner<'_> {
     }
 
     /// True if taps have to be checked for their sequence.
-    fn is_checked(&self) -> bool {
+    fn has_boundaries(&self) -> bool {
         self.op.seq_idx.is_some() || self.sizes.packed
     }
 
@@ -159,14 +159,14 @@ impl Planner<'_> {
         };
         // A third stream, and what tells sequences apart, take registers; a tight cap would spill on some devices.
         let op = self.op;
-        let meets_states = self.is_checked() && op.initial_states.is_some();
+        let meets_states = self.has_boundaries() && op.initial_states.is_some();
         let tight = [meets_states, tile.rows >= 12, takes_more_registers(self.facts)];
         let tight = tight.into_iter().filter(|tight| *tight).count();
         let resident = if op.residual.is_some() || (op.seq_idx.is_some() && self.sizes.packed) {
             tile.resident.min(8)
         } else if tight >= 2 {
             tile.resident.min(10)
-        } else if self.is_checked() || op.initial_states.is_some() || takes_more_registers(self.facts)
+        } else if self.has_boundaries() || op.initial_states.is_some() || takes_more_registers(self.facts)
             // Without an activation there is less to hide.
             || op.activation == Activation::None && self.element() == 2
         {
@@ -191,7 +191,7 @@ impl Planner<'_> {
         if !self.fits_32_bits(1) {
             return None;
         }
-        let idle = self.op.activation == Activation::None && !self.is_checked();
+        let idle = self.op.activation == Activation::None && !self.has_boundaries();
         let tile = first_tile(width, self.element(), self.packets(), idle)?;
         let count = PACKET / self.element();
         let aligned = self.streams().map(|view| view.access(2)).min()?;
@@ -203,7 +203,7 @@ impl Planner<'_> {
         let packets = positions.div_ceil(u64::from(count));
         let (lanes, tiles) = first_shape(packets, tile.tiles, self.facts.wave_size);
         let groups = tile.threads / lanes;
-        let chunks = packets.div_ceil(u64::from(lanes * tiles));
+        let pieces = packets.div_ceil(u64::from(lanes * tiles));
         let checked = CheckedCall {
             element: self.element(),
             seq_idx: self.op.seq_idx.is_some(),
@@ -212,17 +212,17 @@ impl Planner<'_> {
             takes_more_registers: takes_more_registers(self.facts),
         };
         // Few where there is little work.
-        let rows = if self.is_checked() && tiles > 1 { checked.rows() } else { 1 };
-        let blocks = if self.is_checked() {
-            (dim as u64).div_ceil(u64::from(groups * rows)) * chunks
+        let rows = if self.has_boundaries() && tiles > 1 { checked.rows() } else { 1 };
+        let blocks = if self.has_boundaries() {
+            (dim as u64).div_ceil(u64::from(groups * rows)) * pieces
         } else {
-            (dim as u64 * chunks).div_ceil(u64::from(groups))
+            (dim as u64 * pieces).div_ceil(u64::from(groups))
         };
         // The kernel divides numbers of groups as 31-bit numbers.
         if blocks.checked_mul(u64::from(groups * rows))? > i32::MAX as u64 {
             return None;
         }
-        let tile_divisor = u32::try_from(chunks).ok()?;
+        let tile_divisor = u32::try_from(pieces).ok()?;
         let geometry = Geometry { threads: tile.threads, blocks, tile_divisor, early: false };
         let constants = Constants::new("Tile")
             .int("access", access)
@@ -238,7 +238,7 @@ impl Planner<'_> {
             Some(indices) => constants.int("index_bytes", View::of(indices).access(1)),
             None => constants,
         };
-        let crowded = self.is_checked() && width <= 4 && tiles > 1 && !shifted && access == PACKET;
+        let crowded = self.has_boundaries() && width <= 4 && tiles > 1 && !shifted && access == PACKET;
         let resident = if crowded {
             checked.threads().min(self.facts.threads_per_multiprocessor) / tile.threads
         } else {

@@ -1,4 +1,4 @@
-//! Tile sizes of the forward kernels, measured on an H200 (docs/kernels/forward.md).
+//! Tile sizes of the forward kernels, measured on an H200 (docs/kernels/history/forward.md).
 
 /// What a block of the channel-last kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -52,7 +52,7 @@ const _: () = assert!(size_of::<Arguments>() == 224, "as the kernel's static_ass
 const LONGEST_STATE: i64 = 9;
 
 /// Bytes of a thread's packet, and batch entries per thread; the first row whose limit holds is taken.
-/// Measured on an H200 (docs/kernels/forward.md).
+/// Measured on an H200 (docs/kernels/history/forward.md).
 struct Rule {
     /// Largest size of x in packets of 16 bytes per multiprocessor.
     packets: u64,

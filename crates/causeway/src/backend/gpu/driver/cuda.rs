@@ -212,7 +212,7 @@ impl Cuda {
         ("cuFuncSetAttribute", Status(status))
     }
 
-    /// Encodes a matrix for the copy engine; None if the driver is older than the engine.
+    /// Encodes a matrix for TMA; None if the driver is older than it.
     pub fn encode(&self, map: &TensorMap) -> Option<Result<EncodedMap, (&'static str, Status)>> {
         const FLOAT16: c_int = 6;
         const BFLOAT16: c_int = 9;

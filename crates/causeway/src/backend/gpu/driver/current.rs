@@ -388,12 +388,14 @@ impl Current<'_> {
         }
     }
 
-    /// Encodes a matrix for the copy engine.
+    /// Encodes a matrix for TMA.
     ///
     /// # Errors
     /// [`Error::SymbolMissing`] if the driver is older than that, or what it says.
     pub fn encode(&self, map: &TensorMap) -> Result<EncodedMap> {
-        let Native::Cuda(cuda) = &self.driver.native else { return Err(self.driver.lacks("a copy engine")) };
+        let Native::Cuda(cuda) = &self.driver.native else {
+            return Err(self.driver.lacks("the tensor memory accelerator (TMA)"));
+        };
         match cuda.encode(map) {
             Some(encoded) => encoded.map_err(|(call, status)| self.driver.error(call, status)),
             None => Err(self.driver.lacks("cuTensorMapEncodeTiled")),

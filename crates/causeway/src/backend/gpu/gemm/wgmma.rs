@@ -8,7 +8,7 @@ use crate::tensor::DType;
 
 /// Terms of a stage: 128 bytes.
 const STEP: u64 = 64;
-/// Rows of a tile that are walked together, so that the tiles under way form a patch that is about square.
+/// Rows of a tile that are walked together, so that those computed at one time form a patch that is about square.
 const BAND_ROWS: u32 = 2048;
 /// Residues of line numbers, where lines begin anywhere.
 const RESIDUES: u64 = 8;
@@ -17,7 +17,7 @@ const RAW_ELEMENTS: u32 = 72;
 /// Bytes of 64 such lines.
 const RAW_GROUP: u32 = 64 * RAW_ELEMENTS * 2;
 /// Bytes of what a warp stores at a time, at most: 16 rows × 64 columns.
-const CHUNK: u32 = 2048;
+const BUFFER_BYTES: u32 = 2048;
 /// Coordinates are 32-bit, and tiles may reach past the matrix.
 const LARGEST: i64 = (1 << 31) - (1 << 16);
 
@@ -60,7 +60,7 @@ struct Lines {
     stride: u64,
     /// A line holds one term of all rows.
     row_major: bool,
-    /// The copy engine takes the lines as they are: they begin at multiples of 16 bytes.
+    /// TMA takes the lines as they are: they begin at multiples of 16 bytes.
     direct: bool,
 }
 
@@ -94,7 +94,7 @@ impl Lines {
         }
         // A single line may be followed by any other.
         let stride = if count > 1 { stride } else { (length as u64).next_multiple_of(RESIDUES) as i64 };
-        // Lines that overlap, or run backwards, are not a matrix to the copy engine.
+        // Lines that overlap, or run backwards, are not a matrix to TMA.
         if stride < length || stride >= 1 << 35 {
             return None;
         }
@@ -113,7 +113,7 @@ impl Lines {
         !self.address.is_multiple_of(128) || !(self.stride * 2).is_multiple_of(128)
     }
 
-    /// For the copy engine, in boxes of `box_lines` lines of 64 elements.
+    /// For TMA, in boxes of `box_lines` lines of 64 elements.
     fn map(&self, dtype: DType, box_lines: u32) -> TensorMap {
         TensorMap {
             dtype,
@@ -267,7 +267,7 @@ impl Launch<'_> {
         let stages = tile.stages * (tile.rows + tile.right_lines(self.right.row_major)) * 128;
         let raw = tile.raw_stages * self.raw_groups() * RAW_GROUP;
         let barriers = 16 * (tile.stages + tile.raw_stages);
-        stages + raw + tile.staging * tile.rows / 16 * CHUNK + barriers
+        stages + raw + tile.staging * tile.rows / 16 * BUFFER_BYTES + barriers
     }
 
     fn choice(&self, threads: u32) -> Choice {

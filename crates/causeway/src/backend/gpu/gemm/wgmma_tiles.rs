@@ -7,7 +7,7 @@
 //! ```
 //!
 //! and the tile with the least is taken. `step` and `tail` were fitted to measurements on an H200; see
-//! docs/kernels/gemm-wgmma.md. The last round is seldom full; where its tiles are long, clusters share them.
+//! docs/kernels/history/gemm-wgmma.md. The last round is seldom full; where its tiles are long, clusters share them.
 
 use crate::backend::gpu::plan::DeviceFacts;
 
@@ -85,7 +85,7 @@ impl Cluster {
     }
 }
 
-/// Operands that the copy engine takes as they are.
+/// Operands that TMA takes as they are.
 const DIRECT: &[Tile] = &[
     tile(128, 256, 4, 2, 1040, 1500),
     tile(128, 224, 4, 2, 960, 1350),
@@ -121,7 +121,7 @@ const fn tile_where(right_row_major: bool, tile: Tile) -> Tile {
 /// Clocks in which the warps of a block write or read the sums of a tile, per column: 512 bytes for 128 rows.
 const SUMS_PER_COLUMN: u64 = 10;
 
-/// Clocks that a workspace costs: its allocation, and the way to the last cache level, three times.
+/// Clocks that a workspace costs: its allocation, and the way to the L2 cache, three times.
 const HANDOVER: u64 = 8000;
 
 /// Pieces of every tile of the rest that are tried.
@@ -274,7 +274,7 @@ fn timed(
 /// The best way to share the tiles of the last round, if that round is not full.
 fn shared(tiles: u64, steps: u64, at_a_time: u64, tile: &Tile) -> Option<Rest> {
     let rest = tiles % at_a_time;
-    // Where there is no full round, all is over too soon to gain from it (docs/kernels/gemm-wgmma.md). Warps that align
+    // Where there is no full round, all is over too soon to gain from it (docs/kernels/history/gemm-wgmma.md). Warps that align
     // leave too few registers.
     if rest == 0 || tiles < at_a_time || tile.aligners > 0 {
         return None;

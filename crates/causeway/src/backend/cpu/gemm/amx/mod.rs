@@ -30,7 +30,7 @@ use super::vector::Avx512;
 use crate::backend::cpu::float_environment::Ieee754;
 use crate::backend::cpu::{Cpu, Level};
 
-/// Deepest block of the reduction: a panel of the right operand then stays in a first-level cache.
+/// Deepest block of the reduction: a panel of the right operand then stays in the L1 cache.
 const DEPTH: usize = 512;
 
 /// How tiles are cut: sums and both packed blocks share a second-level cache of 2 MiB.
