@@ -1,6 +1,6 @@
 //! What an operation's arguments are, as data: one table from which all else follows that treats tensors alike.
 //!
-//! [`operation!`] makes of it the argument struct, its checks, the list of its tensors, and the call from tensors by name, which
+//! `operation!` makes of it the argument struct, its checks, the list of its tensors, and the call from tensors by name, which
 //! files, the server, suites and bindings use. docs/adding-an-operation.md shows how one is written.
 
 use arrayvec::ArrayVec;
