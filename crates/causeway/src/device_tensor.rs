@@ -3,8 +3,8 @@
 use crate::arrangement::Arrangement;
 use crate::backend::gpu::{DeviceBuffer, Stream};
 use crate::error::Result;
-use crate::files::Spares;
 use crate::host_tensor::HostTensor;
+use crate::spares::Spares;
 use crate::tensor::{DType, Dims, Location, TensorMut, TensorRef};
 
 /// A tensor in the memory of a GPU, with the layout of the host tensor that it was copied from.

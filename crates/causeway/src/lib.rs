@@ -18,6 +18,7 @@ pub mod operation;
 pub mod placement;
 mod rounding;
 mod runs;
+mod spares;
 pub mod tensor;
 
 pub use arrangement::Arrangement;

@@ -4,8 +4,8 @@ use crate::arrangement::Arrangement;
 use crate::device::Device;
 use crate::device_tensor::DeviceTensor;
 use crate::error::{Error, Result};
-use crate::files::Spares;
 use crate::host_tensor::HostTensor;
+use crate::spares::Spares;
 use crate::tensor::{TensorMut, TensorRef};
 
 /// A tensor that a call reads.

@@ -1,15 +1,15 @@
 //! The tensors of a case, on the host.
 
 use causeway::error::Result;
-use causeway::tensor::{DType, TensorRef};
+use causeway::tensor::TensorRef;
 use causeway::{Arrangement, HostTensor};
 
-use super::case::{Conv1d, CuSeqlens, Update, Values, VarlenStates};
+use super::case::{Conv1d, CuSeqlens, Update, VarlenStates};
 use super::random::Random;
 use super::tensors::Tensors;
+use super::values::{Values, fill, insert_non_finite, insert_non_finite_in_one, repeating, uniform, valued};
 use crate::oracle::POISON;
 use crate::oracle::causal_conv1d::{self as oracle, BackwardTruth, Inputs, UpdateInputs};
-use crate::oracle::ulp::Format;
 
 /// Magnitudes of uniform values. That of dy keeps the sums over batch and seqlen small enough for 16-bit results
 /// to round within the contract's ceilings; docs/verification.md has the calculation.
@@ -88,17 +88,6 @@ impl Conv1d {
             let (row, position) = (i / seqlen / dim, i % seqlen);
             if indices[row * seqlen + position] < 0.0 { f64::NAN } else { values[i] }
         });
-    }
-}
-
-impl Values {
-    /// Largest magnitude in a tensor of this dtype, where it is not a parameter's.
-    pub(super) fn scale(self, dtype: DType) -> f64 {
-        match (self, Format::of(dtype)) {
-            (Values::Subnormal, Some(format)) => format.smallest_normal(),
-            (Values::Overflow, Some(format)) => format.max(),
-            _ => 1.0,
-        }
     }
 }
 
@@ -196,69 +185,4 @@ impl CuSeqlens {
         tensor.assign(|i| boundaries[i] as f64);
         Ok(tensor)
     }
-}
-
-fn fill(tensor: &mut HostTensor, case: &str, name: &str, scale: f64, values: Values) {
-    let mut random = Random::new(case, name);
-    match values {
-        Values::Zeros => tensor.assign(|_| match random.below(4) {
-            0 => 0.0,
-            1 => -0.0,
-            _ => random.uniform() * scale,
-        }),
-        Values::Spread => tensor.assign(|_| random.uniform() * scale * 0.5f64.powi(random.below(21) as i32)),
-        _ => tensor.assign_in_parallel(|i| random.uniform_after(i) * scale),
-    }
-}
-
-/// A tensor of random numbers: signs are independent, magnitudes at most `scale` and as `values` says.
-pub(super) fn valued(
-    arrangement: &Arrangement,
-    case: &str,
-    name: &str,
-    scale: f64,
-    values: Values,
-) -> Result<HostTensor> {
-    let mut tensor = arrangement.zeros()?;
-    fill(&mut tensor, case, name, scale, values);
-    Ok(tensor)
-}
-
-pub(super) fn uniform(arrangement: &Arrangement, case: &str, name: &str, scale: f64) -> Result<HostTensor> {
-    valued(arrangement, case, name, scale, Values::Uniform)
-}
-
-/// Uniform values that repeat through the storage.
-fn repeating(arrangement: &Arrangement, case: &str, name: &str, scale: f64) -> Result<HostTensor> {
-    // A prime, so that rows and channels, which are powers of two, never repeat each other.
-    const PERIOD: usize = 262_147;
-    let mut tensor = arrangement.zeros()?;
-    let mut random = Random::new(case, name);
-    let pattern = HostTensor::from_fn(arrangement.dtype, &[PERIOD as i64], |_| random.uniform() * scale)?;
-    let pattern = &pattern.bytes()[..PERIOD * arrangement.dtype.size()];
-    for piece in tensor.bytes_mut().chunks_mut(pattern.len()) {
-        piece.copy_from_slice(&pattern[..piece.len()]);
-    }
-    Ok(tensor)
-}
-
-/// A NaN and both infinities in one of several tensors: which one depends on the case.
-pub(super) fn insert_non_finite_in_one<'a>(tensors: impl Iterator<Item = &'a mut HostTensor>, case: &str) {
-    let mut tensors: Vec<_> = tensors.collect();
-    let chosen = Random::new(case, "non-finite-anywhere").below(tensors.len());
-    insert_non_finite(tensors[chosen], case);
-}
-
-/// A NaN and both infinities, at places that depend on the case.
-pub(super) fn insert_non_finite(x: &mut HostTensor, case: &str) {
-    let mut values = x.to_f64();
-    let mut random = Random::new(case, "non-finite");
-    if values.is_empty() {
-        return;
-    }
-    for special in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-        let at = random.below(values.len());
-        values[at] = special;
-    }
-    x.assign(|i| values[i]);
 }

@@ -1,5 +1,7 @@
 //! Runs a case on a device and checks every output.
 
+mod parity;
+
 use std::num::NonZero;
 use std::time::Instant;
 
@@ -15,7 +17,6 @@ use super::case::{Case, Conv1d, Problem, Update, VarlenStates};
 use super::check;
 use super::coverage::Coverage;
 use super::gemm::{Gemm, GemmResults};
-use super::parity;
 use super::repeats::Reference;
 use super::report::{CaseReport, OutputReport, Timing};
 use super::results::Results;
@@ -143,7 +144,7 @@ impl Run<'_> {
                 let part = tiles.gather(&arrangement, &channels)?;
                 return Ok((Input::tiled(device, &arrangement, tiles.bytes())?, part));
             }
-            let tensor = super::data::uniform(&arrangement, case, name, scale)?;
+            let tensor = super::values::uniform(&arrangement, case, name, scale)?;
             let part = gather(&tensor.view(), 0, &channels)?;
             Ok((Input::place_owned(device, tensor)?, part))
         })?;

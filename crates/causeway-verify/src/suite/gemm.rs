@@ -5,10 +5,9 @@ use causeway::gemm::Algorithm;
 use causeway::tensor::{DType, Dims};
 use causeway::{Arrangement, HostTensor};
 
-use super::case::Values;
-use super::data;
 use super::layout::GUARD_BYTES;
 use super::memory::Memory;
+use super::values::{self, Values};
 use crate::oracle::ulp::Format;
 
 /// C, grad_A and grad_B of one pair of operands.
@@ -156,12 +155,12 @@ impl Gemm {
     pub fn tensors(&self, case: &str) -> Result<GemmTensors> {
         let scale = |name| if name == "A" { self.scale() } else { 1.0 };
         let mut tensors = self
-            .inputs(|name, arrangement| data::valued(&arrangement, case, name, scale(name), self.values))?;
+            .inputs(|name, arrangement| values::valued(&arrangement, case, name, scale(name), self.values))?;
         match self.values {
-            Values::NonFinite => data::insert_non_finite(&mut tensors.a, case),
+            Values::NonFinite => values::insert_non_finite(&mut tensors.a, case),
             Values::NonFiniteAnywhere => {
                 let GemmTensors { a, b, grad_c } = &mut tensors;
-                data::insert_non_finite_in_one([a, b, grad_c].into_iter(), case);
+                values::insert_non_finite_in_one([a, b, grad_c].into_iter(), case);
             }
             _ => {}
         }

@@ -8,10 +8,11 @@ use causeway::tensor::DType;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error as _};
 
-use super::case::{Case, Ceilings, Conv1d, CuSeqlens, Fault, Problem, SeqIdx, Update, Values, VarlenStates};
+use super::case::{Case, Ceilings, Conv1d, CuSeqlens, Fault, Problem, SeqIdx, Update, VarlenStates};
 use super::gemm::{Gemm, MatrixLayout};
 use super::layout::Layout;
 use super::memory::Memory;
+use super::values::Values;
 
 /// Keys that may hold a list instead of a value: there is then one case for each entry. The first changes slowest.
 const MULTIPLYING: [&str; 12] = [

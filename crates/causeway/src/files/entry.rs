@@ -1,8 +1,8 @@
 //! What a file says about a tensor before its elements are read, and the checks that make it true.
 
 use super::error::FileCause;
-use super::spares::Spares;
 use crate::host_tensor::HostTensor;
+use crate::spares::Spares;
 use crate::tensor::{DType, MAX_RANK};
 
 /// A tensor's dtype and shape, shown to have a size in bytes that fits 63 bits.

@@ -15,7 +15,6 @@ mod npy;
 mod npz;
 mod replace;
 mod safetensors;
-mod spares;
 mod stream;
 
 use std::borrow::Cow;
@@ -24,9 +23,9 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
+pub use crate::spares::Spares;
 pub use error::{FileCause, FileError};
 pub use replace::directory_of;
-pub use spares::Spares;
 pub use stream::{TensorImage, TensorStream};
 
 use crate::host_tensor::HostTensor;

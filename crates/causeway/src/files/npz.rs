@@ -7,11 +7,11 @@ use zip::result::ZipError;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
-use super::Spares;
 use super::entry::swap_bytes;
 use super::error::{FileCause, FileError};
 use super::npy::{self, NpyHeader};
 use crate::host_tensor::HostTensor;
+use crate::spares::Spares;
 
 /// Deflate cannot expand a byte to more than this many.
 const MAX_DEFLATE_RATIO: u64 = 1032;

@@ -14,8 +14,8 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use super::Metadata;
 use super::entry::{Entry, HOST_IS_BIG_ENDIAN, swap_bytes};
 use super::error::{FileCause, FileError};
-use super::spares::Spares;
 use crate::host_tensor::HostTensor;
+use crate::spares::Spares;
 use crate::tensor::DType;
 
 /// The limit of the reference implementation.

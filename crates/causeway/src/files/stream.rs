@@ -5,9 +5,9 @@ use std::io::{self, Read, Write};
 
 use super::entry::HOST_IS_BIG_ENDIAN;
 use super::safetensors::{self, Image, Located};
-use super::spares::Spares;
 use super::{FileError, Metadata, write_elements};
 use crate::host_tensor::HostTensor;
+use crate::spares::Spares;
 
 /// An image of a known length whose header has been read and checked; its elements are next in the reader.
 #[derive(Debug)]

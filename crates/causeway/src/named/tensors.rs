@@ -10,9 +10,9 @@ use crate::arrangement::Arrangement;
 use crate::device::Device;
 use crate::device_tensor::DeviceTensor;
 use crate::error::{Error, Result};
-use crate::files::Spares;
 use crate::host_tensor::HostTensor;
 use crate::placement::{Input, Output};
+use crate::spares::Spares;
 use crate::tensor::{DType, Dims, TensorMut, TensorRef};
 
 /// How tensors with a sequence axis are stored. Weights and states are stored one way only.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use causeway::causal_conv1d::Activation;
 use causeway::tensor::{DType, TensorRef};
 
-use super::long_sums::{LANES, LongSums};
+use super::long_sums::{Gradient, LANES, LongSums};
 use super::sequences::{Data, Sequence, refill};
 use super::{Inputs, needs_double_double, sigmoid};
 use crate::oracle::Expected;
@@ -103,13 +103,6 @@ struct Problem<'a> {
     silu: bool,
     dtype: DType,
     parameter_dtype: DType,
-}
-
-/// g at one position, and the error that a backend's may have where it enters the sums of dweight and dbias.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Gradient<R> {
-    pub value: R,
-    pub error: f64,
 }
 
 /// Memory that one channel after the other uses.

@@ -2,9 +2,15 @@
 
 use causeway::tensor::DType;
 
-use super::backward::Gradient;
 use crate::oracle::bounds::{Approximate, Arithmetic, independent};
 use crate::oracle::real::Real;
+
+/// g at one position, and the error that a backend's may have where it enters the sums of dweight and dbias.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Gradient<R> {
+    pub value: R,
+    pub error: f64,
+}
 
 /// Sums that are formed side by side. Each has its terms in the order of the positions.
 pub(super) const LANES: usize = 4;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::compiler::{REQUIRED_AMD, REQUIRED_NVIDIA, is_supported};
 use super::driver::{Driver, vendor_name};
-use super::plan::{DeviceFacts, Vendor};
+use super::facts::{DeviceFacts, Vendor};
 use crate::error::{Error, Result};
 use crate::tensor::Location;
 

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
-use super::plan::Vendor;
+use super::facts::Vendor;
 use crate::error::{Error, Result};
 
 /// Whose toolkit a library belongs to.

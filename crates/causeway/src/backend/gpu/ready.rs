@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::argument::Workspace;
+use super::handle::StreamHandle;
 use super::plan::Plan;
 use super::runtime::{GpuDevice, Kernel};
-use super::stream::StreamHandle;
 use crate::error::Result;
 
 /// A launch whose kernel is loaded.

@@ -4,7 +4,7 @@ mod check;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 
@@ -15,9 +15,9 @@ use super::choice::Choice;
 use super::compiler::{Compiler, Program, Target};
 use super::device::{self, DeviceReport};
 use super::driver::{Context, Current, Driver, Launch};
+use super::handle::StreamHandle;
 use super::plan::{DeviceFacts, Plan, Vendor};
 use super::scratch::Scratch;
-use super::stream::{Stream, StreamHandle};
 use crate::error::{Error, Result};
 use crate::tensor::Location;
 
@@ -38,7 +38,6 @@ struct Inner {
     scratch: Scratch,
     /// For stream-ordered allocation, where the device has it.
     pool: Option<usize>,
-    stream: OnceLock<Stream>,
 }
 
 /// A kernel in the device's memory.
@@ -114,7 +113,6 @@ impl GpuDevice {
             kernels: RwLock::default(),
             scratch: Scratch::default(),
             pool,
-            stream: OnceLock::new(),
         })));
         open.push(device);
         Ok(device)
@@ -161,18 +159,6 @@ impl GpuDevice {
     pub unsafe fn synchronize(&self, stream: StreamHandle) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.enter()?.synchronize(stream.0) }
-    }
-
-    /// A stream for callers that have none: one per device, made by the first call.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn stream(&self) -> Result<&'static Stream> {
-        if let Some(stream) = self.0.stream.get() {
-            return Ok(stream);
-        }
-        let stream = Stream::new(*self)?;
-        Ok(self.0.stream.get_or_init(|| stream))
     }
 
     /// Puts a plan's kernel on a stream and returns without waiting for it.

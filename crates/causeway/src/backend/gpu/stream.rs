@@ -1,29 +1,11 @@
 //! Streams, events and graphs of this crate's own, for callers that have none.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use super::handle::StreamHandle;
 use super::runtime::GpuDevice;
 use crate::error::Result;
-
-/// A stream of anybody's: a `CUstream`, `cudaStream_t` or `hipStream_t`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct StreamHandle(pub(super) usize);
-
-impl StreamHandle {
-    /// The default stream of the device: what PyTorch uses unless told.
-    pub const DEFAULT: StreamHandle = StreamHandle(0);
-
-    /// A stream by the address that other libraries know it by: PyTorch's `Stream.cuda_stream`.
-    pub fn from_address(address: usize) -> Self {
-        StreamHandle(address)
-    }
-
-    /// The address that other libraries know the stream by.
-    pub fn address(self) -> usize {
-        self.0
-    }
-}
 
 /// A stream that this crate made. Cheap to clone; destroyed with the last clone, once its work is done.
 #[derive(Clone)]
@@ -34,6 +16,23 @@ struct OwnStream {
     handle: usize,
     /// The driver's number for it.
     id: u64,
+}
+
+impl GpuDevice {
+    /// A stream for callers that have none: one per device, made by the first call.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn stream(&self) -> Result<&'static Stream> {
+        static STREAMS: Mutex<Vec<&'static Stream>> = Mutex::new(Vec::new());
+        let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stream) = streams.iter().find(|stream| stream.device() == *self) {
+            return Ok(stream);
+        }
+        let stream: &'static Stream = Box::leak(Box::new(Stream::new(*self)?));
+        streams.push(stream);
+        Ok(stream)
+    }
 }
 
 impl Stream {

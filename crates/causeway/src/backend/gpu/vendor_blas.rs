@@ -9,9 +9,9 @@ use libloading::Library;
 
 use super::argument::Workspace;
 use super::gemm::{Matrix, Problem};
+use super::handle::StreamHandle;
 use super::library::{self, Search};
 use super::runtime::GpuDevice;
-use super::stream::StreamHandle;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 

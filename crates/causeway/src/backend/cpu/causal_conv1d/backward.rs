@@ -2,13 +2,20 @@
 
 use std::marker::PhantomData;
 
-use super::backward_along_channels::AlongChannels;
-use super::backward_along_sequence::AlongSequence;
+mod along_channels;
+mod along_sequence;
+mod passes;
+mod registers;
+
+use along_channels::AlongChannels;
+use along_sequence::AlongSequence;
+
+use super::partition::Partition;
 use super::sequences::Sequences;
 use super::states::{self, History};
 use super::sums::{Sums, SumsTarget};
 use super::tensors::{Parameter, ParameterMut, Source, Target};
-use super::{forward_along_sequence, is_streamed, rows, with_number};
+use super::{is_streamed, rows, with_number};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::simd::Number;
 use crate::causal_conv1d::{Activation, Backward, Sizes};
@@ -94,7 +101,7 @@ where
     P: Number<Accumulator = T::Accumulator>,
 {
     let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
-    let partition = forward_along_sequence::partition(sizes, contiguous, MAX_CHUNKS);
+    let partition = Partition::along_sequence(sizes, contiguous, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());
     let kernel = AlongSequence::<T, P> { partition, problem, slope: PhantomData };

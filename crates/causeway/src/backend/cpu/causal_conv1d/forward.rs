@@ -1,7 +1,12 @@
 //! Forward: `y = act(bias + weight ∗ x) + residual`.
 
-use super::forward_along_channels::AlongChannels;
-use super::forward_along_sequence::{self, AlongSequence};
+mod along_channels;
+mod along_sequence;
+
+use along_channels::AlongChannels;
+use along_sequence::AlongSequence;
+
+use super::partition::Partition;
 use super::rows;
 use super::sequences::Sequences;
 use super::states::{self, History};
@@ -51,7 +56,7 @@ fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Forward<'_
 
 fn along_sequence<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
     let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
-    let partition = forward_along_sequence::partition(sizes, contiguous, i64::MAX);
+    let partition = Partition::along_sequence(sizes, contiguous, i64::MAX);
     if let Some(problem) = Problem::new(call, sizes) {
         let kernel = AlongSequence::<T> { partition, problem };
         kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));

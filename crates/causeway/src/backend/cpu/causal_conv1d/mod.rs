@@ -5,15 +5,9 @@
 //! [`partition`]'s tasks, and [`sequences`] tells which positions belong together.
 
 mod backward;
-mod backward_along_channels;
-mod backward_along_sequence;
-mod backward_passes;
 mod forward;
-mod forward_along_channels;
-mod forward_along_sequence;
 mod partition;
 mod registers;
-mod registers_backward;
 mod rows;
 mod sequences;
 mod states;

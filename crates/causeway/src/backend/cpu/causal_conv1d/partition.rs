@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::tile::TILE;
 use crate::causal_conv1d::Sizes;
 
 /// Elements that a task should have at least, to be worth handing to another thread.
@@ -50,6 +51,13 @@ impl Partition {
         let chunks = (columns / columns_per_task).clamp(1, max_chunks);
         let parallel = is_worth_threads(batch, dim, seqlen);
         Partition { dim, seqlen, group, groups, segment, segments, columns, chunks, parallel }
+    }
+
+    /// As [`Partition::new`], for kernels that work along the sequence. Where positions are not neighbours in memory, a
+    /// group of channels shares the cache lines of a segment.
+    pub fn along_sequence(sizes: &Sizes, contiguous: bool, max_chunks: i64) -> Self {
+        let segment = if contiguous { 8 * TILE } else { 2 * TILE };
+        Partition::new(sizes, 16, segment as i64, max_chunks)
     }
 
     /// Number of tasks: none when there is no channel.

@@ -10,7 +10,7 @@
 //! their use, since the arithmetic fills the processor's window after a few of them, and its own prefetcher stops at
 //! every page.
 
-use super::rows::{load_lanes, store_lanes};
+use super::rows::{MAX_PAIR, load_lanes, store_lanes};
 use super::tile::Finish;
 use crate::backend::cpu::simd::{LINE, Lanes, Number, Simd};
 
@@ -24,9 +24,6 @@ pub(super) const WIDE_LANES: usize = 16;
 
 /// Bytes between a load and the line that is asked for: about what arrives in two latencies of the memory.
 const AHEAD: usize = 2048;
-
-/// Most lanes of any pair of vectors.
-pub(super) const MAX_PAIR: usize = 32;
 
 /// Calls a method with 4 or `MAX_WIDTH` as its constant.
 macro_rules! with_taps {

@@ -7,7 +7,7 @@
 //!   t-2       │
 //!   t-1       │
 //!   t         │▒▒▒▒ →                  a pair of vectors takes a BLOCK of rows, then the next pair does;
-//!   t+1       │▒▒▒▒                    in several passes (forward_along_channels.rs, backward_passes.rs)
+//!   t+1       │▒▒▒▒                    in several passes (forward/along_channels.rs, backward/passes.rs)
 //!   ...       │▒▒▒▒
 //!             └──────────────────────────┘
 //! ```
@@ -18,7 +18,6 @@
 use std::sync::OnceLock;
 
 use super::partition::Partition;
-use super::registers::MAX_PAIR;
 use super::sequences::{Piece, Sequences};
 use super::states::History;
 use super::tensors::{Parameter, Source};
@@ -164,6 +163,9 @@ impl<A> TaskWeights<'_, A> {
         self.tap(self.width)
     }
 }
+
+/// Most lanes of any pair of vectors.
+pub(super) const MAX_PAIR: usize = 32;
 
 /// Two vectors of a row of `GROUP`.
 ///

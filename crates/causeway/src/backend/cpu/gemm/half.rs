@@ -2,11 +2,7 @@
 
 use half::{bf16, f16};
 
-#[cfg(target_arch = "x86_64")]
-use super::amx;
-use super::matrix::{Matrix, MatrixMut};
 use super::vector::Vector;
-use crate::backend::cpu::Cpu;
 use crate::tensor::Element;
 
 /// f16 or bf16.
@@ -28,14 +24,6 @@ pub trait Half: Element {
     /// # Safety
     /// `to` points at room for `V::LANES` elements; the processor has V's level.
     unsafe fn store<V: Vector>(to: *mut Self, values: V);
-
-    /// `output = left · right` (transposed) on a matrix unit; false, and nothing done, if there is none that suits.
-    fn multiply_on_matrix_unit(
-        cpu: Cpu,
-        left: &Matrix<Self>,
-        right: &Matrix<Self>,
-        output: &MatrixMut<Self>,
-    ) -> bool;
 }
 
 impl Half for f16 {
@@ -59,10 +47,6 @@ impl Half for f16 {
     unsafe fn store<V: Vector>(to: *mut Self, values: V) {
         // SAFETY: the caller's promise.
         unsafe { values.store_f16(to) }
-    }
-
-    fn multiply_on_matrix_unit(_: Cpu, _: &Matrix<Self>, _: &Matrix<Self>, _: &MatrixMut<Self>) -> bool {
-        false
     }
 }
 
@@ -93,25 +77,5 @@ impl Half for bf16 {
     unsafe fn store<V: Vector>(to: *mut Self, values: V) {
         // SAFETY: the caller's promise.
         unsafe { values.store_bf16(to) }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    fn multiply_on_matrix_unit(
-        cpu: Cpu,
-        left: &Matrix<Self>,
-        right: &Matrix<Self>,
-        output: &MatrixMut<Self>,
-    ) -> bool {
-        let suits = amx::suits(cpu, output.rows, output.columns);
-        if suits {
-            // SAFETY: as just asked.
-            unsafe { amx::multiply(cpu, left, right, output) };
-        }
-        suits
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn multiply_on_matrix_unit(_: Cpu, _: &Matrix<Self>, _: &Matrix<Self>, _: &MatrixMut<Self>) -> bool {
-        false
     }
 }

@@ -17,7 +17,7 @@ use ::half::{bf16, f16};
 use crate::backend::cpu::Cpu;
 use crate::gemm::{Algorithm, Forward, GradA, GradAB, GradB};
 use crate::tensor::{DType, TensorMut, TensorRef};
-use half::Half;
+use fast::Fast;
 use matrix::{Matrix, MatrixMut};
 
 /// `C = A · B`.
@@ -56,7 +56,7 @@ fn multiply(
     }
 }
 
-fn of_type<T: Half>(
+fn of_type<T: Fast>(
     cpu: Cpu,
     algorithm: Algorithm,
     left: TensorRef<'_>,

@@ -10,18 +10,20 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::backward_tiles::{self, General, MOST_STEPS};
+mod channel_first;
+mod channel_last;
+mod tiles;
+
+use tiles::{General, MOST_STEPS};
+
 use super::{
-    Constants, Divisor, Entry, KernelFunction, LaunchBounds, Strides3, Traffic, View, address, kernel,
-    most_blocks, refuse_f64,
+    Constants, Divisor, Entry, KernelFunction, LaunchBounds, Strides3, Traffic, View, WIDEST, address,
+    kernel, most_blocks, refuse_f64,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
 use crate::error::Result;
 use crate::tensor::TensorRef;
-
-/// Largest width of the fast kernels, whose taps are unrolled.
-const WIDEST: i64 = 8;
 
 /// `View` of causal_conv1d_backward.cuh.
 #[repr(C)]
@@ -188,7 +190,7 @@ impl Planner<'_> {
         let x = View::of(&self.op.x);
         let dim_fastest = x.stride(1).unsigned_abs() < x.stride(2).unsigned_abs();
         let General { threads, channels, positions, slices, shared_bytes } =
-            backward_tiles::general(width, dim_fastest);
+            tiles::general(width, dim_fastest);
         let channel_groups = (dim as u64).div_ceil(u64::from(channels));
         let pieces = (seqlen as u64).div_ceil(u64::from(positions));
         let tiles = (batch as u64).saturating_mul(pieces);
@@ -346,5 +348,4 @@ fn extent(view: View<'_>) -> [u64; 2] {
 }
 
 #[cfg(test)]
-#[path = "backward_tests.rs"]
 mod tests;

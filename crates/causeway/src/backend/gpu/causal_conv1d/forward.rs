@@ -2,11 +2,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::forward_tiles::{CheckedCall, WIDEST, first_tile, last_tile};
+mod tiles;
+
+use tiles::{CheckedCall, first_tile, last_tile};
+
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View,
-    address, blocks_of, kernel, layers, most_blocks, refuse_f64, striding_blocks, takes_more_registers,
-    weight_access,
+    WIDEST, address, blocks_of, kernel, layers, most_blocks, refuse_f64, striding_blocks,
+    takes_more_registers, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Forward, Sizes};
@@ -389,5 +392,4 @@ fn largest_divisor(widest: u32, row: i64) -> u32 {
 }
 
 #[cfg(test)]
-#[path = "forward_tests.rs"]
 mod tests;

@@ -7,11 +7,7 @@
 //! Choices that were measured are rows of a table; see docs/kernels/.
 
 pub mod backward;
-mod backward_first;
-mod backward_last;
-mod backward_tiles;
 pub mod forward;
-mod forward_tiles;
 pub mod update;
 pub mod varlen_states;
 
@@ -24,6 +20,9 @@ use crate::causal_conv1d::Activation;
 use crate::error::{Error, Result};
 use crate::operation::View;
 use crate::tensor::{DType, TensorRef};
+
+/// The widest convolution that the unrolled kernels serve.
+const WIDEST: i64 = 8;
 
 /// The kernel of a name, in the file and with the function that are called like it.
 macro_rules! kernel {

@@ -2,10 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::forward_tiles::WIDEST;
 use super::{
-    Constants, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View, address,
-    blocks_of, kernel, layers, most_blocks, power_of_two_in, refuse_f64, striding_blocks, weight_access,
+    Constants, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View, WIDEST,
+    address, blocks_of, kernel, layers, most_blocks, power_of_two_in, refuse_f64, striding_blocks,
+    weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Update, UpdateSizes};

@@ -17,8 +17,8 @@ pub use self::source::{Program, sources_digest};
 pub use self::target::Target;
 pub(crate) use self::target::{REQUIRED_AMD, REQUIRED_NVIDIA, is_supported};
 use crate::backend::gpu::cache::Cache;
+use crate::backend::gpu::facts::Vendor;
 use crate::backend::gpu::library::{self, Search};
-use crate::backend::gpu::plan::Vendor;
 use crate::error::{Error, Result};
 
 /// A compiler that was found, opened when it is first needed.

@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 
+use crate::backend::gpu::facts::Vendor;
 use crate::backend::gpu::library::{self, Opened};
-use crate::backend::gpu::plan::Vendor;
 use crate::error::{Error, Result};
 
 type RawProgram = *mut std::ffi::c_void;

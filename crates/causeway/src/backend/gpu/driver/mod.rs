@@ -38,8 +38,8 @@ use self::cuda::Cuda;
 use self::hip::Hip;
 use self::status::Status;
 use self::table::{Column, Raw, Table};
+use crate::backend::gpu::facts::Vendor;
 use crate::backend::gpu::library::{self, Search};
-use crate::backend::gpu::plan::Vendor;
 use crate::error::{Error, Result};
 
 /// Numbers of the device attributes that are read, which differ between vendors.

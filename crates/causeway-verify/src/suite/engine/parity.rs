@@ -15,13 +15,13 @@ use causeway::placement::{Input, Output};
 use causeway::tensor::{DType, TensorMut, TensorRef};
 use causeway::{Arrangement, HostTensor};
 
-use super::calls::Call;
-use super::case::Conv1d;
-use super::check;
-use super::engine::Run;
-use super::layout::{Layout, dense};
-use super::random::Random;
-use super::tensors::Tensors;
+use super::super::calls::Call;
+use super::super::case::Conv1d;
+use super::super::check;
+use super::super::layout::{Layout, dense};
+use super::super::random::Random;
+use super::super::tensors::Tensors;
+use super::Run;
 use crate::oracle::causal_conv1d as oracle;
 use crate::oracle::{Expected, POISON};
 

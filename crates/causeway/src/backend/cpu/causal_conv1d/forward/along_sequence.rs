@@ -1,21 +1,13 @@
-//! Forward with vectors along the sequence; see [`super::tile`].
+//! Forward with vectors along the sequence; see [`super::super::tile`].
 
 use std::marker::PhantomData;
 
-use super::forward::Problem;
-use super::partition::Partition;
-use super::registers::{self, Output, convolve, with_taps};
-use super::sequences::Piece;
-use super::tile::{self, Keep, Silu, TILE};
+use super::super::partition::Partition;
+use super::super::registers::{self, Output, convolve, with_taps};
+use super::super::sequences::Piece;
+use super::super::tile::{self, Keep, Silu, TILE};
+use super::Problem;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
-use crate::causal_conv1d::Sizes;
-
-/// How kernels that work along the sequence cut a call. Where positions are not neighbours in memory, a
-/// group of channels shares the cache lines of a segment.
-pub(super) fn partition(sizes: &Sizes, contiguous: bool, max_chunks: i64) -> Partition {
-    let segment = if contiguous { 8 * TILE } else { 2 * TILE };
-    Partition::new(sizes, 16, segment as i64, max_chunks)
-}
 
 /// One channel at a time, vectors along the sequence: at full speed where positions are neighbours in memory,
 /// correct for every stride and width.

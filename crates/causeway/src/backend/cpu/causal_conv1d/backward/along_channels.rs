@@ -1,4 +1,4 @@
-//! Backward with vectors along the channels; see [`super::rows`] for the traversal.
+//! Backward with vectors along the channels; see [`super::super::rows`] for the traversal.
 //!
 //! ```text
 //! row of g     t = from ................................ to-1 | to ... to+width-2
@@ -10,14 +10,14 @@
 
 use std::marker::PhantomData;
 
-use super::backward::Problem;
-use super::backward_passes::{BlockRows, Passes, Sums, Waiting};
-use super::partition::Partition;
-use super::registers::MAX_PAIR;
-use super::rows::{
-    self, BLOCK, Destination, Finished, GROUP, HistoryRows, MAX_WIDTH, ROWS, Tail, TaskWeights, Weights,
+use super::super::partition::Partition;
+use super::super::rows::{
+    self, BLOCK, Destination, Finished, GROUP, HistoryRows, MAX_PAIR, MAX_WIDTH, ROWS, Tail, TaskWeights,
+    Weights,
 };
-use super::sequences::Piece;
+use super::super::sequences::Piece;
+use super::Problem;
+use super::passes::{BlockRows, Passes, Sums, Waiting};
 use crate::backend::cpu::simd::{Accumulator, Kernel, Lanes, Number, Simd};
 
 /// A group of channels of some segments per task. The activation's slope is as exact as `P` asks.

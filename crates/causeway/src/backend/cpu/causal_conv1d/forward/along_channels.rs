@@ -1,13 +1,13 @@
-//! Forward with vectors along the channels; see [`super::rows`] for the traversal.
+//! Forward with vectors along the channels; see [`super::super::rows`] for the traversal.
 
-use super::forward::Problem;
-use super::partition::Partition;
-use super::registers::{INTERLEAVED, WIDE_LANES};
-use super::rows::{
+use super::super::partition::Partition;
+use super::super::registers::{INTERLEAVED, WIDE_LANES};
+use super::super::rows::{
     self, BLOCK, Destination, Finished, GROUP, HistoryRows, MAX_WIDTH, PairAt, ROWS, Rows, Span, Tail,
     TaskWeights, Weights, load_lanes, prefetch_pair,
 };
-use super::sequences::Piece;
+use super::super::sequences::Piece;
+use super::Problem;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 
 /// A group of channels of some segments per task.

@@ -1,4 +1,4 @@
-//! Backward with vectors along the sequence; see [`super::tile`].
+//! Backward with vectors along the sequence; see [`super::super::tile`].
 //!
 //! ```text
 //! positions    from - (width-1)          from                     to       to + (width-1)
@@ -12,15 +12,15 @@
 
 use std::marker::PhantomData;
 
-use super::backward::Problem;
-use super::partition::Partition;
-use super::registers::{self, MAX_WIDTH, Output, with_taps};
-use super::registers_backward::{Gradient, gradient};
-use super::sequences::Piece;
-use super::tile::{self, Keep, Silu, SiluGradient, TILE};
+use super::super::partition::Partition;
+use super::super::registers::{self, MAX_WIDTH, Output, with_taps};
+use super::super::sequences::Piece;
+use super::super::tile::{self, Keep, Silu, SiluGradient, TILE};
+use super::Problem;
+use super::registers::{Gradient, gradient};
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 
-/// One channel at a time, vectors along the sequence; see [`super::tile`]. The activation's slope is as exact as `P` asks.
+/// One channel at a time, vectors along the sequence; see [`super::super::tile`]. The activation's slope is as exact as `P` asks.
 pub(super) struct AlongSequence<T: Number, P> {
     pub partition: Partition,
     pub problem: Problem<T>,

@@ -1,4 +1,4 @@
-//! Backward of a block of rows, for a pair of vectors of channels at a time; see [`super::rows`].
+//! Backward of a block of rows, for a pair of vectors of channels at a time; see [`super::super::rows`].
 //!
 //! ```text
 //! pass 1    x             → x, widened                  pre
@@ -12,8 +12,8 @@
 
 use std::marker::PhantomData;
 
-use super::registers::{INTERLEAVED, WIDE_LANES};
-use super::rows::{
+use super::super::registers::{INTERLEAVED, WIDE_LANES};
+use super::super::rows::{
     BLOCK, GROUP, MAX_WIDTH, PairAt, ROWS, Rows, Span, TaskWeights, load_lanes, prefetch_pair, store_lanes,
 };
 use crate::backend::cpu::simd::{Lanes, Number, Simd};

@@ -1,9 +1,9 @@
 //! The backward planner where neighbouring channels are neighbours in memory: long segments that threads walk down, or,
 //! in small calls, short ones.
 
-use super::backward::{Launch, Planner};
-use super::backward_tiles::{self, LastCall};
-use super::{Constants, KernelFunction, View, kernel, takes_more_registers, weight_access};
+use super::super::{Constants, KernelFunction, View, kernel, takes_more_registers, weight_access};
+use super::tiles::{self, LastCall};
+use super::{Launch, Planner};
 use crate::causal_conv1d::Sizes;
 
 kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", "BackwardArguments");
@@ -26,7 +26,7 @@ impl Planner<'_> {
         let legal = streams.iter().map(|view| view.access(1)).min()? / element;
         let legal = legal.min(1 << (dim as u64).trailing_zeros().min(3));
         let elements_each = self.elements_per_multiprocessor();
-        if let Some(short) = backward_tiles::is_short_last(width, elements_each, self.has_boundaries())
+        if let Some(short) = tiles::is_short_last(width, elements_each, self.has_boundaries())
             .then(|| self.short_last(legal))
             .flatten()
         {
@@ -39,7 +39,7 @@ impl Planner<'_> {
             boundaries: self.has_boundaries(),
             takes_more_registers: takes_more_registers(self.facts),
         };
-        let tile = backward_tiles::last(&call)?;
+        let tile = tiles::last(&call)?;
         let channels = legal.min(tile.channels).min((tile.bytes / element).max(1));
         let across = (dim as u64).div_ceil(u64::from(channels));
         let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;
@@ -97,7 +97,7 @@ impl Planner<'_> {
         let (dim, all_rows) = (dim as u64, (batch * seqlen) as u64);
         let largest = self.largest_cluster();
         let clusters = largest > 1;
-        let tile = backward_tiles::short_last(dim, all_rows, largest);
+        let tile = tiles::short_last(dim, all_rows, largest);
         let channels = legal.min(tile.channels);
         let across = dim.div_ceil(u64::from(channels));
         let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;

@@ -1,4 +1,4 @@
-//! Backward in one pass, for positions that are neighbours in memory and widths up to 8; see [`registers`](super::registers).
+//! Backward in one pass, for positions that are neighbours in memory and widths up to 8; see [`registers`](super::super::registers).
 //!
 //! ```text
 //! memory   x, dy: ... |      held      |      next      | ...        pairs of vectors
@@ -10,9 +10,9 @@
 //! A pair's dx and its part of dweight wait for the g of the pair after it. So both come from the same shifted g, x is
 //! needed as it lies in memory, and dx is stored where x was loaded: rows that begin and end with lines give whole lines.
 
-use super::registers::{INTERLEAVED, MAX_PAIR, Output, Taps, load_history, prefetch_pair, store_history};
-use super::rows::{load_lanes, store_lanes};
-use super::tile::Slope;
+use super::super::registers::{INTERLEAVED, Output, Taps, load_history, prefetch_pair, store_history};
+use super::super::rows::{MAX_PAIR, load_lanes, store_lanes};
+use super::super::tile::Slope;
 use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Simd};
 
 /// What [`gradient`] works on.
@@ -46,7 +46,7 @@ pub(super) struct Gradient<'a, A, T> {
 ///
 /// # Safety
 /// `x` and `dy` point at as many elements of tensors as dx, which is a pair or more of
-/// [`whole_pairs`](super::registers::whole_pairs) of the width.
+/// [`whole_pairs`](super::super::registers::whole_pairs) of the width.
 #[inline(always)]
 pub(super) unsafe fn gradient<S, T, F, const WIDTH: usize>(
     simd: S,

@@ -102,9 +102,6 @@ impl CheckedCall {
     }
 }
 
-/// The widest convolution that the unrolled kernels serve.
-pub(super) const WIDEST: i64 = 8;
-
 /// The tile for a width, an element size and a size of x in packets per multiprocessor.
 pub(super) fn last_tile(width: i64, element: u32, packets: u64) -> Option<LastTile> {
     find(LAST, width, element, packets)

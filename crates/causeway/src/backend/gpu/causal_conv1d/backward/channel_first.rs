@@ -1,11 +1,11 @@
 //! The backward planner where neighbouring positions are neighbours in memory: rows that waves walk, or, in small calls, a
 //! packet per thread.
 
-use super::backward::{Launch, Planner};
-use super::backward_tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, SHARED_RESERVED};
-use super::{
+use super::super::{
     Constants, KernelFunction, PACKET, View, kernel, power_of_two_in, takes_more_registers, weight_access,
 };
+use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, SHARED_RESERVED};
+use super::{Launch, Planner};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
 
@@ -70,7 +70,7 @@ impl Planner<'_> {
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
         let has_states = self.meets_states();
         let masked = ragged || has_states || self.has_boundaries();
-        let tile = backward_tiles::first(&FirstCall {
+        let tile = tiles::first(&FirstCall {
             width,
             element,
             silu: self.op.activation == Activation::Silu,
@@ -231,16 +231,16 @@ impl Planner<'_> {
         let element = i64::from(self.element());
         let each = self.elements_per_multiprocessor();
         let whole = bytes == Some(PACKET) && (seqlen * element) % i64::from(PACKET) == 0;
-        if !whole || self.has_boundaries() || !backward_tiles::is_short_first(width, each) {
+        if !whole || self.has_boundaries() || !tiles::is_short_first(width, each) {
             return None;
         }
         let pieces = (seqlen * element) as u64 / u64::from(PACKET);
         let units = batch as u64 * pieces;
         let wave = u64::from(self.facts.wave_size);
         // Threads of a channel: one per packet, as far as all of them can be resident.
-        let room = u64::from(self.facts.multiprocessors) * backward_tiles::SHORT_FIRST_RESIDENT / dim as u64;
+        let room = u64::from(self.facts.multiprocessors) * tiles::SHORT_FIRST_RESIDENT / dim as u64;
         let most = 1 << room.max(1).ilog2();
-        let own = units.next_power_of_two().min(most).clamp(wave, backward_tiles::SHORT_FIRST_THREADS);
+        let own = units.next_power_of_two().min(most).clamp(wave, tiles::SHORT_FIRST_THREADS);
         let channels = (2 * wave / own).max(1);
         let threads = (own * channels) as u32;
         let channel_groups = (dim as u64).div_ceil(channels);
@@ -252,7 +252,7 @@ impl Planner<'_> {
                 .int("channels", channels)
                 .int("weight_bytes", weight_access(&self.op.weight, 1)),
             threads,
-            resident: (backward_tiles::SHORT_FIRST_RESIDENT as u32 / threads).min(16),
+            resident: (tiles::SHORT_FIRST_RESIDENT as u32 / threads).min(16),
             cluster: 1,
             early: false,
             shared_bytes: threads / self.facts.wave_size * self.sums_per_channel() as u32 * 4,
@@ -279,15 +279,13 @@ impl Planner<'_> {
             && self.has_async_copy(PACKET)
             && !self.has_boundaries()
             && !self.meets_states();
-        if !plain
-            || !backward_tiles::is_tiles_first(width, self.element(), self.elements_per_multiprocessor())
-        {
+        if !plain || !tiles::is_tiles_first(width, self.element(), self.elements_per_multiprocessor()) {
             return None;
         }
         let tiles = row_bytes / u64::from(tile_bytes);
         let wave_shared = 2 * STAGES * tile_bytes + self.sums_per_channel() as u32 * 4;
         let room = Room::of(self.facts, wave_shared);
-        let cut = backward_tiles::tiles_first(batch as u64, dim as u64, tiles, self.element(), room)?;
+        let cut = tiles::tiles_first(batch as u64, dim as u64, tiles, self.element(), room)?;
         let waves = cut.threads / self.facts.wave_size;
         let channels = u64::from(waves) / cut.waves;
         let shared = waves * wave_shared;
