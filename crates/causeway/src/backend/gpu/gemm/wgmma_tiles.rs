@@ -9,6 +9,11 @@
 //! and the tile with the least is taken. `step` and `tail` were fitted to measurements on an H200; see
 //! docs/kernels/history/gemm-wgmma.md. The last round is seldom full; where its tiles are long, clusters share them.
 
+use std::cell::Cell;
+use std::hash::BuildHasher;
+
+use rustc_hash::FxBuildHasher;
+
 use crate::backend::gpu::plan::DeviceFacts;
 
 /// A tile and the pipeline that goes with it.
@@ -48,7 +53,7 @@ impl Tile {
 }
 
 /// What is known of the operands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Operands {
     /// At least one has lines that begin anywhere.
     pub by_lines: bool,
@@ -194,7 +199,23 @@ pub(super) struct Schedule {
     pub rest: Option<Rest>,
 }
 
+/// What a schedule follows from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Question {
+    rows: u64,
+    columns: u64,
+    steps: u64,
+    operands: Operands,
+    multiprocessors: u32,
+}
+
+/// Answers that a thread keeps: a model multiplies the same few shapes over and over.
+const KEPT: usize = 64;
+
 /// For a result of `rows` × `columns` and sums over `steps` · 64 terms.
+///
+/// Some sixty schedules are compared, which takes longer than the rest of a call: answers are kept, each in the place that its
+/// question's hash names.
 pub(super) fn choose(
     rows: u64,
     columns: u64,
@@ -202,6 +223,26 @@ pub(super) fn choose(
     operands: Operands,
     facts: &DeviceFacts,
 ) -> Schedule {
+    thread_local! {
+        static ANSWERS: [Cell<Option<(Question, Schedule)>>; KEPT] = const { [const { Cell::new(None) }; KEPT] };
+    }
+    let question = Question { rows, columns, steps, operands, multiprocessors: facts.multiprocessors };
+    let place = FxBuildHasher.hash_one(question) as usize % KEPT;
+    ANSWERS.with(|answers| {
+        let answer = &answers[place];
+        match answer.get() {
+            Some((known, schedule)) if known == question => schedule,
+            _ => {
+                let schedule = compare(rows, columns, steps, operands, facts);
+                answer.set(Some((question, schedule)));
+                schedule
+            }
+        }
+    })
+}
+
+/// The schedule that takes the fewest clocks by the model.
+fn compare(rows: u64, columns: u64, steps: u64, operands: Operands, facts: &DeviceFacts) -> Schedule {
     let candidates = if operands.by_lines { BY_LINES } else { DIRECT };
     let fits =
         |tile: &&Tile| tile.right_row_major.is_none_or(|row_major| row_major == operands.right_row_major);
