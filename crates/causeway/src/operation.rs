@@ -158,6 +158,7 @@ struct Given<'a>(ArrayVec<(&'static Argument, &'a Meta), MOST>);
 /// Checks every argument of a call against the table: number of axes, sizes, dtype, place, what it needs beside it, and, if it is
 /// written, that its elements lie apart. `sizes` are what the operation's own checks have found.
 pub(crate) fn check<O: Operation>(call: &O, sizes: &Sizes) -> Result<()> {
+    const { assert!(O::ARGUMENTS.len() <= MOST, "there is room for every tensor") };
     let mut given = Given(ArrayVec::new());
     call.visit(|argument, tensor| given.0.extend(tensor.map(|tensor| (argument, tensor.meta))));
     given.0.iter().try_for_each(|(argument, meta)| given.check(argument, meta, sizes, O::WHERE))
