@@ -8,7 +8,7 @@ use super::rust_edits::{Constant, RustEdit, Source};
 
 /// A planner's source.
 pub struct Planner {
-    /// In the folder of the planners; `backward_tiles.rs`.
+    /// In the folder of the planners; `backward/tiles.rs`.
     pub file: String,
     /// All of it.
     pub text: String,
@@ -49,15 +49,17 @@ fn mutant(number: usize) -> bool {
 ";
 
 impl Planner {
+    /// The name that other files know its module by.
     fn module(&self) -> &str {
-        self.file.trim_end_matches(".rs")
+        let path = self.file.trim_end_matches(".rs");
+        path.rsplit('/').next().unwrap_or(path)
     }
 
     /// A module's constant by its path.
     fn path(&self, name: &str) -> String {
         match self.module() {
             "mod" => format!("{MODULE}::{name}"),
-            module => format!("{MODULE}::{module}::{name}"),
+            _ => format!("{MODULE}::{}::{name}", self.file.trim_end_matches(".rs").replace('/', "::")),
         }
     }
 }

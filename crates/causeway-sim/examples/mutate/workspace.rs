@@ -26,18 +26,32 @@ pub struct Built {
 
 /// The planners, without their tests.
 pub fn planners() -> Result<Vec<Planner>, String> {
-    let folder = root().join(PLANNERS);
     let mut planners = Vec::new();
+    read(&root().join(PLANNERS), "", &mut planners)?;
+    planners.sort_by(|a, b| a.file.cmp(&b.file));
+    Ok(planners)
+}
+
+/// Adds the planners of a folder, and of those in it.
+fn read(folder: &Path, prefix: &str, planners: &mut Vec<Planner>) -> Result<(), String> {
     for entry in folder.read_dir().map_err(|error| format!("{}: {error}", folder.display()))? {
-        let file = entry.map_err(|error| error.to_string())?.file_name().to_string_lossy().into_owned();
-        if file.ends_with(".rs") && !file.ends_with("_tests.rs") {
-            let text = std::fs::read_to_string(folder.join(&file)).map_err(|e| format!("{file}: {e}"))?;
+        let path = entry.map_err(|error| error.to_string())?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let file = format!("{prefix}{name}");
+        if path.is_dir() {
+            read(&path, &format!("{file}/"), planners)?;
+        } else if is_planner(&file) {
+            let text = std::fs::read_to_string(&path).map_err(|error| format!("{file}: {error}"))?;
             let source = super::rust_edits::read(&text).map_err(|error| format!("{file}: {error}"))?;
             planners.push(Planner { file, text, source });
         }
     }
-    planners.sort_by(|a, b| a.file.cmp(&b.file));
-    Ok(planners)
+    Ok(())
+}
+
+/// Tests are none.
+fn is_planner(file: &str) -> bool {
+    file.ends_with(".rs") && !file.ends_with("tests.rs")
 }
 
 /// Builds the mutants. Those that do not compile are put into `stillborn`, and the others are built without them.
@@ -159,9 +173,8 @@ fn copy(from: &Path, to: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", from.display());
     if !from.is_dir() {
         // Planners are written with their mutants.
-        let is_planner =
-            to.to_string_lossy().contains(PLANNERS) && !to.to_string_lossy().ends_with("_tests.rs");
-        return if is_planner { Ok(()) } else { write(to, &std::fs::read(from).map_err(failed)?) };
+        let to_planners = to.to_string_lossy().contains(PLANNERS) && is_planner(&to.to_string_lossy());
+        return if to_planners { Ok(()) } else { write(to, &std::fs::read(from).map_err(failed)?) };
     }
     for entry in from.read_dir().map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
@@ -188,7 +201,7 @@ mod tests {
     fn planners_are_read_and_have_many_edits() {
         let planners = planners().unwrap();
         let files: Vec<_> = planners.iter().map(|planner| planner.file.as_str()).collect();
-        assert!(files.contains(&"backward_first.rs") && files.contains(&"mod.rs"));
+        assert!(files.contains(&"backward/channel_first.rs") && files.contains(&"mod.rs"));
         assert!(!files.iter().any(|file| file.contains("tests")));
         let edits: usize = planners.iter().map(|planner| planner.source.edits.len()).sum();
         assert!(edits > 800, "{edits}");
