@@ -22,6 +22,11 @@ def _integer(argument, value, lowest, highest=None):
     return number
 
 
+def _name_of(argument):
+    """Which argument of CausalConv1d one without a name was meant for."""
+    return "bias" if isinstance(argument, bool) else "activation"
+
+
 class CausalConv1d(torch.nn.Conv1d):
     """A causal depthwise convolution with the parameters of ``torch.nn.Conv1d``, and a step for decoding.
 
@@ -52,7 +57,14 @@ class CausalConv1d(torch.nn.Conv1d):
     ...         y = conv.step(torch.randn(2, 64), state)      # changes state
     """
 
-    def __init__(self, channels, kernel_size, *, bias=True, activation=None, device=None, dtype=None):
+    def __init__(
+        self, channels, kernel_size, *others, bias=True, activation=None, device=None, dtype=None
+    ):
+        if others:
+            raise TypeError(
+                f"CausalConv1d has {others[0]!r} as its third argument: expected channels and kernel_size alone, and "
+                f"the others by name; pass {_name_of(others[0])}={others[0]!r}"
+            )
         channels = _integer("channels", channels, 1)
         # As torch.nn.Conv1d keeps it, and so as it comes from one.
         if isinstance(kernel_size, tuple) and len(kernel_size) == 1:

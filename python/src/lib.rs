@@ -14,6 +14,7 @@ mod overlap;
 mod tensor;
 mod threads;
 mod torch;
+mod verify;
 
 /// `causeway._native`.
 #[pyo3::pymodule(gil_used = true)]
@@ -23,11 +24,16 @@ mod _native {
     #[pymodule_export]
     use super::conv1d::{
         causal_conv1d_backward, causal_conv1d_forward, causal_conv1d_update, causal_conv1d_varlen_states,
+        eager_backward_out, eager_forward_out, eager_update_out,
     };
     #[pymodule_export]
-    use super::eager::{eager_forward, eager_update, torch_backward, torch_forward, torch_update};
+    use super::eager::{
+        eager_backward, eager_forward, eager_update, torch_backward, torch_forward, torch_update,
+    };
     #[pymodule_export]
     use super::gemm::{gemm_forward, gemm_grad_a, gemm_grad_ab, gemm_grad_b};
+    #[pymodule_export]
+    use super::verify::verify;
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name for it")]

@@ -87,9 +87,9 @@ impl Tensor {
     }
 
     /// The short way; None for a tensor that only [`Tensor::of_torch`] has words for.
-    fn of_dlpack(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Self>> {
+    pub fn of_dlpack(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Self>> {
         let Some(found) = torch.describe(object) else { return Ok(None) };
-        if object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()? {
+        if found.may_be_negated() && object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()? {
             return Ok(None);
         }
         Ok(Some(found.into()))
@@ -121,8 +121,8 @@ impl Tensor {
         };
         let found = object.getattr(intern!(py, "dtype"))?;
         let Some(dtype) = torch.dtype(&found) else {
-            let expected = "expected torch.float32, float16, bfloat16, float64, int32 or int64";
-            return Err(PyTypeError::new_err(format!("{argument} has dtype {found}: {expected}")));
+            let expected = expected_dtypes(argument);
+            return Err(PyTypeError::new_err(format!("{argument} has dtype {found}: expected {expected}")));
         };
         let (rank, shape) = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
         let unreadable =
@@ -163,8 +163,10 @@ impl Tensor {
             "int32" => DType::I32,
             "int64" => DType::I64,
             _ => {
-                let expected = "expected float32, float16, float64, int32, int64, or bfloat16 of ml_dtypes";
-                return Err(PyTypeError::new_err(format!("{argument} has dtype {name}: {expected}")));
+                let expected = expected_dtypes(argument).replace("bfloat16", "bfloat16 of ml_dtypes");
+                return Err(PyTypeError::new_err(format!(
+                    "{argument} has dtype {name}: expected {expected}"
+                )));
             }
         };
         if !found.getattr(intern!(py, "isnative"))?.is_truthy()? {
@@ -277,6 +279,16 @@ impl Tensor {
             layout.axes[axis] = (i128::from(self.strides[axis]) * size, i128::from(self.shape[axis]));
         }
         layout
+    }
+}
+
+/// What there are kernels for, of an argument whose dtype the library has no name for.
+fn expected_dtypes(argument: &str) -> &'static str {
+    match argument {
+        "cu_seqlens" => "int32 or int64",
+        "seq_idx" | "cache_seqlens" | "conv_state_indices" => "int32",
+        "a" | "b" | "c" | "grad_a" | "grad_b" | "grad_c" => "float16 or bfloat16",
+        _ => "float32, float16, bfloat16, or float64 on a CPU",
     }
 }
 

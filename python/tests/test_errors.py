@@ -17,7 +17,11 @@ FORWARD = [
     (dict(x=X[0]), ValueError, "x has shape (4, 8)"),
     (dict(x=X.int()), TypeError, "x has dtype i32"),
     (dict(x=X.bool()), TypeError, "x has dtype torch.bool"),
-    (dict(x=X.to(torch.complex64)), TypeError, "x has dtype torch.complex64"),
+    (
+        dict(x=X.to(torch.complex64)),
+        TypeError,
+        "x has dtype torch.complex64: expected float32, float16, bfloat16, or float64 on a CPU",
+    ),
     (dict(x=X.to_sparse()), RuntimeError, "x cannot be read"),
     (dict(x=X[None, None]), ValueError, "x has"),
     (dict(weight=None), TypeError, "weight is a NoneType"),
@@ -31,6 +35,7 @@ FORWARD = [
     (dict(bias=BIAS[:3]), ValueError, "bias has dim 3"),
     (dict(bias=BIAS.half()), TypeError, "bias has dtype f16"),
     (dict(seq_idx=torch.zeros(2, 8, dtype=torch.int64)), TypeError, "seq_idx has dtype i64"),
+    (dict(seq_idx=torch.zeros(2, 8, dtype=torch.int8)), TypeError, "has dtype torch.int8: expected int32"),
     (dict(seq_idx=torch.zeros(2, 7, dtype=I32)), ValueError, "seq_idx has seqlen 7"),
     (dict(initial_states=torch.zeros(2, 4, 3)), ValueError, "initial_states has length 3"),
     (dict(initial_states=torch.zeros(2, 4, 2).half()), TypeError, "initial_states has dtype f16"),
@@ -82,7 +87,11 @@ UPDATE = [
     ),
     (dict(cache_seqlens=torch.zeros(2)), TypeError, "cache_seqlens has dtype f32"),
     (dict(cache_seqlens=torch.tensor([0, -1], dtype=I32)), ValueError, "cache_seqlens[1] is -1"),
-    (dict(conv_state_indices=torch.tensor([0, 2], dtype=I32)), ValueError, "conv_state_indices[1] is 2"),
+    (
+        dict(conv_state_indices=torch.tensor([0, 2], dtype=I32)),
+        ValueError,
+        "conv_state_indices[1] is 2: expected 0 to 1, the rows of conv_state, or a negative index for padding",
+    ),
     (dict(conv_state_indices=torch.tensor([1, 1], dtype=I32)), ValueError, "are both 1"),
     (dict(activation=True), NotImplementedError, "activation is True"),
 ]
@@ -221,8 +230,10 @@ def test_the_module(case):
 
 
 def test_arguments_of_the_module():
-    with pytest.raises(TypeError, match="positional arguments"):
+    with pytest.raises(TypeError, match="'silu' as its third argument: .* by name; pass activation='silu'"):
         causeway.nn.CausalConv1d(8, 4, "silu")
+    with pytest.raises(TypeError, match="pass bias=False"):
+        causeway.nn.CausalConv1d(8, 4, False)
     plain = torch.nn.Conv1d(8, 8, 4, groups=8)
     conv = causeway.nn.CausalConv1d(plain.in_channels, plain.kernel_size)
     assert conv.kernel_size == (4,) and conv.weight.shape == plain.weight.shape
@@ -238,6 +249,7 @@ def test_tensors_on_different_devices():
 
 GEMM = [
     (dict(a=torch.randn(2, 3)), TypeError, "a has dtype f32"),
+    (dict(a=torch.ones(2, 3).bool()), TypeError, "a has dtype torch.bool: expected float16 or bfloat16"),
     (dict(a=torch.randn(3).half()), ValueError, "a has shape (3,)"),
     (dict(b=torch.randn(4, 2).half()), ValueError, "b has K 4: expected 3"),
     (dict(b=torch.randn(3, 2).bfloat16()), TypeError, "b has dtype bf16"),

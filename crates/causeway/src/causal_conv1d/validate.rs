@@ -127,15 +127,19 @@ pub(super) fn values_in_range(
 
 /// On the host, every value selects a row of its own, or none by being negative.
 pub(super) fn row_indices(argument: &'static str, indices: &TensorRef<'_>, rows: i64) -> Result<()> {
-    let because = "the rows of conv_state (a negative index is padding)";
-    values_in_range(argument, indices, i64::from(i32::MIN), rows - 1, because)?;
     if indices.location() != Location::Host {
         return Ok(());
     }
     let mut first_use = std::collections::HashMap::new();
     for (position, value) in host_values(indices).enumerate().filter(|(_, value)| *value >= 0) {
-        if let Some(first) = first_use.insert(value, position as i64) {
-            return Err(Error::DuplicateIndex { argument, first, second: position as i64, value });
+        let position = position as i64;
+        if value >= rows {
+            let because = "the rows of conv_state, or a negative index for padding";
+            let (minimum, maximum) = (0, rows - 1);
+            return Err(Error::IndexOutOfRange { argument, position, value, minimum, maximum, because });
+        }
+        if let Some(first) = first_use.insert(value, position) {
+            return Err(Error::DuplicateIndex { argument, first, second: position, value });
         }
     }
     Ok(())
