@@ -47,6 +47,7 @@ pub(super) enum Attribute {
 }
 
 impl LaunchBounds {
+    #[inline]
     pub fn new(threads: u32, resident: u32) -> Self {
         LaunchBounds { threads, resident, cluster: 1, attribute: Attribute::Plain }
     }
@@ -76,25 +77,40 @@ pub(super) struct Constants {
     constants: ArrayVec<Constant, MOST>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// 24 bytes: choices are copied and compared on every call.
+#[derive(Debug, Clone, Copy, Eq)]
 struct Constant {
     name: &'static str,
-    value: Value,
+    kind: Kind,
+    value: i32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The value is a [`DType`].
+    Type,
+    Int,
+    Flag,
+    /// The name is followed by its value, which is text.
+    Enumerator,
+}
+
+impl PartialEq for Constant {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        // Names are literals, and nearly always the same one.
+        self.value == other.value
+            && self.kind == other.kind
+            && (std::ptr::eq(self.name, other.name) || self.name == other.name)
+    }
 }
 
 impl Hash for Constant {
     /// Constants of one kernel have the same names in the same order, nearly always.
+    #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.value.hash(state);
+        state.write_u32(self.value as u32);
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Value {
-    Type(DType),
-    Int(i64),
-    Flag(bool),
-    Enumerator(&'static str),
 }
 
 // Inlined, since each hands on the whole struct.
@@ -105,41 +121,41 @@ impl Constants {
     }
 
     #[inline]
-    fn push(mut self, name: &'static str, value: Value) -> Self {
-        self.constants.push(Constant { name, value });
+    fn push(mut self, name: &'static str, kind: Kind, value: i32) -> Self {
+        self.constants.push(Constant { name, kind, value });
         self
     }
 
     #[inline]
     pub fn dtype(self, name: &'static str, dtype: DType) -> Self {
-        self.push(name, Value::Type(dtype))
+        self.push(name, Kind::Type, dtype as i32)
     }
 
     /// `value` is a size or a count that a kernel computes with as an `int`.
     #[inline]
     pub fn int(self, name: &'static str, value: impl Into<i128>) -> Self {
-        self.push(name, Value::Int(value.into() as i64))
+        self.push(name, Kind::Int, value.into() as i32)
     }
 
     #[inline]
     pub fn flag(self, name: &'static str, value: bool) -> Self {
-        self.push(name, Value::Flag(value))
+        self.push(name, Kind::Flag, value.into())
     }
 
-    /// A value of an enumeration, by its whole name.
+    /// A value of an enumeration, written out: `layout = Layout::rows`.
     #[inline]
-    pub fn enumerator(self, name: &'static str, value: &'static str) -> Self {
-        self.push(name, Value::Enumerator(value))
+    pub fn enumerator(self, name_and_value: &'static str) -> Self {
+        self.push(name_and_value, Kind::Enumerator, 0)
     }
 
     fn render(&self, text: &mut String) -> std::fmt::Result {
         writeln!(text, "struct {} {{", self.name)?;
-        for Constant { name, value } in &self.constants {
-            match value {
-                Value::Type(dtype) => writeln!(text, "    using {name} = {};", type_name(*dtype)),
-                Value::Int(value) => writeln!(text, "    static constexpr int {name} = {value};"),
-                Value::Flag(value) => writeln!(text, "    static constexpr bool {name} = {value};"),
-                Value::Enumerator(value) => writeln!(text, "    static constexpr auto {name} = {value};"),
+        for Constant { name, kind, value } in &self.constants {
+            match kind {
+                Kind::Type => writeln!(text, "    using {name} = {};", type_name(*value)),
+                Kind::Int => writeln!(text, "    static constexpr int {name} = {value};"),
+                Kind::Flag => writeln!(text, "    static constexpr bool {name} = {};", *value != 0),
+                Kind::Enumerator => writeln!(text, "    static constexpr auto {name};"),
             }?;
         }
         writeln!(text, "}};")
@@ -147,10 +163,12 @@ impl Constants {
 }
 
 /// The element type in device code.
-fn type_name(dtype: DType) -> &'static str {
+fn type_name(dtype: i32) -> &'static str {
+    const F16: i32 = DType::F16 as i32;
+    const BF16: i32 = DType::BF16 as i32;
     match dtype {
-        DType::F16 => "causeway::f16",
-        DType::BF16 => "causeway::bf16",
+        F16 => "causeway::f16",
+        BF16 => "causeway::bf16",
         _ => "float",
     }
 }
@@ -199,6 +217,7 @@ impl Hash for ByAddress {
 }
 
 impl Choice {
+    #[inline]
     pub(super) fn new(
         kernel: &'static KernelFunction,
         bounds: LaunchBounds,
@@ -265,7 +284,7 @@ mod tests {
 
     fn choice(width: i64, bounds: LaunchBounds, waits: bool) -> Choice {
         let problem = Constants::new("Problem").int("width", width).dtype("X", DType::BF16);
-        let tile = Constants::new("Tile").flag("whole", true).enumerator("layout", "Layout::rows");
+        let tile = Constants::new("Tile").flag("whole", true).enumerator("layout = Layout::rows");
         Choice::new(&KERNEL, bounds, waits, [Some(problem), Some(tile)])
     }
 

@@ -53,15 +53,18 @@ pub(super) struct Entry {
 
 impl Entry {
     /// A launch of one block of one thread, with no scratch memory and no shared memory.
+    #[inline]
     pub(super) fn plan(self, arguments: &impl Pod, traffic: Traffic, facts: &DeviceFacts) -> Plan {
         self.finish(arguments, traffic, traffic.begins_early(facts))
     }
 
     /// The same that begins early whatever it moves, where the device can: its blocks lie no worse for it.
+    #[inline]
     pub(super) fn plan_early(self, arguments: &impl Pod, traffic: Traffic, facts: &DeviceFacts) -> Plan {
         self.finish(arguments, traffic, knows_early(facts))
     }
 
+    #[inline]
     fn finish(self, arguments: &impl Pod, traffic: Traffic, begins_early: bool) -> Plan {
         let Entry { kernel, bounds, problem, tile } = self;
         let choice = Choice::new(kernel, bounds, begins_early, [Some(problem), Some(tile)]);

@@ -73,6 +73,7 @@ pub struct Plan {
 
 impl Plan {
     /// A launch of one block of one thread, with no scratch memory and no shared memory, that moves so many bytes.
+    #[inline]
     pub fn new(choice: Choice, arguments: &[u8], read_bytes: u64, written_bytes: u64) -> Self {
         Plan {
             choice,

@@ -11,10 +11,10 @@ use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Update, UpdateSizes};
 use crate::error::Result;
 
-/// `StateLayout` of causal_conv1d_update.cuh.
-const COLUMNS: &str = "causeway::causal_conv1d::StateLayout::columns";
-const CHANNELS: &str = "causeway::causal_conv1d::StateLayout::channels";
-const ELEMENTS: &str = "causeway::causal_conv1d::StateLayout::elements";
+/// The constant `layout`, a `StateLayout` of causal_conv1d_update.cuh.
+const COLUMNS: &str = "layout = causeway::causal_conv1d::StateLayout::columns";
+const CHANNELS: &str = "layout = causeway::causal_conv1d::StateLayout::channels";
+const ELEMENTS: &str = "layout = causeway::causal_conv1d::StateLayout::elements";
 
 kernel!(VECTOR, "update", "update_vector", "UpdateArguments");
 kernel!(GENERAL, "update", "update_general", "UpdateArguments");
@@ -131,7 +131,7 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
         .int("lanes", lanes)
         .int("entries", entries)
         .int("repeats", rule.repeats)
-        .enumerator("layout", layout)
+        .enumerator(layout)
         .int("state_len", if ring && layout != CHANNELS { 0 } else { sizes.state_len })
         .int("state_bytes", state_bytes)
         .int("weight_bytes", weight_access(&op.weight, channels));
