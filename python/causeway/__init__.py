@@ -9,7 +9,8 @@ current stream, or on the CPU; they are differentiable and can be compiled. NumP
     >>> causeway.causal_conv1d_fn(x, weight)[0, 0]
     array([1., 2., 3., 3.], dtype=float32)
 
-``python -m causeway doctor`` tells what is here, and ``python -m causeway verify`` checks it against a float64 oracle.
+``python -m causeway doctor`` tells what is here, and ``python -m causeway verify``, or `causeway.verify`, checks it against a
+float64 oracle.
 """
 
 import importlib
@@ -29,6 +30,7 @@ __all__ = [
     "gemm_grad_b",
     "install_causal_conv1d",
     "install_lfm3",
+    "verify",
     "__version__",
 ]
 
@@ -381,6 +383,72 @@ def install_lfm3():
     from causeway.drop_in import lfm3
 
     return lfm3.install()
+
+
+def verify(
+    random=1000,
+    *,
+    suite=None,
+    case=None,
+    repeat=1,
+    seed=1,
+    seconds=None,
+    op=(),
+    elements=None,
+    device=None,
+    threads=0,
+    progress=None,
+):
+    """Checks the kernels of this machine, every element of every result, against a float64 oracle.
+
+    The same as ``python -m causeway verify``, in this process: needs neither PyTorch nor NumPy. Ctrl-C ends it after the call that
+    runs.
+
+    Parameters
+    ----------
+    random : int
+        So many calls, drawn at random from everything that the operations allow.
+    suite : str or several, optional
+        Cases of suites instead: names such as ``"conv1d-first"`` and ``"full"``, or paths of TOML files.
+    case : str, optional
+        Of a suite, only the cases whose names contain this.
+    repeat : int
+        Each call of a suite so often; each time has to give the bits of the first.
+    seed : int
+        Decides the draws.
+    seconds : float, optional
+        No random call begins after so many.
+    op : str or several
+        Of random calls, only these operations: "conv1d", "conv1d-update", "conv1d-varlen-states", "gemm", "parity".
+    elements : int, optional
+        Most elements of x in a random call.
+    device : str or torch.device, optional
+        "cpu", "cpu:avx2", "cuda", "cuda:1", "hip", … or "best", the default, unless CAUSEWAY_DEVICE says otherwise.
+    threads : int
+        Of a processor; 0 for one per core.
+    progress : bool or callable, optional
+        A line on stderr while it runs, by default on a terminal; or a function that is called with the numbers of calls
+        that are done, asked for and wrong.
+
+    Returns
+    -------
+    A report: ``passed``, ``count``, ``counts`` by operation, ``failures``, ``worst`` errors, ``evidence`` and ``non_claims`` in
+    words, ``facts`` as a dict; ``save(directory)`` writes it as JSON, Markdown and a page. It shows itself as a table in a
+    notebook. Nothing is raised for a wrong result.
+
+    Raises
+    ------
+    ValueError for a suite, an operation or a device that there is none of; RuntimeError for what drivers say.
+
+    Examples
+    --------
+    >>> report = causeway.verify(50, op="conv1d-update", device="cpu")
+    >>> report.passed, report.count, report.failures
+    (True, 50, [])
+    """
+    from causeway import _verify
+
+    return _verify.verify(random, suite, case, repeat, seed, seconds, op, elements, device, threads, progress)
 
 
 # Compilers of models trace these functions; what they need is there then.

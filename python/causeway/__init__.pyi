@@ -1,6 +1,9 @@
+import os
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, overload
 
 import causeway.drop_in.lfm3
+from causeway import _verify
 from causeway import drop_in as drop_in
 from causeway import kernels as kernels
 from causeway import nn as nn
@@ -20,6 +23,7 @@ __all__ = [
     "gemm_grad_b",
     "install_causal_conv1d",
     "install_lfm3",
+    "verify",
     "__version__",
 ]
 
@@ -107,3 +111,17 @@ def gemm_grad_ab(
 ) -> tuple[_Tensor, _Tensor]: ...
 def install_causal_conv1d() -> drop_in.Installed: ...
 def install_lfm3() -> drop_in.lfm3.Replaced: ...
+def verify(
+    random: int = 1000,
+    *,
+    suite: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    case: str | None = None,
+    repeat: int = 1,
+    seed: int = 1,
+    seconds: float | None = None,
+    op: str | Sequence[str] = (),
+    elements: int | None = None,
+    device: object = None,
+    threads: int = 0,
+    progress: bool | Callable[[int, int, int], object] | None = None,
+) -> _verify.Report: ...

@@ -3,12 +3,25 @@
 See the functions of `causeway` instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __version__: str
 
 def main(arguments: Sequence[str]) -> int: ...
+def verify(
+    suites: Sequence[str],
+    case: str | None,
+    repeats: int,
+    random: int | None,
+    seed: int,
+    seconds: float | None,
+    operations: Sequence[str],
+    elements: int | None,
+    device: str,
+    threads: int,
+    progress: Callable[[int, int, int], object] | None,
+) -> tuple[str, list[tuple[str, list[str]]]]: ...
 def causal_conv1d_forward(
     x: Any,
     weight: Any,

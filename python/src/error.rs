@@ -36,7 +36,8 @@ pub fn exception(error: Error, renamed: Renamed) -> PyErr {
         | Error::CuSeqlensEmpty
         | Error::Missing { .. }
         | Error::Unexpected { .. }
-        | Error::UnknownAlgorithm { .. } => PyValueError::new_err(text),
+        | Error::UnknownAlgorithm { .. }
+        | Error::UnknownDevice { .. } => PyValueError::new_err(text),
         _ => PyRuntimeError::new_err(text),
     }
 }

@@ -14,6 +14,7 @@ mod overlap;
 mod tensor;
 mod threads;
 mod torch;
+mod verify;
 
 /// `causeway._native`.
 #[pyo3::pymodule(gil_used = true)]
@@ -28,6 +29,8 @@ mod _native {
     use super::eager::{eager_forward, eager_update, torch_backward, torch_forward, torch_update};
     #[pymodule_export]
     use super::gemm::{gemm_forward, gemm_grad_a, gemm_grad_ab, gemm_grad_b};
+    #[pymodule_export]
+    use super::verify::verify;
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name for it")]

@@ -31,15 +31,6 @@ pub(crate) fn prepare<'a>(device: GpuDevice, cases: impl IntoIterator<Item = &'a
     }
 }
 
-/// As [`prepare`], where something else shows how far the work is.
-pub(crate) fn prepare_quietly(device: GpuDevice, cases: &[Case]) {
-    let plans = distinct_plans(cases, device.facts());
-    plans.par_iter().with_max_len(1).for_each(|plan| {
-        // What cannot be made is said again where it is launched.
-        let _ = device.prepare(plan);
-    });
-}
-
 /// Compiles every kernel that the cases launch on an architecture's reference device, into the cache.
 pub(crate) fn compile(target: &Target, cases: &[Case]) -> Result<Vec<Code>, Failure> {
     let plans = distinct_plans(cases, &DeviceFacts::of_target(target));

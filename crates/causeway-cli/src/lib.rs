@@ -15,7 +15,7 @@ use commands::{bench, compile, doctor, gemm_oneshot, plan, report, run, serve, v
 use failure::Failure;
 
 /// Version and commit of this build, as saved runs name them.
-pub(crate) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("CAUSEWAY_COMMIT"), ")");
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("CAUSEWAY_COMMIT"), ")");
 
 const ABOUT: &str = "\
 Causal depthwise conv1d and half-precision GEMM gradients, on NVIDIA, AMD and CPU, checked against a float64 \

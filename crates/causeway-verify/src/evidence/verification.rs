@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::suite::random_calls::RandomCalls;
+use crate::suite::random_calls::{Outcome, RandomCalls};
 use crate::suite::{CaseReport, Coverage, OutputReport};
 
 /// Cases against the oracle.
@@ -63,6 +63,21 @@ impl Verification {
     pub(super) fn conclude(&mut self) {
         self.passed = self.cases.iter().all(|case| case.passed);
         self.worst_failure = worst_failure(&self.cases);
+    }
+}
+
+/// Of random calls: those that failed are its cases.
+impl From<Outcome> for Verification {
+    fn from(outcome: Outcome) -> Self {
+        Verification {
+            suites: vec!["random".to_string()],
+            asked: outcome.failed.len(),
+            repeats: 1,
+            cases: outcome.failed,
+            random: Some(Box::new(outcome.calls)),
+            coverage: outcome.coverage,
+            ..Verification::default()
+        }
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use causeway::Arrangement;
 use causeway::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use causeway::error::Result;
 use causeway::gemm::{Forward, GradAB};
 use causeway::tensor::{DType, Location, TensorMut, TensorRef};
+use causeway::{Arrangement, Device};
+use rayon::prelude::*;
 
 use super::case::{Case, Problem};
 use super::gemm::{GemmResults, GemmTensors};
@@ -63,6 +64,27 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
         }
     };
     Ok(plans.into_iter().filter_map(|(call, plan)| Some((call, plan?))).collect())
+}
+
+/// Compiles and loads what cases launch on a device, on all threads of the pool. A kernel of a GPU that cannot be made is named
+/// by the calls that need it.
+///
+/// # Errors
+/// Those of a simulator's compiler.
+pub fn prepare(cases: &[Case], device: &Device) -> Result<()> {
+    match device {
+        Device::Gpu(stream) => {
+            let device = stream.device();
+            // One at a time per thread: some kernels take ten times as long as others.
+            distinct_plans(cases, device.facts()).par_iter().with_max_len(1).for_each(|plan| {
+                let _ = device.prepare(plan);
+            });
+            Ok(())
+        }
+        Device::Simulated(executor) => executor.prepare(&distinct_plans(cases, executor.facts())),
+        // A processor's code is there.
+        Device::Cpu(_) => Ok(()),
+    }
 }
 
 /// A kernel: the file that holds it, and the text that is compiled after it.

@@ -1,25 +1,17 @@
 //! `causeway verify --random`: calls drawn from everything that the operations allow.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use causeway::Device;
 use causeway_verify::evidence::{Content, Report, Verification, complaints, words};
-use causeway_verify::suite::random_calls::{Calls, OPERATIONS, Outcome, Space, run};
-use causeway_verify::suite::{Case, distinct_plans};
+use causeway_verify::suite::prepare;
+use causeway_verify::suite::random_calls::{Calls, MOST_FAILURES, OPERATIONS, Outcome, Space, run};
 
 use super::Args;
 use crate::failure::Failure;
 use crate::table::{FAIL, PASS};
-use crate::{VERSION, kernels, terminal};
-
-/// Elements of x at the most, of which most calls have few. On a simulator as many as the planners' kernels for filled
-/// devices need on a device of four multiprocessors, on a GPU as many as they need there.
-const ELEMENTS_ON_A_CPU: i64 = 1 << 16;
-const ELEMENTS_IN_A_SIMULATOR: i64 = 1 << 18;
-const ELEMENTS_ON_A_GPU: i64 = 1 << 23;
-
-/// After so many failures more of them say nothing new.
-const MOST_FAILURES: usize = 20;
+use crate::{VERSION, terminal};
 
 /// `--random` and what belongs to it.
 #[derive(Debug, clap::Args)]
@@ -66,7 +58,7 @@ pub(super) fn execute(args: &Args, count: usize) -> Result<(), Failure> {
             note_kernels(&outcome, device, &mut report)?;
         }
         let failed = print_failures(args, &outcome)?;
-        report.content = Content::Verification(content(outcome));
+        report.content = Content::Verification(outcome.into());
         report.conclude(start.elapsed().as_secs_f64());
         if let Some(directory) = &args.report {
             crate::commands::report::write(directory, &report)?;
@@ -85,16 +77,11 @@ pub(super) fn execute(args: &Args, count: usize) -> Result<(), Failure> {
 
 impl RandomArgs {
     fn calls(&self, count: usize, device: &Device) -> Calls {
-        let elements = match device {
-            Device::Gpu(_) => ELEMENTS_ON_A_GPU,
-            Device::Simulated(_) => ELEMENTS_IN_A_SIMULATOR,
-            _ => ELEMENTS_ON_A_CPU,
-        };
-        let space = Space {
-            operations: if self.op.is_empty() { OPERATIONS.to_vec() } else { self.op.clone() },
-            has_f64: matches!(device, Device::Cpu(_)),
-            elements: self.elements.unwrap_or(elements),
-        };
+        let mut space = Space::of(device);
+        if !self.op.is_empty() {
+            space.operations.clone_from(&self.op);
+        }
+        space.elements = self.elements.unwrap_or(space.elements);
         Calls {
             space,
             seed: self.seed.unwrap_or(1),
@@ -107,26 +94,22 @@ impl RandomArgs {
 
 fn verify(calls: &Calls, device: &Device) -> Result<Outcome, Failure> {
     let progress = terminal::progress(calls.count as u64);
-    let prepare = |cases: &[Case]| match device {
-        Device::Gpu(stream) => {
-            // A kernel that cannot be made is named by the calls that need it.
-            kernels::prepare_quietly(stream.device(), cases);
-            Ok(())
-        }
-        Device::Simulated(executor) => executor.prepare(&distinct_plans(cases, executor.facts())),
-        // A processor's code is there.
-        _ => Ok(()),
-    };
-    let outcome = run(calls, device, prepare, |now| {
-        progress.set_position(now.calls as u64);
-        let kernels = if now.kernels > 0 {
-            format!(", {}", words::count(now.kernels, "kernel"))
-        } else {
-            String::new()
-        };
-        let wrong = if now.failures > 0 { format!(", {} wrong", now.failures) } else { String::new() };
-        progress.set_message(format!("calls{kernels}{wrong}"));
-    })?;
+    let outcome = run(
+        calls,
+        device,
+        |cases| prepare(cases, device),
+        |now| {
+            progress.set_position(now.calls as u64);
+            let kernels = if now.kernels > 0 {
+                format!(", {}", words::count(now.kernels, "kernel"))
+            } else {
+                String::new()
+            };
+            let wrong = if now.failures > 0 { format!(", {} wrong", now.failures) } else { String::new() };
+            progress.set_message(format!("calls{kernels}{wrong}"));
+            ControlFlow::Continue(())
+        },
+    )?;
     progress.finish_and_clear();
     Ok(outcome)
 }
@@ -156,18 +139,6 @@ fn print_failures(args: &Args, outcome: &Outcome) -> Result<usize, Failure> {
         }
     }
     Ok(outcome.failed.len())
-}
-
-fn content(outcome: Outcome) -> Verification {
-    Verification {
-        suites: vec!["random".to_string()],
-        asked: outcome.failed.len(),
-        repeats: 1,
-        cases: outcome.failed,
-        random: Some(Box::new(outcome.calls)),
-        coverage: outcome.coverage,
-        ..Verification::default()
-    }
 }
 
 fn print_summary(report: &Report) -> Result<(), Failure> {

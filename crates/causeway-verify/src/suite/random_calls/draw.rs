@@ -3,6 +3,7 @@
 //! A row is drawn in two steps. Its *options* are what a kernel is compiled for: dtypes, width, layouts, which tensors
 //! are given. Its *sizes* are the rest, so that calls of one kernel can be drawn by drawing sizes again.
 
+use causeway::Device;
 use toml::{Table, Value};
 
 use super::super::gemm::MatrixLayout;
@@ -27,7 +28,23 @@ pub struct Space {
     pub elements: i64,
 }
 
+/// Elements of x at the most, of which most calls have few. On a simulator as many as the planners' kernels for filled
+/// devices need on a device of four multiprocessors, on a GPU as many as they need there.
+const ELEMENTS_ON_A_CPU: i64 = 1 << 16;
+const ELEMENTS_IN_A_SIMULATOR: i64 = 1 << 18;
+const ELEMENTS_ON_A_GPU: i64 = 1 << 23;
+
 impl Space {
+    /// All that a device computes, in sizes that it is done with soon.
+    pub fn of(device: &Device) -> Self {
+        let elements = match device {
+            Device::Gpu(_) => ELEMENTS_ON_A_GPU,
+            Device::Simulated(_) => ELEMENTS_IN_A_SIMULATOR,
+            _ => ELEMENTS_ON_A_CPU,
+        };
+        Space { operations: OPERATIONS.to_vec(), has_f64: matches!(device, Device::Cpu(_)), elements }
+    }
+
     /// One of the operations, those with most kernels most often.
     pub(super) fn operation(&self, random: &mut Random) -> &'static str {
         let operation = match random.below(40) {

@@ -21,5 +21,5 @@ mod thresholds;
 pub use draw::{OPERATIONS, Space};
 pub use outcome::{Outcome, RandomCalls, RandomFailure};
 pub use row::Row;
-pub use run::{Calls, Progress, run};
+pub use run::{Calls, MOST_FAILURES, Progress, run};
 pub use shrink::shrink;

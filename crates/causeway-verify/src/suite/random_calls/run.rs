@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZero;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
@@ -62,7 +63,11 @@ const KNOWN_ROWS: usize = 4096;
 /// How often a failing row is tried while it is made smaller.
 const SHRINKING: usize = 400;
 
-/// Draws and runs calls. `prepare` gets cases before they run: it may compile their kernels, all at once.
+/// After so many failures more of them say nothing new.
+pub const MOST_FAILURES: usize = 20;
+
+/// Draws and runs calls. `prepare` gets cases before they run: it may compile their kernels, all at once. `progress` is told of
+/// each call, and may end the run there.
 ///
 /// # Errors
 /// Those of `prepare`, and what the driver says.
@@ -70,7 +75,7 @@ pub fn run(
     calls: &Calls,
     device: &Device,
     mut prepare: impl FnMut(&[Case]) -> Result<()>,
-    mut progress: impl FnMut(Progress),
+    mut progress: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Outcome> {
     let start = Instant::now();
     let mut source = Source::new(calls, device);
@@ -97,11 +102,14 @@ pub fn run(
                 outcome.calls.failures.push(RandomFailure { case: report.name.clone(), drawn, smallest });
                 outcome.failed.push(report);
             }
-            progress(Progress {
+            let now = Progress {
                 calls: outcome.calls.count(),
                 kernels: source.known.len(),
                 failures: outcome.failed.len(),
-            });
+            };
+            if progress(now).is_break() {
+                break 'batches;
+            }
         }
     }
     outcome.calls.kernels = source.plans.len();

@@ -1,0 +1,193 @@
+"""`causeway.verify`: the command's verification from a program, and the object that it gives."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import causeway
+import pytest
+
+SUITE = """\
+name = "two"
+about = "A call that is right, and one with a fault in it."
+
+[[conv1d]]
+name = "right"
+shape = [1, 2, 3]
+width = 4
+layout = "channel-first"
+activation = "none"
+dtype = "f32"
+
+[[conv1d]]
+name = "wrong"
+shape = [1, 2, 3]
+width = 4
+layout = "channel-first"
+activation = "none"
+dtype = "f32"
+fault = { output = "y", coordinate = [0, 1, 2], add = 1.0 }
+"""
+
+
+@pytest.fixture
+def suite(tmp_path):
+    path = tmp_path / "two.toml"
+    path.write_text(SUITE)
+    return path
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
+def test_random_calls(device):
+    report = causeway.verify(60, seed=3, device=device)
+    assert report.passed and report.count == 60 and report.failures == [] and report.seed == 3
+    assert report.device.startswith(device) and report.elements > 0 and report.seconds > 0
+    assert "conv1d" in report.counts and sum(report.counts.values()) == 60
+    assert all(part <= 1 for part in report.worst.values()) and any(report.worst.values())
+    assert report.evidence and report.non_claims
+    assert repr(report).startswith("<causeway.verify: all right: 60 random calls (seed 3) on ")
+
+
+def test_the_calls_are_those_of_the_command():
+    """The same seed draws the same ones."""
+    options = ["--random", "40", "--seed", "5", "--op", "conv1d-update", "--device", "cpu", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "causeway", "verify", *options], capture_output=True, text=True, check=True
+    )
+    expected = json.loads(done.stdout)["random"]
+    assert causeway.verify(40, seed=5, op="conv1d-update", device="cpu").facts["random"] == expected
+
+
+def test_a_suite(device):
+    seen = []
+    report = causeway.verify(suite="conv1d-last", case="small", device=device, progress=lambda *now: seen.append(now))
+    assert report.passed and report.seed is None and report.counts == {"conv1d": report.count}
+    assert report.count == len(report.facts["cases"]) == 3
+    assert all("small" in case["name"] and case["suite"] == "conv1d-last" for case in report.facts["cases"])
+    assert {"y", "dx", "dweight", "dbias"} <= set(report.worst)
+    assert all(asked == 3 and 0 <= done <= 3 and wrong == 0 for done, asked, wrong in seen)
+
+
+def test_a_wrong_result(suite, tmp_path):
+    report = causeway.verify(suite=[suite], device="cpu", repeat=2)
+    assert not report.passed and report.count == 2
+    (failure,) = report.failures
+    assert failure.name.startswith("wrong") and "y[0, 1, 2]" in failure.complaints[0]
+    assert "1 WRONG of 2 cases" in repr(report) and str(failure) in str(report)
+    assert report.worst["y"] > 1
+    page = report._repr_html_()
+    assert "1 WRONG of 2 cases" in page and "outside their bound" in page and "what this does not show" in page
+    report.save(tmp_path / "saved")
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {"run.json", "report.md", "report.html"}
+    check = [sys.executable, "-m", "causeway", "report", "--check", tmp_path / "saved" / "run.json"]
+    assert "sound" in subprocess.run(check, capture_output=True, text=True, check=True).stdout
+
+
+def test_what_a_notebook_shows_is_escaped(suite):
+    suite.write_text(SUITE.replace('"wrong"', '"<script>wrong"'))
+    page = causeway.verify(suite=suite, device="cpu")._repr_html_()
+    assert "&lt;script&gt;wrong" in page and "<script>" not in page
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(suite="nothing"), 'suite is "nothing": expected conv1d-first'),
+        (dict(suite="conv1d-last", case="zzz"), 'no case of conv1d-last has "zzz" in its name'),
+        (dict(case="small"), "case is for a suite"),
+        (dict(repeat=3), "repeat is for a suite"),
+        (dict(suite="conv1d-last", repeat=0), "repeat is 0: expected an int, 1 or more"),
+        (dict(random=-1), "random is -1: expected an int, 0 or more"),
+        (dict(random="conv1d-last"), "random is 'conv1d-last': expected an int"),
+        (dict(op="conv2d"), 'op is "conv2d": expected conv1d, conv1d-update'),
+        (dict(device="tpu"), 'device is "tpu": expected best, cpu'),
+        (dict(seconds=-1), "seconds is -1: expected a number, 0 or more"),
+        (dict(elements=0), "elements is 0: expected an int, 1 or more"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_bad_arguments(arguments, words):
+    with pytest.raises(ValueError) as raised:
+        causeway.verify(**arguments)
+    assert words in str(raised.value)
+
+
+def test_a_limit_of_time():
+    start = time.monotonic()
+    report = causeway.verify(1_000_000, seconds=0.2, device="cpu")
+    assert report.passed and 0 < report.count < 1_000_000 and time.monotonic() - start < 60
+
+
+def test_no_calls_at_all():
+    report = causeway.verify(0, device="cpu")
+    assert report.passed and report.count == 0 and report.worst == {} and "0 random calls" in report._repr_html_()
+
+
+def test_an_error_of_progress_ends_the_run():
+    def fail(done, asked, wrong):
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        causeway.verify(1_000_000, device="cpu", progress=fail)
+
+
+def test_other_threads_run_meanwhile():
+    done, counted = threading.Event(), []
+
+    def count():
+        while not done.is_set():
+            counted.append(time.monotonic())
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        causeway.verify(10_000, seconds=0.5, device="cpu")
+    finally:
+        done.set()
+        thread.join()
+    assert len(counted) > 20
+
+
+def test_ctrl_c_ends_it():
+    program = (
+        "import causeway, signal\n"
+        # A shell has its background jobs ignore it, and so what they start.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "try:\n"
+        "    causeway.verify(10_000_000, device='cpu', progress=lambda *now: print(*now, flush=True))\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert output.splitlines()[-1] == "interrupted" and process.returncode == 0
+
+
+def test_no_library_is_imported():
+    program = (
+        "import causeway, sys\n"
+        "assert causeway.verify(3, device='cpu').passed\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "CAUSEWAY_DEVICE"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+def test_a_device_of_the_environment(monkeypatch):
+    monkeypatch.setenv("CAUSEWAY_DEVICE", "cpu:portable")
+    assert causeway.verify(3).device == "cpu (portable)"
+    assert causeway.verify(3, device="cpu").device != "cpu (portable)"
