@@ -181,3 +181,20 @@ def test_results_are_the_same_bits_every_time(device):
         runs.append((y, *torch.autograd.grad(y, (x, weight, bias), dy)))
     for run in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(run, runs[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("call", ["forward", "update"])
+def test_silu_of_minus_infinity_is_its_limit_or_no_number(device, dtype, call):
+    """Not infinite, whichever it is; and no other position takes part."""
+    x = torch.ones(2, 40, 37, device=device, dtype=dtype)
+    x[1, 3, 5] = float("-inf")
+    weight = torch.ones(40, 1, device=device, dtype=dtype)
+    if call == "forward":
+        y = causeway.causal_conv1d_fn(x, weight, activation="silu")
+    else:
+        y = causeway.causal_conv1d_update(x, x.new_zeros(2, 40, 0), weight, activation="silu")
+    found = y[1, 3, 5]
+    assert found == 0 or found.isnan()
+    y[1, 3, 5] = y[0, 0, 0]
+    torch.testing.assert_close(y, torch.nn.functional.silu(torch.ones_like(y)))

@@ -125,7 +125,11 @@ pub(super) fn silu<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector
     };
     let divisor = each!(simd, |power, rest| simd.mul_add(power, rest, simd.splat(1.0)));
     let sigmoid = reciprocal::<S, T, N>(simd, divisor);
-    each!(simd, |x, sigmoid| simd.mul(x, sigmoid))
+    if T::PRECISION == Precision::Bf16 {
+        return each!(simd, |x, sigmoid| simd.mul(x, sigmoid));
+    }
+    // This sigmoid is never zero: it would leave -∞ what it is.
+    each!(simd, |x, sigmoid| simd.mul(simd.at_least(LOWEST, x), sigmoid))
 }
 
 #[inline(always)]
