@@ -1,8 +1,10 @@
 """DTensor and FSDP2: sharded calls on two ranks against one process, values and gradients."""
 
+import os
 import pathlib
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -12,13 +14,16 @@ pytest.importorskip("torch.distributed.tensor.experimental", reason="this PyTorc
 WORKER = pathlib.Path(__file__).with_name("dtensor_worker.py")
 
 
-def test_two_ranks(tmp_path):
+def run(rendezvous):
+    """What two ranks printed, what they printed to stderr, and how they ended. An abort says where it came from."""
+    environment = dict(os.environ, PYTHONFAULTHANDLER="1", TORCH_SHOW_CPP_STACKTRACES="1")
     ranks = [
         subprocess.Popen(
-            [sys.executable, WORKER, str(rank), "2", tmp_path / "rendezvous"],
+            [sys.executable, WORKER, str(rank), "2", rendezvous],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env=environment,
         )
         for rank in range(2)
     ]
@@ -27,6 +32,18 @@ def test_two_ranks(tmp_path):
     finally:
         for rank in ranks:
             rank.kill()
-    # Not the exit status: a rank was once seen to abort behind its last line, on a busy machine, for a cause not known.
-    for output, error in outputs:
-        assert output.split()[-1:] == ["finished"], error[-4000:]
+    return [(*output, rank.returncode) for output, rank in zip(outputs, ranks)]
+
+
+def test_two_ranks(tmp_path):
+    for attempt in range(2):
+        outcome = run(tmp_path / f"rendezvous-{attempt}")
+        for output, error, _ in outcome:
+            assert output.split()[-1:] == ["finished"], error[-4000:]
+        failed = [(error, status) for _, error, status in outcome if status != 0]
+        if not failed:
+            return
+        # Of some forty runs one ended in an abort behind the last line, in the end of PyTorch's process group or of the
+        # interpreter, on a busy machine. Twice in a row is no accident.
+        warnings.warn(f"a rank ended with {failed[0][1]} after its work was done:\n{failed[0][0][-4000:]}")
+    pytest.fail(f"in each of two runs a rank ended with {failed[0][1]} after its work was done:\n{failed[0][0][-4000:]}")
