@@ -59,6 +59,43 @@ def causal_conv1d_update(
     conv_state_indices: Any | None,
     out: Any,
 ) -> None: ...
+def eager_forward_out(
+    x: Any,
+    weight: Any,
+    bias: Any | None,
+    initial_states: Any | None,
+    seq_idx: Any | None,
+    cu_seqlens: Any | None,
+    residual: Any | None,
+    silu: bool,
+    y: Any,
+    final_states: Any | None,
+) -> bool: ...
+def eager_backward_out(
+    x: Any,
+    weight: Any,
+    bias: Any | None,
+    dy: Any,
+    initial_states: Any | None,
+    seq_idx: Any | None,
+    cu_seqlens: Any | None,
+    dfinal_states: Any | None,
+    silu: bool,
+    dx: Any,
+    dweight: Any,
+    dbias: Any | None,
+    dinitial_states: Any | None,
+) -> bool: ...
+def eager_update_out(
+    x: Any,
+    conv_state: Any,
+    weight: Any,
+    bias: Any | None,
+    silu: bool,
+    cache_seqlens: Any | None,
+    conv_state_indices: Any | None,
+    out: Any,
+) -> bool: ...
 def causal_conv1d_varlen_states(x: Any, cu_seqlens: Any, states: Any) -> None: ...
 def torch_forward(
     x: Any,
@@ -83,7 +120,36 @@ def torch_backward(
     dfinal_states: Any | None,
     silu: bool,
 ) -> tuple[Any, Any, Any | None, Any | None]: ...
+def eager_backward(
+    x: Any,
+    weight: Any,
+    bias: Any | None,
+    initial_states: Any | None,
+    seq_idx: Any | None,
+    cu_seqlens: Any | None,
+    dy: Any,
+    dfinal_states: Any | None,
+    silu: bool,
+) -> tuple[Any, Any, Any | None, Any | None] | None: ...
 def torch_update(
+    x: Any,
+    conv_state: Any,
+    weight: Any,
+    bias: Any | None,
+    silu: bool,
+    cache_seqlens: Any | None,
+    conv_state_indices: Any | None,
+) -> Any: ...
+def eager_forward_alone(
+    x: Any,
+    weight: Any,
+    bias: Any | None,
+    seq_idx: Any | None,
+    initial_states: Any | None,
+    final_states_out: Any | None,
+    silu: bool,
+) -> Any: ...
+def eager_update_alone(
     x: Any,
     conv_state: Any,
     weight: Any,
@@ -113,6 +179,7 @@ def eager_update(
     activation: str | None,
     cache_seqlens: Any | None,
     conv_state_indices: Any | None,
+    is_cast: bool,
 ) -> Any: ...
 def gemm_forward(a: Any, b: Any, algorithm_name: str, c: Any) -> None: ...
 def gemm_grad_a(grad_c: Any, b: Any, algorithm_name: str, grad_a: Any) -> None: ...

@@ -30,20 +30,18 @@ __all__ = [
     "causal_conv1d_varlen_states",
 ]
 
-# PyTorch's operators and the test for them, once there is a PyTorch: it is not imported before.
+# PyTorch's operators, and its test for a compiler that traces, once there is a PyTorch: it is not imported before.
 _operators = None
-_is_kernels = None
+_is_compiling = None
 
 
 def _watching(names, *tensors):
     """The operators for a call that a compiler or somebody else of PyTorch's wants to see; None for a kernel's."""
-    global _operators, _is_kernels
-    if _is_kernels is not None and _is_kernels(*tensors):
-        return None
+    global _operators, _is_compiling
     if _operators is None and hasattr(sys.modules.get("torch"), "Tensor"):
         from causeway._torch import out_operators
 
-        _operators, _is_kernels = out_operators, out_operators.is_kernels
+        _operators, _is_compiling = out_operators, out_operators.is_compiling
     if _operators is None or not _operators.is_watched(*tensors):
         _refuse_masks(names, tensors)
         return None
@@ -65,6 +63,10 @@ def causal_conv1d_forward(
     x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states
 ):
     """Writes y, of x's shape and dtype, and final_states where they are given."""
+    if _is_compiling is not None and not _is_compiling() and _native.eager_forward_out(
+        x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states,
+    ):  # fmt: skip
+        return
     operators = _watching(
         "x weight bias? initial_states? seq_idx? cu_seqlens? residual? y final_states?",
         x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, y, final_states,
@@ -89,6 +91,11 @@ def causal_conv1d_backward(
     dinitial_states,
 ):
     """Writes dx, dweight, and dbias and dinitial_states where they are given. The gradient of a residual is dy."""
+    if _is_compiling is not None and not _is_compiling() and _native.eager_backward_out(
+        x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu, dx, dweight, dbias,
+        dinitial_states,
+    ):  # fmt: skip
+        return
     operators = _watching(
         "x weight bias? dy initial_states? seq_idx? cu_seqlens? dfinal_states? dx dweight dbias? dinitial_states?",
         x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, dx, dweight, dbias, dinitial_states,
@@ -102,6 +109,10 @@ def causal_conv1d_backward(
 
 def causal_conv1d_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out):
     """Writes out, of x's shape and dtype, and changes conv_state in place."""
+    if _is_compiling is not None and not _is_compiling() and _native.eager_update_out(
+        x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out,
+    ):  # fmt: skip
+        return
     operators = _watching(
         "x conv_state weight bias? cache_seqlens? conv_state_indices? out",
         x, conv_state, weight, bias, cache_seqlens, conv_state_indices, out,

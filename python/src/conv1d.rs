@@ -5,6 +5,7 @@ use causeway::{TensorMut, TensorRef};
 use pyo3::prelude::*;
 
 use crate::call::{Tensors, run};
+use crate::eager::unwatched;
 use crate::error::Renamed;
 use crate::tensor::Tensor;
 
@@ -73,9 +74,9 @@ pub struct UpdateInputs {
 }
 
 impl ForwardInputs {
-    /// Reads the arguments, which errors name.
+    /// Reads the arguments that follow x, which errors name.
     pub fn read(
-        x: Object,
+        x: Tensor,
         weight: Object,
         bias: Option<Object>,
         initial_states: Option<Object>,
@@ -85,7 +86,7 @@ impl ForwardInputs {
         activation: Activation,
     ) -> PyResult<Self> {
         Ok(ForwardInputs {
-            x: Tensor::read("x", x)?,
+            x,
             weight: Tensor::read("weight", weight)?,
             bias: Tensor::read_optional("bias", bias)?,
             initial_states: Tensor::read_optional("initial_states", initial_states)?,
@@ -134,7 +135,7 @@ impl ForwardInputs {
 impl BackwardInputs {
     /// As [`ForwardInputs::read`].
     pub fn read(
-        x: Object,
+        x: Tensor,
         weight: Object,
         bias: Option<Object>,
         dy: Object,
@@ -145,7 +146,7 @@ impl BackwardInputs {
         activation: Activation,
     ) -> PyResult<Self> {
         Ok(BackwardInputs {
-            x: Tensor::read("x", x)?,
+            x,
             weight: Tensor::read("weight", weight)?,
             bias: Tensor::read_optional("bias", bias)?,
             dy: Tensor::read("dy", dy)?,
@@ -208,6 +209,27 @@ impl BackwardInputs {
 }
 
 impl UpdateInputs {
+    /// As [`ForwardInputs::read`].
+    pub fn read(
+        x: Tensor,
+        conv_state: Object,
+        weight: Object,
+        bias: Option<Object>,
+        activation: Activation,
+        cache_seqlens: Option<Object>,
+        conv_state_indices: Option<Object>,
+    ) -> PyResult<Self> {
+        Ok(UpdateInputs {
+            x,
+            conv_state: Tensor::read("conv_state", conv_state)?,
+            weight: Tensor::read("weight", weight)?,
+            bias: Tensor::read_optional("bias", bias)?,
+            cache_seqlens: Tensor::read_optional("cache_seqlens", cache_seqlens)?,
+            conv_state_indices: Tensor::read_optional("conv_state_indices", conv_state_indices)?,
+            activation,
+        })
+    }
+
     /// As [`ForwardInputs::run`].
     pub fn run(&self, x: Object, out: Tensor) -> PyResult<()> {
         Tensors {
@@ -255,8 +277,59 @@ pub fn causal_conv1d_forward(
     y: Object,
     final_states: Option<Object>,
 ) -> PyResult<()> {
-    let inputs = ForwardInputs::read(
+    forward(
         x,
+        Tensor::read("x", x)?,
+        weight,
+        bias,
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        residual,
+        silu,
+        y,
+        final_states,
+    )
+}
+
+/// As [`causal_conv1d_forward`], if nobody wants to see the call before it runs; False if somebody does, or for arguments that only
+/// Python has words for.
+#[pyfunction]
+#[pyo3(signature = (x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states))]
+pub fn eager_forward_out(
+    x: Object,
+    weight: Object,
+    bias: Option<Object>,
+    initial_states: Option<Object>,
+    seq_idx: Option<Object>,
+    cu_seqlens: Option<Object>,
+    residual: Option<Object>,
+    silu: bool,
+    y: Object,
+    final_states: Option<Object>,
+) -> PyResult<bool> {
+    let others = [Some(weight), bias, initial_states, seq_idx, cu_seqlens, residual, Some(y), final_states];
+    let Some(read) = unwatched(x, &others)? else { return Ok(false) };
+    forward(x, read, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states)?;
+    Ok(true)
+}
+
+#[expect(clippy::too_many_arguments, reason = "the operation's")]
+fn forward(
+    x: Object,
+    read: Tensor,
+    weight: Object,
+    bias: Option<Object>,
+    initial_states: Option<Object>,
+    seq_idx: Option<Object>,
+    cu_seqlens: Option<Object>,
+    residual: Option<Object>,
+    silu: bool,
+    y: Object,
+    final_states: Option<Object>,
+) -> PyResult<()> {
+    let inputs = ForwardInputs::read(
+        read,
         weight,
         bias,
         initial_states,
@@ -291,8 +364,98 @@ pub fn causal_conv1d_backward(
     dbias: Option<Object>,
     dinitial_states: Option<Object>,
 ) -> PyResult<()> {
-    let inputs = BackwardInputs::read(
+    backward(
         x,
+        Tensor::read("x", x)?,
+        weight,
+        bias,
+        dy,
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        dfinal_states,
+        silu,
+        dx,
+        dweight,
+        dbias,
+        dinitial_states,
+    )
+}
+
+/// As [`causal_conv1d_backward`], if nobody wants to see the call before it runs; False if somebody does, or for arguments that only
+/// Python has words for.
+#[pyfunction]
+#[pyo3(signature = (
+    x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu, dx, dweight, dbias, dinitial_states
+))]
+#[expect(clippy::too_many_arguments, reason = "the operation's")]
+pub fn eager_backward_out(
+    x: Object,
+    weight: Object,
+    bias: Option<Object>,
+    dy: Object,
+    initial_states: Option<Object>,
+    seq_idx: Option<Object>,
+    cu_seqlens: Option<Object>,
+    dfinal_states: Option<Object>,
+    silu: bool,
+    dx: Object,
+    dweight: Object,
+    dbias: Option<Object>,
+    dinitial_states: Option<Object>,
+) -> PyResult<bool> {
+    let others = [
+        Some(weight),
+        bias,
+        Some(dy),
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        dfinal_states,
+        Some(dx),
+        Some(dweight),
+        dbias,
+        dinitial_states,
+    ];
+    let Some(read) = unwatched(x, &others)? else { return Ok(false) };
+    backward(
+        x,
+        read,
+        weight,
+        bias,
+        dy,
+        initial_states,
+        seq_idx,
+        cu_seqlens,
+        dfinal_states,
+        silu,
+        dx,
+        dweight,
+        dbias,
+        dinitial_states,
+    )?;
+    Ok(true)
+}
+
+#[expect(clippy::too_many_arguments, reason = "the operation's")]
+fn backward(
+    x: Object,
+    read: Tensor,
+    weight: Object,
+    bias: Option<Object>,
+    dy: Object,
+    initial_states: Option<Object>,
+    seq_idx: Option<Object>,
+    cu_seqlens: Option<Object>,
+    dfinal_states: Option<Object>,
+    silu: bool,
+    dx: Object,
+    dweight: Object,
+    dbias: Option<Object>,
+    dinitial_states: Option<Object>,
+) -> PyResult<()> {
+    let inputs = BackwardInputs::read(
+        read,
         weight,
         bias,
         dy,
@@ -324,15 +487,42 @@ pub fn causal_conv1d_update(
     conv_state_indices: Option<Object>,
     out: Object,
 ) -> PyResult<()> {
-    let inputs = UpdateInputs {
-        x: Tensor::read("x", x)?,
-        conv_state: Tensor::read("conv_state", conv_state)?,
-        weight: Tensor::read("weight", weight)?,
-        bias: Tensor::read_optional("bias", bias)?,
-        cache_seqlens: Tensor::read_optional("cache_seqlens", cache_seqlens)?,
-        conv_state_indices: Tensor::read_optional("conv_state_indices", conv_state_indices)?,
-        activation: activation(silu),
-    };
+    update(x, Tensor::read("x", x)?, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out)
+}
+
+/// As [`causal_conv1d_update`], if nobody wants to see the call before it runs; False if somebody does, or for arguments that only
+/// Python has words for.
+#[pyfunction]
+#[pyo3(signature = (x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out))]
+pub fn eager_update_out(
+    x: Object,
+    conv_state: Object,
+    weight: Object,
+    bias: Option<Object>,
+    silu: bool,
+    cache_seqlens: Option<Object>,
+    conv_state_indices: Option<Object>,
+    out: Object,
+) -> PyResult<bool> {
+    let others = [Some(conv_state), Some(weight), bias, cache_seqlens, conv_state_indices, Some(out)];
+    let Some(read) = unwatched(x, &others)? else { return Ok(false) };
+    update(x, read, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out)?;
+    Ok(true)
+}
+
+fn update(
+    x: Object,
+    read: Tensor,
+    conv_state: Object,
+    weight: Object,
+    bias: Option<Object>,
+    silu: bool,
+    cache_seqlens: Option<Object>,
+    conv_state_indices: Option<Object>,
+    out: Object,
+) -> PyResult<()> {
+    let silu = activation(silu);
+    let inputs = UpdateInputs::read(read, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)?;
     inputs.run(x, Tensor::read("out", out)?)
 }
 

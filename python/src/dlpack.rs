@@ -56,6 +56,15 @@ pub struct Description {
     pub location: Location,
 }
 
+impl Description {
+    /// False if the values are those of memory for certain. PyTorch negates the imaginary parts of conjugated numbers only when
+    /// they are read; they lie between the real parts, so that they have no odd stride.
+    pub fn may_be_negated(&self) -> bool {
+        let has_complex = matches!(self.dtype, DType::F16 | DType::F32 | DType::F64);
+        has_complex && (0..self.rank).all(|axis| self.shape[axis] <= 1 || self.strides[axis] % 2 == 0)
+    }
+}
+
 impl Reader {
     /// The reader for a tensor type, if it has one.
     pub fn of(tensor_type: &Bound<'_, PyAny>) -> Option<Self> {

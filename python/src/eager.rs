@@ -44,13 +44,13 @@ pub fn eager_forward<'py>(
     };
     let others = [Some(weight), bias, seq_idx, initial_states, final_states_out, cu_seqlens, residual];
     let differentiable = [Some(x), Some(weight), bias, initial_states, residual];
-    match watched(torch, x, &others, &differentiable, is_cast)? {
-        Watched::Yes => return Ok(None),
-        Watched::Grad => return Ok(Some(PyBool::new(py, true).to_owned().into_any())),
-        Watched::No => {}
-    }
+    let read = match way(torch, x, &others, &differentiable, is_cast)? {
+        Way::Watched => return Ok(None),
+        Way::Grad => return Ok(Some(PyBool::new(py, true).to_owned().into_any())),
+        Way::Kernel(read) => read,
+    };
     let inputs =
-        ForwardInputs::read(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, activation)?;
+        ForwardInputs::read(read, weight, bias, initial_states, seq_idx, cu_seqlens, residual, activation)?;
     let wants_states = return_final_states.is_truthy()?;
     let (y, final_states) = forward(torch, x, &inputs, wants_states, final_states_out)?;
     result(y, if wants_states { final_states } else { None }).map(Some)
@@ -74,7 +74,7 @@ pub fn torch_forward<'py>(
     final_states_out: Option<Object<'_, 'py>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let inputs = ForwardInputs::read(
-        x,
+        Tensor::read("x", x)?,
         weight,
         bias,
         initial_states,
@@ -86,6 +86,27 @@ pub fn torch_forward<'py>(
     let (y, final_states) =
         forward(Torch::of_tensors(x.py())?, x, &inputs, wants_states.is_truthy()?, final_states_out)?;
     result(y, final_states)
+}
+
+/// As [`torch_forward`] without its rarer arguments; None if somebody wants to see the call, or for arguments that only Python
+/// has words for.
+#[pyfunction]
+#[pyo3(signature = (x, weight, bias, seq_idx, initial_states, final_states_out, silu))]
+pub fn eager_forward_alone<'py>(
+    x: Object<'_, 'py>,
+    weight: Object<'_, 'py>,
+    bias: Option<Object<'_, 'py>>,
+    seq_idx: Option<Object<'_, 'py>>,
+    initial_states: Option<Object<'_, 'py>>,
+    final_states_out: Option<Object<'_, 'py>>,
+    silu: bool,
+) -> Outcome<'py> {
+    let others = [Some(weight), bias, seq_idx, initial_states, final_states_out];
+    let Some(read) = unwatched(x, &others)? else { return Ok(None) };
+    let silu = activation(silu);
+    let inputs = ForwardInputs::read(read, weight, bias, initial_states, seq_idx, None, None, silu)?;
+    let (y, _) = forward(Torch::of_tensors(x.py())?, x, &inputs, false, final_states_out)?;
+    Ok(Some(y))
 }
 
 fn forward<'py>(
@@ -148,9 +169,44 @@ pub fn torch_backward<'py>(
     dfinal_states: Option<Object<'_, 'py>>,
     silu: bool,
 ) -> PyResult<Bound<'py, PyTuple>> {
+    let read = Tensor::read("x", x)?;
+    backward(x, read, weight, bias, initial_states, seq_idx, cu_seqlens, dy, dfinal_states, silu)
+}
+
+/// As [`torch_backward`]; None if somebody wants to see the call, or for arguments that only Python has words for.
+#[pyfunction]
+#[pyo3(signature = (x, weight, bias, initial_states, seq_idx, cu_seqlens, dy, dfinal_states, silu))]
+pub fn eager_backward<'py>(
+    x: Object<'_, 'py>,
+    weight: Object<'_, 'py>,
+    bias: Option<Object<'_, 'py>>,
+    initial_states: Option<Object<'_, 'py>>,
+    seq_idx: Option<Object<'_, 'py>>,
+    cu_seqlens: Option<Object<'_, 'py>>,
+    dy: Object<'_, 'py>,
+    dfinal_states: Option<Object<'_, 'py>>,
+    silu: bool,
+) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let others = [Some(weight), bias, initial_states, seq_idx, cu_seqlens, Some(dy), dfinal_states];
+    let Some(read) = unwatched(x, &others)? else { return Ok(None) };
+    backward(x, read, weight, bias, initial_states, seq_idx, cu_seqlens, dy, dfinal_states, silu).map(Some)
+}
+
+fn backward<'py>(
+    x: Object<'_, 'py>,
+    read: Tensor,
+    weight: Object<'_, 'py>,
+    bias: Option<Object<'_, 'py>>,
+    initial_states: Option<Object<'_, 'py>>,
+    seq_idx: Option<Object<'_, 'py>>,
+    cu_seqlens: Option<Object<'_, 'py>>,
+    dy: Object<'_, 'py>,
+    dfinal_states: Option<Object<'_, 'py>>,
+    silu: bool,
+) -> PyResult<Bound<'py, PyTuple>> {
     let torch = Torch::of_tensors(x.py())?;
     let inputs = BackwardInputs::read(
-        x,
+        read,
         weight,
         bias,
         dy,
@@ -176,7 +232,7 @@ pub fn torch_backward<'py>(
 /// As `causeway.causal_conv1d_update`: its result; True if conv_state may not be changed, as autograd follows it; None as
 /// for [`eager_forward`].
 #[pyfunction]
-#[pyo3(signature = (x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices))]
+#[pyo3(signature = (x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices, is_cast))]
 pub fn eager_update<'py>(
     x: Object<'_, 'py>,
     conv_state: Option<Object<'_, 'py>>,
@@ -185,6 +241,7 @@ pub fn eager_update<'py>(
     activation: Option<Object<'_, 'py>>,
     cache_seqlens: Option<Object<'_, 'py>>,
     conv_state_indices: Option<Object<'_, 'py>>,
+    is_cast: bool,
 ) -> Outcome<'py> {
     let py = x.py();
     let (Some(torch), Some(activation), Some(conv_state), Some(weight)) =
@@ -193,12 +250,13 @@ pub fn eager_update<'py>(
         return Ok(None);
     };
     let others = [Some(conv_state), Some(weight), bias, cache_seqlens, conv_state_indices];
-    match watched(torch, x, &others, &[Some(conv_state)], true)? {
-        Watched::Yes => return Ok(None),
-        Watched::Grad => return Ok(Some(PyBool::new(py, true).to_owned().into_any())),
-        Watched::No => {}
-    }
-    let inputs = read_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)?;
+    let read = match way(torch, x, &others, &[Some(conv_state)], is_cast)? {
+        Way::Watched => return Ok(None),
+        Way::Grad => return Ok(Some(PyBool::new(py, true).to_owned().into_any())),
+        Way::Kernel(read) => read,
+    };
+    let inputs =
+        UpdateInputs::read(read, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)?;
     update(torch, x, conv_state, &inputs).map(Some)
 }
 
@@ -214,29 +272,36 @@ pub fn torch_update<'py>(
     cache_seqlens: Option<Object<'_, 'py>>,
     conv_state_indices: Option<Object<'_, 'py>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let silu = activation(silu);
-    let inputs = read_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)?;
+    let read = Tensor::read("x", x)?;
+    let inputs = UpdateInputs::read(
+        read,
+        conv_state,
+        weight,
+        bias,
+        activation(silu),
+        cache_seqlens,
+        conv_state_indices,
+    )?;
     update(Torch::of_tensors(x.py())?, x, conv_state, &inputs)
 }
 
-fn read_update(
-    x: Object<'_, '_>,
-    conv_state: Object<'_, '_>,
-    weight: Object<'_, '_>,
-    bias: Option<Object<'_, '_>>,
-    activation: Activation,
-    cache_seqlens: Option<Object<'_, '_>>,
-    conv_state_indices: Option<Object<'_, '_>>,
-) -> PyResult<UpdateInputs> {
-    Ok(UpdateInputs {
-        x: Tensor::read("x", x)?,
-        conv_state: Tensor::read("conv_state", conv_state)?,
-        weight: Tensor::read("weight", weight)?,
-        bias: Tensor::read_optional("bias", bias)?,
-        cache_seqlens: Tensor::read_optional("cache_seqlens", cache_seqlens)?,
-        conv_state_indices: Tensor::read_optional("conv_state_indices", conv_state_indices)?,
-        activation,
-    })
+/// As [`torch_update`]; None if somebody wants to see the call, or for arguments that only Python has words for.
+#[pyfunction]
+#[pyo3(signature = (x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices))]
+pub fn eager_update_alone<'py>(
+    x: Object<'_, 'py>,
+    conv_state: Object<'_, 'py>,
+    weight: Object<'_, 'py>,
+    bias: Option<Object<'_, 'py>>,
+    silu: bool,
+    cache_seqlens: Option<Object<'_, 'py>>,
+    conv_state_indices: Option<Object<'_, 'py>>,
+) -> Outcome<'py> {
+    let others = [Some(conv_state), Some(weight), bias, cache_seqlens, conv_state_indices];
+    let Some(read) = unwatched(x, &others)? else { return Ok(None) };
+    let silu = activation(silu);
+    let inputs = UpdateInputs::read(read, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)?;
+    update(Torch::of_tensors(x.py())?, x, conv_state, &inputs).map(Some)
 }
 
 fn update<'py>(
@@ -255,37 +320,64 @@ fn update<'py>(
 fn named(activation: Option<Object<'_, '_>>) -> PyResult<Option<Activation>> {
     let Some(name) = activation else { return Ok(Some(Activation::None)) };
     let py = name.py();
-    let silu = name.eq(intern!(py, "silu"))? || name.eq(intern!(py, "swish"))?;
+    // A name that a program spells out is one object with every other of its letters.
+    let is = |known: &Bound<'_, _>| Ok::<_, PyErr>(name.is(known) || name.eq(known)?);
+    let silu = is(intern!(py, "silu"))? || is(intern!(py, "swish"))?;
     Ok(silu.then_some(Activation::Silu))
 }
 
-/// Who has to see a call: autograd only if a differentiable tensor requires a gradient.
-fn watched(
+/// What has to be done about a call.
+enum Way {
+    /// Somebody wants to see it before it runs, or Python has words for its arguments.
+    Watched,
+    /// A gradient is to be recorded.
+    Grad,
+    /// Nothing but its kernel; x has been read.
+    Kernel(Tensor),
+}
+
+/// The way of a call: autograd wants it only if a differentiable tensor requires a gradient.
+fn way(
     torch: &Torch,
     x: Object<'_, '_>,
     others: &[Option<Object<'_, '_>>],
     differentiable: &[Option<Object<'_, '_>>],
     is_cast: bool,
-) -> PyResult<Watched> {
+) -> PyResult<Way> {
     let py = x.py();
     let is_plain = |object: &Object<'_, '_>| torch.is_plain(object);
-    let has_kernels = || {
-        Ok::<_, PyErr>(
-            x.getattr(intern!(py, "is_cuda"))?.is_truthy()?
-                || x.getattr(intern!(py, "is_cpu"))?.is_truthy()?,
-        )
-    };
-    if !is_plain(&x) || !others.iter().flatten().all(is_plain) || !has_kernels()? {
-        return Ok(Watched::Yes);
+    if !is_plain(&x) || !others.iter().flatten().all(is_plain) {
+        return Ok(Way::Watched);
     }
-    let watched = torch.watched(py, is_cast)?;
-    if watched != Watched::Grad {
-        return Ok(watched);
+    let watched = torch.watched(py, is_cast, differentiable.is_empty())?;
+    if watched == Watched::Yes {
+        return Ok(Way::Watched);
     }
-    for tensor in differentiable {
-        if requires_grad(*tensor)? {
-            return Ok(Watched::Grad);
+    let read = Tensor::of_dlpack(x, torch)?;
+    if read.is_none() {
+        let is = |name| x.getattr(name)?.is_truthy();
+        if !is(intern!(py, "is_cuda"))? && !is(intern!(py, "is_cpu"))? {
+            return Ok(Way::Watched);
         }
     }
-    Ok(Watched::No)
+    if watched == Watched::Grad {
+        for tensor in differentiable {
+            if requires_grad(*tensor)? {
+                return Ok(Way::Grad);
+            }
+        }
+    }
+    Ok(Way::Kernel(match read {
+        Some(tensor) => tensor,
+        None => Tensor::read("x", x)?,
+    }))
+}
+
+/// As [`way`] where a caller has autograd and autocast of its own: x of a call that is nothing but its kernel.
+pub fn unwatched(x: Object<'_, '_>, others: &[Option<Object<'_, '_>>]) -> PyResult<Option<Tensor>> {
+    let Some(torch) = Torch::imported(x.py())? else { return Ok(None) };
+    Ok(match way(torch, x, others, &[], true)? {
+        Way::Kernel(tensor) => Some(tensor),
+        Way::Watched | Way::Grad => None,
+    })
 }

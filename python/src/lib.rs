@@ -24,9 +24,13 @@ mod _native {
     #[pymodule_export]
     use super::conv1d::{
         causal_conv1d_backward, causal_conv1d_forward, causal_conv1d_update, causal_conv1d_varlen_states,
+        eager_backward_out, eager_forward_out, eager_update_out,
     };
     #[pymodule_export]
-    use super::eager::{eager_forward, eager_update, torch_backward, torch_forward, torch_update};
+    use super::eager::{
+        eager_backward, eager_forward, eager_forward_alone, eager_update, eager_update_alone, torch_backward,
+        torch_forward, torch_update,
+    };
     #[pymodule_export]
     use super::gemm::{gemm_forward, gemm_grad_a, gemm_grad_ab, gemm_grad_b};
     #[pymodule_export]

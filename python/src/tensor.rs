@@ -87,9 +87,9 @@ impl Tensor {
     }
 
     /// The short way; None for a tensor that only [`Tensor::of_torch`] has words for.
-    fn of_dlpack(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Self>> {
+    pub fn of_dlpack(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Self>> {
         let Some(found) = torch.describe(object) else { return Ok(None) };
-        if object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()? {
+        if found.may_be_negated() && object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()? {
             return Ok(None);
         }
         Ok(Some(found.into()))

@@ -22,10 +22,18 @@ pub struct Torch {
     current_stream: Option<Py<PyAny>>,
     thread_count: Py<PyAny>,
     empty_like: Py<PyAny>,
-    increment_version: Py<PyAny>,
+    increment_version: IncrementVersion,
     watchers: Watchers,
     /// Keyword arguments for `Tensor.new_empty`.
     bytes: Py<PyDict>,
+}
+
+/// PyTorch's function that notes that values have changed.
+enum IncrementVersion {
+    /// Takes several tensors, and leaves those of inference mode alone.
+    OfAll(Py<PyAny>),
+    /// Takes a tensor that is not one of inference mode.
+    OfOne(Py<PyAny>),
 }
 
 /// Functions that tell whether somebody wants to see operations before they run.
@@ -95,7 +103,15 @@ impl Torch {
         let tensor = module.getattr("Tensor")?;
         let inner = module.getattr("_C")?;
         let of_inner = |name: &str| Ok::<_, PyErr>(inner.getattr(name)?.unbind());
-        let graph = py.import("torch.autograd.graph")?;
+        let empty = module.getattr("empty")?.call1((0,))?;
+        let increment_version = of_inner("_increment_version")?;
+        let increment_version = match increment_version.call1(py, ((empty,),)) {
+            Ok(_) => IncrementVersion::OfAll(increment_version),
+            Err(_) => {
+                let graph = py.import("torch.autograd.graph")?;
+                IncrementVersion::OfOne(graph.getattr("increment_version")?.unbind())
+            }
+        };
         Ok(Torch {
             reader: Reader::of(&tensor),
             tensor: tensor.cast_into::<PyType>()?.unbind(),
@@ -106,7 +122,7 @@ impl Torch {
             current_stream: of_inner("_cuda_getCurrentRawStream").ok(),
             thread_count: module.getattr("get_num_threads")?.unbind(),
             empty_like: module.getattr("empty_like")?.unbind(),
-            increment_version: graph.getattr("increment_version")?.unbind(),
+            increment_version,
             watchers: Watchers {
                 dispatch_modes: of_inner("_len_torch_dispatch_stack")?,
                 transform: inner.getattr("_functorch")?.getattr("peek_interpreter_stack")?.unbind(),
@@ -142,8 +158,9 @@ impl Torch {
         self.dtypes.iter().find(|(known, _)| known.is(object)).map(|(_, dtype)| *dtype)
     }
 
-    /// Who has to see the operations of this thread. Autocast does not count where it `is_cast` already.
-    pub fn watched(&self, py: Python<'_>, is_cast: bool) -> PyResult<Watched> {
+    /// Who has to see the operations of this thread. Autocast does not count where it `is_cast` already, nor autograd where
+    /// `is_recorded` by a caller.
+    pub fn watched(&self, py: Python<'_>, is_cast: bool, is_recorded: bool) -> PyResult<Watched> {
         let watchers = &self.watchers;
         let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
         if is(&watchers.dispatch_modes)?
@@ -154,7 +171,7 @@ impl Torch {
         {
             return Ok(Watched::Yes);
         }
-        Ok(if is(&watchers.is_grad_enabled)? { Watched::Grad } else { Watched::No })
+        Ok(if !is_recorded && is(&watchers.is_grad_enabled)? { Watched::Grad } else { Watched::No })
     }
 
     /// Whose GPUs this build of PyTorch is for.
@@ -183,10 +200,15 @@ impl Torch {
     /// Tells autograd that a tensor's values have changed.
     pub fn increment_version(&self, written: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = written.py();
-        if !written.call_method0(intern!(py, "is_inference"))?.is_truthy()? {
-            self.increment_version.bind(py).call1((written,))?;
+        match &self.increment_version {
+            IncrementVersion::OfAll(function) => function.call1(py, ((written,),)).map(drop),
+            IncrementVersion::OfOne(function) => {
+                if !written.call_method0(intern!(py, "is_inference"))?.is_truthy()? {
+                    function.call1(py, (written,))?;
+                }
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     /// Uninitialised memory from PyTorch's allocator, on the device and the current stream of `like`.

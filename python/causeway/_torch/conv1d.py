@@ -9,7 +9,6 @@ from causeway._torch.eager import (
     autocast_dtype,
     cast,
     expect_tensors,
-    is_any_autocast_enabled,
     is_compiling,
     is_direct,
     is_distributed,
@@ -19,6 +18,32 @@ from causeway._torch.eager import (
 _is_grad_enabled = torch.is_grad_enabled
 _forward, _backward = kernels.forward, kernels.backward
 _eager_forward, _eager_update = _native.eager_forward, _native.eager_update
+
+
+def _plain(silu):
+    """The kernels, for eager calls that need gradients of x, weight and bias alone: PyTorch takes time for each argument."""
+
+    class Convolution(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias):
+            ctx.save_for_backward(x, weight, bias)
+            return _forward(x, weight, bias, None, None, None, None, silu, False, None)
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, weight, bias = ctx.saved_tensors
+            if not _is_grad_enabled():
+                return _backward(x, weight, bias, None, None, None, dy, None, silu)[:3]
+            # Through the operator, whose gradients are refused in words.
+            dx, dweight, dbias, _ = operators.backward(x, weight, bias, dy, None, None, None, None, silu)
+            return dx, dweight, None if bias is None else dbias
+
+    return _apply_of(Convolution)
+
+
+def _apply_of(function):
+    """`Function.apply` less its checks for torch.func, which a direct call is not under."""
+    return super(torch.autograd.Function, function).apply
 
 
 class _Convolution(torch.autograd.Function):
@@ -59,8 +84,7 @@ class _Convolution(torch.autograd.Function):
         return *gradients, None, None, dy if ctx.needs_input_grad[6] else None, None, None, None
 
 
-# `Function.apply` less its checks for torch.func, which a direct call is not under.
-_apply = super(torch.autograd.Function, _Convolution).apply
+_apply, _apply_plain, _apply_plain_silu = _apply_of(_Convolution), _plain(False), _plain(True)
 
 
 def causal_conv1d_fn(
@@ -108,6 +132,8 @@ def causal_conv1d_fn(
         if x.is_nested:
             expect_tensors((), x=x)
         silu = activation is not None
+        if not return_final_states and states is seq_idx is cu_seqlens is residual is final_states_out is None:
+            return _apply_plain_silu(x, weight, bias) if silu else _apply_plain(x, weight, bias)
         return _apply(
             x, weight, bias, states, seq_idx, cu_seqlens, residual, silu, return_final_states, final_states_out
         )  # fmt: skip
@@ -152,24 +178,15 @@ def _write_final_states(final_states_out, final_states):
         final_states_out.copy_(final_states)
 
 
-def causal_conv1d_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices):
+def causal_conv1d_update(
+    x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices, is_cast=False
+):
     """See `causeway.causal_conv1d_update`."""
-    compiling = is_compiling()
-    if (compiling or is_any_autocast_enabled()) and (dtype := autocast_dtype(x)) is not None:
-        x = cast(x, dtype)
-        if _keeps_float32(conv_state, x, dtype):
-            # x is rounded first, as prefill has it. SiLU is that of float32 then, rounded once.
-            y = _update(
-                compiling, x.float(), conv_state, weight, bias, activation, cache_seqlens, conv_state_indices
-            )
-            return y.to(dtype)
-    return _update(compiling, x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
-
-
-def _update(compiling, x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices):
-    if not compiling:
+    if not is_compiling():
         try:
-            result = _eager_update(x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices)
+            result = _eager_update(
+                x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices, is_cast
+            )
         except RuntimeError:
             # As in causal_conv1d_fn.
             expect_tensors((), x=x, conv_state=conv_state, weight=weight, bias=bias)
@@ -180,6 +197,13 @@ def _update(compiling, x, conv_state, weight, bias, activation, cache_seqlens, c
             )
         if result is not None:
             return result
+    if not is_cast and (dtype := autocast_dtype(x)) is not None:
+        x = cast(x, dtype)
+        arguments = weight, bias, activation, cache_seqlens, conv_state_indices, True
+        if _keeps_float32(conv_state, x, dtype):
+            # x is rounded first, as prefill has it. SiLU is that of float32 then, rounded once.
+            return causal_conv1d_update(x.float(), conv_state, *arguments).to(dtype)
+        return causal_conv1d_update(x, conv_state, *arguments)
     silu = is_silu(activation)
     expect_tensors(
         ("x", "conv_state", "weight"),

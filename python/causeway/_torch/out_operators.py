@@ -11,30 +11,14 @@ from causeway._torch import eager
 from causeway._torch.eager import expect_tensors, is_compiling, require_one_device
 from causeway._torch.operators import define
 
-_PLAIN, _forward_ad = eager.PLAIN, eager.forward_ad
-_dispatch_modes, _functorch_level, _is_tracing = eager.dispatch_modes, eager.functorch_level, eager.is_tracing
 _increment_version = torch.autograd.graph.increment_version
-
-
-def is_kernels(*tensors):
-    """True for plain tensors of PyTorch's in a call that nobody wants to see."""
-    # As `eager.is_direct`, in one function: a caller that has its own autograd pays for no more than this.
-    return (
-        not is_compiling()
-        and _PLAIN.issuperset(map(type, tensors))
-        and not tensors[0].is_meta
-        and not _dispatch_modes()
-        and _functorch_level() is None
-        and not _is_tracing()
-        and _forward_ad._current_level < 0
-    )
 
 
 def is_watched(*tensors):
     """True for tensors of PyTorch's, the first of which is x, in a call that somebody wants to see."""
     if is_compiling():
         return True
-    return not is_kernels(*tensors) and isinstance(tensors[0], torch.Tensor)
+    return isinstance(tensors[0], torch.Tensor) and not eager.is_direct(*tensors)
 
 
 def _writes(kernel, *written):

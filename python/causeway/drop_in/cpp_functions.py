@@ -7,7 +7,7 @@ original's operators are there under their names, ``torch.ops.DaoAILab._causal_c
 import torch
 
 from causeway import _native
-from causeway._torch.out_operators import is_kernels
+from causeway._torch.eager import is_compiling
 from causeway.drop_in import extension as causal_conv1d_cuda
 from causeway.kernels import causal_conv1d_backward
 
@@ -109,11 +109,12 @@ def causal_conv1d_fwd_function(
     silu_activation: bool,
 ) -> torch.Tensor:
     """The result; final_states_out is written where it is given."""
-    if is_kernels(x, weight, bias, seq_idx, initial_states, final_states_out):
-        result = _native.torch_forward(
-            x, weight, bias, initial_states, seq_idx, None, None, silu_activation, False, final_states_out
+    if not is_compiling():
+        out = _native.eager_forward_alone(
+            x, weight, bias, seq_idx, initial_states, final_states_out, silu_activation
         )
-        return result if final_states_out is None else result[0]
+        if out is not None:
+            return out
     out = torch.empty_like(x)
     causal_conv1d_cuda.causal_conv1d_fwd(
         x, weight, bias, seq_idx, initial_states, out, final_states_out, silu_activation
@@ -135,14 +136,12 @@ def causal_conv1d_bwd_function(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(dx, dweight, dbias, dinitial_states); dx is written in place where it is given, any view."""
     wants_states = return_dinitial_states and initial_states is not None
-    if (
-        dx is None
-        and wants_states == (initial_states is not None)
-        and is_kernels(x, weight, bias, dout, seq_idx, initial_states, dfinal_states)
-    ):
-        return _native.torch_backward(
+    if dx is None and wants_states == (initial_states is not None) and not is_compiling():
+        gradients = _native.eager_backward(
             x, weight, bias, initial_states, seq_idx, None, dout, dfinal_states, silu_activation
         )
+        if gradients is not None:
+            return gradients
     if dx is None:
         dx = torch.empty_like(x)
     dweight = torch.empty_like(weight)
@@ -176,10 +175,12 @@ def causal_conv1d_update_function(
     conv_state_indices: torch.Tensor | None,
 ) -> torch.Tensor:
     """The outputs at the new positions; conv_state is changed in place."""
-    if is_kernels(x, conv_state, weight, bias, cache_seqlens, conv_state_indices):
-        return _native.torch_update(
+    if not is_compiling():
+        out = _native.eager_update_alone(
             x, conv_state, weight, bias, silu_activation, cache_seqlens, conv_state_indices
         )
+        if out is not None:
+            return out
     out = torch.empty_like(x)
     causal_conv1d_cuda.causal_conv1d_update(
         x, conv_state, weight, bias, out, silu_activation, cache_seqlens, conv_state_indices
