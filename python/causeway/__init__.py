@@ -9,7 +9,8 @@ current stream, or on the CPU; they are differentiable and can be compiled. NumP
     >>> causeway.causal_conv1d_fn(x, weight)[0, 0]
     array([1., 2., 3., 3.], dtype=float32)
 
-``python -m causeway doctor`` tells what is here, and ``python -m causeway verify`` checks it against a float64 oracle.
+``python -m causeway doctor`` tells what is here, and ``python -m causeway verify``, or `causeway.verify`, checks it against a
+float64 oracle.
 """
 
 import importlib

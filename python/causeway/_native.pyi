@@ -140,6 +140,24 @@ def torch_update(
     cache_seqlens: Any | None,
     conv_state_indices: Any | None,
 ) -> Any: ...
+def eager_forward_alone(
+    x: Any,
+    weight: Any,
+    bias: Any | None,
+    seq_idx: Any | None,
+    initial_states: Any | None,
+    final_states_out: Any | None,
+    silu: bool,
+) -> Any: ...
+def eager_update_alone(
+    x: Any,
+    conv_state: Any,
+    weight: Any,
+    bias: Any | None,
+    silu: bool,
+    cache_seqlens: Any | None,
+    conv_state_indices: Any | None,
+) -> Any: ...
 def eager_forward(
     x: Any,
     weight: Any,

@@ -88,6 +88,27 @@ pub fn torch_forward<'py>(
     result(y, final_states)
 }
 
+/// As [`torch_forward`] without its rarer arguments; None if somebody wants to see the call, or for arguments that only Python
+/// has words for.
+#[pyfunction]
+#[pyo3(signature = (x, weight, bias, seq_idx, initial_states, final_states_out, silu))]
+pub fn eager_forward_alone<'py>(
+    x: Object<'_, 'py>,
+    weight: Object<'_, 'py>,
+    bias: Option<Object<'_, 'py>>,
+    seq_idx: Option<Object<'_, 'py>>,
+    initial_states: Option<Object<'_, 'py>>,
+    final_states_out: Option<Object<'_, 'py>>,
+    silu: bool,
+) -> Outcome<'py> {
+    let others = [Some(weight), bias, seq_idx, initial_states, final_states_out];
+    let Some(read) = unwatched(x, &others)? else { return Ok(None) };
+    let silu = activation(silu);
+    let inputs = ForwardInputs::read(read, weight, bias, initial_states, seq_idx, None, None, silu)?;
+    let (y, _) = forward(Torch::of_tensors(x.py())?, x, &inputs, false, final_states_out)?;
+    Ok(Some(y))
+}
+
 fn forward<'py>(
     torch: &Torch,
     x: Object<'_, 'py>,
@@ -264,6 +285,25 @@ pub fn torch_update<'py>(
     update(Torch::of_tensors(x.py())?, x, conv_state, &inputs)
 }
 
+/// As [`torch_update`]; None if somebody wants to see the call, or for arguments that only Python has words for.
+#[pyfunction]
+#[pyo3(signature = (x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices))]
+pub fn eager_update_alone<'py>(
+    x: Object<'_, 'py>,
+    conv_state: Object<'_, 'py>,
+    weight: Object<'_, 'py>,
+    bias: Option<Object<'_, 'py>>,
+    silu: bool,
+    cache_seqlens: Option<Object<'_, 'py>>,
+    conv_state_indices: Option<Object<'_, 'py>>,
+) -> Outcome<'py> {
+    let others = [Some(conv_state), Some(weight), bias, cache_seqlens, conv_state_indices];
+    let Some(read) = unwatched(x, &others)? else { return Ok(None) };
+    let silu = activation(silu);
+    let inputs = UpdateInputs::read(read, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)?;
+    update(Torch::of_tensors(x.py())?, x, conv_state, &inputs).map(Some)
+}
+
 fn update<'py>(
     torch: &Torch,
     x: Object<'_, 'py>,
@@ -309,7 +349,7 @@ fn way(
     if !is_plain(&x) || !others.iter().flatten().all(is_plain) {
         return Ok(Way::Watched);
     }
-    let watched = torch.watched(py, is_cast)?;
+    let watched = torch.watched(py, is_cast, differentiable.is_empty())?;
     if watched == Watched::Yes {
         return Ok(Way::Watched);
     }

@@ -28,7 +28,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::eager::{
-        eager_backward, eager_forward, eager_update, torch_backward, torch_forward, torch_update,
+        eager_backward, eager_forward, eager_forward_alone, eager_update, eager_update_alone, torch_backward,
+        torch_forward, torch_update,
     };
     #[pymodule_export]
     use super::gemm::{gemm_forward, gemm_grad_a, gemm_grad_ab, gemm_grad_b};

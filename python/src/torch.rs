@@ -158,8 +158,9 @@ impl Torch {
         self.dtypes.iter().find(|(known, _)| known.is(object)).map(|(_, dtype)| *dtype)
     }
 
-    /// Who has to see the operations of this thread. Autocast does not count where it `is_cast` already.
-    pub fn watched(&self, py: Python<'_>, is_cast: bool) -> PyResult<Watched> {
+    /// Who has to see the operations of this thread. Autocast does not count where it `is_cast` already, nor autograd where
+    /// `is_recorded` by a caller.
+    pub fn watched(&self, py: Python<'_>, is_cast: bool, is_recorded: bool) -> PyResult<Watched> {
         let watchers = &self.watchers;
         let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
         if is(&watchers.dispatch_modes)?
@@ -170,7 +171,7 @@ impl Torch {
         {
             return Ok(Watched::Yes);
         }
-        Ok(if is(&watchers.is_grad_enabled)? { Watched::Grad } else { Watched::No })
+        Ok(if !is_recorded && is(&watchers.is_grad_enabled)? { Watched::Grad } else { Watched::No })
     }
 
     /// Whose GPUs this build of PyTorch is for.

@@ -110,12 +110,10 @@ def causal_conv1d_fwd_function(
 ) -> torch.Tensor:
     """The result; final_states_out is written where it is given."""
     if not is_compiling():
-        activation = "silu" if silu_activation else None
-        out = _native.eager_forward(
-            x, weight, bias, seq_idx, initial_states, False, final_states_out, activation, None, None, True
+        out = _native.eager_forward_alone(
+            x, weight, bias, seq_idx, initial_states, final_states_out, silu_activation
         )
-        # True: a gradient could be recorded, which is the caller's part.
-        if out is not None and out is not True:
+        if out is not None:
             return out
     out = torch.empty_like(x)
     causal_conv1d_cuda.causal_conv1d_fwd(
@@ -178,12 +176,10 @@ def causal_conv1d_update_function(
 ) -> torch.Tensor:
     """The outputs at the new positions; conv_state is changed in place."""
     if not is_compiling():
-        activation = "silu" if silu_activation else None
-        out = _native.eager_update(
-            x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices, True
+        out = _native.eager_update_alone(
+            x, conv_state, weight, bias, silu_activation, cache_seqlens, conv_state_indices
         )
-        # As above.
-        if out is not None and out is not True:
+        if out is not None:
             return out
     out = torch.empty_like(x)
     causal_conv1d_cuda.causal_conv1d_update(
