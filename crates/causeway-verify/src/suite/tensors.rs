@@ -64,6 +64,13 @@ impl<T> Conv1dTensors<T> {
         )
     }
 
+    /// All that are given.
+    pub fn all(&self) -> impl Iterator<Item = &T> {
+        let optional = [&self.bias, &self.residual, &self.initial_states, &self.seq_idx, &self.cu_seqlens];
+        let optional = optional.into_iter().chain([&self.dfinal_states]).flatten();
+        [&self.x, &self.weight, &self.dy].into_iter().chain(optional)
+    }
+
     /// The same arguments as something else.
     ///
     /// # Errors
@@ -133,6 +140,12 @@ impl<T> UpdateTensors<T> {
                 ("conv_state_indices", self.conv_state_indices.as_ref()),
             ],
         )
+    }
+
+    /// All that are given.
+    pub fn all(&self) -> impl Iterator<Item = &T> {
+        let optional = [&self.bias, &self.cache_seqlens, &self.conv_state_indices];
+        [&self.x, &self.conv_state, &self.weight].into_iter().chain(optional.into_iter().flatten())
     }
 
     /// The same arguments as something else.
