@@ -138,6 +138,8 @@ public:
             }
         }
         fiber.copies = std::move(rest);
+        // Others may fetch to where these came to, before they are read.
+        if (launch.order == SHUFFLED) leave();
     }
 
     Launch& launch;

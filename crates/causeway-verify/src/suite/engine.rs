@@ -17,6 +17,7 @@ use super::case::{Case, Conv1d, Problem, Update, VarlenStates};
 use super::check;
 use super::coverage::Coverage;
 use super::gemm::{Gemm, GemmResults};
+use super::guards::Guards;
 use super::repeats::Reference;
 use super::report::{CaseReport, OutputReport, Timing};
 use super::results::Results;
@@ -115,6 +116,7 @@ impl Run<'_> {
     fn conv1d(&mut self, conv1d: &Conv1d) -> Result<()> {
         let tensors = conv1d.tensors(&self.case.name)?;
         let placed = tensors.try_map(|_, tensor| Input::place(self.device, tensor))?;
+        let _guards = Guards::around(self.device, tensors.all());
         let (inputs, truth_inputs) = (placed.views(Input::view), tensors.oracle_inputs(conv1d));
 
         let results = conv1d.forward_results(|_, arrangement| self.poisoned(&arrangement))?;
@@ -175,6 +177,7 @@ impl Run<'_> {
             "conv_state" => Output::place(self.device, tensors.of(name).clone()),
             _ => self.poisoned(&arrangement),
         })?;
+        let _guards = Guards::around(self.device, tensors.all());
         let results = self.call("conv1d-update", results, |results, with| {
             with(&mut update.call(&inputs, results, Output::view))
         })?;
@@ -186,6 +189,7 @@ impl Run<'_> {
         let placed = tensors.try_map(|_, tensor| Input::place(self.device, tensor))?;
         let inputs = placed.views(Input::view);
         let results = problem.results(|_, arrangement| self.poisoned(&arrangement))?;
+        let _guards = Guards::around(self.device, tensors.all());
         let results = self.call("conv1d-varlen-states", results, |results, with| {
             with(&mut problem.call(&inputs, results, Output::view))
         })?;
@@ -200,6 +204,7 @@ impl Run<'_> {
         let [a, b, grad_c] =
             [&tensors.a, &tensors.b, &tensors.grad_c].map(|tensor| Input::place(self.device, tensor));
         let (a, b, grad_c) = (a?, b?, grad_c?);
+        let _guards = Guards::around(self.device, [&tensors.a, &tensors.b, &tensors.grad_c]);
         let (a, b, grad_c) = (a.view(), b.view(), grad_c.view());
         let results = problem.results(|name, arrangement| Ok((name, self.poisoned(&arrangement)?)))?;
         let GemmResults { c, grad_a, grad_b } = results;

@@ -16,6 +16,7 @@ mod coverage;
 mod data;
 mod engine;
 mod gemm;
+mod guards;
 mod layout;
 mod memory;
 mod moved;

@@ -49,6 +49,11 @@ impl<T> Tensors<T> {
         self.0.iter().map(|(name, tensor)| (*name, tensor))
     }
 
+    /// Every tensor, without its name.
+    pub fn all(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|(_, tensor)| tensor)
+    }
+
     /// The same arguments as something else, each by its name.
     ///
     /// # Errors
