@@ -93,8 +93,8 @@ fn update_explains_wrong_arguments() {
             ),
             (
                 |a| *a.at("conv_state_indices") = integers(DType::I32, &[5, 0]),
-                "conv_state_indices[0] is 5: expected -2147483648 to 4, the rows of conv_state (a negative index is \
-                 padding)",
+                "conv_state_indices[0] is 5: expected 0 to 4, the rows of conv_state, or a \
+                 negative index for padding",
             ),
             (
                 |a| *a.at("conv_state_indices") = integers(DType::I32, &[3, 3]),
