@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::CallError;
 use crate::arrangement::Arrangement;
+use crate::causal_conv1d::{Backward, Forward};
 use crate::device::Device;
 use crate::device_tensor::DeviceTensor;
 use crate::error::{Error, Result};
 use crate::host_tensor::HostTensor;
+use crate::operation::Operation as _;
 use crate::placement::{Input, Output};
 use crate::spares::Spares;
 use crate::tensor::{DType, Dims, TensorMut, TensorRef};
@@ -25,8 +27,12 @@ pub enum Layout {
     ChannelLast,
 }
 
-/// Inputs and outputs that follow the layout.
-const WITH_LAYOUT: [&str; 5] = ["x", "dy", "residual", "y", "dx"];
+/// Whether an input or output follows the layout: it has the shape of x.
+fn has_layout(name: &str) -> bool {
+    let arguments = Forward::ARGUMENTS.iter().chain(Backward::ARGUMENTS);
+    arguments.into_iter().any(|known| known.name == name && known.shape == Forward::ARGUMENTS[0].shape)
+}
+
 /// Swaps seqlen and dim.
 const SWAP: [usize; 3] = [0, 2, 1];
 
@@ -45,11 +51,7 @@ impl Layout {
 
     /// From the order of the logical axes to the stored one, or back.
     fn swapped(self, name: &str, tensor: HostTensor) -> HostTensor {
-        if WITH_LAYOUT.contains(&name) && self.swaps(tensor.shape()) {
-            tensor.permuted(&SWAP)
-        } else {
-            tensor
-        }
+        if has_layout(name) && self.swaps(tensor.shape()) { tensor.permuted(&SWAP) } else { tensor }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The tensors of a case, as many times as it takes to outgrow the cache, and the calls on them.
 
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
+use causeway::operation::{DTypes, Operation, Size};
 use causeway::{Arrangement, DType, Device, HostTensor, Result};
 use causeway_verify::oracle::POISON;
 use causeway_verify::suite::{Case, Conv1d, Problem, Results, Tensors, Update, VarlenStates};
@@ -48,22 +49,17 @@ impl Call {
     }
 }
 
-/// True if each call has a tensor of this name to itself; the others are small, and shared as a layer's parameters
-/// are.
+/// True if each call has a tensor of this name to itself; parameters, their gradients and indices are small, and shared as a
+/// layer's are.
 fn takes_turns(name: &str) -> bool {
-    matches!(
-        name,
-        "x" | "dy"
-            | "residual"
-            | "initial_states"
-            | "dfinal_states"
-            | "conv_state"
-            | "y"
-            | "final_states"
-            | "dx"
-            | "dinitial_states"
-            | "states"
-    )
+    use causeway::causal_conv1d::{Backward, Forward, Update, VarlenStates};
+    let tables = [Forward::ARGUMENTS, Backward::ARGUMENTS, Update::ARGUMENTS, VarlenStates::ARGUMENTS];
+    let argument = tables.into_iter().flatten().find(|argument| argument.name == name);
+    argument.is_some_and(|argument| {
+        let axes = argument.shape.axes;
+        let is_parameter = axes.iter().all(|axis| matches!(axis.size, Size::Dim | Size::Width));
+        !is_parameter && !matches!(argument.dtypes, DTypes::Among(..))
+    })
 }
 
 /// What a call reads and writes.
@@ -267,5 +263,23 @@ fn passes(problem: &Conv1d, call: Call) -> u64 {
     match call {
         Call::Backward => 3,
         _ => 2 + u64::from(problem.has("residual")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_and_indices_are_shared() {
+        for name in ["x", "dy", "residual", "initial_states", "dfinal_states", "conv_state"] {
+            assert!(takes_turns(name), "{name}");
+        }
+        for name in ["y", "final_states", "dx", "dinitial_states", "states"] {
+            assert!(takes_turns(name), "{name}");
+        }
+        for name in ["weight", "bias", "dweight", "dbias", "seq_idx", "cu_seqlens", "cache_seqlens"] {
+            assert!(!takes_turns(name), "{name}");
+        }
     }
 }
