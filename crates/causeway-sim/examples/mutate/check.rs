@@ -12,7 +12,7 @@ use causeway::{Device, Error};
 use causeway_sim::{Patch, Simulator};
 use causeway_verify::suite::{Case, distinct_plans, run_case};
 
-use super::coverage::{cases, cases_of_file, edges};
+use super::cases::{cases, cases_of_file, edges};
 use super::kernels::root;
 
 /// A case on a device.

@@ -6,20 +6,17 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
+use causeway::Device;
 use causeway::backend::gpu::Executor;
-use causeway::{DType, Device};
 use causeway_sim::Simulator;
-use causeway_verify::suite::{Case, Problem, Suite, distinct_plans, run_case};
+use causeway_verify::suite::{Case, distinct_plans, run_case};
 
 use super::blocks::{self, Block, Hits};
+use super::cases::{DEVICES, cases};
 use super::check::{self, Check};
-use super::kernels::{Kernel, root};
+use super::kernels::Kernel;
 use super::options::Options;
 use super::random::Random;
-
-/// Where blocks are counted, with the devices of tests/simulator that run the same kernels.
-const DEVICES: [(&str, [&str; 2]); 2] =
-    [("sim:32", ["sim:32", "sim:32:descending"]), ("sim:64", ["sim:64", "sim:64:shuffled:1"])];
 
 /// The devices of tests/simulator that plan as a real one does.
 const LARGE_DEVICES: [&str; 2] = ["sim:sm_80:shuffled:1", "sim:gfx942:descending"];
@@ -42,32 +39,11 @@ pub struct Coverage {
     records: Vec<Record>,
 }
 
-/// The cases of suite `sim` that run convolution kernels.
-pub fn cases() -> Result<Vec<Case>, String> {
-    cases_of(&Suite::open("sim").map_err(|error| error.to_string())?)
-}
-
-/// The cases that tests/sanitizers runs.
-pub fn edges() -> Result<Vec<Case>, String> {
-    cases_of_file(&root().join("suites/sim-edges.toml"))
-}
-
-/// The cases of a suite's file.
-pub fn cases_of_file(path: &Path) -> Result<Vec<Case>, String> {
-    cases_of(&Suite::open(&path.display().to_string()).map_err(|error| error.to_string())?)
-}
-
 /// Cases on every device where blocks are counted, in both of its orders.
 pub fn everywhere(cases: &[Case]) -> Vec<Check> {
     let devices = DEVICES.iter().flat_map(|(_, orders)| orders);
     let on = |device: &&str, case: &Case| Check { device: device.to_string(), case: case.name.clone() };
     devices.flat_map(|device| cases.iter().map(move |case| on(device, case))).collect()
-}
-
-fn cases_of(suite: &Suite) -> Result<Vec<Case>, String> {
-    let mut cases = suite.cases.clone();
-    cases.retain(|case| case.problem.dtype() != DType::F64 && !matches!(case.problem, Problem::Gemm(_)));
-    Ok(cases)
 }
 
 impl Coverage {

@@ -4,8 +4,9 @@ use std::process::Command;
 
 use causeway_sim::Patch;
 
+use super::cases::cases_of_file;
 use super::check::{self, Check, Job, Verdict};
-use super::coverage::{Coverage, cases_of_file, everywhere};
+use super::coverage::{Coverage, everywhere};
 use super::options::Options;
 use super::random::Random;
 use super::results::{self, Outcome};

@@ -9,6 +9,7 @@
 //! Results are kept in out/mutants, and a run that is started again goes on. `--again` looks at survivors anew.
 
 mod blocks;
+mod cases;
 mod check;
 mod coverage;
 mod cpp_edits;

@@ -28,8 +28,10 @@ pub struct Options {
     pub seed: u64,
     /// How many that compile.
     pub count: usize,
-    /// Threads that compile.
+    /// Threads that compile, for each mutant.
     pub jobs: usize,
+    /// Mutants that are judged at a time.
+    pub together: usize,
     /// Most cases that a mutant is shown to, on each of two devices.
     pub cases: usize,
     /// More cases that survivors are shown to: a suite's file.
@@ -43,8 +45,8 @@ pub struct Options {
 }
 
 /// Printed where options are wrong.
-const USAGE: &str = "usage: mutate --kernels | --planners [--seed N] [--count N] [--jobs N] [--cases N] [--again] [--suite FILE]\n\
-     [--table]";
+const USAGE: &str = "usage: mutate --kernels | --planners [--seed N] [--count N] [--jobs N] [--together N] [--cases N]\n\
+     [--again] [--suite FILE] [--table]";
 
 impl Options {
     /// Reads the command line.
@@ -55,6 +57,7 @@ impl Options {
             seed: 1,
             count: 60,
             jobs: 1,
+            together: 1,
             cases: 48,
             suite: None,
             again: false,
@@ -75,6 +78,7 @@ impl Options {
                 "--seed" => options.seed = number()?,
                 "--count" => options.count = number()? as usize,
                 "--jobs" => options.jobs = number()?.max(1) as usize,
+                "--together" => options.together = number()?.max(1) as usize,
                 "--cases" => options.cases = number()?.max(1) as usize,
                 "--suite" => options.suite = arguments.next().map(PathBuf::from),
                 "--again" => options.again = true,
@@ -97,8 +101,8 @@ mod tests {
 
     #[test]
     fn options_are_read_and_wrong_ones_refused() {
-        let options = parse("--kernels --seed 7 --count 200 --jobs 2").unwrap();
-        assert_eq!((options.seed, options.count, options.jobs), (7, 200, 2));
+        let options = parse("--kernels --seed 7 --count 200 --jobs 2 --together 3").unwrap();
+        assert_eq!((options.seed, options.count, options.jobs, options.together), (7, 200, 2, 3));
         assert!(parse("--seed 7").unwrap_err().starts_with("usage"));
         assert_eq!(parse("--kernels --seed x").unwrap_err(), "--seed is \"x\": expected a number");
         assert!(parse("--kernels --fast").unwrap_err().contains("--fast"));

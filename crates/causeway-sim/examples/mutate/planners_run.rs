@@ -11,8 +11,8 @@ use causeway::backend::gpu::plan::Plan;
 use causeway_sim::Settings;
 use causeway_verify::suite::plans;
 
+use super::cases::cases;
 use super::check::{self, Check, Job, Verdict};
-use super::coverage::cases;
 use super::options::Options;
 use super::random::Random;
 use super::results::{self, Outcome};

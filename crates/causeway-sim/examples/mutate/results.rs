@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::io::Write;
+use std::iter::Peekable;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::check::Verdict;
@@ -78,32 +80,73 @@ pub fn append(file: &Path, outcome: &Outcome) -> Result<(), String> {
 
 /// Judges the mutants of these numbers, in their order, until as many are known as were asked for, and writes each outcome
 /// to the file. What is known already is judged again only if that was asked for, and it survived.
+///
+/// `options.together` of them are judged at a time; each is a process of its own.
 pub fn judge_all(
     options: &Options,
     file: &Path,
-    mut known: HashMap<usize, Outcome>,
-    numbers: impl Iterator<Item = usize>,
-    mut judge: impl FnMut(usize) -> Result<Outcome, String>,
+    known: HashMap<usize, Outcome>,
+    numbers: impl Iterator<Item = usize> + Send,
+    judge: impl Fn(usize) -> Result<Outcome, String> + Sync,
 ) -> Result<(), String> {
-    for number in numbers {
-        let done = known.get(&number);
-        if done.is_some_and(|outcome| !(options.again && outcome.result == "survived")) {
-            continue;
+    let run = Mutex::new(Run { numbers: numbers.peekable(), known, under_way: 0 });
+    let judge_some = || -> Result<(), String> {
+        loop {
+            // The lock goes with this statement.
+            let next = lock(&run).next(options);
+            let Some(number) = next else { return Ok(()) };
+            let start = Instant::now();
+            let judged = judge(number);
+            let mut run = lock(&run);
+            run.under_way -= 1;
+            let mut outcome = judged?;
+            outcome.seconds = start.elapsed().as_secs();
+            let Outcome { file: source, line, right, wrong, result, by, seconds, .. } = &outcome;
+            eprintln!("{number}: {source}:{line} {right:?} → {wrong:?}: {result} {by} ({seconds} s)");
+            append(file, &outcome)?;
+            run.known.insert(number, outcome);
         }
-        let counted = known.iter().filter(|(at, outcome)| **at != number && outcome.counts()).count();
-        if counted >= options.count {
-            break;
+    };
+    let ends: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..options.together).map(|_| scope.spawn(judge_some)).collect();
+        threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked".to_string())).collect()
+    });
+    println!("{}", totals(&lock(&run).known));
+    ends.into_iter().try_for_each(|end| end?)
+}
+
+/// What the threads of a run share.
+struct Run<I: Iterator<Item = usize>> {
+    numbers: Peekable<I>,
+    known: HashMap<usize, Outcome>,
+    /// Mutants that are being judged now.
+    under_way: usize,
+}
+
+impl<I: Iterator<Item = usize>> Run<I> {
+    /// The next mutant to judge; none once enough are known or under way.
+    fn next(&mut self, options: &Options) -> Option<usize> {
+        loop {
+            let number = *self.numbers.peek()?;
+            let done = self.known.get(&number);
+            // One that is judged again is among those that are counted.
+            let counted = self.known.values().filter(|outcome| outcome.counts()).count() + self.under_way;
+            if done.is_none() && counted >= options.count {
+                return None;
+            }
+            let skipped = done.is_some_and(|outcome| !(options.again && outcome.result == "survived"));
+            self.numbers.next();
+            if !skipped {
+                self.under_way += 1;
+                return Some(number);
+            }
         }
-        let start = Instant::now();
-        let mut outcome = judge(number)?;
-        outcome.seconds = start.elapsed().as_secs();
-        let Outcome { file: source, line, right, wrong, result, by, seconds, .. } = &outcome;
-        eprintln!("{number}: {source}:{line} {right:?} → {wrong:?}: {result} {by} ({seconds} s)");
-        append(file, &outcome)?;
-        known.insert(number, outcome);
     }
-    println!("{}", totals(&known));
-    Ok(())
+}
+
+/// A thread that panics leaves a state that others can go on with.
+fn lock<I: Iterator<Item = usize>>(run: &Mutex<Run<I>>) -> MutexGuard<'_, Run<I>> {
+    run.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A table of all outcomes, survivors first, with a line of totals.
@@ -153,6 +196,29 @@ mod tests {
             seconds: 1,
         };
         blank.judged(verdict)
+    }
+
+    #[test]
+    fn as_many_are_judged_as_were_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("results.toml");
+        let line = "--kernels --count 20 --together 4".split(' ').map(ToString::to_string);
+        let options = Options::parse(line).unwrap();
+        // Every third does not compile.
+        let verdict = |number| match number % 3 {
+            0 => Verdict::Stillborn("no".to_string()),
+            _ => Verdict::Survived(1),
+        };
+        for judged in [30, 0] {
+            let before = read(&file).unwrap();
+            judge_all(&options, &file, before.clone(), 0..100, |number| Ok(outcome(number, verdict(number))))
+                .unwrap();
+            let after = read(&file).unwrap();
+            assert_eq!(after.values().filter(|outcome| outcome.counts()).count(), 20);
+            // Threads end at different times: one more that does not compile may have been tried.
+            assert!((judged..=judged + 1).contains(&(after.len() - before.len())), "{}", after.len());
+        }
+        assert!(judge_all(&options, &file, HashMap::new(), 0..9, |_| Err("broken".to_string())).is_err());
     }
 
     #[test]
