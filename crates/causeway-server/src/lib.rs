@@ -26,6 +26,7 @@ mod service;
 mod tensors;
 pub mod text;
 mod turn;
+mod worker;
 
 pub use client::{KernelServer, Launch, Metrics, Reply, ServerError};
 pub use frame::{Interrupted, read_frame, write_frame};

@@ -12,7 +12,7 @@ use causeway::named::{Call, CallError, Inputs, Layout};
 use super::PROTOCOL_VERSION;
 use super::frame::{self, Payload};
 use super::pipe::Lend;
-use super::service::Service;
+use super::worker::Worker;
 
 /// The key that the reply repeats.
 pub(super) const ID: &str = "id";
@@ -64,8 +64,8 @@ impl From<FileError> for Problem {
 
 impl Request {
     /// Reads a payload of `count` bytes. What is wrong with it is part of the answer.
-    pub fn read<R: Read>(payload: &mut Payload<'_, R>, count: u32, service: &Service) -> Self {
-        let max_frame = service.max_frame;
+    pub fn read<R: Read>(payload: &mut Payload<'_, R>, count: u32, worker: &Worker) -> Self {
+        let max_frame = worker.max_frame;
         if count > max_frame {
             let message = format!("the frame has {count} bytes: at most {max_frame} are allowed");
             let help = Some("send less at a time, or start the server with a larger --max-frame".to_string());
@@ -74,31 +74,31 @@ impl Request {
         match TensorStream::open(payload, count.into(), "the request") {
             Ok(stream) => {
                 let id = stream.metadata().get(ID).cloned();
-                Request { id, wish: Self::read_wish(stream, service) }
+                Request { id, wish: Self::read_wish(stream, worker) }
             }
             Err(error) => Request { id: None, wish: Err(error.into()) },
         }
     }
 
-    fn read_wish<R: Read>(stream: TensorStream<R>, service: &Service) -> Result<Wish, Problem> {
+    fn read_wish<R: Read>(stream: TensorStream<R>, worker: &Worker) -> Result<Wish, Problem> {
         if stream.metadata().get("operation").is_some_and(|operation| operation == HELLO) {
             return Ok(Wish::Facts(stream.metadata().get(TAKES_COPIES).is_some_and(|said| said == "true")));
         }
         let call = Call::from_metadata(stream.metadata(), &[ID])?;
         call.check_names(stream.names())?;
-        let inputs = Inputs::new(stream.read_all_again(&service.spares)?, call.layout.unwrap_or_default());
-        let inputs = inputs.with_result_limit(service.max_frame.into());
-        Ok(Wish::Compute(call, inputs.with_spares(Arc::clone(&service.spares))))
+        let inputs = Inputs::new(stream.read_all_again(&worker.spares)?, call.layout.unwrap_or_default());
+        let inputs = inputs.with_result_limit(worker.max_frame.into());
+        Ok(Wish::Compute(call, inputs.with_spares(Arc::clone(&worker.spares))))
     }
 
     /// Computes, if that is what was asked for.
-    pub fn answer(self, service: &Service, lent: &mut Lent) -> Reply {
+    pub fn answer(self, worker: &Worker, lent: &mut Lent) -> Reply {
         let mut metadata = Metadata::from([
             ("causeway".to_string(), env!("CARGO_PKG_VERSION").to_string()),
             ("protocol".to_string(), PROTOCOL_VERSION.to_string()),
-            ("device".to_string(), service.device.to_string()),
-            ("threads".to_string(), service.thread_count().to_string()),
-            ("max_frame".to_string(), service.max_frame.to_string()),
+            ("device".to_string(), worker.device.to_string()),
+            ("threads".to_string(), worker.thread_count().to_string()),
+            ("max_frame".to_string(), worker.max_frame.to_string()),
         ]);
         metadata.extend(self.id.map(|id| (ID.to_string(), id)));
         let results = self.wish.and_then(|wish| match wish {
@@ -108,10 +108,10 @@ impl Request {
             }
             Wish::Compute(call, inputs) => {
                 metadata.extend(call.metadata());
-                let results = service.on_device(|device| call.run(device, &inputs).map_err(Problem::from));
-                inputs.into_tensors().for_each(|tensor| service.spares.keep(tensor));
+                let results = worker.on_device(|device| call.run(device, &inputs).map_err(Problem::from));
+                inputs.into_tensors().for_each(|tensor| worker.spares.keep(tensor));
                 let results = results?;
-                service.tally().note_answer(call.operation.name(), results.elapsed.as_secs_f64());
+                worker.tally().note_answer(call.operation.name(), results.elapsed.as_secs_f64());
                 Ok(Some(results))
             }
         });
@@ -122,12 +122,12 @@ impl Request {
             }
             Ok(None) => Vec::new(),
             Err(problem) => {
-                service.tally().note_refusal(problem.code);
+                worker.tally().note_refusal(problem.code);
                 refuse(&mut metadata, problem);
                 Vec::new()
             }
         };
-        Reply { tensors, metadata, max_frame: service.max_frame }
+        Reply { tensors, metadata, max_frame: worker.max_frame }
     }
 }
 
