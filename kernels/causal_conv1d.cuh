@@ -1,4 +1,4 @@
-// What forward and backward of the causal depthwise conv1d share: strides, the activation, and which sequence a
+// What forward and backward of the causal depthwise conv1d share: the activation, and which sequence a
 // position belongs to.
 //
 // Kernels take a `Problem`, the class of calls that one compilation serves:
@@ -12,20 +12,16 @@
 //       static constexpr int cu_seqlens = 0;     bytes of an element of cu_seqlens: 4 or 8; 0: not given
 //   };
 #pragma once
+#include "arguments.cuh"
 #include "vector.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Distance between neighbours along each logical axis, in elements.
-struct Strides3 { i64 batch, dim, seqlen; };
-struct Strides2 { i64 first, second; };
-
-// Divides by a number that is known before the launch, with one wide multiplication. Dividends are below 2^31.
-struct Divisor {
-    u32 value, multiplier, shift;
-    CAUSEWAY_DEVICE u32 quotient(u32 dividend) const { return (u32)(((u64)dividend * multiplier) >> shift); }
-};
+// dividend / divisor.value, with one wide multiplication. Dividends are below 2^31.
+template <class Divisor> CAUSEWAY_DEVICE u32 quotient(u32 dividend, const Divisor& divisor) {
+    return (u32)(((u64)dividend * divisor.multiplier) >> divisor.shift);
+}
 
 template <typename T> CAUSEWAY_DEVICE T minimum(T a, T b) { return a < b ? a : b; }
 template <typename T> CAUSEWAY_DEVICE T maximum(T a, T b) { return a > b ? a : b; }

@@ -1,4 +1,4 @@
-// What the backward kernels share: their arguments, and the gradient of initial_states.
+// What the backward kernels share, and the gradient of initial_states.
 //
 //   pre[t]       = bias + Σ_j weight[width-1-j] · x[t-j]        recomputed, never stored
 //   g[t]         = dy[t] · act'(pre[t])
@@ -25,49 +25,6 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Memory of a tensor (entry, channel, position); strides count elements. An entry is a batch entry, or for states a
-// sequence.
-struct View {
-    void* data;
-    i64 entry, channel, position;
-};
-
-// The kernels' one argument; the planner mirrors it byte for byte. Arguments reach a kernel in lines of 64 bytes, and the first
-// use of each line is a wait. So what every call needs comes first.
-struct BackwardArguments {
-    View x, dy, dx;
-    const void* weight;
-    i64 weight_channel, weight_tap;
-    void* dweight;
-    i64 dweight_channel, dweight_tap;
-    const void* bias;
-    i64 bias_channel;
-    void* dbias;
-    i64 dbias_channel;
-    float* workspace;
-    u32* counters;
-    i64 batch, dim, seqlen;
-    Divisor groups_divisor, parts_divisor, pieces_divisor;  // of channel_groups, parts and pieces
-    i32 x_pitch, dy_pitch, dx_pitch;                        // channel-last kernels: bytes from row to row
-    i32 width;
-    u32 sum_blocks;       // blocks that compute dx and sums; those after them compute dinitial_states
-    u32 channel_groups;   // groups of channels that one block works on
-    u32 parts;            // blocks that share a channel group
-    u32 pieces;           // pieces that a row is cut into: segments, or tiles of the general kernel
-    u32 piece;            // positions of a piece
-    u32 tile_channels;    // general kernel: channels of a tile
-    u32 slices;           // general kernel: threads that share one sum
-    i64 sequences;
-    i64 x_begin, x_end;   // addresses between which x's memory lies (channel-first: a packet may read past a row)
-    i64 dy_begin, dy_end; // likewise for dy
-    View initial_states, dfinal_states, dinitial_states;
-    const i32* seq_idx;
-    i64 seq_idx_entry, seq_idx_position;
-    const void* cu_seqlens;
-    i64 cu_seqlens_stride;
-};
-static_assert(sizeof(BackwardArguments) == 472, "the planner writes these bytes");
-
 // Backward kernels take a `Problem` as causal_conv1d.cuh describes it, with these members besides:
 //
 //   using DWeight = float;                    element type of dweight and dbias
@@ -77,28 +34,28 @@ static_assert(sizeof(BackwardArguments) == 472, "the planner writes these bytes"
 template <class Problem> constexpr bool PACKED = Problem::cu_seqlens != 0;
 
 // Element offset in a view, in 64 bits.
-CAUSEWAY_DEVICE i64 offset_of(const View& view, i64 entry, i64 channel, i64 position) {
+CAUSEWAY_DEVICE i64 offset_of(const Memory& view, i64 entry, i64 channel, i64 position) {
     return entry * view.entry + channel * view.channel + position * view.position;
 }
 
-template <typename T> CAUSEWAY_DEVICE float read(const View& view, i64 entry, i64 channel, i64 position) {
+template <typename T> CAUSEWAY_DEVICE float read(const Memory& view, i64 entry, i64 channel, i64 position) {
     return load_element((const T*)view.data + offset_of(view, entry, channel, position));
 }
 
-template <typename T> CAUSEWAY_DEVICE void write(const View& view, i64 entry, i64 channel, i64 position, float value) {
+template <typename T> CAUSEWAY_DEVICE void write(const Memory& view, i64 entry, i64 channel, i64 position, float value) {
     store_element((T*)view.data + offset_of(view, entry, channel, position), value);
 }
 
 // Weight of tap j of a channel.
 template <class Problem>
 CAUSEWAY_DEVICE float read_weight(const BackwardArguments& a, i64 channel, int j) {
-    const i64 offset = channel * a.weight_channel + (a.width - 1 - j) * a.weight_tap;
+    const i64 offset = channel * a.weight_strides.first + (a.width - 1 - j) * a.weight_strides.second;
     return load_element((const typename Problem::Weight*)a.weight + offset);
 }
 
 template <class Problem> CAUSEWAY_DEVICE float read_bias(const BackwardArguments& a, i64 channel) {
     if constexpr (!Problem::bias) return 0.0f;
-    return load_element((const typename Problem::Weight*)a.bias + channel * a.bias_channel);
+    return load_element((const typename Problem::Weight*)a.bias + channel * a.bias_stride);
 }
 
 // Sum j of a channel: dweight of tap j, or dbias for j = width.
@@ -106,10 +63,10 @@ template <class Problem>
 CAUSEWAY_DEVICE void write_sum(const BackwardArguments& a, i64 channel, int j, float sum) {
     using DWeight = typename Problem::DWeight;
     if (j < a.width) {
-        const i64 offset = channel * a.dweight_channel + (a.width - 1 - j) * a.dweight_tap;
+        const i64 offset = channel * a.dweight_strides.first + (a.width - 1 - j) * a.dweight_strides.second;
         store_element((DWeight*)a.dweight + offset, sum);
     } else if constexpr (Problem::dbias) {
-        store_element((DWeight*)a.dbias + channel * a.dbias_channel, sum);
+        store_element((DWeight*)a.dbias + channel * a.dbias_stride, sum);
     }
 }
 
@@ -118,7 +75,7 @@ template <class Problem, int WeightBytes>
 CAUSEWAY_DEVICE void load_weights(const BackwardArguments& a, i64 channel, float (&weight)[Problem::width], float& bias) {
     constexpr int WIDTH = Problem::width;
     float weights[1][WIDTH], biases[1];
-    load_parameters<Problem, 1, WeightBytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias, a.bias_channel, channel,
+    load_parameters<Problem, 1, WeightBytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel,
                                              weights, biases);
 #pragma unroll
     for (int j = 0; j < WIDTH; ++j) weight[j] = weights[0][WIDTH - 1 - j];
@@ -196,7 +153,7 @@ CAUSEWAY_DEVICE Span<Index> sequence_at(const BackwardArguments& a, Index entry,
 template <class Problem>
 CAUSEWAY_DEVICE i32 position_index(const BackwardArguments& a, i64 entry, i64 position) {
     if constexpr (!Problem::seq_idx) return 0;
-    return (i32)load<4>(a.seq_idx + entry * a.seq_idx_entry + position * a.seq_idx_position).word[0];
+    return (i32)load<4>(a.seq_idx + entry * a.seq_idx_strides.first + position * a.seq_idx_strides.second).word[0];
 }
 
 // Loads what tap j of a position reads; zero if the tap is masked. `index` is the position's index. The loads of several taps

@@ -51,7 +51,7 @@ public:
     CAUSEWAY_DEVICE explicit ChannelFirstBackward(const BackwardArguments& a) : Base(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
-        const u32 group = a.parts_divisor.quotient(block), part = block - group * a.parts;
+        const u32 group = quotient(block, a.parts_divisor), part = block - group * a.parts;
         const u32 wave = thread_index() / WAVE_SIZE;
         const i64 first_channel = (i64)group * CHANNELS;
         channel = first_channel + wave / WAVES_PER_CHANNEL;
@@ -141,7 +141,7 @@ private:
 
     CAUSEWAY_DEVICE void enter(i32 job) {
         computing = piece(job);
-        if constexpr (Problem::seq_idx) row_indices = a.seq_idx + computing.entry * a.seq_idx_entry;
+        if constexpr (Problem::seq_idx) row_indices = a.seq_idx + computing.entry * a.seq_idx_strides.first;
         dx_row = dx_channel + (computing.entry * a.dx.entry - computing.shift) * SIZE;
         const bool exists = job < jobs;
 #pragma unroll

@@ -63,7 +63,7 @@ public:
     CAUSEWAY_DEVICE explicit ChannelLastBackward(const BackwardArguments& a) : a(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
-        const u32 part = a.groups_divisor.quotient(block), group = block - part * a.channel_groups;
+        const u32 part = quotient(block, a.groups_divisor), group = block - part * a.channel_groups;
         const u32 thread = thread_index(), line = thread / LANES;
         const u32 segment = part * SEGMENTS + line;
         channel = ((i64)group * LANES + thread % LANES) * CHANNELS;
@@ -84,7 +84,7 @@ public:
 
 private:
     CAUSEWAY_DEVICE void enter(u32 segment, u32 line) {
-        entry = (i32)a.pieces_divisor.quotient(segment);
+        entry = (i32)quotient(segment, a.pieces_divisor);
         first = (i32)((segment - (u32)entry * a.pieces) * a.piece);
         const i32 seqlen = (i32)a.seqlen;
         last = seqlen - first < (i32)a.piece ? seqlen : first + (i32)a.piece;
@@ -151,8 +151,8 @@ private:
 
     CAUSEWAY_DEVICE void load_weights() {
         float weights[CHANNELS][WIDTH];
-        load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias,
-                                                               a.bias_channel, channel, weights, bias);
+        load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias,
+                                                               a.bias_stride, channel, weights, bias);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll

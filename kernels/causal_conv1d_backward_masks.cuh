@@ -68,7 +68,7 @@ protected:
 
     CAUSEWAY_DEVICE RowStates load_states(i32 job) const {
         RowStates out;
-        const i64 entry = WHOLE_ROWS ? job : (i32)a.pieces_divisor.quotient((u32)job);
+        const i64 entry = WHOLE_ROWS ? job : (i32)quotient((u32)job, a.pieces_divisor);
 #pragma unroll
         for (int k = 0; k < HALO; ++k) {
             out.initial[k] = ROW_STATES && job < jobs ? read<X>(a.initial_states, entry, channel, k) : 0.0f;
@@ -354,7 +354,7 @@ protected:
     CAUSEWAY_DEVICE void hold_states(i32 last) {
         states_last = last;
         const i32 back = (i32)lane_index() / HALO, k = (i32)lane_index() - back * HALO, number = last - back;
-        const auto hold = [&](const View& view) {
+        const auto hold = [&](const Memory& view) {
             return load_if<SIZE>(number >= 0, (const X*)view.data + offset_of(view, number, channel, k)).word[0];
         };
         if constexpr (Problem::initial_states) held_initial = hold(a.initial_states);

@@ -65,7 +65,7 @@ public:
 private:
     CAUSEWAY_DEVICE Packets load_packets(u32 unit) const {
         Packets out;
-        out.entry = (i32)a.pieces_divisor.quotient(unit);
+        out.entry = (i32)quotient(unit, a.pieces_divisor);
         out.packet = (i32)(unit - (u32)out.entry * a.pieces);
         const bool has_next = out.packet + 1 < (i32)a.pieces;
         const char* const x = at(a.x, out);
@@ -78,7 +78,7 @@ private:
         return out;
     }
 
-    CAUSEWAY_DEVICE char* at(const View& view, const Packets& packets) const {
+    CAUSEWAY_DEVICE char* at(const Memory& view, const Packets& packets) const {
         return (char*)view.data + (packets.entry * view.entry + channel * view.channel) * (i64)sizeof(X) +
                (i64)packets.packet * 16;
     }

@@ -56,7 +56,7 @@ public:
     CAUSEWAY_DEVICE explicit ShortLastBackward(const BackwardArguments& a) : a(a), seqlen((i32)a.seqlen) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
-        const u32 group = CLUSTER > 1 ? block / CLUSTER : a.parts_divisor.quotient(block);
+        const u32 group = CLUSTER > 1 ? block / CLUSTER : quotient(block, a.parts_divisor);
         const u32 part = block - group * (CLUSTER > 1 ? CLUSTER : a.parts);
         if constexpr (CLUSTER > 1) open_mailbox(MAILBOX);
         channel = ((i64)group * LANES + thread_index() % LANES) * CHANNELS;
@@ -90,7 +90,7 @@ private:
 
     CAUSEWAY_DEVICE Rows load_rows(u32 segment) const {
         Rows rows;
-        rows.entry = (i32)a.pieces_divisor.quotient(segment);
+        rows.entry = (i32)quotient(segment, a.pieces_divisor);
         rows.first = (i32)(segment - (u32)rows.entry * a.pieces) * ROWS;
         const char* const x = at(a.x, rows.entry) + (i64)(rows.first - HALO) * a.x_pitch;
         const char* const dy = at(a.dy, rows.entry) + (i64)rows.first * a.dy_pitch;
@@ -107,14 +107,14 @@ private:
     }
 
     // The thread's channels at the start of a row.
-    CAUSEWAY_DEVICE char* at(const View& view, i32 entry) const {
+    CAUSEWAY_DEVICE char* at(const Memory& view, i32 entry) const {
         return (char*)view.data + (entry * view.entry + channel) * (i64)sizeof(X);
     }
 
     CAUSEWAY_DEVICE void load_weights() {
         float weights[CHANNELS][WIDTH];
-        load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, {a.weight_channel, a.weight_tap}, a.bias,
-                                                               a.bias_channel, channel, weights, bias);
+        load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias,
+                                                               a.bias_stride, channel, weights, bias);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll

@@ -23,7 +23,7 @@ protected:
     CAUSEWAY_DEVICE RowPiece piece(i32 job) const {
         RowPiece out;
         const bool exists = job < jobs;
-        out.entry = !exists ? 0 : WHOLE_ROWS ? job : (i32)a.pieces_divisor.quotient((u32)job);
+        out.entry = !exists ? 0 : WHOLE_ROWS ? job : (i32)quotient((u32)job, a.pieces_divisor);
         out.begin = WHOLE_ROWS || !exists ? 0 : (job - out.entry * (i32)a.pieces) * (i32)a.piece;
         out.shift = RAGGED ? (i32)((u64)(x_channel + out.entry * a.x.entry * SIZE) & (BYTES - 1)) / SIZE : 0;
         const i32 row_end = seqlen + out.shift;
@@ -39,7 +39,7 @@ protected:
         fetch_dy = dy_channel + (next.entry * a.dy.entry - next.shift) * SIZE;
         fetch_tile = tiles;
         fetch_u = next.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
-        if constexpr (Problem::seq_idx) fetch_indices = a.seq_idx + next.entry * a.seq_idx_entry - next.shift;
+        if constexpr (Problem::seq_idx) fetch_indices = a.seq_idx + next.entry * a.seq_idx_strides.first - next.shift;
     }
 
     // Fetches the next tile of this lane's rows, which is tile `slot` of a step, into a stage; zeros past the last row.

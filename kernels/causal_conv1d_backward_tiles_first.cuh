@@ -59,9 +59,9 @@ public:
 private:
     CAUSEWAY_DEVICE void walk(u32 wave, u32 walker) {
         const i32 batch = (i32)a.batch;
-        const i32 first_entry = Tile::whole_rows ? (i32)walker : (i32)a.pieces_divisor.quotient(walker);
+        const i32 first_entry = Tile::whole_rows ? (i32)walker : (i32)quotient(walker, a.pieces_divisor);
         const i32 piece = (i32)walker - first_entry * (Tile::whole_rows ? 1 : (i32)a.pieces);
-        const i32 entry_step = Tile::whole_rows ? WAVES_PER_CHANNEL : (i32)a.pieces_divisor.quotient(WAVES_PER_CHANNEL);
+        const i32 entry_step = Tile::whole_rows ? WAVES_PER_CHANNEL : (i32)quotient(WAVES_PER_CHANNEL, a.pieces_divisor);
         if (first_entry >= batch) return;
         load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
         lane = (i32)lane_index();
@@ -132,7 +132,7 @@ private:
         async_wait<0>();
     }
 
-    CAUSEWAY_DEVICE const char* start(const View& view, i32 entry) const {
+    CAUSEWAY_DEVICE const char* start(const Memory& view, i32 entry) const {
         return (const char*)view.data + (entry * view.entry + channel * view.channel) * (i64)SIZE;
     }
 

@@ -20,37 +20,6 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// The kernels' one argument; the planner mirrors it byte for byte. Arguments reach a kernel in lines of 64 bytes, and the first
-// use of each line is a wait. So what every call needs comes first.
-struct ForwardArguments {
-    const void* x;
-    void* y;
-    const void* weight;
-    const void* bias;
-    Strides3 x_strides, y_strides;
-    Strides2 weight_strides;  // (dim, width)
-    i64 bias_stride;
-    i64 batch, dim, seqlen;
-    u32 batches_per_layer;  // batch entries along grid axis 1; axis 2 counts layers of them
-    u32 state_blocks;       // blocks at the front of grid axis 0 that write final_states
-    Divisor tile_divisor;   // channel-last: blocks along dim; channel-first: pieces of a row
-    Divisor state_divisor;  // state blocks of one sequence (packed), or of one batch entry
-    i64 width, sequences;
-    const void* initial_states;
-    const void* seq_idx;
-    const void* cu_seqlens;
-    const void* residual;
-    void* final_states;
-    Strides3 residual_strides;
-    Strides3 initial_strides, final_strides;  // (sequence, dim, position)
-    Strides2 seq_idx_strides;                 // (batch, seqlen)
-    i64 cu_seqlens_stride;
-    u64 x_begin, x_end;                // lowest address of x, and the one after its last (channel-first)
-    u64 residual_begin, residual_end;  // of residual
-    u32 blocks;                        // of the grid (general)
-};
-static_assert(sizeof(ForwardArguments) == 352, "the planner's mirror");
-
 // One column of the final states of one channel of one sequence. The final states are the last width-1 positions of
 // [initial_states, x]; where there are fewer, zeros stand in front. Padding counts as zero. Initial states carry the index of
 // the sequence's first position, so they are padding if that position is.
@@ -90,7 +59,7 @@ CAUSEWAY_DEVICE void write_final_states(const ForwardArguments& a, i64 entry) {
     i64 sequence = entry, start = 0, end = a.seqlen;
     u32 part = block;
     if constexpr (Problem::cu_seqlens != 0) {
-        const u32 index = a.state_divisor.quotient(block);
+        const u32 index = quotient(block, a.state_divisor);
         part = block - index * a.state_divisor.value;
         const Boundaries<Problem::cu_seqlens, i64> boundaries{a.cu_seqlens, a.cu_seqlens_stride, a.sequences, a.seqlen};
         sequence = index;

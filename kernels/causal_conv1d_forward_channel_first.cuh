@@ -152,7 +152,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void plain_piece(const Forw
     using X = typename Problem::X;
     constexpr int COUNT = ELEMENTS<X, 16>;
     const u32 lane = thread_index() % Tile::lanes, unit = block * Tile::groups + thread_index() / Tile::lanes;
-    const u32 channel = a.tile_divisor.quotient(unit), piece = unit - channel * a.tile_divisor.value;
+    const u32 channel = quotient(unit, a.tile_divisor), piece = unit - channel * a.tile_divisor.value;
     if (channel >= (u32)a.dim) return;
     ChannelRow<Problem> row{a, entry, (i32)channel};
     const i32 first = (i32)piece * (Tile::tiles * Tile::lanes * COUNT) - row.template shift<Tile>() + (i32)lane * COUNT;
@@ -170,7 +170,7 @@ CAUSEWAY_DEVICE void pieces_with_boundaries(const ForwardArguments& a, i64 entry
     constexpr int PIECE = Tile::tiles * LANES * COUNT;
     constexpr int SLACK = Tile::shifted ? COUNT - 1 : 0;  // shifts differ between rows
     const u32 group = thread_index() / LANES, lane = thread_index() % LANES;
-    const u32 rows = a.tile_divisor.quotient(block), piece = block - rows * a.tile_divisor.value;
+    const u32 rows = quotient(block, a.tile_divisor), piece = block - rows * a.tile_divisor.value;
     const i32 seqlen = (i32)a.seqlen, piece_start = (i32)piece * PIECE;
     const i32 from = minimum(maximum(piece_start - SLACK - HALO, 0), seqlen - 1);
     const i32 to = maximum(minimum(piece_start + PIECE, seqlen), from + 1);

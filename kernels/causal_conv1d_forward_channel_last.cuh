@@ -205,7 +205,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
         if (block < a.state_blocks) return write_final_states<Problem, THREADS>(a, entry);
         block -= a.state_blocks;
     }
-    const u32 row_block = a.tile_divisor.quotient(block);
+    const u32 row_block = quotient(block, a.tile_divisor);
     const u32 channel_block = block - row_block * a.tile_divisor.value;
     const u32 lane = thread_index() % Tile::lanes, segment = thread_index() / Tile::lanes;
     const i32 seqlen = (i32)a.seqlen;

@@ -22,25 +22,6 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// The kernels' one argument; the planner mirrors it byte for byte.
-struct UpdateArguments {
-    const void* x;
-    void* conv_state;
-    const void* weight;
-    const void* bias;
-    const void* cache_seqlens;
-    const void* conv_state_indices;
-    void* y;
-    Strides3 x_strides, y_strides;
-    Strides3 state_strides;   // (row, dim, position)
-    Strides2 weight_strides;  // (dim, width)
-    i64 bias_stride, cache_seqlens_stride, indices_stride;
-    i64 batch, dim, seqlen, width, rows, state_len;
-    u32 blocks;            // of the grid (general)
-    u32 blocks_per_layer;  // blocks along the batch on grid axis 1; axis 2 counts layers of them
-};
-static_assert(sizeof(UpdateArguments) == 7 * 8 + 9 * 8 + 2 * 8 + 9 * 8 + 2 * 4, "the planner's mirror");
-
 // How update_vector finds the state of a packet of channels.
 enum class StateLayout {
     channels,  // stride 1 along positions, channels follow each other: one run of channels · state_len elements
@@ -79,7 +60,7 @@ CAUSEWAY_DEVICE i64 next_ring_slot(const UpdateArguments& a, i64 entry) {
 }
 
 // The update's `Problem` has X, Weight, width, silu and bias of causal_conv1d.cuh, and
-//     static constexpr bool ring, indexed;     cache_seqlens, conv_state_indices are given
+//     static constexpr bool cache_seqlens, conv_state_indices;     which are given; with cache_seqlens the state is a ring
 //
 //   struct Tile {
 //       static constexpr int bytes = 16;         of a packet of x and y
@@ -95,7 +76,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
     using X = typename Problem::X;
     constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, BYTES = Tile::bytes, REPEATS = Tile::repeats;
     constexpr int CHANNELS = ELEMENTS<X, BYTES>;
-    constexpr bool RUNS = Tile::layout == StateLayout::channels, RING = Problem::ring;
+    constexpr bool RUNS = Tile::layout == StateLayout::channels, RING = Problem::cache_seqlens;
     // What is loaded: all slots, or those of a ring that hold the history, oldest first.
     constexpr int COLUMNS = RING && !RUNS ? HALO : Tile::state_len;
     constexpr int ROOM = COLUMNS > 0 ? COLUMNS : 1;
@@ -112,7 +93,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
         row[r] = -1;
         input[r] = zero_packet<BYTES>();
         if (first + r < a.batch) {
-            row[r] = state_row<Problem::indexed>(a, first + r);
+            row[r] = state_row<Problem::conv_state_indices>(a, first + r);
             input[r] = load<BYTES>(at<X>(a.x, (first + r) * a.x_strides.batch + channel));
         }
     }
@@ -220,7 +201,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_general(const U
         const i64 entry = task / a.dim, channel = task - entry * a.dim;
         const X* x = at<X>(a.x, entry * a.x_strides.batch + channel * a.x_strides.dim);
         X* y = at<X>(a.y, entry * a.y_strides.batch + channel * a.y_strides.dim);
-        const i64 row = state_row<Problem::indexed>(a, entry);
+        const i64 row = state_row<Problem::conv_state_indices>(a, entry);
         if (row < 0) {
             for (i64 i = 0; i < a.seqlen; ++i) store_element(y + i * a.y_strides.seqlen, 0.0f);
             continue;
@@ -228,7 +209,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_general(const U
         X* state = at<X>(a.conv_state, row * a.state_strides.batch + channel * a.state_strides.dim);
         const Weight* weight = at<Weight>(a.weight, channel * a.weight_strides.first);
         const float bias = Problem::bias ? load_element(at<Weight>(a.bias, channel * a.bias_stride)) : 0.0f;
-        const i64 next_slot = Problem::ring ? next_ring_slot(a, entry) : 0;
+        const i64 next_slot = Problem::cache_seqlens ? next_ring_slot(a, entry) : 0;
         for (i64 i = 0; i < a.seqlen; ++i) {
             float sum = bias;
             for (i64 w = 0; w <= history; ++w) {
@@ -238,18 +219,18 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_general(const U
                     value = load_element(x + q * a.x_strides.seqlen);
                 } else {
                     // A slot is overwritten by the position state_len later, and no output from there on reads the old one.
-                    const i64 slot = Problem::ring ? ring_slot(a, next_slot, -q) : a.state_len + q;
+                    const i64 slot = Problem::cache_seqlens ? ring_slot(a, next_slot, -q) : a.state_len + q;
                     value = load_mutable_element(state + slot * a.state_strides.seqlen);
                 }
                 sum = multiply_add(load_element(weight + w * a.weight_strides.second), value, sum);
             }
             store_element(y + i * a.y_strides.seqlen, activate<Problem>(sum));
-            if (Problem::ring && a.state_len > 0) {
+            if (Problem::cache_seqlens && a.state_len > 0) {
                 const i64 slot = (next_slot + i) % a.state_len;
                 store_element(state + slot * a.state_strides.seqlen, load_element(x + i * a.x_strides.seqlen));
             }
         }
-        for (i64 j = 0; !Problem::ring && j < a.state_len; ++j) {
+        for (i64 j = 0; !Problem::cache_seqlens && j < a.state_len; ++j) {
             const i64 q = j + a.seqlen - a.state_len;  // the position that comes to lie in slot j
             const float value = q >= 0 ? load_element(x + q * a.x_strides.seqlen)
                                        : load_mutable_element(state + (j + a.seqlen) * a.state_strides.seqlen);

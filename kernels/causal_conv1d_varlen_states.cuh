@@ -18,20 +18,6 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// The kernels' one argument; the planner mirrors it byte for byte.
-struct VarlenStatesArguments {
-    const void* x;
-    const void* cu_seqlens;
-    void* states;
-    Strides2 x_strides;       // (total, dim)
-    Strides3 states_strides;  // (sequence, dim, position)
-    i64 cu_seqlens_stride;
-    i64 total, dim, sequences, state_len;
-    u32 blocks;            // of the grid (general)
-    u32 blocks_per_layer;  // sequences along grid axis 1; axis 2 counts layers of them
-};
-static_assert(sizeof(VarlenStatesArguments) == 3 * 8 + 5 * 8 + 5 * 8 + 2 * 4, "the planner's mirror");
-
 // `Problem` has X and cu_seqlens of causal_conv1d.cuh.
 //
 //   struct Tile {

@@ -6,17 +6,10 @@
 // Cost: 32 bytes and about six instructions per packet. All threads that write store the same value, so their order does
 // not matter.
 #pragma once
+#include "arguments.cuh"
 #include "vector.cuh"
 
 namespace causeway {
-
-struct CompareArguments {
-    const void* first;
-    const void* second;
-    u32* different;
-    u64 packets;
-};
-static_assert(sizeof(CompareArguments) == 32, "the planner writes these bytes");
 
 template <int Threads, int Unroll> CAUSEWAY_DEVICE void compare_bits(const CompareArguments& a) {
     const u64 start = (u64)block_index<0>() * (Threads * Unroll) + thread_index();

@@ -6,17 +6,10 @@
 // A thread moves Unroll packets of 16 bytes, a block's width apart, and starts all its loads before the first store. Cost: 16
 // bytes and about two instructions per packet and tensor.
 #pragma once
+#include "arguments.cuh"
 #include "vector.cuh"
 
 namespace causeway {
-
-struct FloorArguments {
-    const void* first;
-    const void* second;
-    void* to;
-    u64 packets;
-};
-static_assert(sizeof(FloorArguments) == 32, "the planner writes these bytes");
 
 template <int Threads, int Unroll, bool Add> CAUSEWAY_DEVICE void floor_pass(const FloorArguments& a) {
     const u64 start = (u64)block_index<0>() * (Threads * Unroll) + thread_index();

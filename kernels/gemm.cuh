@@ -13,6 +13,7 @@
 // A chunk is 8 elements of an operand, 16 bytes, along the axis that is dense in memory; along either axis if none is.
 // It is read by the widest accesses that are legal at its start, and one by one where it crosses the end of the axis.
 #pragma once
+#include "arguments.cuh"
 #include "vector.cuh"
 
 namespace causeway {
@@ -20,27 +21,6 @@ namespace gemm {
 
 // Elements of a chunk.
 constexpr int CHUNK = 8;
-
-// An operand, as 16-bit elements. Strides are in elements.
-struct Operand {
-    const void* data;
-    i64 outer_stride;
-    i64 reduction_stride;
-};
-
-// The kernels' one argument; the planner mirrors it byte for byte.
-struct Arguments {
-    Operand left, right;
-    void* result;
-    i64 row_stride, column_stride;  // of the result, in elements
-    float* workspace;               // partial sums, where the reduction is split
-    u32* counters;
-    i64 rows, columns, reduction;
-    i64 part;        // terms of each part of the reduction
-    u32 parts;       // of the reduction
-    u32 grid_width;  // tiles along grid axis 0; axis 1 counts rows of them
-};
-static_assert(sizeof(Arguments) == 2 * 24 + 3 * 8 + 2 * 8 + 4 * 8 + 2 * 4, "the planner's mirror");
 
 // ---- tiles ---------------------------------------------------------------------------------------------------------
 

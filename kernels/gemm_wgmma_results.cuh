@@ -138,9 +138,9 @@ CAUSEWAY_DEVICE void share_sums(const Arguments<T>& a, const Walk<T>& walk, u32 
                                 const float (&sums)[T::tile_columns / 2], u32 staging, u32& buffer, i32 row, i32 column) {
     using S = Shape<T>;
     constexpr u32 FOUR = 4 * 32, WARP = T::tile_columns / 8 * FOUR, PIECE = WARP * S::WARPS * T::cluster;
-    const u32 nth = (u32)(walk.tile - a.whole), piece = walk.begin == 0 ? 0 : (u32)((walk.begin - a.head) / a.part) + 1;
+    const u32 nth = (u32)(walk.tile - a.shares.whole), piece = walk.begin == 0 ? 0 : (u32)((walk.begin - a.shares.head) / a.shares.part) + 1;
     const u32 of_cluster = rank * S::WARPS + thread_index() / 32;
-    float* const first = a.workspace + (u64)(nth * a.pieces) * PIECE + of_cluster * WARP + lane_index() * 4;
+    float* const first = a.shares.workspace + (u64)(nth * a.shares.pieces) * PIECE + of_cluster * WARP + lane_index() * 4;
     float* const own = first + (u64)piece * PIECE;
 #pragma unroll
     for (int i = 0; i < T::tile_columns / 8; ++i) {
@@ -149,13 +149,13 @@ CAUSEWAY_DEVICE void share_sums(const Arguments<T>& a, const Walk<T>& walk, u32 
         for (int e = 0; e < 4; ++e) four.word[e] = as_bits(sums[4 * i + e]);
         store(own + i * FOUR, four);
     }
-    if (!last_warp_to_arrive(a.counters + nth * (S::WARPS * T::cluster) + of_cluster, a.pieces)) return;
+    if (!last_warp_to_arrive(a.shares.counters + nth * (S::WARPS * T::cluster) + of_cluster, a.shares.pieces)) return;
     // Not into `sums`: the compiler would make every product wait for the one before it.
 #pragma unroll 1
     for (int i = 0; i < T::tile_columns / S::ACROSS; ++i) {
         float total[S::ACROSS / 2] = {};
 #pragma unroll 1
-        for (u32 p = 0; p < a.pieces; ++p) {
+        for (u32 p = 0; p < a.shares.pieces; ++p) {
             const float* const from = first + (u64)p * PIECE + i * (S::ACROSS / 8 * FOUR);
 #pragma unroll
             for (int j = 0; j < S::ACROSS / 8; ++j) {

@@ -15,6 +15,7 @@
 //
 // Without the rest (`shared_rest` is false) all tiles are whole ones.
 #pragma once
+#include "arguments.cuh"
 #include "hopper.cuh"
 
 namespace causeway {
@@ -37,24 +38,14 @@ template <> struct Operand<true> {
 };
 
 template <bool ByRows> struct Result { TensorMap map[1]; };
-template <> struct Result<true> {
-    u64 address;
-    i64 row_stride;  // elements
-    i32 rows, columns;
-};
+template <> struct Result<true> : ResultByRows {};
 
+// The planner puts it together from the same pieces.
 template <typename T> struct Arguments {
     Operand<T::left_by_rows> left;
     Operand<T::right_by_rows> right;
     Result<T::result_by_rows> result;
-    i32 row_tiles, column_tiles;  // in units of a cluster's tiles
-    i32 steps;                    // ⌈terms / 64⌉
-    i32 band;                     // rows of tiles that are walked together
-    i32 whole;                    // tiles that one cluster sums
-    u32 pieces;                   // of each other tile
-    i32 head, part;               // steps of the first piece and of any other
-    float* workspace;             // the sums of pieces
-    u32* counters;                // one for each warp of each tile of the rest: how many pieces are in the workspace
+    Shares shares;
 };
 
 // The sizes that follow from a choice of tile.
@@ -119,9 +110,9 @@ template <typename T> struct Block {
 // Tiles are walked in bands of `band` rows of tiles, and column by column within a band. So the tiles that are computed at the same
 // time form a patch about as high as it is wide, and share their operands in the L2 cache.
 template <typename T> CAUSEWAY_DEVICE void tile_at(const Arguments<T>& a, i32 tile, i32& row, i32& column) {
-    const i32 per_band = a.band * a.column_tiles;
-    const i32 first = tile / per_band * a.band, rest = tile % per_band;
-    const i32 rows = max(1, min(a.row_tiles - first, a.band));  // the tile after the last one is located, too, and not used
+    const i32 per_band = a.shares.band * a.shares.column_tiles;
+    const i32 first = tile / per_band * a.shares.band, rest = tile % per_band;
+    const i32 rows = max(1, min(a.shares.row_tiles - first, a.shares.band));  // the tile after the last one is located, too, and not used
     column = rest / rows;
     row = first + rest % rows;
 }
@@ -134,15 +125,15 @@ template <typename T> struct Walk {
 
     CAUSEWAY_DEVICE Walk(const Arguments<T>& a, u32 rank) {
         tile = (i32)(blockIdx.x / T::cluster);
-        begin = T::split ? (i32)rank * a.steps / T::cluster : 0;
-        end = T::split ? ((i32)rank + 1) * a.steps / T::cluster : a.steps;
+        begin = T::split ? (i32)rank * a.shares.steps / T::cluster : 0;
+        end = T::split ? ((i32)rank + 1) * a.shares.steps / T::cluster : a.shares.steps;
         ahead = (u32)tile;
         settle(a);
     }
 
     CAUSEWAY_DEVICE bool any(const Arguments<T>& a) const {
         if constexpr (T::shared_rest) return begin < end;
-        else return tile < a.whole;
+        else return tile < a.shares.whole;
     }
 
     CAUSEWAY_DEVICE void next(const Arguments<T>& a) {
@@ -151,18 +142,18 @@ template <typename T> struct Walk {
     }
 
     // This block sums a piece of the tile.
-    CAUSEWAY_DEVICE bool in_pieces(const Arguments<T>& a) const { return T::shared_rest && end - begin < a.steps; }
+    CAUSEWAY_DEVICE bool in_pieces(const Arguments<T>& a) const { return T::shared_rest && end - begin < a.shares.steps; }
 
 private:
     CAUSEWAY_DEVICE void settle(const Arguments<T>& a) {
         if constexpr (T::shared_rest) {
-            if (tile < a.whole) return;
-            const u32 rest = (u32)(a.row_tiles * a.column_tiles - a.whole), piece = ahead / rest;
-            tile = a.whole + (i32)(ahead % rest);
-            begin = piece == 0 ? 0 : a.head + (i32)(piece - 1) * a.part;
-            end = piece == 0 ? a.head : piece < a.pieces ? begin + a.part : begin;
+            if (tile < a.shares.whole) return;
+            const u32 rest = (u32)(a.shares.row_tiles * a.shares.column_tiles - a.shares.whole), piece = ahead / rest;
+            tile = a.shares.whole + (i32)(ahead % rest);
+            begin = piece == 0 ? 0 : a.shares.head + (i32)(piece - 1) * a.shares.part;
+            end = piece == 0 ? a.shares.head : piece < a.shares.pieces ? begin + a.shares.part : begin;
             // First pieces have clusters of their own.
-            ahead = piece == 0 ? a.pieces * rest : ahead + gridDim.x / T::cluster - rest;
+            ahead = piece == 0 ? a.shares.pieces * rest : ahead + gridDim.x / T::cluster - rest;
         }
     }
 };

@@ -231,8 +231,8 @@ fn check_update(draw: &mut Draw<'_, '_>) -> Result<()> {
     let outcome = inputs.update(&mut conv_state, &mut y, &device);
     if expect_outcome(outcome, draw.mistake.as_ref()) {
         let truth = inputs.truth(&before);
-        check_output("y", &truth.y, &y);
-        check_output("conv_state", &truth.conv_state, &conv_state);
+        check_output("y", truth.of("y"), &y);
+        check_output("conv_state", truth.of("conv_state"), &conv_state);
     } else {
         assert!(before.bytes() == conv_state.bytes(), "conv_state was written although the call was refused");
         expect_untouched("y", &y);

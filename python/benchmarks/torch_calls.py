@@ -1,16 +1,20 @@
 """What a call from PyTorch costs: host time of one call, and the time of a training step, beside plain PyTorch.
 
-    python torch_calls.py [--device cuda] [--json FILE]
+    python torch_calls.py [--device cuda] [--json FILE] [--check]
 
 Host time is what Python waits for before it goes on: many calls of tensors so small that the device is never behind, by
 the clock of the host, the median of several rounds. Every round has all calls in turn, so that what else a machine does
 meets them alike. Step times are the device's own (events on a GPU), the median.
+
+--check ends with status 1 where a call costs more than it may: an update more than `x * 2`, or forward and backward in one
+thread 15 us more than a function that does nothing.
 """
 
 import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 
 import causeway
@@ -71,6 +75,20 @@ class Multiplication(torch.autograd.Function):
     def backward(ctx, dy):
         _, weight, bias = ctx.saved_tensors
         return dy * 2, torch.empty_like(weight), torch.empty_like(bias)
+
+
+# What two runs of one call differ by, as a part of it.
+NOISE = 0.03
+
+
+def too_slow(hosts):
+    """What costs more than it may, a sentence each."""
+    ours, _, _, elementwise = hosts["update"]
+    if ours > elementwise * (1 + NOISE):
+        yield f"update takes {ours:.1f} us: expected x * 2's {elementwise:.1f} at most"
+    ours, _, nothing, _ = hosts["both, autograd in this thread"]
+    if ours > nothing + 15:
+        yield f"forward and backward take {ours:.1f} us: expected {nothing + 15:.1f} at most, 15 more than nothing"
 
 
 COLUMNS = "Causeway", "F.conv1d", "nothing", "x * 2"
@@ -202,6 +220,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", help="file to save the figures to")
+    parser.add_argument("--check", action="store_true", help="fail where a call costs more than it may")
     arguments = parser.parse_args()
     device = arguments.device
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
@@ -230,6 +249,8 @@ def main():
                 file,
                 indent=1,
             )
+    if arguments.check and (complaints := list(too_slow(hosts))):
+        sys.exit("\n".join(["", *complaints]))
 
 
 if __name__ == "__main__":

@@ -54,21 +54,22 @@ def __dir__():
     return sorted({*globals(), *_SUBMODULES})
 
 
-# The calls for each library's tensors, once one has come: neither library is imported before.
+# The calls for each library's tensors, once one has come: neither library is imported before. Until then, nothing is of this type.
 _for_torch = None
 _for_numpy = None
+_Tensor = ()
 
 
 def _calls(x, argument="x"):
     """The calls for tensors of x's library; errors call it by the name of the argument that it is."""
-    global _for_torch, _for_numpy
+    global _for_torch, _for_numpy, _Tensor
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         if _for_torch is not None:
             return _for_torch
         from causeway import _torch
 
-        _for_torch = _torch
+        _for_torch, _Tensor = _torch, torch.Tensor
         return _torch
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(x, numpy.ndarray):
@@ -164,19 +165,9 @@ def causal_conv1d_fn(
     >>> y = causeway.causal_conv1d_fn(x, weight, bias, activation="silu")
     >>> y.sum().backward()
     """
-    calls = _for_torch if _for_torch is not None and isinstance(x, _for_torch.Tensor) else _calls(x)
-    return calls.causal_conv1d_fn(
-        x,
-        weight,
-        bias,
-        seq_idx,
-        initial_states,
-        return_final_states,
-        final_states_out,
-        activation,
-        cu_seqlens,
-        residual,
-    )
+    calls = _for_torch if isinstance(x, _Tensor) else _calls(x)
+    inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
+    return calls.causal_conv1d_fn(inputs, activation, return_final_states, final_states_out)
 
 
 def causal_conv1d_update(
@@ -217,10 +208,9 @@ def causal_conv1d_update(
     >>> conv_state = torch.zeros(2, 64, 3)
     >>> y = causeway.causal_conv1d_update(torch.randn(2, 64), conv_state, torch.randn(64, 4), activation="silu")
     """
-    calls = _for_torch if _for_torch is not None and isinstance(x, _for_torch.Tensor) else _calls(x)
-    return calls.causal_conv1d_update(
-        x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices
-    )
+    calls = _for_torch if isinstance(x, _Tensor) else _calls(x)
+    inputs = x, weight, bias, cache_seqlens, conv_state_indices
+    return calls.causal_conv1d_update(inputs, conv_state, activation)
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
@@ -242,7 +232,7 @@ def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     >>> causeway.causal_conv1d_varlen_states(torch.randn(10, 64), ends, 4).shape
     torch.Size([2, 64, 4])
     """
-    calls = _for_torch if _for_torch is not None and isinstance(x, _for_torch.Tensor) else _calls(x)
+    calls = _for_torch if isinstance(x, _Tensor) else _calls(x)
     return calls.causal_conv1d_varlen_states(x, cu_seqlens, state_len)
 
 
@@ -425,7 +415,7 @@ def verify(
     device : str or torch.device, optional
         "cpu", "cpu:avx2", "cuda", "cuda:1", "hip", … or "best", the default, unless CAUSEWAY_DEVICE says otherwise.
     threads : int
-        Of a processor; 0 for one per core.
+        Of a processor, up to 1024; 0 for one per core.
     progress : bool or callable, optional
         A line on stderr while it runs, by default on a terminal; or a function that is called with the numbers of calls
         that are done, asked for and wrong.
@@ -453,4 +443,6 @@ def verify(
 
 # Compilers of models trace these functions; what they need is there then.
 if hasattr(sys.modules.get("torch"), "Tensor"):
+    from torch import Tensor as _Tensor
+
     from causeway import _torch as _for_torch

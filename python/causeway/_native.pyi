@@ -1,10 +1,11 @@
-"""The extension module: the library's calls with all outputs given, and whole calls of PyTorch's tensors.
+"""The extension module: the library's operations, by their tables, and its command.
 
 See the functions of `causeway` instead.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import EllipsisType
+from typing import Any, Literal, final
 
 __version__: str
 
@@ -22,166 +23,62 @@ def verify(
     threads: int,
     progress: Callable[[int, int, int], object] | None,
 ) -> tuple[str, list[tuple[str, list[str]]]]: ...
-def causal_conv1d_forward(
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    initial_states: Any | None,
-    seq_idx: Any | None,
-    cu_seqlens: Any | None,
-    residual: Any | None,
-    silu: bool,
-    y: Any,
-    final_states: Any | None,
-) -> None: ...
-def causal_conv1d_backward(
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    dy: Any,
-    initial_states: Any | None,
-    seq_idx: Any | None,
-    cu_seqlens: Any | None,
-    dfinal_states: Any | None,
-    silu: bool,
-    dx: Any,
-    dweight: Any,
-    dbias: Any | None,
-    dinitial_states: Any | None,
-) -> None: ...
-def causal_conv1d_update(
-    x: Any,
-    conv_state: Any,
-    weight: Any,
-    bias: Any | None,
-    silu: bool,
-    cache_seqlens: Any | None,
-    conv_state_indices: Any | None,
-    out: Any,
-) -> None: ...
-def eager_forward_out(
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    initial_states: Any | None,
-    seq_idx: Any | None,
-    cu_seqlens: Any | None,
-    residual: Any | None,
-    silu: bool,
-    y: Any,
-    final_states: Any | None,
-) -> bool: ...
-def eager_backward_out(
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    dy: Any,
-    initial_states: Any | None,
-    seq_idx: Any | None,
-    cu_seqlens: Any | None,
-    dfinal_states: Any | None,
-    silu: bool,
-    dx: Any,
-    dweight: Any,
-    dbias: Any | None,
-    dinitial_states: Any | None,
-) -> bool: ...
-def eager_update_out(
-    x: Any,
-    conv_state: Any,
-    weight: Any,
-    bias: Any | None,
-    silu: bool,
-    cache_seqlens: Any | None,
-    conv_state_indices: Any | None,
-    out: Any,
-) -> bool: ...
-def causal_conv1d_varlen_states(x: Any, cu_seqlens: Any, states: Any) -> None: ...
-def torch_forward(
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    initial_states: Any | None,
-    seq_idx: Any | None,
-    cu_seqlens: Any | None,
-    residual: Any | None,
-    silu: bool,
-    wants_states: bool,
-    final_states_out: Any | None,
-) -> Any: ...
-def torch_backward(
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    initial_states: Any | None,
-    seq_idx: Any | None,
-    cu_seqlens: Any | None,
-    dy: Any,
-    dfinal_states: Any | None,
-    silu: bool,
-) -> tuple[Any, Any, Any | None, Any | None]: ...
-def eager_backward(
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    initial_states: Any | None,
-    seq_idx: Any | None,
-    cu_seqlens: Any | None,
-    dy: Any,
-    dfinal_states: Any | None,
-    silu: bool,
-) -> tuple[Any, Any, Any | None, Any | None] | None: ...
-def torch_update(
-    x: Any,
-    conv_state: Any,
-    weight: Any,
-    bias: Any | None,
-    silu: bool,
-    cache_seqlens: Any | None,
-    conv_state_indices: Any | None,
-) -> Any: ...
-def eager_forward_alone(
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    seq_idx: Any | None,
-    initial_states: Any | None,
-    final_states_out: Any | None,
-    silu: bool,
-) -> Any: ...
-def eager_update_alone(
-    x: Any,
-    conv_state: Any,
-    weight: Any,
-    bias: Any | None,
-    silu: bool,
-    cache_seqlens: Any | None,
-    conv_state_indices: Any | None,
-) -> Any: ...
-def eager_forward(
-    x: Any,
-    weight: Any,
-    bias: Any | None,
-    seq_idx: Any | None,
-    initial_states: Any | None,
-    return_final_states: bool,
-    final_states_out: Any | None,
-    activation: str | None,
-    cu_seqlens: Any | None,
-    residual: Any | None,
-    is_cast: bool,
-) -> Any: ...
-def eager_update(
-    x: Any,
-    conv_state: Any,
-    weight: Any,
-    bias: Any | None,
-    activation: str | None,
-    cache_seqlens: Any | None,
-    conv_state_indices: Any | None,
-    is_cast: bool,
-) -> Any: ...
-def gemm_forward(a: Any, b: Any, algorithm_name: str, c: Any) -> None: ...
-def gemm_grad_a(grad_c: Any, b: Any, algorithm_name: str, grad_a: Any) -> None: ...
-def gemm_grad_b(grad_c: Any, a: Any, algorithm_name: str, grad_b: Any) -> None: ...
-def gemm_grad_ab(grad_c: Any, a: Any, b: Any, algorithm_name: str, grad_a: Any, grad_b: Any) -> None: ...
+
+@final
+class Argument:
+    """A tensor of an operation."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def role(self) -> Literal["input", "output", "in_place"]: ...
+    @property
+    def optional(self) -> bool: ...
+    @property
+    def axes(self) -> tuple[str, ...]: ...
+    @property
+    def dtype_of(self) -> str:
+        """The argument whose dtype it has."""
+    @property
+    def is_index(self) -> bool: ...
+    @property
+    def needs(self) -> str | None:
+        """The input without which it has no meaning."""
+
+# What stands for an output: a tensor that is written, `...` for one that is to be made if the input that it needs is there, None for
+# none. Without a tuple of them, all are made that are required or need an input.
+_Outputs = tuple[Any | EllipsisType | None, ...] | None
+
+@final
+class Operation:
+    """An operation: its table, and the ways to call it, with tensors in the order of the table.
+
+    `inputs` may be fewer than there are. The results are a tuple, with None for what is not there; or the first, if it is the only one.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def option(self) -> Literal["silu", "algorithm"] | None: ...
+    @property
+    def inputs(self) -> tuple[Argument, ...]: ...
+    @property
+    def outputs(self) -> tuple[Argument, ...]: ...
+    def run(self, inputs: tuple[Any, ...], option: bool | str | None, outputs: _Outputs = None) -> Any: ...
+    def eager(self, inputs: tuple[Any, ...], option: bool | str | None, outputs: _Outputs = None) -> Any | None:
+        """As `run`; None if somebody wants to see the call, or for arguments that only Python has words for."""
+    def record(
+        self, inputs: tuple[Any, ...], option: str | None, outputs: _Outputs, is_cast: bool
+    ) -> Any | int | None:
+        """As `eager`, with autocast and autograd among those who may want to see it. For autograd alone: how many inputs take part."""
+    def empty(self, inputs: tuple[Any, ...], outputs: _Outputs = None) -> Any:
+        """The results, without values; of fake tensors too."""
+
+causal_conv1d_forward: Operation
+causal_conv1d_backward: Operation
+causal_conv1d_update: Operation
+causal_conv1d_varlen_states: Operation
+gemm: Operation
+gemm_grad_a: Operation
+gemm_grad_b: Operation
+gemm_grad_ab: Operation

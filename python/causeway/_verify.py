@@ -169,19 +169,28 @@ class Report:
         )
 
 
-def _names(value):
+# More only wait for each other, and each takes memory.
+_MOST_THREADS = 1024
+
+
+def _names(argument, value):
     """One name or several as a list."""
-    return [value] if isinstance(value, (str, os.PathLike)) else list(value)
+    try:
+        return [os.fspath(name) for name in ([value] if isinstance(value, (str, os.PathLike)) else value)]
+    except TypeError:
+        raise TypeError(f"{argument} is {value!r}: expected a name or several") from None
 
 
-def _count(argument, value, lowest):
-    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-        raise ValueError(f"{argument} is {value!r}: expected an int, {lowest} or more")
+def _count(argument, value, lowest, highest=None):
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+    if not is_count or (highest is not None and value > highest):
+        expected = f"{lowest} or more" if highest is None else f"{lowest} to {highest}"
+        raise ValueError(f"{argument} is {value!r}: expected an int, {expected}")
     return value
 
 
 def _seconds(value):
-    if value is not None and not value >= 0:
+    if value is not None and not (isinstance(value, (int, float)) and value >= 0):
         raise ValueError(f"seconds is {value!r}: expected a number, 0 or more")
     return value
 
@@ -197,16 +206,16 @@ def verify(random, suite, case, repeat, seed, seconds, op, elements, device, thr
     if suite is None and (case is not None or repeat != 1):
         raise ValueError(f"{'case' if case is not None else 'repeat'} is for a suite: name one with suite=")
     arguments = dict(
-        suites=[os.fspath(name) for name in _names(suite)] if suite is not None else [],
+        suites=_names("suite", suite) if suite is not None else [],
         case=case,
         repeats=_count("repeat", repeat, 1),
         random=_count("random", random, 0) if suite is None else None,
-        seed=_count("seed", seed, 0),
+        seed=_count("seed", seed, 0, 2**64 - 1),
         seconds=_seconds(seconds),
-        operations=_names(op),
+        operations=_names("op", op),
         elements=None if elements is None else _count("elements", elements, 1),
         device=str(device or os.environ.get("CAUSEWAY_DEVICE") or "best"),
-        threads=_count("threads", threads, 0),
+        threads=_count("threads", threads, 0, _MOST_THREADS),
     )
     if progress is None:
         progress = sys.stderr is not None and sys.stderr.isatty()

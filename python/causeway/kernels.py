@@ -19,6 +19,7 @@ They can be compiled with ``torch.compile(fullgraph=True)``, and take fake and m
     >>> causeway.kernels.causal_conv1d_forward(x, weight, None, None, None, None, None, True, y, None)
 """
 
+import importlib
 import sys
 
 from causeway import _native
@@ -30,49 +31,44 @@ __all__ = [
     "causal_conv1d_varlen_states",
 ]
 
-# PyTorch's operators, and its test for a compiler that traces, once there is a PyTorch: it is not imported before.
-_operators = None
+_forward = _native.causal_conv1d_forward.eager
+_backward = _native.causal_conv1d_backward.eager
+_update = _native.causal_conv1d_update.eager
+_varlen_states = _native.causal_conv1d_varlen_states.eager
+
+# PyTorch's half of the package, and its test for a compiler that traces, once there is a PyTorch: it is not imported before.
+_torch = None
 _is_compiling = None
 
 
-def _watching(names, *tensors):
-    """The operators for a call that a compiler or somebody else of PyTorch's wants to see; None for a kernel's."""
-    global _operators, _is_compiling
-    if _operators is None and hasattr(sys.modules.get("torch"), "Tensor"):
-        from causeway._torch import out_operators
-
-        _operators, _is_compiling = out_operators, out_operators.is_compiling
-    if _operators is None or not _operators.is_watched(*tensors):
-        _refuse_masks(names, tensors)
-        return None
-    required = [name for name in names.split() if not name.endswith("?")]
-    _operators.expect_tensors(required, **dict(zip(names.replace("?", "").split(), tensors)))
-    return _operators
+def _use(torch_half):
+    """Called by PyTorch's half, once it is there."""
+    global _torch, _is_compiling
+    _torch, _is_compiling = torch_half, torch_half.is_compiling
 
 
-def _refuse_masks(names, tensors):
-    """Masked arrays of NumPy's are there only if their module is."""
-    if "numpy.ma" in sys.modules and type(tensors[0]).__module__.split(".")[0] == "numpy":
-        from causeway import _numpy
+def _look_for_pytorch():
+    if _torch is None and hasattr(sys.modules.get("torch"), "Tensor"):
+        importlib.import_module("causeway._torch")
 
-        for name, tensor in zip(names.replace("?", "").split(), tensors):
-            _numpy.refuse_mask(name, tensor)
+
+def _seen(name, inputs, option, outputs):
+    """A call that a compiler or somebody else of PyTorch's wants to see, or that the kernel has to have the errors for."""
+    _look_for_pytorch()
+    if _torch is not None and _torch.is_watched(*inputs, *outputs):
+        _torch.write(name, inputs, option, outputs)
+    else:
+        getattr(_native, name).run(inputs, option, outputs)
 
 
 def causal_conv1d_forward(
     x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states
 ):
     """Writes y, of x's shape and dtype, and final_states where they are given."""
-    if _is_compiling is not None and not _is_compiling() and _native.eager_forward_out(
-        x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states,
-    ):  # fmt: skip
-        return
-    operators = _watching(
-        "x weight bias? initial_states? seq_idx? cu_seqlens? residual? y final_states?",
-        x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, y, final_states,
-    )  # fmt: skip
-    forward = _native.causal_conv1d_forward if operators is None else operators.forward
-    forward(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states)
+    inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
+    outputs = y, final_states
+    if _is_compiling is None or _is_compiling() or _forward(inputs, silu, outputs) is None:
+        _seen("causal_conv1d_forward", inputs, silu, outputs)
 
 
 def causal_conv1d_backward(
@@ -91,38 +87,25 @@ def causal_conv1d_backward(
     dinitial_states,
 ):
     """Writes dx, dweight, and dbias and dinitial_states where they are given. The gradient of a residual is dy."""
-    if _is_compiling is not None and not _is_compiling() and _native.eager_backward_out(
-        x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu, dx, dweight, dbias,
-        dinitial_states,
-    ):  # fmt: skip
-        return
-    operators = _watching(
-        "x weight bias? dy initial_states? seq_idx? cu_seqlens? dfinal_states? dx dweight dbias? dinitial_states?",
-        x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, dx, dweight, dbias, dinitial_states,
-    )  # fmt: skip
-    backward = _native.causal_conv1d_backward if operators is None else operators.backward
-    backward(
-        x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu, dx, dweight, dbias,
-        dinitial_states,
-    )  # fmt: skip
+    inputs = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states
+    outputs = dx, dweight, dbias, dinitial_states
+    if _is_compiling is None or _is_compiling() or _backward(inputs, silu, outputs) is None:
+        _seen("causal_conv1d_backward", inputs, silu, outputs)
 
 
 def causal_conv1d_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out):
     """Writes out, of x's shape and dtype, and changes conv_state in place."""
-    if _is_compiling is not None and not _is_compiling() and _native.eager_update_out(
-        x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out,
-    ):  # fmt: skip
-        return
-    operators = _watching(
-        "x conv_state weight bias? cache_seqlens? conv_state_indices? out",
-        x, conv_state, weight, bias, cache_seqlens, conv_state_indices, out,
-    )  # fmt: skip
-    update = _native.causal_conv1d_update if operators is None else operators.update
-    update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out)
+    inputs = x, weight, bias, cache_seqlens, conv_state_indices
+    outputs = conv_state, out
+    if _is_compiling is None or _is_compiling() or _update(inputs, silu, outputs) is None:
+        _seen("causal_conv1d_update", inputs, silu, outputs)
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, states):
     """Writes states (n, dim, state_len) from the packed x (total, dim)."""
-    operators = _watching("x cu_seqlens states", x, cu_seqlens, states)
-    varlen_states = _native.causal_conv1d_varlen_states if operators is None else operators.varlen_states
-    varlen_states(x, cu_seqlens, states)
+    if _is_compiling is None or _is_compiling() or _varlen_states((x, cu_seqlens), None, (states,)) is None:
+        _seen("causal_conv1d_varlen_states", (x, cu_seqlens), None, (states,))
+
+
+# Before a compiler traces a call, if it can be.
+_look_for_pytorch()

@@ -1,25 +1,12 @@
 """Modules of PyTorch's."""
 
-import operator
-
 import torch
 
 from causeway import causal_conv1d_fn, causal_conv1d_update
 from causeway._activation import is_silu
+from causeway._integer import integer
 
 __all__ = ["CausalConv1d"]
-
-
-def _integer(argument, value, lowest, highest=None):
-    """An int within bounds."""
-    expected = f"expected an int, {lowest} or more" if highest is None else f"expected {lowest} to {highest}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{argument} is {value!r}: {expected}") from None
-    if number < lowest or (highest is not None and number > highest):
-        raise ValueError(f"{argument} is {number}: {expected}")
-    return number
 
 
 def _name_of(argument):
@@ -65,11 +52,11 @@ class CausalConv1d(torch.nn.Conv1d):
                 f"CausalConv1d has {others[0]!r} as its third argument: expected channels and kernel_size alone, and "
                 f"the others by name; pass {_name_of(others[0])}={others[0]!r}"
             )
-        channels = _integer("channels", channels, 1)
+        channels = integer("channels", channels, 1)
         # As torch.nn.Conv1d keeps it, and so as it comes from one.
         if isinstance(kernel_size, tuple) and len(kernel_size) == 1:
             (kernel_size,) = kernel_size
-        kernel_size = _integer("kernel_size", kernel_size, 1, 256)
+        kernel_size = integer("kernel_size", kernel_size, 1, 256)
         is_silu(activation)
         super().__init__(
             channels, channels, kernel_size, groups=channels, bias=bias, device=device, dtype=dtype
@@ -107,7 +94,7 @@ class CausalConv1d(torch.nn.Conv1d):
 
     def new_state(self, batch, *, device=None, dtype=None):
         """The state before any position: zeros (batch, channels, kernel_size-1), of the weight's device and dtype."""
-        shape = (batch, self.in_channels, self.kernel_size[0] - 1)
+        shape = (integer("batch", batch, 0), self.in_channels, self.kernel_size[0] - 1)
         return self.weight.new_zeros(shape, device=device, dtype=dtype).detach()
 
     @staticmethod

@@ -3,7 +3,6 @@
 use causeway::backend::gpu::{GpuDevice, Ready, StreamHandle, Workspace};
 use causeway::causal_conv1d::{Backward, Forward, Update, VarlenStates};
 use causeway::{Device, Error, Location, Result, gemm};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 
 use crate::error::{Renamed, exception};
@@ -47,61 +46,21 @@ calls! {
     gemm::GradAB<'_>, launches => launches;
 }
 
-/// Every tensor of a call, by name, for the checks and decisions that concern all of them.
-pub struct Tensors<'a> {
-    /// Read.
-    pub inputs: &'a [(&'static str, Option<Tensor>)],
-    /// Written.
-    pub outputs: &'a [(&'static str, Option<Tensor>)],
+/// Where a call is, and how large.
+pub struct Place<'a, 'py> {
+    /// The first tensor's object, which workspaces are allocated like.
+    pub first: &'a Bound<'py, PyAny>,
+    /// What was read from it.
+    pub tensor: Tensor,
+    /// Elements or products.
+    pub size: i64,
 }
 
-impl Tensors<'_> {
-    /// No output shares memory with another tensor, and all tensors are of one library.
-    ///
-    /// # Errors
-    /// `RuntimeError` and `TypeError`, as from PyTorch.
-    pub fn check(&self) -> PyResult<()> {
-        let mut first = None;
-        for (name, tensor) in self.inputs.iter().chain(self.outputs) {
-            let Some(tensor) = tensor else { continue };
-            let (other, is_torch) = *first.get_or_insert((*name, tensor.is_torch()));
-            if is_torch != tensor.is_torch() {
-                let kind = |is_torch| if is_torch { "a torch.Tensor" } else { "a numpy.ndarray" };
-                let (this, that) = (kind(tensor.is_torch()), kind(is_torch));
-                return Err(PyTypeError::new_err(format!(
-                    "{name} is {this} and {other} {that}: all tensors of a call come from one library"
-                )));
-            }
-        }
-        for (at, (name, output)) in self.outputs.iter().enumerate() {
-            let Some(output) = output else { continue };
-            for (other, tensor) in self.inputs.iter().chain(&self.outputs[..at]) {
-                if tensor.as_ref().is_some_and(|tensor| tensor.shares_memory(output)) {
-                    return Err(PyRuntimeError::new_err(format!(
-                        "{name} shares memory with {other}: it is written while {other} is in use; pass a clone of \
-                         one of them"
-                    )));
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Runs a call on the device that `first` is on: for a GPU, on PyTorch's current stream, without waiting.
-///
-/// `first` is the object that was read as `tensor`, and the one that workspaces are allocated like; `size` counts
-/// the elements or products of the call.
-pub fn run(
-    first: &Bound<'_, PyAny>,
-    tensor: &Tensor,
-    size: i64,
-    call: &mut impl Call,
-    renamed: Renamed,
-) -> PyResult<()> {
-    match tensor.location {
-        Location::Host => on_host(first.py(), tensor, size, call),
-        Location::Cuda(ordinal) | Location::Hip(ordinal) => on_gpu(first, ordinal, call),
+/// Runs a call on the device that its first tensor is on: for a GPU, on PyTorch's current stream, without waiting.
+pub fn run(call: &mut impl Call, place: &Place<'_, '_>, renamed: Renamed) -> PyResult<()> {
+    match place.tensor.location {
+        Location::Host => on_host(place, call),
+        Location::Cuda(ordinal) | Location::Hip(ordinal) => on_gpu(place.first, ordinal, call),
     }
     .map_err(|failure| match failure {
         Failure::Library(error) => exception(error, renamed),
@@ -128,12 +87,12 @@ impl From<PyErr> for Failure {
 }
 
 /// With as many threads as the tensor's library uses.
-fn on_host(py: Python<'_>, tensor: &Tensor, size: i64, call: &mut impl Call) -> Result<(), Failure> {
-    let device = Device::cpu();
-    if size < SMALL {
+fn on_host(place: &Place<'_, '_>, call: &mut impl Call) -> Result<(), Failure> {
+    let (device, py) = (Device::cpu(), place.first.py());
+    if place.size < SMALL {
         return Ok(call.run(&device)?);
     }
-    let threads = if tensor.is_torch() { Torch::of_tensors(py)?.thread_count(py)? } else { 0 };
+    let threads = if place.tensor.is_torch() { Torch::of_tensors(py)?.thread_count(py)? } else { 0 };
     let pool = threads::pool(threads)?;
     Ok(py.detach(|| pool.install(|| call.run(&device)))?)
 }

@@ -3,7 +3,10 @@
 //! Neither library is imported here; a tensor of PyTorch's can only be there if PyTorch is. Attributes are read
 //! through Python, so that one binary serves every version of both.
 
+use std::fmt::Display;
+
 use causeway::backend::gpu::plan::Vendor;
+use causeway::operation::DTypes;
 use causeway::tensor::MAX_RANK;
 use causeway::{DType, Location, TensorMut, TensorRef};
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
@@ -16,6 +19,41 @@ use crate::dlpack::Description;
 use crate::error::exception;
 use crate::overlap::{self, Layout};
 use crate::torch::Torch;
+
+/// An argument, for errors.
+pub struct Named {
+    /// What they call it.
+    pub name: &'static str,
+    /// The dtypes that there are kernels for.
+    pub dtypes: DTypes,
+}
+
+impl Named {
+    /// The error for something else than a tensor, of a call whose first tensor was read before, if it is not this one.
+    pub fn is_no_tensor(&self, kind: impl Display, first: Option<&First<'_>>) -> PyErr {
+        let expected = match first {
+            Some(First { named, is_torch: false }) => format!("a numpy.ndarray, as {} is", named.name),
+            _ => "a torch.Tensor or a numpy.ndarray".to_string(),
+        };
+        PyTypeError::new_err(format!("{} is a {kind}: expected {expected}", self.name))
+    }
+
+    /// What there are kernels for, where the library has no name for a dtype.
+    fn expected_dtypes(&self) -> String {
+        let DTypes::Among(allowed, _) = self.dtypes else {
+            return "float32, float16, bfloat16, or float64 on a CPU".to_string();
+        };
+        allowed.iter().map(|dtype| python_name(*dtype)).collect::<Vec<_>>().join(" or ")
+    }
+}
+
+/// The first tensor of a call, whose library all others are of.
+pub struct First<'a> {
+    /// What errors call it.
+    pub named: &'a Named,
+    /// Whether that library is PyTorch.
+    pub is_torch: bool,
+}
 
 /// What was read from a Python tensor. The caller keeps the object, and so its memory, alive.
 #[derive(Debug, Clone, Copy)]
@@ -53,37 +91,53 @@ impl From<Description> for Tensor {
 }
 
 impl Tensor {
-    /// Reads a NumPy array or a PyTorch tensor; `argument` is what errors call it.
+    /// Reads a NumPy array or a PyTorch tensor, of the library of the first one.
     ///
     /// # Errors
     /// `TypeError` for another object or dtype, `ValueError` for an array that is not aligned or not in the
     /// machine's byte order, `NotImplementedError` for a device without kernels.
-    pub fn read(argument: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub fn read(named: &Named, object: &Bound<'_, PyAny>, first: Option<&First<'_>>) -> PyResult<Self> {
+        let Some(tensor) = Self::read_either(named, object)? else {
+            let error = named.is_no_tensor(object.get_type().name()?, first);
+            let is_array = object.get_type().hasattr(intern!(object.py(), "__array__"))?;
+            return Err(match first {
+                Some(First { is_torch: false, .. }) if is_array => {
+                    let words = error.value(object.py());
+                    PyTypeError::new_err(format!("{words}; pass numpy.asarray({})", named.name))
+                }
+                _ => error,
+            });
+        };
+        let Some(First { named: other, is_torch }) = first.filter(|first| first.is_torch != tensor.is_torch)
+        else {
+            return Ok(tensor);
+        };
+        let (name, other) = (named.name, other.name);
+        let kind = |is_torch| if is_torch { "a torch.Tensor" } else { "a numpy.ndarray" };
+        let (this, that) = (kind(tensor.is_torch), kind(*is_torch));
+        let (array, torch) = if tensor.is_torch { (other, name) } else { (name, other) };
+        Err(PyTypeError::new_err(format!(
+            "{name} is {this} and {other} {that}: all tensors of a call come from one library; pass \
+             torch.from_numpy({array}), or {torch}.numpy()"
+        )))
+    }
+
+    fn read_either(named: &Named, object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let py = object.py();
         if let Some(torch) = Torch::imported(py)? {
             if torch.is_plain(object)
                 && let Some(tensor) = Self::of_dlpack(object, torch)?
             {
-                return Ok(tensor);
+                return Ok(Some(tensor));
             }
             if object.is_instance(torch.tensor_type(py))? {
-                return Self::of_torch(argument, object, torch);
+                return Self::of_torch(named, object, torch).map(Some);
             }
         }
-        if let Some(ndarray) = ndarray(py)?
-            && object.is_instance(ndarray)?
-        {
-            return Self::of_numpy(argument, object);
+        match ndarray(py)? {
+            Some(ndarray) if object.is_instance(ndarray)? => Self::of_numpy(named, object, ndarray).map(Some),
+            _ => Ok(None),
         }
-        let kind = object.get_type().name()?;
-        Err(PyTypeError::new_err(format!(
-            "{argument} is a {kind}: expected a torch.Tensor or a numpy.ndarray"
-        )))
-    }
-
-    /// As [`Tensor::read`], for an argument that may be `None`.
-    pub fn read_optional(argument: &str, object: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Self>> {
-        object.map(|object| Self::read(argument, object)).transpose()
     }
 
     /// The short way; None for a tensor that only [`Tensor::of_torch`] has words for.
@@ -96,15 +150,15 @@ impl Tensor {
     }
 
     /// As [`Tensor::read`], for a tensor of PyTorch's that was just made, and so holds no negated values.
-    pub fn read_new(argument: &str, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Self> {
+    pub fn read_new(named: &Named, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Self> {
         match torch.describe(object) {
             Some(found) => Ok(found.into()),
-            None => Self::of_torch(argument, object, torch),
+            None => Self::of_torch(named, object, torch),
         }
     }
 
-    fn of_torch(argument: &str, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Self> {
-        let py = object.py();
+    fn of_torch(named: &Named, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Self> {
+        let (py, argument) = (object.py(), named.name);
         let location = if object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
             let ordinal = object.call_method0(intern!(py, "get_device"))?.extract()?;
             match torch.vendor() {
@@ -121,7 +175,7 @@ impl Tensor {
         };
         let found = object.getattr(intern!(py, "dtype"))?;
         let Some(dtype) = torch.dtype(&found) else {
-            let expected = expected_dtypes(argument);
+            let expected = named.expected_dtypes();
             return Err(PyTypeError::new_err(format!("{argument} has dtype {found}: expected {expected}")));
         };
         let (rank, shape) = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
@@ -148,8 +202,14 @@ impl Tensor {
         })
     }
 
-    fn of_numpy(argument: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = object.py();
+    fn of_numpy(named: &Named, object: &Bound<'_, PyAny>, ndarray: &Bound<'_, PyType>) -> PyResult<Self> {
+        let (py, argument) = (object.py(), named.name);
+        if !object.get_type().is(ndarray) && is_masked(object)? {
+            return Err(PyTypeError::new_err(format!(
+                "{argument} is a numpy.ma.MaskedArray, whose mask would be ignored: pass {argument}.filled(0), or \
+                 {argument}.data to compute with what lies under the mask"
+            )));
+        }
         let interface = object.getattr(intern!(py, "__array_interface__"))?;
         let (pointer, read_only): (usize, bool) = interface.get_item(intern!(py, "data"))?.extract()?;
         let found = object.getattr(intern!(py, "dtype"))?;
@@ -163,7 +223,7 @@ impl Tensor {
             "int32" => DType::I32,
             "int64" => DType::I64,
             _ => {
-                let expected = expected_dtypes(argument).replace("bfloat16", "bfloat16 of ml_dtypes");
+                let expected = named.expected_dtypes().replace("bfloat16", "bfloat16 of ml_dtypes");
                 return Err(PyTypeError::new_err(format!(
                     "{argument} has dtype {name}: expected {expected}"
                 )));
@@ -282,16 +342,6 @@ impl Tensor {
     }
 }
 
-/// What there are kernels for, of an argument whose dtype the library has no name for.
-fn expected_dtypes(argument: &str) -> &'static str {
-    match argument {
-        "cu_seqlens" => "int32 or int64",
-        "seq_idx" | "cache_seqlens" | "conv_state_indices" => "int32",
-        "a" | "b" | "c" | "grad_a" | "grad_b" | "grad_c" => "float16 or bfloat16",
-        _ => "float32, float16, bfloat16, or float64 on a CPU",
-    }
-}
-
 /// The values of a tuple of integers.
 fn sizes(argument: &str, tuple: &Bound<'_, PyAny>) -> PyResult<(usize, [i64; MAX_RANK])> {
     let tuple = tuple.cast::<PyTuple>()?;
@@ -306,6 +356,25 @@ fn sizes(argument: &str, tuple: &Bound<'_, PyAny>) -> PyResult<(usize, [i64; MAX
         *value = item.extract()?;
     }
     Ok((rank, values))
+}
+
+/// Python's name of a dtype.
+fn python_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float32",
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        DType::F64 => "float64",
+        DType::I32 => "int32",
+        DType::I64 => "int64",
+    }
+}
+
+/// True for an array with a mask, which kernels know nothing about. There is none before its module is there.
+fn is_masked(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let modules = object.py().import("sys")?.getattr("modules")?;
+    let Ok(module) = modules.get_item("numpy.ma") else { return Ok(false) };
+    object.is_instance(&module.getattr("MaskedArray")?)
 }
 
 /// NumPy's array type, if this process has imported NumPy.

@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyType};
+use pyo3::types::{PyDict, PyInt, PyTuple, PyType};
 
 use crate::dlpack::{Description, Reader};
 
@@ -47,8 +47,20 @@ struct Watchers {
     /// True in a region of autocast, for any device.
     is_autocast: Py<PyAny>,
     is_grad_enabled: Py<PyAny>,
-    /// The module with `_current_level`, which is not negative where forward-mode gradients are made.
-    forward_ad: Py<PyAny>,
+    /// The names of the module with `_current_level`: `no_level` where no forward-mode gradients are made.
+    forward_ad: Py<PyDict>,
+    no_level: Py<PyInt>,
+}
+
+impl Watchers {
+    fn is_forward_mode(&self, py: Python<'_>) -> PyResult<bool> {
+        let level = self.forward_ad.bind(py).get_item(intern!(py, "_current_level"))?;
+        // Python has one object for every small number.
+        Ok(match level {
+            Some(level) => !level.is(&self.no_level) && level.extract::<i64>()? >= 0,
+            None => false,
+        })
+    }
 }
 
 /// Who has to see an operation before it runs.
@@ -129,7 +141,8 @@ impl Torch {
                 is_tracing: of_inner("_is_tracing")?,
                 is_autocast: of_inner("_is_any_autocast_enabled")?,
                 is_grad_enabled: module.getattr("is_grad_enabled")?.unbind(),
-                forward_ad: py.import("torch.autograd.forward_ad")?.into_any().unbind(),
+                forward_ad: py.import("torch.autograd.forward_ad")?.dict().unbind(),
+                no_level: PyInt::new(py, -1).unbind(),
             },
             bytes: bytes.unbind(),
         })
@@ -167,7 +180,7 @@ impl Torch {
             || !watchers.transform.bind(py).call0()?.is_none()
             || is(&watchers.is_tracing)?
             || (!is_cast && is(&watchers.is_autocast)?)
-            || watchers.forward_ad.bind(py).getattr(intern!(py, "_current_level"))?.extract::<i64>()? >= 0
+            || watchers.is_forward_mode(py)?
         {
             return Ok(Watched::Yes);
         }
@@ -197,14 +210,15 @@ impl Torch {
         self.empty_like.bind(like.py()).call1((like,))
     }
 
-    /// Tells autograd that a tensor's values have changed.
-    pub fn increment_version(&self, written: &Bound<'_, PyAny>) -> PyResult<()> {
-        let py = written.py();
+    /// Tells autograd that the values of tensors have changed.
+    pub fn increment_versions<'py>(&self, py: Python<'py>, changed: Vec<Bound<'py, PyAny>>) -> PyResult<()> {
         match &self.increment_version {
-            IncrementVersion::OfAll(function) => function.call1(py, ((written,),)).map(drop),
+            IncrementVersion::OfAll(function) => function.call1(py, (PyTuple::new(py, changed)?,)).map(drop),
             IncrementVersion::OfOne(function) => {
-                if !written.call_method0(intern!(py, "is_inference"))?.is_truthy()? {
-                    function.call1(py, (written,))?;
+                for tensor in changed {
+                    if !tensor.call_method0(intern!(py, "is_inference"))?.is_truthy()? {
+                        function.call1(py, (tensor,))?;
+                    }
                 }
                 Ok(())
             }
@@ -223,7 +237,7 @@ pub fn data_ptr(tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
     tensor.call_method0(intern!(tensor.py(), "data_ptr"))?.extract()
 }
 
-/// True for a tensor that autograd has to follow, where it follows any; False for None.
-pub fn requires_grad(tensor: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
-    tensor.map_or(Ok(false), |tensor| tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy())
+/// True for a tensor that autograd has to follow, where it follows any.
+pub fn requires_grad(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use causeway::backend::cpu::Ieee754;
 use causeway::{Device, Error};
 use causeway_cli::VERSION;
 use causeway_verify::evidence::{Content, Report, Verification, complaints};
@@ -116,6 +117,8 @@ pub fn verify(
         thread::scope(|scope| {
             let (caller, now) = (thread::current(), &now);
             let worker = scope.spawn(move || {
+                // For draws and oracle; the threads that this one starts have it too.
+                let _mode = Ieee754::enter();
                 let report = with_threads(threads, || request.run(device, now));
                 caller.unpark();
                 report

@@ -16,7 +16,7 @@ def _has_gpu():
     return torch.cuda.is_available()
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.cpu), pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
     """Every device that there is."""
     return request.param

@@ -1,6 +1,6 @@
 """One rank of test_dtensor.py: sharded tensors against whole ones, values and gradients.
 
-python dtensor_worker.py RANK RANKS RENDEZVOUS-FILE
+python dtensor_worker.py RANK RANKS RENDEZVOUS-FILE gloo|nccl
 """
 
 import sys
@@ -17,7 +17,7 @@ WHOLE, CHANNELS, BATCH, ROWS = Replicate(), Shard(1), Shard(0), Shard(0)
 
 def make(kind):
     """A call, the same on every rank."""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(3)
     draw = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
     t = {"x": draw(1 if kind == "cu_seqlens" else 4, 6, 10), "weight": draw(6, 4), "bias": draw(6)}
     if kind == "states":
@@ -158,10 +158,14 @@ def others(mesh):
 
 
 if __name__ == "__main__":
-    rank, world, address = int(sys.argv[1]), int(sys.argv[2]), f"file://{sys.argv[3]}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+    rank, world, address, backend = int(sys.argv[1]), int(sys.argv[2]), f"file://{sys.argv[3]}", sys.argv[4]
+    kind = "cpu" if backend == "gloo" else "cuda"
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    torch.set_default_device(kind)
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=world)
     torch.set_num_threads(1)
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh(kind, (world,))
     # First, so that nothing is loaded before.
     compiled(mesh)
     forward(mesh)

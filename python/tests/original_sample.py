@@ -1,6 +1,7 @@
-"""A plugin of pytest for the original's tests: the calls that are small enough for a processor, and of those a sample.
+"""A plugin of pytest for the original's tests: the order they run in, and which of them.
 
-CAUSEWAY_ORIGINAL_SAMPLE is how many run; the sample is the same every time.
+With CAUSEWAY_ORIGINAL_SAMPLE, so many of the calls that are small enough for a processor; without, all. Sample and order are the
+same every time, and for each worker.
 """
 
 import os
@@ -25,7 +26,8 @@ def _is_skipped(item):
 
 
 def pytest_collection_modifyitems(items):
-    """Keeps the sample."""
-    fit = sorted((i for i in items if _size(i) <= 1 << 17 and not _is_skipped(i)), key=lambda item: item.nodeid)
-    count = int(os.environ["CAUSEWAY_ORIGINAL_SAMPLE"])
-    items[:] = random.Random(0).sample(fit, min(count, len(fit)))
+    """Keeps the sample, in random order: neighbours need the same kernels, which workers would all compile at once."""
+    count = os.environ.get("CAUSEWAY_ORIGINAL_SAMPLE")
+    fit = items if count is None else [item for item in items if _size(item) <= 1 << 17 and not _is_skipped(item)]
+    fit = sorted(fit, key=lambda item: item.nodeid)
+    items[:] = random.Random(0).sample(fit, len(fit) if count is None else min(int(count), len(fit)))

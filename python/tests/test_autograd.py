@@ -99,6 +99,30 @@ def test_forward_mode_is_refused_in_words():
     x, weight = draw(2, 3, 7, grad=False), draw(3, 4, grad=False)
     with pytest.raises(NotImplementedError, match="no forward-mode gradient"):
         torch.func.jvp(lambda x: causeway.causal_conv1d_fn(x, weight), (x,), (x,))
+    with pytest.raises(NotImplementedError, match="gemm has no forward-mode gradient"):
+        torch.func.jvp(lambda x: causeway.gemm(x, x), (weight[:, :3].half(),), (weight[:, :3].half(),))
+
+
+def test_batched_gradients():
+    """As `torch.autograd.functional.jacobian(vectorize=True)` asks for them."""
+    x, weight, states = draw(2, 3, 7), draw(3, 4), draw(2, 3, 3)
+    a, b = (draw(*shape, dtype=torch.bfloat16) for shape in [(4, 5), (5, 3)])
+
+    def convolution(weight, states=None):
+        y, final = causeway.causal_conv1d_fn(x, weight, None, None, states, True, activation="silu")
+        return y + final.sum(-1, keepdim=True)
+
+    for function, leaves in [
+        (lambda weight: causeway.causal_conv1d_fn(x, weight, activation="silu"), [weight]),
+        (convolution, [weight]),
+        (convolution, [weight, states]),
+        (causeway.gemm, [a, b]),
+    ]:
+        y = function(*leaves)
+        dy = torch.stack([y.detach(), 2 * y.detach(), torch.ones_like(y)])
+        found = torch.autograd.grad(y, leaves, dy, is_grads_batched=True, retain_graph=True)
+        expected = [torch.autograd.grad(y, leaves, one, retain_graph=True) for one in dy]
+        assert all(torch.equal(all_, torch.stack(each)) for all_, each in zip(found, zip(*expected)))
 
 
 TRANSFORMS = {

@@ -70,6 +70,43 @@ def test_update_compiles_and_changes_the_state(device):
     assert torch.equal(*states)
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_forward_mode_is_refused_in_words(is_whole):
+    """PyTorch has no rule for an operator's tangent, and takes 0 for it."""
+    x, weight = torch.randn(2, 6, 8), torch.randn(6, 4)
+    for function in (
+        lambda x: causeway.causal_conv1d_fn(x, weight),
+        lambda x: causeway.gemm(x[0].half(), x[0].half().T),
+    ):
+        tangent = torch.compile(
+            lambda x: torch.func.jvp(function, (x,), (x,))[1], fullgraph=is_whole, backend="aot_eager"
+        )
+        kinds = (NotImplementedError, torch._dynamo.exc.Unsupported)
+        with pytest.raises(kinds, match=None if is_whole else "no forward-mode gradient"):
+            tangent(x)
+
+
+def test_a_backward_pass_compiles(device):
+    """Compiled autograd traces the backward pass of an eager forward."""
+    from torch._dynamo import compiled_autograd
+
+    x, weight, bias, gate = tensors(2, 8, device)
+    a, b = (torch.randn(*s, device=device).half().requires_grad_() for s in [(8, 5), (5, 3)])
+    leaves = x, weight, bias, a, b
+
+    def loss():
+        plain = block(x, weight, bias, gate)
+        y, final = causeway.causal_conv1d_fn(x, weight, bias, None, x[..., :3] * 2, True, residual=x)
+        return plain.sin().sum() + y.cos().sum() + final.sum() + causeway.gemm(a, b).sum()
+
+    expected = torch.autograd.grad(loss(), leaves)
+    # PyTorch 2.4 has it under another name.
+    enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable
+    with enable(torch.compile(fullgraph=True, backend="aot_eager")):
+        loss().backward()
+    torch.testing.assert_close([leaf.grad for leaf in leaves], list(expected))
+
+
 def test_varlen_states_and_gemm_compile(device):
     def both(x, ends, a, b):
         return causeway.causal_conv1d_varlen_states(x, ends, 3), causeway.gemm(a, b)
@@ -79,6 +116,8 @@ def test_varlen_states_and_gemm_compile(device):
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
     found, expected = compiled(x, ends, a, b), both(x, ends, a, b)
     torch.testing.assert_close(found, expected)
+    lengths = torch.compile(causeway.causal_conv1d_varlen_states, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert [lengths(x, ends, length).shape[-1] for length in (3, 5, 9)] == [3, 5, 9]
     got = torch.autograd.grad(found[1].sum(), (a, b))
     torch.testing.assert_close(got, torch.autograd.grad(expected[1].sum(), (a, b)))
 

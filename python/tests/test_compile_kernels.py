@@ -197,6 +197,26 @@ def test_a_compiled_call_of_tensors_without_a_graph(device):
     assert torch.equal(found, function(x))
 
 
+def test_autograd_is_told_of_what_is_written():
+    x, weight, bias, dy = tensors("cpu")
+    y, state, out = torch.empty_like(x), torch.zeros(2, 6, 3), torch.empty(2, 6)
+    gradients = [torch.empty_like(t) for t in (x, weight, bias)]
+    for _ in range(2):
+        causeway.kernels.causal_conv1d_forward(x, weight, bias, *NONE, None, True, y, None)
+        causeway.kernels.causal_conv1d_backward(x, weight, bias, dy, *NONE, None, True, *gradients, None)
+        causeway.kernels.causal_conv1d_update(x[..., 0], state, weight, bias, True, None, None, out)
+    assert [t._version for t in (y, *gradients, state, out)] == [2] * 6
+    assert [t._version for t in (x, weight, bias, dy)] == [0] * 4
+
+
+def test_only_tensors_are_outputs_of_kernels():
+    x, weight = torch.randn(1, 2, 4), torch.randn(2, 3)
+    with pytest.raises(TypeError, match="y is a bool: expected a torch.Tensor"):
+        causeway.kernels.causal_conv1d_forward(x, weight, *NONE, None, None, True, True, None)
+    with pytest.raises(TypeError, match="y is a NoneType: expected a torch.Tensor"):
+        causeway.kernels.causal_conv1d_forward(x, weight, *NONE, None, None, True, None, None)
+
+
 def test_masked_arrays_are_refused():
     x, weight = np.ones((1, 2, 4), np.float32), np.ones((2, 3), np.float32)
     masked = np.ma.masked_array(weight, mask=weight > 0)

@@ -40,18 +40,20 @@ def test_the_example_of_the_readme(root):
     assert names["x"].grad.shape == names["x"].shape and names["y"].shape == (2, 64)
 
 
-def blocks(root, page, kind=""):
-    """The code of a page's blocks, each at the lines that it has there, so that an error names its line."""
+def blocks(root, page):
+    """The code of a page's blocks, each at the lines that it has there, so that an error names its line, by their kind."""
     text = (root / "docs" / page).read_text()
-    found = re.finditer(rf"```python{kind}\n(.*?)```", text, re.DOTALL)
-    return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
+    found = {"": [], " program": []}
+    for match in re.finditer(r"^```python(.*?)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        found[match[1]].append("\n" * text.count("\n", 0, match.start(2)) + match[2])
+    return found
 
 
 @pytest.mark.parametrize("page", ["python-guide.md", "python.md"])
-def test_a_page_from_top_to_bottom(root, page, tmp_path):
+def test_a_page_from_top_to_bottom(root, page, device, tmp_path):
     """In a process of its own, since a page may import and install."""
-    programs = blocks(root, page)
-    assert programs
+    programs = [program.replace('"cpu"', f'"{device}"') for program in blocks(root, page)[""]]
+    assert any(device in program for program in programs)
     path = tmp_path / "page.py"
     path.write_text(
         "".join(f"exec(compile({program!r}, {page!r}, 'exec'))\n" for program in programs)
@@ -61,7 +63,7 @@ def test_a_page_from_top_to_bottom(root, page, tmp_path):
 
 
 def test_the_program_of_the_guide_on_two_ranks(root, tmp_path):
-    (program,) = blocks(root, "python-guide.md", " program")
+    (program,) = blocks(root, "python-guide.md")[" program"]
     path = tmp_path / "program.py"
     path.write_text(program)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]

@@ -14,12 +14,12 @@ pytest.importorskip("torch.distributed.tensor.experimental", reason="this PyTorc
 WORKER = pathlib.Path(__file__).with_name("dtensor_worker.py")
 
 
-def run(rendezvous):
+def run(rendezvous, backend):
     """What two ranks printed, what they printed to stderr, and how they ended. An abort says where it came from."""
     environment = dict(os.environ, PYTHONFAULTHANDLER="1", TORCH_SHOW_CPP_STACKTRACES="1")
     ranks = [
         subprocess.Popen(
-            [sys.executable, WORKER, str(rank), "2", rendezvous],
+            [sys.executable, WORKER, str(rank), "2", rendezvous, backend],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -35,9 +35,12 @@ def run(rendezvous):
     return [(*output, rank.returncode) for output, rank in zip(outputs, ranks)]
 
 
-def test_two_ranks(tmp_path):
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+def test_two_ranks(tmp_path, backend):
+    if backend == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
     for attempt in range(2):
-        outcome = run(tmp_path / f"rendezvous-{attempt}")
+        outcome = run(tmp_path / f"rendezvous-{attempt}", backend)
         for output, error, _ in outcome:
             assert output.split()[-1:] == ["finished"], error[-4000:]
         failed = [(error, status) for _, error, status in outcome if status != 0]

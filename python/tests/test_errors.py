@@ -108,6 +108,28 @@ def test_update(case):
     assert before is None or torch.equal(arguments["conv_state"], before)
 
 
+VARLEN_STATES = [
+    (dict(state_len=-1), ValueError, "state_len is -1: expected an int, 0 or more"),
+    (dict(state_len=2.5), TypeError, "state_len is 2.5: expected an int"),
+    (dict(state_len="3"), TypeError, "state_len is '3': expected an int"),
+    (dict(cu_seqlens=torch.tensor([], dtype=I32)), ValueError, "cu_seqlens is empty"),
+    (dict(cu_seqlens=torch.tensor([[0, 8]])), ValueError, "cu_seqlens has shape (1, 2)"),
+    (dict(x=X), ValueError, "x has shape (2, 4, 8)"),
+]
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("case", VARLEN_STATES, ids=describe)
+def test_varlen_states(case, library):
+    change, exception, words = case
+    arguments = dict(x=X[0].T, cu_seqlens=torch.tensor([0, 8]), state_len=2) | change
+    if library == "numpy":
+        arguments = {n: a.numpy() if isinstance(a, torch.Tensor) else a for n, a in arguments.items()}
+    with pytest.raises(exception) as raised:
+        causeway.causal_conv1d_varlen_states(**arguments)
+    assert words in str(raised.value)
+
+
 def test_a_state_inside_of_x_is_refused():
     memory = torch.randn(2, 4, 10)
     with pytest.raises(RuntimeError, match="conv_state shares memory with x"):
@@ -147,6 +169,8 @@ def test_a_nested_tensor_is_named(layout, needs_gradient):
         causeway.causal_conv1d_update(x, torch.zeros(2, 4, 2), WEIGHT)
     with pytest.raises(TypeError, match=packed):
         causeway.causal_conv1d_varlen_states(x, torch.tensor([0, 8, 13]), 2)
+    with pytest.raises(TypeError, match="b is a nested tensor: expected one with a shape and strides"):
+        causeway.gemm(X[0].half(), x)
 
 
 def test_what_to_do_with_a_jagged_tensor():
@@ -157,6 +181,7 @@ def test_what_to_do_with_a_jagged_tensor():
     assert torch.equal(y, torch.cat(expected, dim=-1))
 
 
+@pytest.mark.skipif(not hasattr(torch.library, "register_vmap"), reason="PyTorch 2.4 has its own words")
 def test_update_under_vmap_is_refused_in_words():
     states = torch.zeros(3, 2, 4, 2)
     update = lambda x, state: causeway.causal_conv1d_update(x, state, WEIGHT)  # noqa: E731
@@ -191,6 +216,11 @@ def test_arrays_of_other_libraries():
         causeway.causal_conv1d_fn(of_library("jaxlib._jax", __dlpack__=None), WEIGHT)
     with pytest.raises(TypeError, match=r"a is a Array: expected .*; torch\.from_dlpack\(a\) makes one"):
         causeway.gemm(of_library("cupy", __dlpack__=None), WEIGHT)
+    array = of_library("jaxlib._jax", __dlpack__=None, __array__=None)
+    with pytest.raises(TypeError, match=r"weight is a Array: expected .*; pass torch\.from_dlpack\(weight\)"):
+        causeway.causal_conv1d_fn(X, array)
+    with pytest.raises(TypeError, match=r"weight is a Array: expected .*; pass numpy\.asarray\(weight\)"):
+        causeway.causal_conv1d_fn(X.numpy(), array)
     with pytest.raises(TypeError, match="grad_c is a list: expected a torch.Tensor or a numpy.ndarray$"):
         causeway.gemm_grad_a([1.0], WEIGHT)
 
@@ -234,6 +264,8 @@ def test_arguments_of_the_module():
         causeway.nn.CausalConv1d(8, 4, "silu")
     with pytest.raises(TypeError, match="pass bias=False"):
         causeway.nn.CausalConv1d(8, 4, False)
+    with pytest.raises(ValueError, match="batch is -1: expected an int, 0 or more"):
+        causeway.nn.CausalConv1d(8, 4).new_state(-1)
     plain = torch.nn.Conv1d(8, 8, 4, groups=8)
     conv = causeway.nn.CausalConv1d(plain.in_channels, plain.kernel_size)
     assert conv.kernel_size == (4,) and conv.weight.shape == plain.weight.shape

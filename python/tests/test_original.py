@@ -1,9 +1,10 @@
 """causal_conv1d's own tests against the drop-in, from the source distribution on PyPI.
 
-On a CPU with the device replaced and a sample of 1,500; on a GPU all of them. CAUSEWAY_ORIGINAL names a file that has
-been downloaded before, for a machine without a network.
+On a CPU with the device replaced and a sample of 1,500; on a GPU all of them, by a worker for each processor where there is
+pytest-xdist. CAUSEWAY_ORIGINAL names a file that has been downloaded before, for a machine without a network.
 """
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -53,22 +54,34 @@ def test_every_test_of_the_original_passes(root, source, device, tmp_path):
     program.write_text(source.replace('"cuda"', f'"{device}"'))
     # The program runs elsewhere, where a relative entry would name another folder.
     inherited = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    path = [str(root / "shim"), *inherited]
-    try:
-        import einops  # noqa: F401
-    except ImportError:
+    path = [str(root / "shim"), *inherited, str(pathlib.Path(__file__).parent)]
+    if importlib.util.find_spec("einops") is None:
         (tmp_path / "stand_in").mkdir()
         (tmp_path / "stand_in" / "einops.py").write_text(EINOPS)
         path.append(str(tmp_path / "stand_in"))
     command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--tb=short", "-c", os.devnull]
+    command += ["-p", "original_sample", "--durations=5"]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path))
     if device == "cpu":
-        command += ["-p", "original_sample"]
         environment["CAUSEWAY_ORIGINAL_SAMPLE"] = "1500"
-        environment["PYTHONPATH"] += os.pathsep + str(pathlib.Path(__file__).parent)
-    done = subprocess.run(
-        [*command, program], env=environment, cwd=tmp_path, capture_output=True, text=True, errors="replace"
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
-    assert passed == 1500 if device == "cpu" else passed > 9000, done.stdout[-400:]
+    elif importlib.util.find_spec("xdist"):
+        # Each holds a few gigabytes of the GPU.
+        command += ["-n", str(min(16, len(os.sched_getaffinity(0)))), "--dist", "worksteal"]
+        environment["OMP_NUM_THREADS"] = "1"
+    # Shown as it comes, for a run that is cut off.
+    output = []
+    with subprocess.Popen(
+        [*command, program],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            output.append(line)
+    assert process.returncode == 0, "".join(output)[-6000:]
+    passed = int(re.search(r"(\d+) passed", output[-1])[1])
+    assert passed == 1500 if device == "cpu" else passed > 9000, output[-1]

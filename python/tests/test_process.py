@@ -37,6 +37,36 @@ def test_a_forked_process_has_threads_of_its_own():
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+def test_the_floating_point_mode_of_the_program():
+    """Subnormal numbers are kept, whatever thread computes: a library that is linked with -ffast-math flushes them too."""
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
+    x, weight, state = draw(4, 64, 400) * 1e-38, draw(64, 4), draw(4, 64, 3) * 1e-38
+    a, b = draw(64, 40).half() * 2**-12, draw(40, 32).half() * 2**-12
+
+    def compute():
+        y = causeway.causal_conv1d_fn(x.requires_grad_(), weight, activation="silu")
+        (dx,) = torch.autograd.grad(y, x, y.detach())
+        step = causeway.causal_conv1d_update(x.detach()[..., 0], state.clone(), weight)
+        return y, dx, step, causeway.gemm(a, b), causeway.gemm(a, b, algorithm="exact")
+
+    expected, threads = compute(), torch.get_num_threads()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has one mode")
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert all(torch.equal(found, other) for found, other in zip(compute(), expected))
+        assert causeway.verify(200, device="cpu").passed
+        # The program's own, afterwards as before.
+        assert (torch.tensor([1e-38]) * 0.5).item() == 0
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(threads)
+    assert (expected[0].abs() < torch.finfo(torch.float32).tiny).sum() > 1000
+
+
 def test_other_threads_run_during_a_long_call():
     x, weight = np.ones((8, 2048, 4096), np.float32), np.ones((2048, 4), np.float32)
     ticks, stop = [], threading.Event()

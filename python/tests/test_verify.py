@@ -41,7 +41,7 @@ def suite(tmp_path):
     return path
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.cpu), pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
     return request.param
 
@@ -111,11 +111,16 @@ def test_what_a_notebook_shows_is_escaped(suite):
         (dict(device="tpu"), 'device is "tpu": expected best, cpu'),
         (dict(seconds=-1), "seconds is -1: expected a number, 0 or more"),
         (dict(elements=0), "elements is 0: expected an int, 1 or more"),
+        (dict(suite=["conv1d-last", 3]), "suite is ['conv1d-last', 3]: expected a name or several"),
+        (dict(op=3), "op is 3: expected a name or several"),
+        (dict(seconds="1"), "seconds is '1': expected a number"),
+        (dict(seed=1 << 64), "expected an int, 0 to 18446744073709551615"),
+        (dict(threads=100_000), "threads is 100000: expected an int, 0 to 1024"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_bad_arguments(arguments, words):
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises((ValueError, TypeError)) as raised:
         causeway.verify(**arguments)
     assert words in str(raised.value)
 

@@ -8,6 +8,7 @@ path then; `install`, the drop-in, put into sys.modules. LFM3 is given Causeway'
 """
 
 import argparse
+import contextlib
 import pathlib
 
 # Of one family each: the name of its configuration, and what differs from `COMMON`.
@@ -39,6 +40,30 @@ DELTA_NET = dict(
     layer_types=["linear_attention", "full_attention"],
 )
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+LATENT_ATTENTION = dict(
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    num_key_value_heads=4,
+    kv_lora_rank=8,
+    qk_rope_head_dim=4,
+    qk_nope_head_dim=8,
+    v_head_dim=8,
+    layer_types=["linear_attention", "full_attention"],
+    mlp_layer_types=["dense", "sparse"],
+)
+INKLING = dict(
+    head_dim=8,
+    swa_num_attention_heads=4,
+    swa_num_key_value_heads=2,
+    swa_head_dim=8,
+    d_rel=4,
+    rel_extent=32,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    layer_types=["hybrid_sliding", "hybrid"],
+)
 SHARED = ["mamba", "hybrid", "mamba", "hybrid"]
 CONFIGS = {
     "mamba": ("MambaConfig", MAMBA | dict(state_size=8)),
@@ -82,23 +107,7 @@ CONFIGS = {
         DELTA_NET | EXPERTS | dict(head_dim=8, shared_expert_intermediate_size=16, intermediate_size=None),
     ),
     "olmo_hybrid": ("OlmoHybridConfig", DELTA_NET),
-    "kimi_linear": (
-        "KimiLinearConfig",
-        dict(
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=16,
-            num_key_value_heads=4,
-            kv_lora_rank=8,
-            qk_rope_head_dim=4,
-            qk_nope_head_dim=8,
-            v_head_dim=8,
-            linear_head_dim=8,
-            linear_num_heads=4,
-            layer_types=["linear_attention", "full_attention"],
-            mlp_layer_types=["dense", "sparse"],
-        ),
-    ),
+    "kimi_linear": ("KimiLinearConfig", LATENT_ATTENTION | dict(linear_head_dim=8, linear_num_heads=4)),
     "nemotron_h": (
         "NemotronHConfig",
         dict(
@@ -115,6 +124,36 @@ CONFIGS = {
             moe_shared_expert_intermediate_size=16,
         ),
     ),
+    "bailing_hybrid": (
+        "BailingHybridConfig",
+        LATENT_ATTENTION
+        | dict(num_key_value_heads=4, head_dim=8, n_group=1, topk_group=1),
+    ),
+    "inkling": (
+        "InklingTextConfig",
+        INKLING | dict(unpadded_vocab_size=97, intermediate_size=64, n_shared_experts=1, mlp_layer_types=["dense", "sparse"]),
+    ),
+    "inkling2": (
+        "Inkling2TextConfig", INKLING | dict(unpadded_vocab_size=97, intermediate_size=None, n_layers_per_attn_res_block=1)
+    ),
+    "qwen4_exp": (
+        "Qwen4ExpTextConfig",
+        DELTA_NET
+        | EXPERTS
+        | dict(
+            head_dim=8,
+            shared_expert_intermediate_size=16,
+            intermediate_size=None,
+            hc_count=2,
+            hc_lowrank=4,
+            indexer_n_heads=2,
+            indexer_kv_heads=1,
+            indexer_head_dim=8,
+            indexer_budget=64,
+            indexer_compress_ratio=4,
+            layer_types=["linear_attention", "indexed_attention"],
+        ),
+    ),
     "lfm3": ("Lfm3Config", SHORT_CONVOLUTION | dict(head_dim=8)),
 }
 MODES = ("eager", "autocast", "compiled")
@@ -129,7 +168,9 @@ def replace_convolution(way):
 
     if way == "install":
         causeway.install_causal_conv1d()
-    causeway.install_lfm3()
+    # Older versions of transformers have no LFM3.
+    with contextlib.suppress(ImportError):
+        causeway.install_lfm3()
 
 
 def has(kind):

@@ -59,9 +59,7 @@ pub(crate) struct Modules {
 /// A kernel that has to be compiled.
 struct Wanted {
     key: String,
-    header: &'static str,
-    instantiation: String,
-    entry: &'static str,
+    program: Program,
 }
 
 impl Modules {
@@ -91,19 +89,14 @@ impl Modules {
         let mut wanted: HashMap<String, Wanted> = HashMap::new();
         for plan in plans {
             let key = self.key(compiler, plan)?;
-            wanted.entry(key.clone()).or_insert_with(|| Wanted {
-                key,
-                header: plan.header(),
-                instantiation: plan.choice.source(),
-                entry: plan.entry(),
-            });
+            wanted.entry(key.clone()).or_insert_with(|| Wanted { key, program: Program::of(&plan.choice) });
         }
         let mut wanted: Vec<_> =
             wanted.into_values().filter(|kernel| !self.load_known(compiler, &kernel.key)).collect();
         // The same units from the same suite, whatever order a map has.
-        wanted.sort_by(|a, b| (a.header, &a.key).cmp(&(b.header, &b.key)));
+        wanted.sort_by(|a, b| (a.program.header, &a.key).cmp(&(b.program.header, &b.key)));
         let units: Vec<_> = wanted
-            .chunk_by(|a, b| a.header == b.header)
+            .chunk_by(|a, b| a.program.header == b.program.header)
             .flat_map(|of_header| of_header.chunks(KERNELS_OF_A_UNIT))
             .collect();
         units.par_iter().try_for_each(|unit| self.compile(compiler, unit))
@@ -133,7 +126,7 @@ impl Modules {
         let digest = match known {
             Some(digest) => digest,
             None => {
-                compiler.shared_object(&text, &path, unit[0].entry)?;
+                compiler.shared_object(&text, &path, unit[0].program.entry)?;
                 trust(&path)?
             }
         };
@@ -241,11 +234,11 @@ fn note_path(compiler: &Compiler, key: &str) -> std::path::PathBuf {
 
 /// One translation unit: the headers, each kernel in a namespace of its own, and a table of them.
 fn unit_text(unit: &[Wanted]) -> Result<String> {
-    let header = Program { header: unit[0].header, instantiation: String::new(), entry: unit[0].entry };
+    let header = Program { instantiation: String::new(), ..unit[0].program.clone() };
     let mut text = header.text()?;
     let mut table = String::new();
     for (number, kernel) in unit.iter().enumerate() {
-        let (instantiation, entry) = (&kernel.instantiation, kernel.entry);
+        let Program { instantiation, entry, .. } = &kernel.program;
         text.push_str(&format!(
             "namespace kernel_{number} {{\n#line 1 \"instantiation\"\n{instantiation}\n\
              void call(const void* bytes) {{ causeway_simulated::call(&{entry}, bytes); }}\n}}\n"

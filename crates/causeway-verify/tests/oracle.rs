@@ -1,8 +1,9 @@
 //! The oracle against things that know nothing of it: finite differences, hand-set numbers, slicing, plain f32 sums.
 
-use causeway::causal_conv1d::Activation;
+use causeway::causal_conv1d::{Activation, Backward, Forward};
+use causeway::operation::Operation;
 use causeway::{DType, HostTensor};
-use causeway_verify::oracle::causal_conv1d::{Inputs, backward, forward};
+use causeway_verify::oracle::causal_conv1d::{Inputs, Truth, backward, forward};
 use proptest::prelude::*;
 
 /// Inputs that own their memory.
@@ -20,25 +21,44 @@ struct Call {
 }
 
 impl Call {
-    fn inputs(&self) -> Inputs<'_> {
-        Inputs {
-            x: self.x.view(),
-            weight: self.weight.view(),
-            bias: self.bias.as_ref().map(HostTensor::view),
-            initial_states: self.initial_states.as_ref().map(HostTensor::view),
-            seq_idx: self.seq_idx.as_ref().map(HostTensor::view),
-            cu_seqlens: self.cu_seqlens.as_ref().map(HostTensor::view),
-            residual: None,
-            activation: self.activation,
-        }
+    fn inputs<O: Operation>(&self) -> Inputs<'_> {
+        let given = [
+            ("x", Some(&self.x)),
+            ("weight", Some(&self.weight)),
+            ("bias", self.bias.as_ref()),
+            ("initial_states", self.initial_states.as_ref()),
+            ("seq_idx", self.seq_idx.as_ref()),
+            ("cu_seqlens", self.cu_seqlens.as_ref()),
+            ("dy", Some(&self.dy)),
+            ("dfinal_states", Some(&self.dfinal_states)),
+        ];
+        let given: Vec<_> = given.into_iter().filter_map(|(name, tensor)| Some((name, tensor?))).collect();
+        inputs::<O>(self.activation, &given)
+    }
+
+    fn forward(&self) -> Truth {
+        forward(&self.inputs::<Forward<'_>>())
+    }
+
+    fn backward(&self) -> Truth {
+        backward(&self.inputs::<Backward<'_>>(), DType::F64)
     }
 
     /// Σ dy·y + Σ dfinal_states·final_states, whose gradients backward gives.
     fn loss(&self) -> f64 {
-        let truth = forward(&self.inputs());
-        dot(&truth.y.values, &self.dy.to_f64())
-            + dot(&truth.final_states.values, &self.dfinal_states.to_f64())
+        let truth = self.forward();
+        dot(values(&truth, "y"), &self.dy.to_f64())
+            + dot(values(&truth, "final_states"), &self.dfinal_states.to_f64())
     }
+}
+
+fn inputs<'a, O: Operation>(activation: Activation, given: &[(&str, &'a HostTensor)]) -> Inputs<'a> {
+    let find = |name: &str| given.iter().find(|(known, _)| *known == name);
+    Inputs::of::<O>(activation, |name| find(name).map(|(_, tensor)| tensor.view()))
+}
+
+fn values<'a>(truth: &'a Truth, name: &str) -> &'a [f64] {
+    &truth.of(name).values
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -71,13 +91,13 @@ fn call(shape: [i64; 3], width: i64, sequences: i64, activation: Activation) -> 
 
 /// Every gradient element against (loss(v + h) - loss(v - h)) / 2h.
 fn check_gradients(call: &Call) {
-    let truth = backward(&call.inputs(), &call.dy.view(), Some(&call.dfinal_states.view()), DType::F64);
+    let truth = call.backward();
     type Pick = fn(&mut Call) -> &mut HostTensor;
     let gradients: [(&str, &[f64], Pick); 4] = [
-        ("dx", &truth.dx.values, |call| &mut call.x),
-        ("dweight", &truth.dweight.values, |call| &mut call.weight),
-        ("dbias", &truth.dbias.values, |call| call.bias.as_mut().unwrap()),
-        ("dinitial_states", &truth.dinitial_states.values, |call| call.initial_states.as_mut().unwrap()),
+        ("dx", values(&truth, "dx"), |call| &mut call.x),
+        ("dweight", values(&truth, "dweight"), |call| &mut call.weight),
+        ("dbias", values(&truth, "dbias"), |call| call.bias.as_mut().unwrap()),
+        ("dinitial_states", values(&truth, "dinitial_states"), |call| call.initial_states.as_mut().unwrap()),
     ];
     for (name, gradient, pick) in gradients {
         let values = pick(&mut call.clone()).to_f64();
@@ -134,33 +154,22 @@ fn forward_on_numbers_that_can_be_added_by_hand() {
     let weight = HostTensor::from_slice(&[0.5f32, 2.0, 1.0, -1.0], &[2, 2]).unwrap();
     let bias = HostTensor::from_slice(&[0.25f32, 1.0], &[2]).unwrap();
     let states = HostTensor::from_slice(&[4.0f32, -8.0], &[1, 2, 1]).unwrap();
-    let mut inputs = Inputs {
-        x: x.view(),
-        weight: weight.view(),
-        bias: None,
-        initial_states: None,
-        seq_idx: None,
-        cu_seqlens: None,
-        residual: None,
-        activation: Activation::None,
-    };
-    let truth = forward(&inputs);
+    let mut given = vec![("x", &x), ("weight", &weight)];
+    let truth = |activation, given: &[_]| forward(&inputs::<Forward<'_>>(activation, given));
+    let plain = truth(Activation::None, &given);
     // 2·1, 0.5·1 + 2·2, 0.5·2 + 2·3; -10, 10 - 20, 20 - 30.
-    assert_eq!(truth.y.values, [2.0, 4.5, 7.0, -10.0, -10.0, -10.0]);
-    assert_eq!(truth.final_states.values, [3.0, 30.0]);
+    assert_eq!(values(&plain, "y"), [2.0, 4.5, 7.0, -10.0, -10.0, -10.0]);
+    assert_eq!(values(&plain, "final_states"), [3.0, 30.0]);
 
-    inputs.bias = Some(bias.view());
-    inputs.initial_states = Some(states.view());
-    inputs.residual = Some(x.view());
-    let truth = forward(&inputs);
-    assert_eq!(truth.y.values, [5.25, 6.75, 10.25, -7.0, 11.0, 21.0]);
-
-    inputs.residual = None;
-    inputs.activation = Activation::Silu;
-    let truth = forward(&inputs);
+    given.extend([("bias", &bias), ("initial_states", &states)]);
+    let silu = truth(Activation::Silu, &given);
     // silu(4.25) and silu(-17) = -17 / (1 + e^17).
-    assert!((truth.y.values[0] - 4.25 / (1.0 + (-4.25f64).exp())).abs() < 1e-15);
-    assert!((truth.y.values[3] + 17.0 / (1.0 + 17f64.exp())).abs() < 1e-20);
+    assert!((values(&silu, "y")[0] - 4.25 / (1.0 + (-4.25f64).exp())).abs() < 1e-15);
+    assert!((values(&silu, "y")[3] + 17.0 / (1.0 + 17f64.exp())).abs() < 1e-20);
+
+    given.push(("residual", &x));
+    let added = truth(Activation::None, &given);
+    assert_eq!(values(&added, "y"), [5.25, 6.75, 10.25, -7.0, 11.0, 21.0]);
 }
 
 #[test]
@@ -174,13 +183,12 @@ fn padding_gives_and_takes_nothing_even_where_it_holds_nan() {
             let values = tensor.to_f64();
             tensor.assign(|i| if indices[i] < 0 { value } else { values[i] });
         }
-        let gradients =
-            backward(&call.inputs(), &call.dy.view(), Some(&call.dfinal_states.view()), DType::F64);
-        (forward(&call.inputs()), gradients)
+        let gradients = call.backward();
+        (call.forward(), gradients)
     };
     let (clean, garbage) = (at_padding(0.0), at_padding(f64::NAN));
     assert_eq!(clean, garbage);
-    for values in [&clean.0.y.values, &clean.1.dx.values] {
+    for values in [values(&clean.0, "y"), values(&clean.1, "dx")] {
         assert!(values.iter().all(|value| value.is_finite()));
         assert_eq!(values[2..4], [0.0, 0.0]);
     }
@@ -191,17 +199,8 @@ fn f64_data_is_computed_in_twice_its_precision() {
     // 1 + 2⁻⁶⁰ - 1: f64 alone gives 0.
     let x = HostTensor::from_slice(&[-1.0, 0.5f64.powi(60), 1.0], &[1, 1, 3]).unwrap();
     let weight = HostTensor::from_slice(&[1.0f64, 1.0, 1.0], &[1, 3]).unwrap();
-    let inputs = Inputs {
-        x: x.view(),
-        weight: weight.view(),
-        bias: None,
-        initial_states: None,
-        seq_idx: None,
-        cu_seqlens: None,
-        residual: None,
-        activation: Activation::None,
-    };
-    assert_eq!(forward(&inputs).y.values[2], 0.5f64.powi(60));
+    let truth = forward(&inputs::<Forward<'_>>(Activation::None, &[("x", &x), ("weight", &weight)]));
+    assert_eq!(values(&truth, "y")[2], 0.5f64.powi(60));
 }
 
 /// Positions `from..to` of a `(batch, dim, seqlen)` tensor.
@@ -217,10 +216,9 @@ fn packed_sequences_are_separate_rows() {
     let boundaries = [0i64, 5, 5, 6, 12];
     let mut packed = call([1, 3, 12], 4, 4, Activation::Silu);
     packed.cu_seqlens = Some(integers(DType::I32, &[5], &boundaries));
-    let truth = forward(&packed.inputs());
-    let gradients =
-        backward(&packed.inputs(), &packed.dy.view(), Some(&packed.dfinal_states.view()), DType::F64);
-    let mut dweight = vec![0.0; gradients.dweight.values.len()];
+    let truth = packed.forward();
+    let gradients = packed.backward();
+    let mut dweight = vec![0.0; values(&gradients, "dweight").len()];
     for (i, pair) in boundaries.windows(2).enumerate() {
         let row = |tensor: &HostTensor| {
             let (offset, strides) = (i as i64 * tensor.strides()[0], tensor.strides().to_vec());
@@ -232,24 +230,23 @@ fn packed_sequences_are_separate_rows() {
         alone.dy = slice(&packed.dy, pair[0], pair[1]);
         alone.initial_states = packed.initial_states.as_ref().map(row);
         alone.dfinal_states = row(&packed.dfinal_states);
-        let one = forward(&alone.inputs());
-        let one_gradients =
-            backward(&alone.inputs(), &alone.dy.view(), Some(&alone.dfinal_states.view()), DType::F64);
+        let one = alone.forward();
+        let one_gradients = alone.backward();
         let (from, length) = (pair[0] as usize, (pair[1] - pair[0]) as usize);
         for channel in 0..3 {
             let whole = channel * 12 + from..channel * 12 + from + length;
             let part = channel * length..(channel + 1) * length;
-            assert_eq!(truth.y.values[whole.clone()], one.y.values[part.clone()]);
-            assert_eq!(gradients.dx.values[whole], one_gradients.dx.values[part]);
+            assert_eq!(values(&truth, "y")[whole.clone()], values(&one, "y")[part.clone()]);
+            assert_eq!(values(&gradients, "dx")[whole], values(&one_gradients, "dx")[part]);
         }
         let states = i * 9..(i + 1) * 9;
-        assert_eq!(truth.final_states.values[states.clone()], one.final_states.values);
-        assert_eq!(gradients.dinitial_states.values[states], one_gradients.dinitial_states.values);
-        for (sum, part) in dweight.iter_mut().zip(&one_gradients.dweight.values) {
+        assert_eq!(values(&truth, "final_states")[states.clone()], *values(&one, "final_states"));
+        assert_eq!(values(&gradients, "dinitial_states")[states], *values(&one_gradients, "dinitial_states"));
+        for (sum, part) in dweight.iter_mut().zip(values(&one_gradients, "dweight")) {
             *sum += part;
         }
     }
-    for (sum, whole) in dweight.iter().zip(&gradients.dweight.values) {
+    for (sum, whole) in dweight.iter().zip(values(&gradients, "dweight")) {
         assert!((sum - whole).abs() < 1e-14 * (1.0 + whole.abs()));
     }
 }
@@ -280,17 +277,9 @@ fn check_sum_bound(dy: &[f32], x: &[f32]) -> Result<(), TestCaseError> {
     let (x_tensor, dy_tensor) =
         (HostTensor::from_slice(x, &shape).unwrap(), HostTensor::from_slice(dy, &shape).unwrap());
     let weight = HostTensor::from_slice(&[1.0f32], &[1, 1]).unwrap();
-    let inputs = Inputs {
-        x: x_tensor.view(),
-        weight: weight.view(),
-        bias: None,
-        initial_states: None,
-        seq_idx: None,
-        cu_seqlens: None,
-        residual: None,
-        activation: Activation::None,
-    };
-    let truth = backward(&inputs, &dy_tensor.view(), None, DType::F32).dweight;
+    let given = [("x", &x_tensor), ("weight", &weight), ("dy", &dy_tensor)];
+    let truth = backward(&inputs::<Backward<'_>>(Activation::None, &given), DType::F32);
+    let truth = truth.of("dweight");
     let mut terms: Vec<(f32, f32)> = dy.iter().copied().zip(x.iter().copied()).collect();
     for sum in f32_sums(&terms) {
         let result = truth.compare(&HostTensor::from_slice(&[sum], &[1, 1]).unwrap().view(), None);
@@ -322,27 +311,20 @@ proptest! {
         let one = |value: f32| HostTensor::from_slice(&[value], &[1, 1, 1]).unwrap();
         let (x, dy_tensor) = (one(pre), one(dy));
         let weight = HostTensor::from_slice(&[1.0f32], &[1, 1]).unwrap();
-        let inputs = Inputs {
-            x: x.view(),
-            weight: weight.view(),
-            bias: None,
-            initial_states: None,
-            seq_idx: None,
-            cu_seqlens: None,
-            residual: None,
-            activation: Activation::Silu,
-        };
+        let given = [("x", &x), ("weight", &weight), ("dy", &dy_tensor)];
+        let truth = forward(&inputs::<Forward<'_>>(Activation::Silu, &given));
         // The textbook f32 computations.
         let sigmoid = 1.0 / (1.0 + (-pre).exp());
-        let y = forward(&inputs).y.compare(&one(pre * sigmoid).view(), None);
+        let y = truth.of("y").compare(&one(pre * sigmoid).view(), None);
         prop_assert!(y.passed(), "{:?}", y.worst);
         let dx = dy * (sigmoid * (1.0 + pre * (1.0 - sigmoid)));
-        let truth = backward(&inputs, &dy_tensor.view(), None, DType::F32).dx;
-        let dx = truth.compare(&one(dx).view(), None);
+        let gradients = backward(&inputs::<Backward<'_>>(Activation::Silu, &given), DType::F32);
+        let dx = gradients.of("dx").compare(&one(dx).view(), None);
         prop_assert!(dx.passed(), "{:?}", dx.worst);
         // And 40 units in the last place are too many.
         if (0.1..8.0).contains(&pre.abs()) {
-            let wrong = forward(&inputs).y.compare(&one(pre * sigmoid * (1.0 + 40.0 * f32::EPSILON)).view(), None);
+            let wrong = one(pre * sigmoid * (1.0 + 40.0 * f32::EPSILON));
+            let wrong = truth.of("y").compare(&wrong.view(), None);
             prop_assert!(!wrong.passed());
         }
     }

@@ -5,7 +5,8 @@
 
 mod code;
 
-use crate::tensor::{DType, Dims, Location};
+use crate::dims::{Dims, Location, TooManyAxes};
+use crate::dtype::DType;
 
 /// `Result` with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -470,4 +471,10 @@ pub enum Error {
         /// The block, the thread, and what happened at which line.
         message: String,
     },
+}
+
+impl From<TooManyAxes> for Error {
+    fn from(TooManyAxes(axes): TooManyAxes) -> Self {
+        Error::AxisCount { shape: axes, strides: axes }
+    }
 }

@@ -6,6 +6,7 @@ pub mod causal_conv1d;
 mod checks;
 pub mod device;
 mod device_tensor;
+mod dims;
 mod dtype;
 pub mod error;
 pub mod files;

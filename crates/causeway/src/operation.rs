@@ -3,6 +3,10 @@
 //! `operation!` makes of it the argument struct, its checks, the list of its tensors, and the call from tensors by name, which
 //! files, the server, suites and bindings use. docs/adding-an-operation.md shows how one is written.
 
+mod results;
+
+pub use results::{SizeSource, size_source};
+
 use arrayvec::ArrayVec;
 
 use crate::checks;
@@ -150,7 +154,7 @@ pub trait Operation {
 }
 
 /// Most tensors of an operation.
-const MOST: usize = 16;
+pub const MOST: usize = 16;
 
 /// The tensors of a call that are given.
 struct Given<'a>(ArrayVec<(&'static Argument, &'a Meta), MOST>);
@@ -233,7 +237,8 @@ macro_rules! operation {
         }
 
         impl<'a> $operation<'a> {
-            /// The call with the tensors that `read` and `write` have under the names of its arguments.
+            /// The call with the tensors that `read` and `write` have under the names of its arguments. They are asked in the
+            /// order of the table, `read` for all inputs first.
             ///
             /// # Panics
             /// If they lack one that is required.

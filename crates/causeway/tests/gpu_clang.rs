@@ -21,7 +21,12 @@ fn clang_gives_code_objects_for_every_architecture() {
     }
     for name in ["gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1101", "gfx1102", "gfx1200", "gfx1201"] {
         let directory = tempfile::tempdir().unwrap();
-        let program = Program { header: "", instantiation: SCALE.to_string(), entry: "scale" };
+        let program = Program {
+            header: "",
+            arguments: String::new(),
+            instantiation: SCALE.to_string(),
+            entry: "scale",
+        };
         let target = Target::parse(name).unwrap();
         let object =
             clang::compile(&program, &target, directory.path()).unwrap_or_else(|log| panic!("{name}: {log}"));

@@ -5,10 +5,15 @@ around them when a gradient is needed: that costs a few microseconds. Everything
 runs (torch.compile, fake tensors, torch.func, dispatch modes, tensor subclasses) gets the operators of `operators.py`.
 """
 
+import sys
+
 from torch import Tensor
 
+from causeway import kernels
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
+from causeway._torch.eager import is_compiling, is_watched
 from causeway._torch.gemm import gemm, gemm_grad_a, gemm_grad_ab, gemm_grad_b
+from causeway._torch.operators import write
 
 __all__ = [
     "Tensor",
@@ -19,4 +24,9 @@ __all__ = [
     "gemm_grad_a",
     "gemm_grad_ab",
     "gemm_grad_b",
+    "is_compiling",
+    "is_watched",
+    "write",
 ]
+
+kernels._use(sys.modules[__name__])

@@ -1,164 +1,126 @@
-"""The convolution on PyTorch tensors; see `causeway.causal_conv1d_fn` for the arguments."""
+"""The convolution on PyTorch tensors; see `causeway.causal_conv1d_fn` for the arguments. Inputs come in the order of the table."""
+
+import functools
 
 import torch
 
 from causeway import _native
 from causeway._activation import is_silu
-from causeway._torch import kernels, operators, transforms
+from causeway._torch import operators, transforms
 from causeway._torch.eager import (
     autocast_dtype,
     cast,
+    expect_tensor,
     expect_tensors,
+    is_batched_gradient,
     is_compiling,
     is_direct,
     is_distributed,
     is_transformed,
+    refuse_forward_mode,
 )
+from causeway._torch.gradients import Gradients
+from causeway._torch.tables import Table
+
+_FORWARD = Table(_native.causal_conv1d_forward)
+_UPDATE = Table(_native.causal_conv1d_update)
+_VARLEN_STATES = Table(_native.causal_conv1d_varlen_states)
 
 _is_grad_enabled = torch.is_grad_enabled
-_forward, _backward = kernels.forward, kernels.backward
-_eager_forward, _eager_update = _native.eager_forward, _native.eager_update
+_forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_backward.run
+_record_forward, _record_update = _native.causal_conv1d_forward.record, _native.causal_conv1d_update.record
 
 
-def _plain(silu):
-    """The kernels, for eager calls that need gradients of x, weight and bias alone: PyTorch takes time for each argument."""
+def _is_watched(dy):
+    """True for a backward pass that goes through the operator: its gradients are refused in words, a compiler sees it, and
+    batched gradients are taken apart."""
+    return _is_grad_enabled() or is_compiling() or (dy is not None and is_batched_gradient(dy))
+
+
+@functools.cache
+def _recorded(count, silu, returns_states, has_states):
+    """The kernels around so many inputs, for eager calls that need a gradient: PyTorch takes time for each argument.
+
+    Behind the inputs comes the tensor of a caller that final states are written to, if it has one.
+    """
+    gradients = Gradients(_FORWARD.inputs[:count], 2 if returns_states else 1)
 
     class Convolution(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x, weight, bias):
-            ctx.save_for_backward(x, weight, bias)
-            return _forward(x, weight, bias, None, None, None, None, silu, False, None)
+        def forward(ctx, *inputs):
+            gradients.save(ctx, inputs)
+            if not returns_states and not has_states:
+                return _forward(inputs, silu)
+            states = inputs[count] if has_states else ...
+            y, final_states = _forward(inputs[:count], silu, (..., states))
+            if not returns_states:
+                return y
+            # One of the two may stay without a gradient.
+            ctx.set_materialize_grads(False)
+            # The caller's tensor gets the values, and never keeps the graph.
+            return y, final_states.clone() if has_states else final_states
 
         @staticmethod
-        def backward(ctx, dy):
-            x, weight, bias = ctx.saved_tensors
-            if not _is_grad_enabled():
-                return _backward(x, weight, bias, None, None, None, dy, None, silu)[:3]
-            # Through the operator, whose gradients are refused in words.
-            dx, dweight, dbias, _ = operators.backward(x, weight, bias, dy, None, None, None, None, silu)
-            return dx, dweight, None if bias is None else dbias
+        def backward(ctx, *given):
+            through = operators.backward_results if _is_watched(given[0]) else _backward
+            found = gradients.of(ctx, given, through, silu)
+            return (*found, None) if has_states else found
 
-    return _apply_of(Convolution)
+    # `Function.apply` less its checks for torch.func, which a direct call is not under.
+    return super(torch.autograd.Function, Convolution).apply
 
 
-def _apply_of(function):
-    """`Function.apply` less its checks for torch.func, which a direct call is not under."""
-    return super(torch.autograd.Function, function).apply
-
-
-class _Convolution(torch.autograd.Function):
-    """The kernels, for eager calls that need a gradient."""
-
-    @staticmethod
-    def forward(
-        ctx,
-        x,
-        weight,
-        bias,
-        initial_states,
-        seq_idx,
-        cu_seqlens,
-        residual,
-        silu,
-        wants_states,
-        final_states_out,
-    ):
-        """y, or (y, final_states). The caller's tensor gets the values, and never keeps the graph."""
-        ctx.save_for_backward(x, weight, bias, initial_states, seq_idx, cu_seqlens)
-        ctx.silu, ctx.wants_states = silu, wants_states
-        tensors = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
-        result = _forward(*tensors, silu, wants_states, final_states_out)
-        if not wants_states:
-            return result if final_states_out is None else result[0]
-        # One of the two may stay without a gradient.
-        ctx.set_materialize_grads(False)
-        y, final_states = result
-        return y, final_states if final_states_out is None else final_states.clone()
-
-    @staticmethod
-    def backward(ctx, dy, dfinal_states=None):
-        """Gradients of all inputs; through the operator if they are to be differentiated again."""
-        if _is_grad_enabled() or dy is None:
-            return *operators.convolution_gradients(ctx, dy, dfinal_states), None
-        gradients = _backward(*ctx.saved_tensors, dy, dfinal_states, ctx.silu)
-        return *gradients, None, None, dy if ctx.needs_input_grad[6] else None, None, None, None
-
-
-_apply, _apply_plain, _apply_plain_silu = _apply_of(_Convolution), _plain(False), _plain(True)
-
-
-def causal_conv1d_fn(
-    x,
-    weight,
-    bias,
-    seq_idx,
-    initial_states,
-    return_final_states,
-    final_states_out,
-    activation,
-    cu_seqlens,
-    residual,
-):
+def causal_conv1d_fn(inputs, activation, return_final_states, final_states_out, is_cast=False):
     """See `causeway.causal_conv1d_fn`."""
-    states, compiling = initial_states, is_compiling()
-    result = None
-    if not compiling:
+    outputs = None
+    if return_final_states or final_states_out is not None:
+        outputs = ..., ... if final_states_out is None else final_states_out
+    if not is_compiling():
         try:
-            result = _eager_forward(
-                x, weight, bias, seq_idx, states, return_final_states, final_states_out, activation, cu_seqlens,
-                residual, False,
-            )  # fmt: skip
+            result = _record_forward(inputs, activation, outputs, is_cast)
         except RuntimeError:
             # A nested tensor of the older kind is a plain one by its class, and has no words for what it lacks.
-            expect_tensors((), x=x, weight=weight, bias=bias, initial_states=states, residual=residual)
+            expect_tensors(_FORWARD, *inputs)
             raise
-    if result is None and (dtype := autocast_dtype(x)) is not None:
-        x, states, residual = cast(x, dtype), cast(states, dtype), cast(residual, dtype)
-        if _keeps_float32(final_states_out, x, dtype):
-            y, final_states = causal_conv1d_fn(
-                x, weight, bias, seq_idx, states, True, None, activation, cu_seqlens, residual
-            )
-            _write_final_states(final_states_out, final_states)
-            if not return_final_states:
-                return y
-            # As without autocast: the caller's tensor, or what keeps the graph.
-            return y, final_states.to(torch.float32) if final_states.requires_grad else final_states_out
-        if not compiling:
-            result = _eager_forward(
-                x, weight, bias, seq_idx, states, return_final_states, final_states_out, activation, cu_seqlens,
-                residual, True,
-            )  # fmt: skip
-    if result is True:
-        if x.is_nested:
-            expect_tensors((), x=x)
-        silu = activation is not None
-        if not return_final_states and states is seq_idx is cu_seqlens is residual is final_states_out is None:
-            return _apply_plain_silu(x, weight, bias) if silu else _apply_plain(x, weight, bias)
-        return _apply(
-            x, weight, bias, states, seq_idx, cu_seqlens, residual, silu, return_final_states, final_states_out
-        )  # fmt: skip
-    if result is not None:
-        return result
+        if type(result) is int:
+            if inputs[0].is_nested:
+                expect_tensors(_FORWARD, *inputs)
+            given, silu = inputs[:result], activation is not None
+            if outputs is None:
+                return _recorded(result, silu, False, False)(*given)
+            if final_states_out is None:
+                return _recorded(result, silu, True, False)(*given)
+            return _recorded(result, silu, bool(return_final_states), True)(*given, final_states_out)
+        if result is not None:
+            return result if outputs is None or return_final_states else result[0]
+    x = inputs[0]
+    if not is_cast and (dtype := autocast_dtype(x)) is not None:
+        inputs = tuple(cast(t, dtype) if follows else t for t, follows in zip(inputs, _FORWARD.follows_x))
+        if not _keeps_float32(final_states_out, inputs[0], dtype):
+            return causal_conv1d_fn(inputs, activation, return_final_states, final_states_out, True)
+        y, final_states = causal_conv1d_fn(inputs, activation, True, None, True)
+        _write_final_states(final_states_out, final_states)
+        if not return_final_states:
+            return y
+        # As without autocast: the caller's tensor, or what keeps the graph.
+        return y, final_states.to(torch.float32) if final_states.requires_grad else final_states_out
 
+    if is_compiling():
+        refuse_forward_mode("causal_conv1d_fn", "causeway.causal_conv1d_ref")
     silu = is_silu(activation)
-    expect_tensors(
-        ("x", "weight"),
-        x=x,
-        weight=weight,
-        bias=bias,
-        initial_states=states,
-        seq_idx=seq_idx,
-        cu_seqlens=cu_seqlens,
-        residual=residual,
-        final_states_out=final_states_out,
-    )
-    if is_distributed(x, weight):
+    expect_tensors(_FORWARD, *inputs)
+    if final_states_out is not None:
+        expect_tensor("final_states_out", final_states_out)
+    if is_distributed(*inputs[:2]):
         from causeway._torch import dtensor
 
-        seq_idx, cu_seqlens = dtensor.replicated(seq_idx, x), dtensor.replicated(cu_seqlens, x)
-    wants_states = return_final_states or final_states_out is not None
-    forward = transforms.Convolution.apply if is_transformed() else operators.forward
-    y, final_states = forward(x, weight, bias, states, seq_idx, cu_seqlens, residual, silu, wants_states)
+        of_table = zip(inputs, _FORWARD.is_index)
+        inputs = tuple(dtensor.replicated(t, x) if is_index else t for t, is_index in of_table)
+    wanted = (..., None if outputs is None else ...)
+    if is_transformed():
+        y, final_states = transforms.Convolution.apply(*operators.forward.flat(inputs, silu, wanted))
+    else:
+        y, final_states = operators.forward(inputs, silu, wanted)
     if final_states_out is not None:
         _write_final_states(final_states_out, final_states)
     return (y, final_states) if return_final_states else y
@@ -178,56 +140,44 @@ def _write_final_states(final_states_out, final_states):
         final_states_out.copy_(final_states)
 
 
-def causal_conv1d_update(
-    x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices, is_cast=False
-):
+def causal_conv1d_update(inputs, conv_state, activation, is_cast=False):
     """See `causeway.causal_conv1d_update`."""
     if not is_compiling():
         try:
-            result = _eager_update(
-                x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices, is_cast
-            )
+            result = _record_update(inputs, activation, (conv_state, ...), is_cast)
         except RuntimeError:
             # As in causal_conv1d_fn.
-            expect_tensors((), x=x, conv_state=conv_state, weight=weight, bias=bias)
+            expect_tensors(_UPDATE, *inputs, conv_state)
             raise
-        if result is True:
+        if type(result) is int:
             raise RuntimeError(
                 "conv_state requires a gradient, and is changed in place: pass conv_state.detach()"
             )
         if result is not None:
             return result
+    x, *others = inputs
     if not is_cast and (dtype := autocast_dtype(x)) is not None:
         x = cast(x, dtype)
-        arguments = weight, bias, activation, cache_seqlens, conv_state_indices, True
         if _keeps_float32(conv_state, x, dtype):
             # x is rounded first, as prefill has it. SiLU is that of float32 then, rounded once.
-            return causal_conv1d_update(x.float(), conv_state, *arguments).to(dtype)
-        return causal_conv1d_update(x, conv_state, *arguments)
+            return causal_conv1d_update((x.float(), *others), conv_state, activation, True).to(dtype)
+        return causal_conv1d_update((x, *others), conv_state, activation, True)
     silu = is_silu(activation)
-    expect_tensors(
-        ("x", "conv_state", "weight"),
-        x=x,
-        conv_state=conv_state,
-        weight=weight,
-        bias=bias,
-        cache_seqlens=cache_seqlens,
-        conv_state_indices=conv_state_indices,
-    )
-    if is_distributed(x, conv_state, weight):
+    expect_tensors(_UPDATE, *inputs, conv_state)
+    if is_distributed(*inputs[:2], conv_state):
         from causeway._torch import dtensor
 
-        return dtensor.update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
-    return operators.update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
+        return dtensor.update(inputs, silu, conv_state)
+    return operators.update(inputs, silu, (conv_state,))
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """See `causeway.causal_conv1d_varlen_states`."""
-    expect_tensors(("x", "cu_seqlens"), x=x, cu_seqlens=cu_seqlens)
+    expect_tensors(_VARLEN_STATES, x, cu_seqlens)
     if is_distributed(x):
         from causeway._torch import dtensor
 
         cu_seqlens = dtensor.replicated(cu_seqlens, x)
     if is_compiling() or not is_direct(x, cu_seqlens):
         return operators.varlen_states(x, cu_seqlens, state_len)
-    return kernels.varlen_states(x, cu_seqlens, state_len)
+    return operators.make_varlen_states(x, cu_seqlens, state_len)

@@ -17,62 +17,45 @@ except ImportError as error:
         "torch.distributed.tensor.experimental.register_sharding; call with x.to_local() instead"
     ) from error
 
+from causeway import _native
 from causeway._torch import operators
 
-# Placements of a mesh axis. For each kind of argument: whole, by channels, by batch.
-_WHOLE, _CHANNELS, _BATCH = range(3)
-_ACTIVATIONS = (Replicate(), Shard(1), Shard(0))
-_PARAMETERS = (Replicate(), Shard(0), Replicate())
-_INDICES = (Replicate(), Replicate(), Shard(0))
-_GRADIENTS = (Replicate(), Shard(0), Partial())
+# Ways of a mesh axis: everything whole, by channels, by batch.
+_WHOLE, _CHANNELS, _BATCH = None, "dim", "batch"
 
 
-def _rows(kinds, tensors, how):
-    """The placements of some tensors, None for those that are not there."""
-    return [None if tensor is None else kind[how] for kind, tensor in zip(kinds, tensors)]
+def _placement(tensor, way):
+    """Where a tensor of the table lies: by the axis that is split, if it has it; else whole, or as parts of a sum that is a result."""
+    if way in tensor.axes:
+        return Shard(tensor.axes.index(way))
+    return Partial() if way == _BATCH and tensor.role == "output" else Replicate()
 
 
-def _ways(cu_seqlens):
-    """A packed batch is one sequence to its rank, since boundaries count all of its positions."""
-    return (_WHOLE, _CHANNELS) if cu_seqlens is not None else (_WHOLE, _CHANNELS, _BATCH)
+def _strategies(operator):
+    """What PyTorch asks of an operator: for each way, the placements of its results and of its arguments."""
+
+    def strategies(*values):
+        arguments = list(zip(operator.arguments, values))
+        # A packed batch is one sequence to its rank, since boundaries count all of its positions.
+        is_packed = any(a.name == "cu_seqlens" and value is not None for a, value in arguments)
+        found = []
+        for way in (_WHOLE, _CHANNELS) if is_packed else (_WHOLE, _CHANNELS, _BATCH):
+            # An output without elements, which stands for one that was not asked for, is the same on every rank.
+            results = [
+                _placement(result, way) if is_there else Replicate()
+                for result, is_there in zip(operator.results, operator.there(values))
+            ]
+            found.append((results, [
+                None if a.tensor is None or value is None else _placement(a.tensor, way)
+                for a, value in arguments
+            ]))  # fmt: skip
+        return found
+
+    return strategies
 
 
-def _present(kind, is_there, how):
-    """An output without elements, which stands for one that was not asked for, is the same on every rank."""
-    return kind[how] if is_there else Replicate()
-
-
-@register_sharding(operators.forward)
-def _forward(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states):
-    kinds = _ACTIVATIONS, _PARAMETERS, _PARAMETERS, _ACTIVATIONS, _INDICES, _INDICES, _ACTIVATIONS
-    tensors = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
-    return [
-        (
-            [_ACTIVATIONS[how], _present(_ACTIVATIONS, wants_states, how)],
-            [*_rows(kinds, tensors, how), None, None],
-        )
-        for how in _ways(cu_seqlens)
-    ]
-
-
-@register_sharding(operators.backward)
-def _backward(x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu):
-    kinds = (
-        _ACTIVATIONS, _PARAMETERS, _PARAMETERS, _ACTIVATIONS, _ACTIVATIONS, _INDICES, _INDICES, _ACTIVATIONS,
-    )  # fmt: skip
-    tensors = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states
-    return [
-        (
-            [
-                _ACTIVATIONS[how],
-                _GRADIENTS[how],
-                _present(_GRADIENTS, bias is not None, how),
-                _present(_ACTIVATIONS, initial_states is not None, how),
-            ],
-            [*_rows(kinds, tensors, how), None],
-        )
-        for how in _ways(cu_seqlens)
-    ]
+register_sharding(operators.forward.overload)(_strategies(operators.forward))
+register_sharding(operators.backward.overload)(_strategies(operators.backward))
 
 
 @register_sharding(operators.varlen_states)
@@ -81,7 +64,7 @@ def _varlen_states(x, cu_seqlens, state_len):
     return [whole, ([Shard(1)], [Shard(1), Replicate(), None])]
 
 
-@register_sharding(operators.gemm)
+@register_sharding(operators.gemm.overload)
 def _gemm(a, b, algorithm):
     # Not along K: partial sums would be rounded to 16 bits before they are added.
     whole = ([Replicate()], [Replicate(), Replicate(), None])
@@ -96,7 +79,7 @@ def replicated(tensor, x):
     return DTensor.from_local(tensor, x.device_mesh, whole, run_check=False)
 
 
-def _how(placement, has_indices):
+def _way(placement, has_indices):
     """The way of a mesh axis that a state's placement fixes, since it is changed where it lies."""
     if placement == Replicate():
         return _WHOLE
@@ -108,26 +91,21 @@ def _how(placement, has_indices):
     raise ValueError(f"conv_state has placement {placement}: expected Replicate(), Shard(1) or Shard(0){rows}")
 
 
-def update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices):
-    """`operators.update` of each rank's part, with everything brought to where conv_state's parts are."""
+def update(inputs, silu, conv_state):
+    """The operator `update` of each rank's part, with everything brought to where conv_state's parts are."""
     if not isinstance(conv_state, DTensor):
         raise TypeError("conv_state is a torch.Tensor beside a DTensor: expected a DTensor, as it is changed in place")
-    mesh = conv_state.device_mesh
-    ways = [_how(placement, conv_state_indices is not None) for placement in conv_state.placements]
+    mesh, x, tensors = conv_state.device_mesh, inputs[0], _native.causal_conv1d_update.inputs
+    has_indices = any(t is not None and a.name == "conv_state_indices" for t, a in zip(inputs, tensors))
+    ways = [_way(placement, has_indices) for placement in conv_state.placements]
 
-    def local(tensor, kind):
+    def local(tensor, argument):
         if tensor is None:
             return None
-        return replicated(tensor, conv_state).redistribute(mesh, [kind[how] for how in ways]).to_local()
+        placements = [_placement(argument, way) for way in ways]
+        return replicated(tensor, conv_state).redistribute(mesh, placements).to_local()
 
-    out = operators.update(
-        local(x, _ACTIVATIONS),
-        conv_state.to_local(),
-        local(weight, _PARAMETERS),
-        local(bias, _PARAMETERS),
-        silu,
-        local(cache_seqlens, _INDICES),
-        local(conv_state_indices, _INDICES),
-    )
-    placements = [_ACTIVATIONS[how] for how in ways]
+    parts = tuple(map(local, inputs, tensors))
+    out = operators.update(parts, silu, (conv_state.to_local(),))
+    placements = [_placement(tensors[0], way) for way in ways]
     return DTensor.from_local(out, mesh, placements, run_check=False, shape=x.shape, stride=x.stride())

@@ -12,6 +12,9 @@ is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 is_compiling = torch.compiler.is_compiling
 
+# A gradient of `torch.autograd.grad(is_grads_batched=True)`, which has no memory of its own.
+is_batched_gradient = torch._C._functorch.is_legacy_batchedtensor
+
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
@@ -35,6 +38,21 @@ def is_transformed():
     return functorch_level() is not None or forward_ad._current_level >= 0
 
 
+@torch.compiler.assume_constant_result
+def _has_forward_mode():
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    forward = torch._C._functorch.TransformType.Jvp
+    return forward_ad._current_level >= 0 or any(level.key() == forward for level in levels)
+
+
+def refuse_forward_mode(function, instead):
+    """Raises the error for a call with forward-mode gradients that a compiler traces: an operator's would be 0."""
+    if _has_forward_mode():
+        raise NotImplementedError(
+            f"{function} has no forward-mode gradient: use reverse mode (grad, vjp, jacrev), or {instead}"
+        )
+
+
 def autocast_dtype(x):
     """The dtype that autocast wants for tensors on x's device; None outside of autocast."""
     if is_compiling() or is_any_autocast_enabled():
@@ -51,29 +69,44 @@ def cast(tensor, dtype):
     return tensor.to(dtype)
 
 
-def expect_tensors(required, **arguments):
-    """Every argument is a tensor of PyTorch's, or None if it is not among the required ones; and none is nested."""
-    for name, value in arguments.items():
-        if value is None and name not in required:
-            continue
-        if not isinstance(value, torch.Tensor):
-            # No module of NumPy's is imported to tell its arrays apart.
-            fix = f"; pass torch.from_numpy({name})" if type(value).__module__ == "numpy" else ""
-            raise TypeError(
-                f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are{fix}"
-            )
-        if value.is_nested:
-            raise TypeError(
-                f"{name} is a nested tensor: expected sequences packed one after the other; of a jagged "
-                f"(batch, seqlen, dim), {name}.values().T[None] with cu_seqlens={name}.offsets()"
-            )
+def is_watched(*tensors):
+    """True for tensors of PyTorch's, the first of which is x, in a call that somebody wants to see."""
+    return is_compiling() or (isinstance(tensors[0], torch.Tensor) and not is_direct(*tensors))
 
 
-def require_one_device(x, **others):
-    """As kernels have it of tensors with memory: for fake ones, all on x's device."""
-    for name, tensor in others.items():
-        if tensor is not None and tensor.device != x.device:
-            raise RuntimeError(f"{name} is on {tensor.device}: expected {x.device}, where x is")
+def expect_tensors(table, *tensors):
+    """Every argument is a tensor of PyTorch's, or None if it is not among the required ones."""
+    for name, value in zip(table.names, tensors):
+        if value is not None or name in table.required:
+            expect_tensor(name, value)
+
+
+def expect_tensor(name, value):
+    """An argument is a tensor of PyTorch's, and not nested."""
+    if not isinstance(value, torch.Tensor):
+        # No module of NumPy's is imported to tell its arrays apart.
+        fix = f"; pass torch.from_numpy({name})" if type(value).__module__ == "numpy" else ""
+        if not fix and hasattr(type(value), "__dlpack__"):
+            fix = f"; pass torch.from_dlpack({name})"
+        raise TypeError(f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are{fix}")
+    # The compiler of PyTorch 2.4 cannot ask inside of a backward pass.
+    if not is_compiling() and value.is_nested:
+        expected = "expected one with a shape and strides"
+        if name == "x":
+            expected = (
+                "expected sequences packed one after the other; of a jagged (batch, seqlen, dim), "
+                "x.values().T[None] with cu_seqlens=x.offsets()"
+            )
+        raise TypeError(f"{name} is a nested tensor: {expected}")
+
+
+def require_one_device(tensors):
+    """As kernels have it of tensors with memory: for fake ones, by name, all on the device of the first."""
+    first, *others = tensors
+    for name in others:
+        if tensors[name].device != tensors[first].device:
+            found, expected = tensors[name].device, tensors[first].device
+            raise RuntimeError(f"{name} is on {found}: expected {expected}, where {first} is")
 
 
 def is_distributed(*tensors):

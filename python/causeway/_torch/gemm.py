@@ -2,17 +2,19 @@
 
 import torch
 
-from causeway._torch import kernels, operators, transforms
+from causeway import _native
+from causeway._torch import operators, transforms
 from causeway._torch.eager import (
     autocast_dtype,
     cast,
     expect_tensors,
+    is_batched_gradient,
     is_compiling,
-    is_direct,
     is_distributed,
     is_transformed,
+    refuse_forward_mode,
 )
-
+from causeway._torch.tables import Table
 
 class _Gemm(torch.autograd.Function):
     """The kernels, for eager calls that need a gradient."""
@@ -22,7 +24,7 @@ class _Gemm(torch.autograd.Function):
         """a @ b."""
         ctx.save_for_backward(a, b)
         ctx.algorithm = algorithm
-        return kernels.gemm(a, b, algorithm)
+        return _native.gemm.run((a, b), algorithm)
 
     @staticmethod
     def backward(ctx, grad_c):
@@ -36,49 +38,83 @@ class _Gemm(torch.autograd.Function):
         return None, gemm_grad_b(grad_c, a, ctx.algorithm), None
 
 
-def _is_kernel_call(*tensors):
-    """True if no gradient of the result will be asked for, and nothing else wants to see the call."""
-    if is_compiling() or not is_direct(*tensors):
-        return False
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+class _Eager:
+    """Eager calls of an operation."""
+
+    def __init__(self, operation):
+        self._table, self._record = Table(operation), operation.record
+
+    def expect(self, *inputs):
+        """All of them are tensors."""
+        expect_tensors(self._table, *inputs)
+
+    def __call__(self, inputs, algorithm, is_cast=True):
+        """The result, or None if somebody wants to see the call; an int if that is autograd alone."""
+        if is_compiling() or any(isinstance(t, torch.Tensor) and is_batched_gradient(t) for t in inputs):
+            return None
+        try:
+            result = self._record(inputs, algorithm, None, is_cast)
+        except RuntimeError:
+            # A nested tensor of the older kind is a plain one by its class, and has no words for what it lacks.
+            self.expect(*inputs)
+            raise
+        if type(result) is int:
+            self.expect(*inputs)
+        return result
+
+
+_gemm, _grad_a, _grad_b, _grad_ab = (
+    _Eager(operation)
+    for operation in (_native.gemm, _native.gemm_grad_a, _native.gemm_grad_b, _native.gemm_grad_ab)
+)
 
 
 def gemm(a, b, algorithm):
     """See `causeway.gemm`."""
-    expect_tensors(("a", "b"), a=a, b=b)
-    if is_distributed(a, b):
-        from causeway._torch import dtensor  # noqa: F401: gives the operator its strategies
-    dtype = autocast_dtype(a)
-    if dtype is not None:
-        a, b = cast(a, dtype), cast(b, dtype)
-    if _is_kernel_call(a, b):
-        return kernels.gemm(a, b, algorithm)
+    result = _gemm((a, b), algorithm, False)
+    if result is None:
+        _gemm.expect(a, b)
+        if is_compiling():
+            refuse_forward_mode("gemm", "a @ b of PyTorch's")
+        if is_distributed(a, b):
+            from causeway._torch import dtensor  # noqa: F401: gives the operator its strategies
+        if (dtype := autocast_dtype(a)) is not None:
+            a, b = cast(a, dtype), cast(b, dtype)
+            result = _gemm((a, b), algorithm)
+    if type(result) is int:
+        return _Gemm.apply(a, b, algorithm)
+    if result is not None:
+        return result
     if is_transformed():
         return transforms.Gemm.apply(a, b, algorithm)
-    if is_compiling() or not is_direct(a, b):
-        return operators.gemm(a, b, algorithm)
-    return _Gemm.apply(a, b, algorithm)
+    return operators.gemm((a, b), algorithm)
 
 
 def gemm_grad_a(grad_c, b, algorithm):
     """See `causeway.gemm_grad_a`; a product too, where it is differentiated or compiled."""
-    expect_tensors(("grad_c", "b"), grad_c=grad_c, b=b)
-    if _is_kernel_call(grad_c, b):
-        return kernels.gemm_grad_a(grad_c, b, algorithm)
+    result = _grad_a((grad_c, b), algorithm)
+    if result is None:
+        _grad_a.expect(grad_c, b)
+    elif type(result) is not int:
+        return result
     return gemm(grad_c, b.transpose(0, 1), algorithm)
 
 
 def gemm_grad_b(grad_c, a, algorithm):
     """See `causeway.gemm_grad_b`."""
-    expect_tensors(("grad_c", "a"), grad_c=grad_c, a=a)
-    if _is_kernel_call(grad_c, a):
-        return kernels.gemm_grad_b(grad_c, a, algorithm)
+    result = _grad_b((grad_c, a), algorithm)
+    if result is None:
+        _grad_b.expect(grad_c, a)
+    elif type(result) is not int:
+        return result
     return gemm(a.transpose(0, 1), grad_c, algorithm)
 
 
 def gemm_grad_ab(grad_c, a, b, algorithm):
     """See `causeway.gemm_grad_ab`."""
-    expect_tensors(("grad_c", "a", "b"), grad_c=grad_c, a=a, b=b)
-    if _is_kernel_call(grad_c, a, b):
-        return kernels.gemm_grad_ab(grad_c, a, b, algorithm)
+    result = _grad_ab((grad_c, a, b), algorithm)
+    if result is None:
+        _grad_ab.expect(grad_c, a, b)
+    elif type(result) is not int:
+        return result
     return gemm_grad_a(grad_c, b, algorithm), gemm_grad_b(grad_c, a, algorithm)

@@ -1,26 +1,75 @@
 """The operations as operators of PyTorch's dispatcher, `torch.ops.causeway.*`, with fake kernels and gradients.
 
-An operator returns no None: an output that was not asked for is a tensor with no element.
+What an operator takes, changes and gives is what the operation's table says. Its arguments have the order of the function of its name
+in `causeway.kernels`. An operator returns no None: an output that was not asked for is a tensor with no element.
 """
+
+import inspect
 
 import torch
 
-from causeway._torch import kernels
-from causeway._torch.eager import require_axes, require_one_device
+from causeway import _native
+from causeway import kernels as _kernels
+from causeway._integer import integer
+from causeway._torch.eager import expect_tensors, require_axes
+from causeway._torch.gradients import Gradients
+from causeway._torch.operator import Operator, define, library
+from causeway._torch.tables import Table
 
-_library = torch.library.Library("causeway", "DEF")
 
-# Compilers keep the order of strides that they have traced: outputs are laid out like x.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+def _order(function):
+    """The names of a function's parameters, each with its default as a schema has it."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: "" if p.default is p.empty else f"={p.default}" for p in parameters}
 
 
-def define(schema, kernel, fake):
-    """Makes one operator; its kernel takes tensors of any device that the extension module takes."""
-    name = schema.split("(", 1)[0]
-    _library.define(schema, tags=_TAGS)
-    _library.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"causeway::{name}", fake, lib=_library)
-    return getattr(torch.ops.causeway, name).default
+_NAMES = "causal_conv1d_forward", "causal_conv1d_backward", "causal_conv1d_update"
+forward, backward, update = (
+    Operator(getattr(_native, name), _order(getattr(_kernels, name))) for name in _NAMES
+)
+gemm = Operator(_native.gemm, dict.fromkeys(("a", "b", "algorithm"), ""))
+_out = {
+    name: Operator(getattr(_native, name), _order(getattr(_kernels, name)), is_out=True)
+    for name in (*_NAMES, "causal_conv1d_varlen_states")
+}
+_tables = {name: Table(getattr(_native, name)) for name in _out}
+
+
+def write(name, inputs, option, outputs):
+    """A function of `causeway.kernels` that a compiler or somebody else of PyTorch's wants to see."""
+    expect_tensors(_tables[name], *inputs, *outputs)
+    _out[name](inputs, option, outputs)
+
+
+def make_varlen_states(x, cu_seqlens, state_len):
+    """States of all sequences."""
+    states = _empty_varlen_states(x, cu_seqlens, state_len)
+    _native.causal_conv1d_varlen_states.run((x, cu_seqlens), None, (states,))
+    return states
+
+
+def _empty_varlen_states(x, cu_seqlens, state_len):
+    """Room for the states of all sequences: (n, state_len, dim) in memory."""
+    _, dim = require_axes("x", x, "(total, dim)")
+    (count,) = require_axes("cu_seqlens", cu_seqlens, "(n + 1)")
+    if not isinstance(state_len, torch.SymInt):
+        state_len = integer("state_len", state_len, 0)
+    # Without a boundary, the kernel has the words for it.
+    return x.new_empty((max(count - 1, 0), state_len, dim)).transpose(1, 2)
+
+
+varlen_states = define(
+    "causal_conv1d_varlen_states(Tensor x, Tensor cu_seqlens, SymInt state_len) -> Tensor",
+    make_varlen_states,
+    _empty_varlen_states,
+)
+
+
+def backward_results(inputs, silu, apply=backward.overload):
+    """The results of the operator `backward`, None for those that are not there."""
+    arguments = backward.flat(inputs, silu)
+    there = backward.there(arguments)
+    return tuple(result if is_there else None for result, is_there in zip(apply(*arguments), there))
 
 
 def refuse_second_derivative(ctx, *gradients):
@@ -31,135 +80,33 @@ def refuse_second_derivative(ctx, *gradients):
     )
 
 
-def _absent(like):
-    return like.new_empty((0,))
+class ConvolutionGradients(Gradients):
+    """The gradients of the arguments of `forward`, through another function."""
+
+    def __init__(self):
+        super().__init__([argument.name for argument in forward.arguments], len(forward.results))
+
+    def save(self, ctx, arguments):
+        """As `Gradients.save`."""
+        super().save(ctx, arguments)
+        ctx.silu, ctx.there = forward.option(arguments), forward.there(arguments)
+
+    def of(self, ctx, given, backward=backward_results):
+        """As `Gradients.of`; an output without elements has no gradient."""
+        given = tuple(gradient if is_there else None for gradient, is_there in zip(given, ctx.there))
+        return super().of(ctx, given, backward, ctx.silu)
 
 
-def _forward(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states):
-    tensors = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
-    result = kernels.forward(*tensors, silu, wants_states, None)
-    return result if wants_states else (result, _absent(x))
-
-
-def _forward_fake(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states):
-    require_one_device(
-        x,
-        weight=weight,
-        bias=bias,
-        initial_states=initial_states,
-        seq_idx=seq_idx,
-        cu_seqlens=cu_seqlens,
-        residual=residual,
-    )
-    states = _empty_final_states(x, weight, cu_seqlens) if wants_states else _absent(x)
-    return torch.empty_like(x), states
-
-
-def _empty_final_states(x, weight, cu_seqlens):
-    batch, dim, _ = require_axes("x", x, "(batch, dim, seqlen)")
-    _, width = require_axes("weight", weight, "(dim, width)")
-    rows = batch if cu_seqlens is None else require_axes("cu_seqlens", cu_seqlens, "(n + 1)")[0] - 1
-    return x.new_empty((rows, dim, width - 1))
-
-
-def _backward(x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu):
-    dx, dweight, dbias, dstates = kernels.backward(
-        x, weight, bias, initial_states, seq_idx, cu_seqlens, dy, dfinal_states, silu
-    )
-    return (
-        dx,
-        dweight,
-        _absent(weight) if dbias is None else dbias,
-        _absent(x) if dstates is None else dstates,
-    )
-
-
-def _backward_fake(x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu):
-    return (
-        torch.empty_like(x),
-        torch.empty_like(weight),
-        _absent(weight) if bias is None else torch.empty_like(bias),
-        _absent(x) if initial_states is None else torch.empty_like(initial_states),
-    )
-
-
-def _update_fake(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices):
-    require_one_device(
-        x,
-        conv_state=conv_state,
-        weight=weight,
-        bias=bias,
-        cache_seqlens=cache_seqlens,
-        conv_state_indices=conv_state_indices,
-    )
-    return torch.empty_like(x)
-
-
-_FORWARD_INPUTS = "Tensor? initial_states, Tensor? seq_idx, Tensor? cu_seqlens"
-forward = define(
-    f"causal_conv1d_forward(Tensor x, Tensor weight, Tensor? bias, {_FORWARD_INPUTS}, Tensor? residual, "
-    "bool silu, bool wants_states) -> (Tensor, Tensor)",
-    _forward,
-    _forward_fake,
-)
-backward = define(
-    f"causal_conv1d_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dy, {_FORWARD_INPUTS}, "
-    "Tensor? dfinal_states, bool silu) -> (Tensor, Tensor, Tensor, Tensor)",
-    _backward,
-    _backward_fake,
-)
-update = define(
-    "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, bool silu, "
-    "Tensor? cache_seqlens, Tensor? conv_state_indices) -> Tensor",
-    kernels.update,
-    _update_fake,
-)
-varlen_states = define(
-    "causal_conv1d_varlen_states(Tensor x, Tensor cu_seqlens, SymInt state_len) -> Tensor",
-    kernels.varlen_states,
-    kernels.empty_varlen_states,
-)
-gemm = define(
-    "gemm(Tensor a, Tensor b, str algorithm) -> Tensor",
-    kernels.gemm,
-    lambda a, b, algorithm: kernels.empty_gemm(a, b),
-)
+_gradients = ConvolutionGradients()
 
 
 def _save_convolution(ctx, inputs, output):
-    x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, wants_states = inputs
-    ctx.save_for_backward(x, weight, bias, initial_states, seq_idx, cu_seqlens)
-    ctx.silu, ctx.wants_states = silu, wants_states
+    _gradients.save(ctx, inputs)
     ctx.set_materialize_grads(False)
 
 
-def convolution_gradients(ctx, dy, dfinal_states):
-    """Gradients of the inputs of `forward`, through the operator `backward`."""
-    x, weight, bias, initial_states, seq_idx, cu_seqlens = ctx.saved_tensors
-    if dy is None:
-        dy = torch.zeros_like(x)
-    dx, dweight, dbias, dinitial_states = backward(
-        x,
-        weight,
-        bias,
-        dy,
-        initial_states,
-        seq_idx,
-        cu_seqlens,
-        dfinal_states if ctx.wants_states else None,
-        ctx.silu,
-    )
-    return (
-        dx,
-        dweight,
-        None if bias is None else dbias,
-        None if initial_states is None else dinitial_states,
-        None,
-        None,
-        dy if ctx.needs_input_grad[6] else None,
-        None,
-        None,
-    )
+def _convolution_gradients(ctx, *given):
+    return _gradients.of(ctx, given)
 
 
 def _save_gemm(ctx, inputs, output):
@@ -170,13 +117,13 @@ def _save_gemm(ctx, inputs, output):
 def _gemm_gradients(ctx, grad_c):
     a, b = ctx.saved_tensors
     wants_a, wants_b, _ = ctx.needs_input_grad
-    grad_a = gemm(grad_c, b.transpose(0, 1), ctx.algorithm) if wants_a else None
-    grad_b = gemm(a.transpose(0, 1), grad_c, ctx.algorithm) if wants_b else None
+    grad_a = gemm((grad_c, b.transpose(0, 1)), ctx.algorithm) if wants_a else None
+    grad_b = gemm((a.transpose(0, 1), grad_c), ctx.algorithm) if wants_b else None
     return grad_a, grad_b, None
 
 
 def _differentiable(name, gradients, save=None):
-    torch.library.register_autograd(f"causeway::{name}", gradients, setup_context=save, lib=_library)
+    torch.library.register_autograd(f"causeway::{name}", gradients, setup_context=save, lib=library)
 
 
 def _refuse_vmap_of_update(info, in_dims, *arguments):
@@ -189,8 +136,8 @@ def _refuse_vmap_of_update(info, in_dims, *arguments):
 
 # PyTorch 2.4 has no such rules, and its own words for it.
 if hasattr(torch.library, "register_vmap"):
-    torch.library.register_vmap("causeway::causal_conv1d_update", _refuse_vmap_of_update, lib=_library)
+    torch.library.register_vmap("causeway::causal_conv1d_update", _refuse_vmap_of_update, lib=library)
 
-_differentiable("causal_conv1d_forward", convolution_gradients, _save_convolution)
+_differentiable("causal_conv1d_forward", _convolution_gradients, _save_convolution)
 _differentiable("causal_conv1d_backward", refuse_second_derivative)
 _differentiable("gemm", _gemm_gradients, _save_gemm)

@@ -23,6 +23,10 @@ __all__ = [
 
 LIBRARY_NAME = "DaoAILab"
 
+_forward = _native.causal_conv1d_forward.eager
+_backward = _native.causal_conv1d_backward.eager
+_update = _native.causal_conv1d_update.eager
+
 
 def _operator(*written):
     """Makes a function an operator under its own name, unless the original has been imported and has made it."""
@@ -110,11 +114,10 @@ def causal_conv1d_fwd_function(
 ) -> torch.Tensor:
     """The result; final_states_out is written where it is given."""
     if not is_compiling():
-        out = _native.eager_forward_alone(
-            x, weight, bias, seq_idx, initial_states, final_states_out, silu_activation
-        )
-        if out is not None:
-            return out
+        outputs = None if final_states_out is None else (..., final_states_out)
+        result = _forward((x, weight, bias, initial_states, seq_idx), silu_activation, outputs)
+        if result is not None:
+            return result if outputs is None else result[0]
     out = torch.empty_like(x)
     causal_conv1d_cuda.causal_conv1d_fwd(
         x, weight, bias, seq_idx, initial_states, out, final_states_out, silu_activation
@@ -136,10 +139,10 @@ def causal_conv1d_bwd_function(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(dx, dweight, dbias, dinitial_states); dx is written in place where it is given, any view."""
     wants_states = return_dinitial_states and initial_states is not None
-    if dx is None and wants_states == (initial_states is not None) and not is_compiling():
-        gradients = _native.eager_backward(
-            x, weight, bias, initial_states, seq_idx, None, dout, dfinal_states, silu_activation
-        )
+    if not is_compiling():
+        inputs = x, weight, bias, dout, initial_states, seq_idx, None, dfinal_states
+        outputs = ... if dx is None else dx, ..., ..., ... if wants_states else None
+        gradients = _backward(inputs, silu_activation, outputs)
         if gradients is not None:
             return gradients
     if dx is None:
@@ -176,11 +179,10 @@ def causal_conv1d_update_function(
 ) -> torch.Tensor:
     """The outputs at the new positions; conv_state is changed in place."""
     if not is_compiling():
-        out = _native.eager_update_alone(
-            x, conv_state, weight, bias, silu_activation, cache_seqlens, conv_state_indices
-        )
-        if out is not None:
-            return out
+        inputs = x, weight, bias, cache_seqlens, conv_state_indices
+        result = _update(inputs, silu_activation, (conv_state, ...))
+        if result is not None:
+            return result
     out = torch.empty_like(x)
     causal_conv1d_cuda.causal_conv1d_update(
         x, conv_state, weight, bias, out, silu_activation, cache_seqlens, conv_state_indices

@@ -24,21 +24,20 @@ Examples:
   causeway run conv1d-backward --in step.npz --out grads.npz --layout channel-last
   causeway run gemm-grad-ab --in ab.safetensors --out grads.safetensors --algorithm exact
 
-Tensors, by operation ([..] where present):
-  conv1d-forward   x, weight, [bias, initial_states, seq_idx, cu_seqlens, residual] -> y, [final_states]
-  conv1d-backward  those, dy, [dfinal_states] -> dx, dweight, [dbias, dinitial_states]
-  conv1d-update    x, conv_state, weight, [bias, cache_seqlens, conv_state_indices] -> y, conv_state
-  gemm-forward     A (M, K), B (K, N) -> C
-  gemm-grad-a      grad_C (M, N), B -> grad_A
-  gemm-grad-b      grad_C, A -> grad_B
-  gemm-grad-ab     grad_C, A, B -> grad_A, grad_B
+Files are .safetensors or .npz, by extension. Results have the dtype of the inputs (gradients of weights: weight's). \
+The output is written beside its destination and renamed: a failure leaves what was there.
 
-Files are .safetensors or .npz, by extension. Results have the dtype of x (dweight, dbias: weight's). \
-The output is written beside its destination and renamed: a failure leaves what was there.";
+Tensors, by operation ([..] where present); A is (M, K), B (K, N), C (M, N):";
+
+/// The examples, and what each operation's table says.
+fn help() -> String {
+    let line = |operation: Operation| format!("\n  {operation:15}  {}", operation.signature());
+    EXAMPLES.to_string() + &Operation::ALL.map(line).concat()
+}
 
 /// One operation on the tensors of a file
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = help())]
 pub(crate) struct Args {
     /// What to compute
     #[arg(value_name = "OP", value_parser = operation_parser(), hide_possible_values = true)]
@@ -56,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "none|silu")]
     activation: Option<Activation>,
 
-    /// conv1d: how x, y, dy, dx and residual lie in the file, as (batch, dim, seqlen) or (batch, seqlen, dim)
+    /// conv1d: how x, and what has its shape, lies in the file, as (batch, dim, seqlen) or (batch, seqlen, dim)
     /// [default: channel-first]
     #[arg(long, value_name = "channel-first|channel-last")]
     layout: Option<Layout>,

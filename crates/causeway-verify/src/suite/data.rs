@@ -1,7 +1,8 @@
 //! The tensors of a case, on the host.
 
+use causeway::causal_conv1d::{self, Activation, Backward, Forward};
 use causeway::error::Result;
-use causeway::tensor::TensorRef;
+use causeway::operation::Operation;
 use causeway::{Arrangement, HostTensor};
 
 use super::case::{Conv1d, CuSeqlens, Update, VarlenStates};
@@ -9,7 +10,7 @@ use super::random::Random;
 use super::tensors::Tensors;
 use super::values::{Values, fill, insert_non_finite, insert_non_finite_in_one, repeating, uniform, valued};
 use crate::oracle::POISON;
-use crate::oracle::causal_conv1d::{self as oracle, BackwardTruth, Inputs, UpdateInputs};
+use crate::oracle::causal_conv1d::{self as oracle, Inputs, Truth};
 
 /// Magnitudes of uniform values. That of dy keeps the sums over batch and seqlen small enough for 16-bit results
 /// to round within the contract's ceilings; docs/verification.md has the calculation.
@@ -30,7 +31,7 @@ impl Conv1d {
         match self.values {
             Values::NonFinite => tensors.change(&["x"]).for_each(|x| insert_non_finite(x, case)),
             Values::NonFiniteAnywhere => {
-                let anywhere = ["x", "dy", "residual", "initial_states", "dfinal_states"];
+                let anywhere: Vec<_> = Self::streams().collect();
                 insert_non_finite_in_one(tensors.change(&anywhere), case);
             }
             Values::NanPadding => {
@@ -61,9 +62,9 @@ impl Conv1d {
     /// Largest magnitude of an input.
     pub(super) fn magnitude(&self, input: &str) -> f64 {
         match input {
-            "weight" => WEIGHT_SCALE,
             "bias" => WEIGHT_SCALE * self.scale(),
-            "dy" | "dfinal_states" => DY_SCALE * self.scale(),
+            _ if Self::is_factor(input) => WEIGHT_SCALE,
+            _ if Self::gradients().any(|gradient| gradient.name == input) => DY_SCALE * self.scale(),
             _ => self.scale(),
         }
     }
@@ -92,25 +93,23 @@ impl Conv1d {
 }
 
 impl Tensors {
-    fn host_view(&self, name: &str) -> Option<TensorRef<'_>> {
-        self.get(name).map(HostTensor::view)
-    }
-
-    /// What the oracle of forward and backward reads.
-    pub fn oracle_inputs(&self, conv1d: &Conv1d) -> Inputs<'_> {
-        Inputs::from_named(conv1d.activation, |name| self.host_view(name))
+    /// What forward has to give.
+    pub fn forward_truth(&self, conv1d: &Conv1d) -> Truth {
+        oracle::forward(&self.oracle_inputs::<Forward<'_>>(conv1d.activation))
     }
 
     /// What backward has to give.
-    pub fn backward_truth(&self, conv1d: &Conv1d) -> BackwardTruth {
-        let dfinal_states = self.host_view("dfinal_states");
-        let inputs = self.oracle_inputs(conv1d);
-        oracle::backward(&inputs, &self.of("dy").view(), dfinal_states.as_ref(), conv1d.dweight_dtype)
+    pub fn backward_truth(&self, conv1d: &Conv1d) -> Truth {
+        oracle::backward(&self.oracle_inputs::<Backward<'_>>(conv1d.activation), conv1d.dweight_dtype)
     }
 
-    /// What the oracle of an update reads.
-    pub fn oracle_update(&self, update: &Update) -> UpdateInputs<'_> {
-        UpdateInputs::from_named(update.activation, |name| self.host_view(name))
+    /// What an update has to give.
+    pub fn update_truth(&self, update: &Update) -> Truth {
+        oracle::update(&self.oracle_inputs::<causal_conv1d::Update<'_>>(update.activation))
+    }
+
+    fn oracle_inputs<O: Operation>(&self, activation: Activation) -> Inputs<'_> {
+        Inputs::of::<O>(activation, |name| self.get(name).map(HostTensor::view))
     }
 }
 

@@ -117,19 +117,19 @@ impl Run<'_> {
         let tensors = conv1d.tensors(&self.case.name)?;
         let placed = tensors.try_map(|_, tensor| Input::place(self.device, tensor))?;
         let _guards = Guards::around(self.device, tensors.all());
-        let (inputs, truth_inputs) = (placed.views(Input::view), tensors.oracle_inputs(conv1d));
+        let inputs = placed.views(Input::view);
 
         let results = conv1d.forward_results(|_, arrangement| self.poisoned(&arrangement))?;
         let results = self.call("conv1d-forward", results, |results, with| {
             with(&mut conv1d.forward(&inputs, results, Output::view))
         })?;
-        self.check_each(oracle::forward(&truth_inputs).by_name(), results)?;
+        self.check_each(tensors.forward_truth(conv1d), results)?;
 
         let results = conv1d.backward_results(|_, arrangement| self.poisoned(&arrangement))?;
         let results = self.call("conv1d-backward", results, |results, with| {
             with(&mut conv1d.backward(&inputs, results, Output::view))
         })?;
-        self.check_each(tensors.backward_truth(conv1d).by_name(), results)
+        self.check_each(tensors.backward_truth(conv1d), results)
     }
 
     /// As [`Run::conv1d`], for tensors that the host may have no room for: it never holds an input, and one result
@@ -158,19 +158,18 @@ impl Run<'_> {
         let results = self.call("conv1d-forward", results, |results, with| {
             with(&mut conv1d.forward(&inputs, results, Output::view))
         })?;
-        let truth = oracle::forward(&parts.oracle_inputs(&part)).by_name();
-        self.check_sample(truth, results, &channels)?;
+        self.check_sample(parts.forward_truth(&part), results, &channels)?;
 
         let results = conv1d.backward_results(|_, arrangement| self.poisoned(&arrangement))?;
         let results = self.call("conv1d-backward", results, |results, with| {
             with(&mut conv1d.backward(&inputs, results, Output::view))
         })?;
-        self.check_sample(parts.backward_truth(&part).by_name(), results, &channels)
+        self.check_sample(parts.backward_truth(&part), results, &channels)
     }
 
     fn update(&mut self, update: &Update) -> Result<()> {
         let tensors = update.tensors(&self.case.name)?;
-        let truth = oracle::update(&tensors.oracle_update(update));
+        let truth = tensors.update_truth(update);
         let placed = tensors.try_map(|_, tensor| Input::place(self.device, tensor))?;
         let inputs = placed.views(Input::view);
         let results = update.results(|name, arrangement| match name {
@@ -181,7 +180,7 @@ impl Run<'_> {
         let results = self.call("conv1d-update", results, |results, with| {
             with(&mut update.call(&inputs, results, Output::view))
         })?;
-        self.check_each(vec![("y", truth.y), ("conv_state", truth.conv_state)], results)
+        self.check_each(truth, results)
     }
 
     fn varlen_states(&mut self, problem: &VarlenStates) -> Result<()> {
@@ -195,7 +194,7 @@ impl Run<'_> {
         })?;
         let (x, boundaries) = (tensors.of("x").view(), tensors.of("cu_seqlens").view());
         let truth = oracle::varlen_states(&x, &boundaries, problem.state_len);
-        self.check_each(vec![("states", truth)], results)
+        self.check_each([("states", truth)], results)
     }
 
     fn gemm(&mut self, problem: &Gemm) -> Result<()> {
@@ -311,7 +310,7 @@ impl Run<'_> {
     /// Checks what was asked for of all that a call can give.
     fn check_each(
         &mut self,
-        truths: Vec<(&'static str, Expected)>,
+        truths: impl IntoIterator<Item = (&'static str, Expected)>,
         mut results: Tensors<Output>,
     ) -> Result<()> {
         for (name, truth) in truths {
@@ -319,13 +318,14 @@ impl Run<'_> {
                 self.check(name, &truth, found)?;
             }
         }
+        every_result_was_checked(&results);
         Ok(())
     }
 
     /// As [`Run::check_each`], for the truth of some channels.
     fn check_sample(
         &mut self,
-        truths: Vec<(&'static str, Expected)>,
+        truths: impl IntoIterator<Item = (&'static str, Expected)>,
         mut results: Tensors<Output>,
         channels: &[i64],
     ) -> Result<()> {
@@ -334,6 +334,13 @@ impl Run<'_> {
                 self.note(check::sample(self.case, name, &truth, found.fetch()?, (axis, channels))?);
             }
         }
+        every_result_was_checked(&results);
         Ok(())
     }
+}
+
+/// A result that a table has and the oracle has not would pass for right.
+fn every_result_was_checked(left: &Tensors<Output>) {
+    let names: Vec<_> = left.iter().map(|(name, _)| name).collect();
+    assert!(names.is_empty(), "the oracle does not know {}", names.join(", "));
 }

@@ -117,6 +117,31 @@ impl Conv1d {
         Forward::ARGUMENTS.iter().filter(|argument| argument.optional).filter(described).map(|flag| flag.name)
     }
 
+    /// Whether a tensor of forward holds the states of sequences.
+    pub fn is_state(name: &str) -> bool {
+        let of_sequences =
+            |known: &Argument| known.shape.axes.iter().any(|axis| axis.size == Size::Sequences);
+        Forward::ARGUMENTS.iter().any(|known| known.name == name && of_sequences(known))
+    }
+
+    /// Whether an input multiplies x: weight, and all of its dtype but the bias.
+    pub(super) fn is_factor(name: &str) -> bool {
+        let of_weight = |known: &Argument| matches!(known.dtypes, DTypes::Of("weight", _));
+        name == "weight"
+            || name != "bias" && Forward::ARGUMENTS.iter().any(|known| known.name == name && of_weight(known))
+    }
+
+    /// Inputs of the calls with values for each position, or each state before or after it: all that is neither a parameter of
+    /// the channels nor an index.
+    pub fn streams() -> impl Iterator<Item = &'static str> {
+        let arguments = inputs(Forward::ARGUMENTS).chain(Self::gradients());
+        let streams = arguments.filter(|argument| match argument.dtypes {
+            DTypes::Own | DTypes::Of("x", _) => argument.shape.axes.len() == 3,
+            _ => false,
+        });
+        streams.map(|argument| argument.name)
+    }
+
     /// What a call can leave out although it is asked for elsewhere: optional results, and their gradients.
     pub fn omissible() -> Vec<&'static str> {
         let optional = |argument: &&Argument| argument.optional;
@@ -129,7 +154,7 @@ impl Conv1d {
     }
 
     /// Inputs that only backward has.
-    fn gradients() -> impl Iterator<Item = &'static Argument> {
+    pub(super) fn gradients() -> impl Iterator<Item = &'static Argument> {
         inputs(Backward::ARGUMENTS)
             .filter(|argument| inputs(Forward::ARGUMENTS).all(|known| known.name != argument.name))
     }

@@ -89,25 +89,30 @@ impl Inputs {
         .run(device)
     }
 
-    pub fn true_outputs(&self) -> oracle::ForwardTruth {
-        oracle::forward(&self.for_oracle())
+    pub fn true_outputs(&self) -> oracle::Truth {
+        oracle::forward(&oracle::Inputs::of::<Forward<'_>>(self.activation, |name| self.named(name)))
     }
 
-    pub fn true_gradients(&self, incoming: &Incoming, dweight_dtype: DType) -> oracle::BackwardTruth {
-        let dfinal_states = view(&incoming.dfinal_states);
-        oracle::backward(&self.for_oracle(), &incoming.dy.view(), dfinal_states.as_ref(), dweight_dtype)
+    pub fn true_gradients(&self, incoming: &Incoming, dweight_dtype: DType) -> oracle::Truth {
+        let read = |name: &str| match name {
+            "dy" => Some(incoming.dy.view()),
+            "dfinal_states" => view(&incoming.dfinal_states),
+            _ => self.named(name),
+        };
+        oracle::backward(&oracle::Inputs::of::<Backward<'_>>(self.activation, read), dweight_dtype)
     }
 
-    fn for_oracle(&self) -> oracle::Inputs<'_> {
-        oracle::Inputs {
-            x: self.x.view(),
-            weight: self.weight.view(),
-            bias: view(&self.bias),
-            initial_states: view(&self.initial_states),
-            seq_idx: view(&self.seq_idx),
-            cu_seqlens: view(&self.cu_seqlens),
-            residual: view(&self.residual),
-            activation: self.activation,
+    fn named(&self, name: &str) -> Option<TensorRef<'_>> {
+        match name {
+            "x" => Some(self.x.view()),
+            "weight" => Some(self.weight.view()),
+            "bias" => view(&self.bias),
+            "initial_states" => view(&self.initial_states),
+            "seq_idx" => view(&self.seq_idx),
+            "cu_seqlens" => view(&self.cu_seqlens),
+            "residual" => view(&self.residual),
+            // Of an option that these calls are without.
+            _ => None,
         }
     }
 }
@@ -125,10 +130,9 @@ impl Outputs {
     /// Those that are there, by name, beside the truth.
     pub fn judged<'a>(
         &'a self,
-        truth: &'a oracle::ForwardTruth,
+        truth: &'a oracle::Truth,
     ) -> impl Iterator<Item = (&'static str, &'a Expected, &'a HostTensor)> {
-        let truths = [&truth.y, &truth.final_states];
-        self.all().into_iter().zip(truths).filter_map(|((name, found), truth)| Some((name, truth, found?)))
+        self.named().map(|(name, found)| (name, truth.of(name), found))
     }
 }
 
@@ -150,10 +154,9 @@ impl Gradients {
     /// As [`Outputs::judged`].
     pub fn judged<'a>(
         &'a self,
-        truth: &'a oracle::BackwardTruth,
+        truth: &'a oracle::Truth,
     ) -> impl Iterator<Item = (&'static str, &'a Expected, &'a HostTensor)> {
-        let truths = [&truth.dx, &truth.dweight, &truth.dbias, &truth.dinitial_states];
-        self.all().into_iter().zip(truths).filter_map(|((name, found), truth)| Some((name, truth, found?)))
+        self.named().map(|(name, found)| (name, truth.of(name), found))
     }
 }
 
@@ -173,15 +176,16 @@ impl UpdateInputs {
     }
 
     /// For a conv_state as it is before the call.
-    pub fn truth(&self, conv_state: &HostTensor) -> oracle::UpdateTruth {
-        oracle::update(&oracle::UpdateInputs {
-            x: self.x.view(),
-            conv_state: conv_state.view(),
-            weight: self.weight.view(),
-            bias: view(&self.bias),
-            cache_seqlens: view(&self.cache_seqlens),
-            conv_state_indices: view(&self.conv_state_indices),
-            activation: self.activation,
-        })
+    pub fn truth(&self, conv_state: &HostTensor) -> oracle::Truth {
+        let read = |name: &str| match name {
+            "x" => Some(self.x.view()),
+            "conv_state" => Some(conv_state.view()),
+            "weight" => Some(self.weight.view()),
+            "bias" => view(&self.bias),
+            "cache_seqlens" => view(&self.cache_seqlens),
+            "conv_state_indices" => view(&self.conv_state_indices),
+            _ => None,
+        };
+        oracle::update(&oracle::Inputs::of::<Update<'_>>(self.activation, read))
     }
 }

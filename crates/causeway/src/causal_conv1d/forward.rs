@@ -7,7 +7,14 @@ use crate::error::Result;
 use crate::operation::{check, operation};
 
 operation! {
-    /// `y = act(bias + weight ∗ x) + residual`; see the [module](super) for the formula.
+    /// The convolution, its activation, and what is added to it.
+    ///
+    /// ```text
+    /// pre[b,c,t] = bias[c] + Σ_w weight[c,w] · x[b,c, t-(width-1)+w]     x at t < 0: initial_states, else 0
+    /// y[b,c,t]   = act(pre[b,c,t]) + residual[b,c,t]                     act: identity, or pre · sigmoid(pre)
+    /// ```
+    ///
+    /// The [module](super) says where taps stop between sequences.
     pub struct Forward;
     reads {
         /// `(batch, dim, seqlen)`; f32, f16, bf16, and f64 on a CPU.

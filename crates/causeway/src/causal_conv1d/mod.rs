@@ -2,12 +2,8 @@
 //!
 //! Logical shapes are `x (batch, dim, seqlen)`, `weight (dim, width)`, `bias (dim,)` and states
 //! `(batch, dim, width - 1)`, whatever the strides: *channel-first* memory has stride 1 along `seqlen`,
-//! *channel-last* along `dim`; every other pattern is accepted too.
-//!
-//! ```text
-//! pre[b,c,t] = bias[c] + Σ_w weight[c,w] · x[b,c, t-(width-1)+w]     x at t < 0: initial_states, else 0
-//! y[b,c,t]   = act(pre[b,c,t]) + residual[b,c,t]                     act: identity, or pre · sigmoid(pre)
-//! ```
+//! *channel-last* along `dim`; every other pattern is accepted too. Each operation has its formula: [`Forward`], [`Backward`],
+//! [`Update`], [`VarlenStates`].
 //!
 //! # Where positions belong to sequences
 //!

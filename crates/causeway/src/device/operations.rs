@@ -25,6 +25,7 @@ macro_rules! operation {
                 let sizes = self.validate()?;
                 device.expect($first, self.$argument.location())?;
                 if let Device::Cpu(cpu) = device {
+                    let _mode = cpu::Ieee754::enter();
                     let compute: fn(cpu::Cpu, &mut Self, &_) = $cpu;
                     compute(*cpu, self, &sizes);
                     return Ok(());
@@ -99,6 +100,7 @@ impl gemm::GradAB<'_> {
         let sizes = self.validate()?;
         device.expect("grad_C", self.grad_c.location())?;
         if let Device::Cpu(cpu) = device {
+            let _mode = cpu::Ieee754::enter();
             cpu::gemm::grad_ab(*cpu, self);
             return Ok(());
         }

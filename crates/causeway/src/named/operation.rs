@@ -57,9 +57,8 @@ impl Operation {
         matches!(self, Operation::Conv1dForward | Operation::Conv1dBackward | Operation::Conv1dUpdate)
     }
 
-    /// Tensors that have to be there, and those that may be.
-    pub fn inputs(self) -> (Vec<&'static str>, Vec<&'static str>) {
-        let arguments = match self {
+    fn arguments(self) -> &'static [Argument] {
+        match self {
             Operation::Conv1dForward => Forward::ARGUMENTS,
             Operation::Conv1dBackward => Backward::ARGUMENTS,
             Operation::Conv1dUpdate => Update::ARGUMENTS,
@@ -67,16 +66,29 @@ impl Operation {
             Operation::GemmGradA => GradA::ARGUMENTS,
             Operation::GemmGradB => GradB::ARGUMENTS,
             Operation::GemmGradAb => GradAB::ARGUMENTS,
-        };
-        let inputs = arguments.iter().filter(|argument| argument.role != Role::Output);
-        let (optional, required): (Vec<_>, Vec<_>) = inputs.partition(|argument| argument.optional);
-        let names = |arguments: Vec<&Argument>| arguments.iter().map(|argument| argument.name).collect();
-        let mut optional: Vec<_> = names(optional);
-        if self == Operation::Conv1dBackward {
-            // It takes no part, since its gradient is dy itself, but stands in a file that forward has read.
-            optional.push("residual");
         }
-        (names(required), optional)
+    }
+
+    /// Tensors that have to be there, and those that may be.
+    pub fn inputs(self) -> (Vec<&'static str>, Vec<&'static str>) {
+        let (required, mut optional) = by_need(self.arguments(), Role::Output);
+        if self == Operation::Conv1dBackward {
+            // They take no part: the gradient of a residual is dy itself. But a file that forward has read has them.
+            let (_, of_forward) = by_need(Forward::ARGUMENTS, Role::Output);
+            let known = |name: &str| Backward::ARGUMENTS.iter().any(|argument| argument.name == name);
+            optional.extend(of_forward.into_iter().filter(|name| !known(name)));
+        }
+        (required, optional)
+    }
+
+    /// `x, weight, [bias, …] -> y, [final_states]`: all that it reads and writes, with what may be absent in brackets.
+    pub fn signature(self) -> String {
+        let text = |(mut required, optional): (Vec<&'static str>, Vec<&'static str>)| {
+            let optional = format!("[{}]", optional.join(", "));
+            required.extend((optional != "[]").then_some(optional.as_str()));
+            required.join(", ")
+        };
+        format!("{} -> {}", text(self.inputs()), text(by_need(self.arguments(), Role::Input)))
     }
 
     /// `conv1d-update reads x, conv_state, weight, and where present bias, …`
@@ -88,6 +100,14 @@ impl Operation {
         }
         text
     }
+}
+
+/// Names of the arguments that have another role: those that a call has in any case, and those that it may have.
+fn by_need(arguments: &'static [Argument], other: Role) -> (Vec<&'static str>, Vec<&'static str>) {
+    let wanted = arguments.iter().filter(|argument| argument.role != other);
+    let (optional, required): (Vec<_>, Vec<_>) = wanted.partition(|argument| argument.optional);
+    let names = |arguments: Vec<&Argument>| arguments.iter().map(|argument| argument.name).collect();
+    (names(required), names(optional))
 }
 
 impl fmt::Display for Operation {

@@ -6,9 +6,8 @@ use crate::causal_conv1d::{Activation, Backward, Forward, MAX_WIDTH, Update};
 use crate::device::Device;
 use crate::error::Result;
 use crate::gemm::{self, Algorithm, GradA, GradAB, GradB};
-use crate::operation::{Argument, Axis, DTypes, Operation as _, Role, Size};
+use crate::operation::{Argument, Axis, Operation as _, Role, Size, size_source};
 use crate::placement::Output;
-use crate::tensor::DType;
 
 /// The options of all operations, each of which reads its own.
 pub(super) struct Options {
@@ -64,36 +63,21 @@ fn outputs(device: &Device, inputs: &Inputs, arguments: &'static [Argument], ask
             inputs.room_like(device, arguments[0].name)
         } else {
             let sizes = argument.shape.axes.iter().map(|axis| size(inputs, arguments, axis));
-            inputs.room(device, dtype(inputs, arguments, argument), &sizes.collect::<Vec<_>>())
+            let dtype = inputs.required(argument.dtype_source(arguments).name).dtype();
+            inputs.room(device, dtype, &sizes.collect::<Vec<_>>())
         };
         outputs.push(argument.name, room?);
     }
     Ok(outputs)
 }
 
-/// The size of a result's axis: that of the first input which has it. Inputs that do not agree on sizes are left for the
-/// operation to refuse; the width is limited so that a wrong weight cannot ask for all memory before that.
-fn size(inputs: &Inputs, arguments: &[Argument], axis: &Axis) -> i64 {
-    let axis = match axis.without {
-        Some((argument, axis)) if inputs.optional(argument).is_none() => axis,
-        _ => axis,
-    };
-    let of = |argument: &Argument| {
-        let tensor = inputs.optional(argument.name)?;
-        let place = argument.shape.axes.iter().position(|known| known.size == axis.size)?;
-        Some(tensor.shape().get(place).copied().unwrap_or(0) - argument.shape.axes[place].plus)
-    };
-    let size = arguments.iter().filter(|argument| argument.role == Role::Input).find_map(of).unwrap_or(0);
-    let size = if axis.size == Size::Width { size.clamp(1, MAX_WIDTH) } else { size };
-    (size + axis.plus).max(0)
-}
-
-/// The dtype of a result: that of the argument that its own follows, which may be a result itself.
-fn dtype(inputs: &Inputs, arguments: &[Argument], argument: &Argument) -> DType {
-    let (DTypes::Of(other, _) | DTypes::OfOrF32(other, _)) = argument.dtypes else { return DType::F32 };
-    if let Some(input) = inputs.optional(other) {
-        return input.dtype();
-    }
-    let other = arguments.iter().find(|argument| argument.name == other);
-    other.map_or(DType::F32, |other| dtype(inputs, arguments, other))
+/// The size of a result's axis, as the inputs have it. Inputs that do not agree on sizes are left for the operation to refuse; the
+/// width is limited so that a wrong weight cannot ask for all memory before that.
+fn size(inputs: &Inputs, arguments: &'static [Argument], axis: &'static Axis) -> i64 {
+    let given = |place: usize| inputs.optional(arguments[place].name).is_some();
+    let Some(source) = size_source(arguments, axis, given) else { return 0 };
+    let tensor = inputs.required(arguments[source.argument].name);
+    let found = tensor.shape().get(source.axis).copied().unwrap_or(0).saturating_add(source.plus);
+    let size = if axis.size == Size::Width { found.min(MAX_WIDTH) } else { found };
+    size.max(0)
 }

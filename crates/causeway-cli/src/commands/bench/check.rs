@@ -50,17 +50,16 @@ fn truths(inputs: &Inputs, call: Call) -> Result<(Vec<Truth>, Vec<i64>)> {
             let part = problem.of_channels(&channels);
             let tensors = tensors.of_channels(&channels)?;
             let expected = match call {
-                Call::Backward => tensors.backward_truth(&part).by_name(),
-                _ => oracle::forward(&tensors.oracle_inputs(&part)).by_name(),
+                Call::Backward => tensors.backward_truth(&part),
+                _ => tensors.forward_truth(&part),
             };
             let truth = |(name, expected)| truth(name, channel_axis(name), expected);
             let truths = expected.into_iter().map(truth).collect();
             Ok((truths, channels))
         }
         Inputs::Update(problem, tensors) => {
-            let expected = oracle::update(&tensors.oracle_update(problem));
-            let truths = vec![truth("y", None, expected.y), truth("conv_state", None, expected.conv_state)];
-            Ok((truths, Vec::new()))
+            let expected = tensors.update_truth(problem).into_iter();
+            Ok((expected.map(|(name, expected)| truth(name, None, expected)).collect(), Vec::new()))
         }
         Inputs::VarlenStates(problem, tensors) => {
             let (x, boundaries) = (tensors.of("x").view(), tensors.of("cu_seqlens").view());

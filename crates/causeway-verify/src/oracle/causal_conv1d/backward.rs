@@ -2,72 +2,37 @@
 
 use std::ops::Range;
 
-use causeway::causal_conv1d::Activation;
 use causeway::tensor::{DType, TensorRef};
 
 use super::long_sums::{Gradient, LANES, LongSums};
 use super::sequences::{Data, Sequence, refill};
-use super::{Inputs, needs_double_double, sigmoid};
+use super::{Inputs, Truth, needs_double_double, sigmoid};
 use crate::oracle::Expected;
 use crate::oracle::bounds::{Approximate, Arithmetic};
 use crate::oracle::loops::{Loops, map_all, vectorised};
 use crate::oracle::real::{DoubleDouble, Real};
 
-/// What a backward call has to write.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BackwardTruth {
-    /// `(batch, dim, seqlen)`.
-    pub dx: Expected,
-    /// `(dim, width)`.
-    pub dweight: Expected,
-    /// `(dim,)`.
-    pub dbias: Expected,
-    /// `(sequences, dim, width - 1)`.
-    pub dinitial_states: Expected,
-}
-
-impl BackwardTruth {
-    /// Each result with its name.
-    pub fn by_name(self) -> Vec<(&'static str, Expected)> {
-        vec![
-            ("dx", self.dx),
-            ("dweight", self.dweight),
-            ("dbias", self.dbias),
-            ("dinitial_states", self.dinitial_states),
-        ]
-    }
-}
-
 /// The truth of [`Backward`](causeway::causal_conv1d::Backward). dweight and dbias are to be of `parameter_dtype`.
 ///
 /// The bounds of dweight and dbias hold with the stated probability when the signs of dy are random and
 /// independent of everything else, as they are in generated data.
-pub fn backward(
-    inputs: &Inputs<'_>,
-    dy: &TensorRef<'_>,
-    dfinal_states: Option<&TensorRef<'_>>,
-    parameter_dtype: DType,
-) -> BackwardTruth {
-    if needs_double_double(&inputs.x) {
-        backward_in::<DoubleDouble>(inputs, dy, dfinal_states, parameter_dtype)
+pub fn backward(inputs: &Inputs<'_>, parameter_dtype: DType) -> Truth {
+    if needs_double_double(inputs) {
+        backward_in::<DoubleDouble>(inputs, parameter_dtype)
     } else {
-        backward_in::<f64>(inputs, dy, dfinal_states, parameter_dtype)
+        backward_in::<f64>(inputs, parameter_dtype)
     }
 }
 
-fn backward_in<R: Real>(
-    inputs: &Inputs<'_>,
-    dy: &TensorRef<'_>,
-    dfinal_states: Option<&TensorRef<'_>>,
-    parameter_dtype: DType,
-) -> BackwardTruth {
+fn backward_in<R: Real>(inputs: &Inputs<'_>, parameter_dtype: DType) -> Truth {
+    let data = Data::read(inputs);
     let problem = Problem {
-        data: Data::read(inputs),
-        dy: *dy,
-        dfinal_states: dfinal_states.map(TensorRef::to_f64),
-        silu: inputs.activation == Activation::Silu,
-        dtype: inputs.x.dtype(),
+        dy: inputs.required("dy"),
+        dfinal_states: inputs.numbers("dfinal_states"),
+        silu: inputs.is_silu(),
+        dtype: data.x.dtype(),
         parameter_dtype,
+        data,
     };
     let data = &problem.data;
     let (batch, dim, seqlen, width) = (data.batch, data.dim, data.seqlen, data.width);
@@ -87,13 +52,13 @@ fn backward_in<R: Real>(
     let parameters = || parameters.iter().flatten();
     let dweight = parameters().flat_map(|channel| &channel[..width]);
     let dbias = parameters().map(|channel| &channel[width]);
-    let dtype = inputs.x.dtype();
-    BackwardTruth {
-        dweight: Pair::of(dweight).expected(parameter_dtype, inputs.weight.shape()),
-        dbias: Pair::of(dbias).expected(parameter_dtype, &[dim as i64]),
-        dx: dx.expected(dtype, inputs.x.shape()),
-        dinitial_states: dinitial.expected(dtype, &[states as i64, dim as i64, width as i64 - 1]),
-    }
+    let dtype = problem.dtype;
+    Truth(vec![
+        ("dx", dx.expected(dtype, data.x.shape())),
+        ("dweight", Pair::of(dweight).expected(parameter_dtype, &[dim as i64, width as i64])),
+        ("dbias", Pair::of(dbias).expected(parameter_dtype, &[dim as i64])),
+        ("dinitial_states", dinitial.expected(dtype, &[states as i64, dim as i64, width as i64 - 1])),
+    ])
 }
 
 struct Problem<'a> {
@@ -253,8 +218,7 @@ impl Problem<'_> {
     #[inline(always)]
     fn gradient<R: Real>(&self, pre: R, magnitude: f64, sigmoid: R, dy: f64) -> (R, [f64; 2]) {
         let arithmetic = &self.data.arithmetic;
-        // The width products and the bias.
-        let error = arithmetic.sum(self.data.width + 1, magnitude);
+        let error = arithmetic.sum(self.data.terms(), magnitude);
         let approximate = Approximate { value: pre.value(), error };
         let evaluated =
             |results: &[DType]| arithmetic.silu_gradient(approximate, sigmoid.value(), dy, results);
@@ -277,7 +241,7 @@ impl Problem<'_> {
     /// Values and bounds from this place on.
     #[inline(always)]
     fn finish_dx<R: Real>(&self, dx: &Dx<R>, first: usize, values: &mut [f64], bounds: &mut [f64]) {
-        let (arithmetic, terms) = (self.data.arithmetic, self.data.width + 1);
+        let (arithmetic, terms) = (self.data.arithmetic, self.data.terms());
         let read = dx.sums[first..].iter().zip(&dx.magnitudes[first..]).zip(&dx.inherited[first..]);
         for ((value, bound), ((&sum, &magnitude), &inherited)) in values.iter_mut().zip(bounds).zip(read) {
             let overflows = magnitude.is_finite() && arithmetic.may_overflow(magnitude + inherited);
@@ -343,8 +307,9 @@ impl<R: Real> ChannelSums<R> {
     }
 
     fn finish(&self, width: usize, arithmetic: &Arithmetic, dtype: DType) -> Vec<Approximate> {
-        let tap = |w: usize| self.taps[w / LANES].finish(w % LANES, arithmetic, dtype);
-        (0..width).map(tap).chain([self.bias.finish(0, arithmetic, dtype)]).collect()
+        let tap = |w: usize| self.taps[w / LANES].finish(w % LANES, arithmetic);
+        let sums = (0..width).map(tap).chain([self.bias.finish(0, arithmetic)]);
+        sums.map(|sum| Approximate { error: arithmetic.rounded(sum, dtype), ..sum }).collect()
     }
 }
 

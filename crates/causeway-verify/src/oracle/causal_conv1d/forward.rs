@@ -1,48 +1,23 @@
 //! `y = act(bias + weight ∗ x) + residual`, and the states after each sequence.
 
-use causeway::causal_conv1d::Activation;
 use causeway::tensor::{DType, TensorRef};
 
 use super::sequences::{Data, Sequence, refill};
-use super::{Inputs, activate, finish, needs_double_double, sigmoid};
+use super::{Inputs, Truth, activate, finish, needs_double_double, sigmoid};
 use crate::oracle::Expected;
 use crate::oracle::bounds::Approximate;
 use crate::oracle::loops::{Loops, map_all, vectorised};
 use crate::oracle::real::{DoubleDouble, Real};
 
-/// What a forward call has to write.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ForwardTruth {
-    /// `(batch, dim, seqlen)`.
-    pub y: Expected,
-    /// `(sequences, dim, width - 1)`: copies.
-    pub final_states: Expected,
-}
-
-impl ForwardTruth {
-    /// Each result with its name.
-    pub fn by_name(self) -> Vec<(&'static str, Expected)> {
-        vec![("y", self.y), ("final_states", self.final_states)]
-    }
-}
-
 /// The truth of [`Forward`](causeway::causal_conv1d::Forward).
-pub fn forward(inputs: &Inputs<'_>) -> ForwardTruth {
-    if needs_double_double(&inputs.x) {
-        forward_in::<DoubleDouble>(inputs)
-    } else {
-        forward_in::<f64>(inputs)
-    }
+pub fn forward(inputs: &Inputs<'_>) -> Truth {
+    if needs_double_double(inputs) { forward_in::<DoubleDouble>(inputs) } else { forward_in::<f64>(inputs) }
 }
 
-fn forward_in<R: Real>(inputs: &Inputs<'_>) -> ForwardTruth {
+fn forward_in<R: Real>(inputs: &Inputs<'_>) -> Truth {
     let data = Data::read(inputs);
-    let problem = Problem {
-        residual: inputs.residual,
-        silu: inputs.activation == Activation::Silu,
-        dtype: inputs.x.dtype(),
-        data,
-    };
+    let problem =
+        Problem { residual: inputs.get("residual"), silu: inputs.is_silu(), dtype: data.x.dtype(), data };
     let Data { batch, dim, seqlen, .. } = problem.data;
 
     let mut values = vec![0.0; batch * dim * seqlen];
@@ -64,10 +39,10 @@ fn forward_in<R: Real>(inputs: &Inputs<'_>) -> ForwardTruth {
 
     let data = &problem.data;
     let shape = [data.sequences.len() as i64, dim as i64, data.history() as i64];
-    ForwardTruth {
-        y: Expected { dtype: problem.dtype, shape: inputs.x.shape().to_vec(), values, bounds },
-        final_states: Expected::exact(problem.dtype, &shape, final_states(data)),
-    }
+    Truth(vec![
+        ("y", Expected { dtype: problem.dtype, shape: data.x.shape().to_vec(), values, bounds }),
+        ("final_states", Expected::exact(problem.dtype, &shape, final_states(data))),
+    ])
 }
 
 /// The last `width - 1` places of every window, zero at padding.
@@ -173,13 +148,12 @@ impl Problem<'_> {
         values: &mut [f64],
         bounds: &mut [f64],
     ) {
-        let (arithmetic, history, terms) = (self.data.arithmetic, self.data.history(), self.data.width + 1);
+        let (arithmetic, history, terms) = (self.data.arithmetic, self.data.history(), self.data.terms());
         let inputs = pre.iter().zip(magnitudes).enumerate();
         for ((t, (&pre, &magnitude)), (value, bound)) in inputs.zip(values.iter_mut().zip(bounds)) {
             let (activated, error) = if sequence.is_padding(t + history) {
                 (R::new(0.0), 0.0)
             } else {
-                // The width products and the bias.
                 let approximate = Approximate { value: pre.value(), error: arithmetic.sum(terms, magnitude) };
                 let sigmoid = exponentials.map(|exponentials| sigmoid(exponentials[t]));
                 activate(&arithmetic, pre, approximate, sigmoid)

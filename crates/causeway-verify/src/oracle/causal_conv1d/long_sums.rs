@@ -1,7 +1,5 @@
 //! Sums over batch and seqlen: dweight and dbias.
 
-use causeway::tensor::DType;
-
 use crate::oracle::bounds::{Approximate, Arithmetic, independent};
 use crate::oracle::real::Real;
 
@@ -55,7 +53,8 @@ impl<R: Real> LongSums<R> {
         self.inherited_squares[lane] = f64::INFINITY;
     }
 
-    pub fn finish(&self, lane: usize, arithmetic: &Arithmetic, dtype: DType) -> Approximate {
+    /// The sum of a lane, and the error that it may have before it is rounded to its dtype.
+    pub fn finish(&self, lane: usize, arithmetic: &Arithmetic) -> Approximate {
         let terms = self.terms[lane] as usize;
         let mut error = arithmetic.long_sum(terms, self.magnitude[lane], self.squares[lane])
             + independent(self.inherited[lane], self.inherited_squares[lane]);
@@ -64,7 +63,6 @@ impl<R: Real> LongSums<R> {
             // By what errors of g come to in the terms.
             error = f64::INFINITY;
         }
-        let exact = Approximate { value: self.value[lane].value(), error };
-        Approximate { value: exact.value, error: arithmetic.rounded(exact, dtype) }
+        Approximate { value: self.value[lane].value(), error }
     }
 }

@@ -7,62 +7,86 @@ mod sequences;
 mod update;
 mod varlen_states;
 
-pub use backward::{BackwardTruth, backward};
-pub use forward::{ForwardTruth, forward};
-pub use update::{UpdateInputs, UpdateTruth, update};
+pub use backward::backward;
+pub use forward::forward;
+pub use update::update;
 pub use varlen_states::varlen_states;
 
 use causeway::causal_conv1d::Activation;
+use causeway::operation::{Argument, Operation, Role};
 use causeway::tensor::{DType, TensorRef};
 
+use crate::oracle::Expected;
 use crate::oracle::bounds::{Approximate, Arithmetic};
 use crate::oracle::real::Real;
 
-/// What forward and backward read: views of host memory, with the shapes of
-/// [`Forward`](causeway::causal_conv1d::Forward), already validated.
-#[derive(Debug, Clone, Copy)]
+/// What a call reads: views of host memory by the names of its operation's table, already validated.
+#[derive(Debug, Clone)]
 pub struct Inputs<'a> {
-    /// `(batch, dim, seqlen)`.
-    pub x: TensorRef<'a>,
-    /// `(dim, width)`.
-    pub weight: TensorRef<'a>,
-    /// `(dim,)`.
-    pub bias: Option<TensorRef<'a>>,
-    /// `(sequences, dim, width - 1)`.
-    pub initial_states: Option<TensorRef<'a>>,
-    /// `(batch, seqlen)`.
-    pub seq_idx: Option<TensorRef<'a>>,
-    /// `(sequences + 1,)`.
-    pub cu_seqlens: Option<TensorRef<'a>>,
-    /// `(batch, dim, seqlen)`; read by forward only.
-    pub residual: Option<TensorRef<'a>>,
-    /// After the sum.
-    pub activation: Activation,
+    table: &'static [Argument],
+    tensors: Vec<(&'static str, TensorRef<'a>)>,
+    activation: Activation,
 }
 
 impl<'a> Inputs<'a> {
-    /// The inputs of these names.
+    /// The inputs that `O` has, as far as `read` has them.
+    pub fn of<O: Operation>(activation: Activation, read: impl Fn(&str) -> Option<TensorRef<'a>>) -> Self {
+        let inputs = O::ARGUMENTS.iter().filter(|argument| argument.role != Role::Output);
+        let tensors = inputs.filter_map(|argument| Some((argument.name, read(argument.name)?))).collect();
+        Inputs { table: O::ARGUMENTS, tensors, activation }
+    }
+
+    /// An input that may be absent.
     ///
     /// # Panics
-    /// Without x or weight.
-    pub fn from_named(activation: Activation, read: impl Fn(&str) -> Option<TensorRef<'a>>) -> Self {
-        let required = |name: &str| read(name).unwrap_or_else(|| panic!("there is no {name}"));
-        Inputs {
-            x: required("x"),
-            weight: required("weight"),
-            bias: read("bias"),
-            initial_states: read("initial_states"),
-            seq_idx: read("seq_idx"),
-            cu_seqlens: read("cu_seqlens"),
-            residual: read("residual"),
-            activation,
-        }
+    /// If the operation knows no tensor of this name.
+    pub fn get(&self, name: &str) -> Option<TensorRef<'a>> {
+        assert!(self.table.iter().any(|argument| argument.name == name), "no {name} is known");
+        self.tensors.iter().find(|(known, _)| *known == name).map(|(_, tensor)| *tensor)
+    }
+
+    /// An input that every call has.
+    fn required(&self, name: &str) -> TensorRef<'a> {
+        self.get(name).unwrap_or_else(|| panic!("there is no {name}"))
+    }
+
+    /// An optional input as plain numbers in row-major order.
+    fn numbers(&self, name: &str) -> Option<Vec<f64>> {
+        self.get(name).map(|tensor| tensor.to_f64())
+    }
+
+    fn is_silu(&self) -> bool {
+        self.activation == Activation::Silu
+    }
+}
+
+/// What a call has to write, each result with its name: all that it could be asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Truth(Vec<(&'static str, Expected)>);
+
+impl Truth {
+    /// The result of a name.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn of(&self, name: &str) -> &Expected {
+        let found = self.0.iter().find(|(known, _)| *known == name);
+        found.map(|(_, expected)| expected).unwrap_or_else(|| panic!("there is no {name}"))
+    }
+}
+
+impl IntoIterator for Truth {
+    type Item = (&'static str, Expected);
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
     }
 }
 
 /// True when f64 alone would not be the truth.
-fn needs_double_double(x: &TensorRef<'_>) -> bool {
-    x.dtype() == DType::F64
+fn needs_double_double(inputs: &Inputs<'_>) -> bool {
+    inputs.required("x").dtype() == DType::F64
 }
 
 /// σ(p) = 1 / (1 + e⁻ᵖ), from e⁻ᵖ.

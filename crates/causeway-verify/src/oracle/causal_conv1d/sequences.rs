@@ -59,10 +59,11 @@ impl Sequence {
 
 impl<'a> Data<'a> {
     pub fn read(inputs: &Inputs<'a>) -> Self {
-        let size = |axis: usize| inputs.x.shape()[axis] as usize;
+        let (x, weight) = (inputs.required("x"), inputs.required("weight"));
+        let size = |axis: usize| x.shape()[axis] as usize;
         let (batch, dim, seqlen) = (size(0), size(1), size(2));
-        let width = inputs.weight.shape()[1] as usize;
-        let seq_idx = inputs.seq_idx.map(|indices| indices.to_f64());
+        let width = weight.shape()[1] as usize;
+        let seq_idx = inputs.numbers("seq_idx");
         let sequence = |row: usize, start: usize, end: usize, state: usize| Sequence {
             row,
             start,
@@ -74,10 +75,9 @@ impl<'a> Data<'a> {
                 std::iter::repeat_n(first, width - 1).chain(own.iter().copied()).collect()
             }),
         };
-        let sequences = match &inputs.cu_seqlens {
+        let sequences = match inputs.numbers("cu_seqlens") {
             None => (0..batch).map(|row| sequence(row, 0, seqlen, row)).collect(),
             Some(boundaries) => {
-                let boundaries = boundaries.to_f64();
                 let ends = boundaries.windows(2).enumerate();
                 ends.map(|(state, pair)| sequence(0, pair[0] as usize, pair[1] as usize, state)).collect()
             }
@@ -87,12 +87,12 @@ impl<'a> Data<'a> {
             dim,
             seqlen,
             width,
-            x: inputs.x,
-            weight: inputs.weight.to_f64(),
-            bias: inputs.bias.map(|bias| bias.to_f64()),
-            initial_states: inputs.initial_states.map(|states| states.to_f64()),
+            x,
+            weight: weight.to_f64(),
+            bias: inputs.numbers("bias"),
+            initial_states: inputs.numbers("initial_states"),
             sequences,
-            arithmetic: Arithmetic::of(inputs.x.dtype()),
+            arithmetic: Arithmetic::of(x.dtype()),
         }
     }
 
@@ -120,6 +120,11 @@ impl<'a> Data<'a> {
     ) {
         values.resize(rows * self.seqlen, 0.0);
         tensor.read_f64((row * self.dim + channel) * self.seqlen, values);
+    }
+
+    /// Roundings in a sum over the taps: of the products, and of what is added to them, the bias or a final state's gradient.
+    pub fn terms(&self) -> usize {
+        self.width + 1
     }
 
     /// Places before x.

@@ -11,6 +11,7 @@ use std::ops::Range;
 use causeway::causal_conv1d::{Forward, Update};
 use causeway::device::Device;
 use causeway::error::Result;
+use causeway::operation::Operation as _;
 use causeway::placement::{Input, Output};
 use causeway::tensor::{DType, TensorMut, TensorRef};
 use causeway::{Arrangement, HostTensor};
@@ -20,9 +21,8 @@ use super::super::case::Conv1d;
 use super::super::check;
 use super::super::layout::{Layout, dense};
 use super::super::random::Random;
-use super::super::tensors::Tensors;
+use super::super::tensors::{Tensors, channel_axis};
 use super::Run;
-use crate::oracle::causal_conv1d as oracle;
 use crate::oracle::{Expected, POISON};
 
 /// Most calls of one way: where chunks are short, they cover the beginning of the rows.
@@ -46,7 +46,7 @@ pub(super) fn run(run: &mut Run<'_>, plain: &Conv1d) -> Result<()> {
     })?;
     let found = results.take("y").expect("forward has y");
     let y = found.duplicate()?.fetch()?.to_f64();
-    run.check("y", &oracle::forward(&tensors.oracle_inputs(plain)).y, found)?;
+    run.check("y", tensors.forward_truth(plain).of("y"), found)?;
 
     let residual = tensors.get("residual").map(HostTensor::to_f64);
     let random = Random::new(&run.case.name, "ways");
@@ -59,7 +59,8 @@ pub(super) fn run(run: &mut Run<'_>, plain: &Conv1d) -> Result<()> {
         ways.pieces(layout)?;
     }
     ways.chunks()?;
-    if !plain.has("residual") {
+    // An update has no residual, say.
+    if plain.given.iter().all(|flag| Update::ARGUMENTS.iter().any(|known| known.name == *flag)) {
         ways.updates()?;
     }
     ways.pools()
@@ -88,12 +89,29 @@ impl<'a> Ways<'a, '_, '_> {
     where
         'a: 't,
     {
+        self.forward_of(0..self.plain.dim, x, residual, y)
+    }
+
+    /// The same of some channels, which x, the residual and y are of.
+    fn forward_of<'t>(
+        &self,
+        channels: Range<i64>,
+        x: TensorRef<'t>,
+        residual: Option<TensorRef<'t>>,
+        y: TensorMut<'t>,
+    ) -> Forward<'t>
+    where
+        'a: 't,
+    {
         let input = |name: &str| match name {
             "x" => Some(x),
             "residual" => residual,
             // Of one sequence, which begins where x does.
             "initial_states" | "seq_idx" | "cu_seqlens" => None,
-            name => self.inputs.view(name),
+            name => self.inputs.view(name).map(|tensor| match channel_axis(name) {
+                Some(axis) => tensor.narrow(axis, channels.start, channels.end - channels.start),
+                None => tensor,
+            }),
         };
         let mut y = Some(y);
         Forward::from_named(self.plain.activation, input, |name| if name == "y" { y.take() } else { None })
@@ -189,11 +207,8 @@ impl<'a> Ways<'a, '_, '_> {
                 for &to in &ends {
                     let part = |tensor| part(tensor, axis, from..to);
                     let y = y.view().narrow(axis, from, to - from);
-                    let mut call = self.forward(part(&x), residual.as_ref().map(part), y);
-                    if axis == 1 {
-                        call.weight = call.weight.narrow(0, from, to - from);
-                        call.bias = call.bias.map(|bias| bias.narrow(0, from, to - from));
-                    }
+                    let channels = if axis == 1 { from..to } else { 0..dim };
+                    let mut call = self.forward_of(channels, part(&x), residual.as_ref().map(part), y);
                     self.make(from == 0, &mut call)?;
                     from = to;
                 }

@@ -119,13 +119,11 @@ impl Space {
         if random.once_in(6) {
             table.insert("output_layout".into(), layout(random).name().into());
         }
-        flags(random, &mut table, &["residual"], 6);
-        let known = ["bias", "residual", "initial_states", "final_states"];
-        let others: Vec<_> = Conv1d::flags().filter(|flag| !known.contains(flag)).collect();
-        flags(random, &mut table, &others, 3);
+        let (states, others) = conv1d_flags();
+        flags(random, &mut table, &others, 6);
         // Half of the calls are plain; the others have what tells sequences apart in every combination.
         if random.once_in(2) {
-            flags(random, &mut table, &["initial_states", "final_states"], 2);
+            flags(random, &mut table, &states, 2);
             if random.once_in(3) {
                 table.insert("seq_idx".into(), Value::Array(Vec::new()));
             }
@@ -143,10 +141,20 @@ impl Space {
         table
     }
 
+    /// Most elements of x of a row with these options. The taps of a wide convolution are so many times the work.
+    pub(super) fn most_elements(&self, row: &Row) -> i64 {
+        match (row.operation, row.integers("width").first()) {
+            ("conv1d", Some(&width)) => (self.elements * 8 / width.max(8)).max(1),
+            ("conv1d-update", Some(&width)) => (self.elements / 4 / width.max(4)).max(1),
+            ("parity", Some(&width)) => (self.elements / 8 / width.max(8)).max(1),
+            ("conv1d-varlen-states", _) => (self.elements / 4).max(1),
+            _ => self.elements,
+        }
+    }
+
     fn conv1d_sizes(&self, random: &mut Random, row: &mut Row) {
         let width = row.integers("width")[0];
-        // The taps of a wide convolution are so many times the work.
-        let elements = (self.elements * 8 / width.max(8)).max(1);
+        let elements = self.most_elements(row);
         let most_batch = if random.once_in(8) { 4096 } else { 16 };
         let [batch, dim, seqlen] = sizes::shape(random, [most_batch, i64::MAX, i64::MAX], elements);
         if let Some(Value::Table(packed)) = row.table.get_mut("cu_seqlens") {
@@ -170,8 +178,7 @@ impl Space {
 
     fn update_sizes(&self, random: &mut Random, row: &mut Row) {
         let width = row.integers("width")[0];
-        let most = (self.elements / 4 / width.max(4)).max(1);
-        let [batch, dim, seqlen] = sizes::shape(random, [512, i64::MAX, 64], most);
+        let [batch, dim, seqlen] = sizes::shape(random, [512, i64::MAX, 64], self.most_elements(row));
         let shape = if random.once_in(2) { vec![batch, dim] } else { vec![batch, dim, seqlen] };
         let spare = match random.below(4) {
             0 | 1 => 0,
@@ -194,7 +201,7 @@ impl Space {
     }
 
     fn varlen_states_sizes(&self, random: &mut Random, row: &mut Row) {
-        let [dim, total] = sizes::shape(random, [i64::MAX; 2], (self.elements / 4).max(1));
+        let [dim, total] = sizes::shape(random, [i64::MAX; 2], self.most_elements(row));
         let longest = width(random);
         let state_len = if random.once_in(20) { 0 } else { random.between(1, longest) };
         if let Some(Value::Table(packed)) = row.table.get_mut("cu_seqlens") {
@@ -208,14 +215,12 @@ impl Space {
         let mut table = self.common(random);
         // It goes through every layout itself.
         table.remove("layout");
-        flags(random, &mut table, &["residual"], 4);
+        flags(random, &mut table, &conv1d_flags().1, 4);
         table
     }
 
     fn parity_sizes(&self, random: &mut Random, row: &mut Row) {
-        let width = row.integers("width")[0];
-        let most = (self.elements / 8 / width.max(8)).max(1);
-        let shape = sizes::shape(random, [6, i64::MAX, 300], most);
+        let shape = sizes::shape(random, [6, i64::MAX, 300], self.most_elements(row));
         row.table.insert("shape".into(), integers(&shape.map(|size| size.max(1))));
         row.table.insert("values".into(), values(random, false).name().into());
     }
@@ -240,6 +245,11 @@ impl Space {
         row.table.insert("shape".into(), integers(&shape));
         row.table.insert("values".into(), values(random, false).name().into());
     }
+}
+
+/// Flags of a convolution that [`Space::common`] does not draw: those of states, and the others.
+fn conv1d_flags() -> (Vec<&'static str>, Vec<&'static str>) {
+    Conv1d::flags().filter(|flag| *flag != "bias").partition(|flag| Conv1d::is_state(flag))
 }
 
 fn flags(random: &mut Random, table: &mut Table, keys: &[&str], rarity: usize) {

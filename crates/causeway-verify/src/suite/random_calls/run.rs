@@ -257,7 +257,7 @@ impl<'a> Source<'a> {
         if !self.random.once_in(4) {
             return row;
         }
-        let elements = self.calls.space.elements;
+        let elements = self.calls.space.most_elements(&row);
         thresholds::beside_threshold(&mut self.random, &row, facts, elements).unwrap_or(row)
     }
 }
@@ -270,7 +270,7 @@ impl Space {
         for number in 0..draws {
             let operation = self.operation(&mut random);
             let drawn = self.draw(&mut random, operation, &format!("draw-{number}"));
-            let beside = thresholds::beside_threshold(&mut random, &drawn, facts, self.elements);
+            let beside = thresholds::beside_threshold(&mut random, &drawn, facts, self.most_elements(&drawn));
             for row in [Some(drawn), beside].into_iter().flatten() {
                 let Ok(case) = row.case() else { continue };
                 let Ok(plans) = plans(&case, facts) else { continue };

@@ -1,12 +1,18 @@
 //! The processor's floating-point mode.
 //!
-//! Programs and libraries may switch a thread to "flush subnormal numbers to zero" or to another rounding, and
-//! threads inherit that from the one that starts them. Results that are promised bit for bit are computed in the
-//! mode of IEEE 754, which is also the one that Rust assumes.
+//! Programs and libraries may switch a thread to "flush subnormal numbers to zero" or to another rounding: any shared
+//! library that was linked with `-ffast-math` does, and threads inherit it from the one that starts them. Whether a task runs
+//! on the caller's thread depends on the number of threads, and results must not. So every call and every task computes in
+//! the mode of IEEE 754, which is also the one that Rust assumes.
 
-/// The mode of IEEE 754, until it is dropped; then what was before.
-pub(crate) struct Ieee754 {
+use std::marker::PhantomData;
+
+/// The mode of IEEE 754 on this thread, until it is dropped; then what was before.
+#[must_use = "the mode ends where this is dropped"]
+pub struct Ieee754 {
     before: Mode,
+    /// The mode is one of this thread.
+    stays: PhantomData<*const ()>,
 }
 
 impl Ieee754 {
@@ -17,7 +23,7 @@ impl Ieee754 {
         if ieee != before {
             write(ieee);
         }
-        Ieee754 { before }
+        Ieee754 { before, stays: PhantomData }
     }
 }
 

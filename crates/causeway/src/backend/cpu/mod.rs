@@ -2,12 +2,14 @@
 //!
 //! [`Cpu`] carries the [`Level`] of vector instructions; every kernel has one body that is compiled once per
 //! level, and calls the copy that the level names. Work is split by the shape of the tensors alone, never by
-//! the number of threads, so results are bit-identical for any pool.
+//! the number of threads, so results are bit-identical for any pool, in whatever floating-point mode its threads are.
 
 pub(crate) mod causal_conv1d;
 mod float_environment;
 pub(crate) mod gemm;
 mod simd;
+
+pub use float_environment::Ieee754;
 
 use crate::error::{Error, Result};
 

@@ -9,6 +9,8 @@ use std::hash::{Hash, Hasher};
 
 use arrayvec::ArrayVec;
 
+use super::device_struct::DeviceStruct;
+use crate::operation::{DTypes, Operation};
 use crate::tensor::DType;
 
 /// A function of device code, compiled for structs of constants.
@@ -18,10 +20,18 @@ pub(super) struct KernelFunction {
     pub header: &'static str,
     /// Name of the `extern "C"` entry.
     pub entry: &'static str,
-    /// Type of the entry's one argument.
-    pub argument: &'static str,
+    /// The entry's one argument.
+    pub argument: ArgumentType,
     /// What the entry calls with it.
     pub function: &'static str,
+}
+
+/// The type of a kernel's argument.
+#[derive(Debug)]
+pub(super) enum ArgumentType {
+    Struct(&'static DeviceStruct),
+    /// A template of `kernels/`, and the structs that it puts together.
+    Template(&'static str, &'static [&'static DeviceStruct]),
 }
 
 /// How an entry begins: what the compiler and the driver are told of its blocks.
@@ -123,6 +133,25 @@ impl Constants {
     #[inline]
     fn push(mut self, name: &'static str, kind: Kind, value: i32) -> Self {
         self.constants.push(Constant { name, kind, value });
+        self
+    }
+
+    /// Which optional tensors a call has, as far as `counts` says: one without elements is as good as none. Of indices that may
+    /// have several dtypes it is the bytes of one.
+    #[inline]
+    pub fn given(mut self, call: &impl Operation, counts: impl Fn(&str) -> bool) -> Self {
+        call.visit(|argument, tensor| {
+            if argument.optional {
+                let there = tensor.filter(|tensor| !tensor.meta.is_empty() && counts(argument.name));
+                let (kind, value) = match argument.dtypes {
+                    DTypes::Among([_, _, ..], _) => {
+                        (Kind::Int, there.map_or(0, |tensor| tensor.meta.dtype.size() as i32))
+                    }
+                    _ => (Kind::Flag, there.is_some().into()),
+                };
+                self.constants.push(Constant { name: argument.name, kind, value });
+            }
+        });
         self
     }
 
@@ -248,6 +277,17 @@ impl Choice {
         }
     }
 
+    /// What the header gets as `arguments.cuh`: the structs of the kernel's argument.
+    pub(crate) fn structs(&self) -> &[&'static DeviceStruct] {
+        match &self.0 {
+            Form::Kernel { kernel, .. } => match &kernel.0.argument {
+                ArgumentType::Struct(argument) => std::slice::from_ref(argument),
+                ArgumentType::Template(_, structs) => structs,
+            },
+            Form::Text { .. } => &[],
+        }
+    }
+
     /// Text compiled after the header: defines the constants and the one `extern "C"` entry.
     pub fn source(&self) -> String {
         let (kernel, bounds, waits, constants) = match &self.0 {
@@ -255,6 +295,10 @@ impl Choice {
             Form::Text { text, .. } => return text.to_string(),
         };
         let KernelFunction { entry, argument, function, .. } = kernel;
+        let argument = match argument {
+            ArgumentType::Struct(argument) => argument.path(),
+            ArgumentType::Template(template, _) => template.to_string(),
+        };
         let mut text = String::new();
         for constants in constants.iter().flatten() {
             // Writing to a `String` cannot fail.
@@ -278,7 +322,7 @@ mod tests {
     static KERNEL: KernelFunction = KernelFunction {
         header: "file.cuh",
         entry: "entry",
-        argument: "causeway::Arguments",
+        argument: ArgumentType::Template("causeway::Arguments", &[]),
         function: "body<Problem, Tile>",
     };
 

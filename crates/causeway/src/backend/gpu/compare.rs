@@ -1,8 +1,7 @@
 //! Plan of the comparison that repeats are checked with: see kernels/compare.cuh.
 
-use bytemuck::{Pod, Zeroable};
-
-use super::choice::Choice;
+use super::choice::{ArgumentType, Choice, Constants, KernelFunction, LaunchBounds};
+use super::device_struct::device_struct;
 use super::plan::Plan;
 
 /// Threads of a block.
@@ -14,15 +13,22 @@ const UNROLL: u32 = 2;
 /// Bytes of one access.
 const PACKET: u64 = 16;
 
-/// `CompareArguments` of compare.cuh.
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Arguments {
-    first: u64,
-    second: u64,
-    different: u64,
-    packets: u64,
+device_struct! {
+    /// What compare_bits is given.
+    struct CompareArguments in "" {
+        first: u64 as "const void*",
+        second: u64 as "const void*",
+        different: u64 as "u32*",
+        packets: u64,
+    }
 }
+
+static KERNEL: KernelFunction = KernelFunction {
+    header: "compare.cuh",
+    entry: "compare_bits",
+    argument: ArgumentType::Struct(&CompareArguments::DEVICE),
+    function: "compare_bits<Tile::threads, Tile::unroll>",
+};
 
 /// Sets the u32 at `different` to 1 if `bytes` of device memory at two addresses differ in any bit, and leaves it alone
 /// otherwise. Addresses of the two are multiples of 16, and so is `bytes`. None if there is nothing to compare.
@@ -31,12 +37,9 @@ pub fn plan(first: u64, second: u64, bytes: u64, different: u64) -> Option<Plan>
     if packets == 0 {
         return None;
     }
-    let arguments = Arguments { first, second, different, packets };
-    let text = format!(
-        "CAUSEWAY_KERNEL({THREADS}, 1) compare_bits(const causeway::CompareArguments a) {{\n    \
-         causeway::compare_bits<{THREADS}, {UNROLL}>(a);\n}}\n"
-    );
-    let choice = Choice::of_text("compare.cuh", "compare_bits", text);
+    let arguments = CompareArguments { first, second, different, packets };
+    let tile = Constants::new("Tile").int("threads", THREADS).int("unroll", UNROLL);
+    let choice = Choice::new(&KERNEL, LaunchBounds::new(THREADS, 1), false, [None, Some(tile)]);
     Some(Plan {
         grid: [packets.div_ceil(u64::from(THREADS * UNROLL)) as u32, 1, 1],
         block: [THREADS, 1, 1],

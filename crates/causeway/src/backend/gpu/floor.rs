@@ -1,8 +1,7 @@
 //! Plans of the passes that a benchmark measures kernels against: see kernels/floor.cuh.
 
-use bytemuck::{Pod, Zeroable};
-
-use super::choice::Choice;
+use super::choice::{ArgumentType, Choice, Constants, KernelFunction, LaunchBounds};
+use super::device_struct::device_struct;
 use super::plan::Plan;
 
 /// Threads of a block.
@@ -14,27 +13,31 @@ const PACKET: u64 = 16;
 /// Packets per thread that are worth trying: which is fastest depends on the size.
 pub const UNROLLS: [u32; 3] = [1, 2, 4];
 
-/// `FloorArguments` of floor.cuh.
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Arguments {
-    first: u64,
-    second: u64,
-    to: u64,
-    packets: u64,
+device_struct! {
+    /// What floor_pass is given.
+    struct FloorArguments in "" {
+        first: u64 as "const void*",
+        second: u64 as "const void*",
+        to: u64 as "void*",
+        packets: u64,
+    }
 }
+
+static KERNEL: KernelFunction = KernelFunction {
+    header: "floor.cuh",
+    entry: "floor_pass",
+    argument: ArgumentType::Struct(&FloorArguments::DEVICE),
+    function: "floor_pass<Tile::threads, Tile::unroll, Tile::add>",
+};
 
 /// A pass over `bytes` of device memory, rounded up to 16: `to = first`, or `to = first + second`, as 32-bit
 /// integers. Addresses are multiples of 16. `unroll` is one of [`UNROLLS`].
 pub fn plan(first: u64, second: Option<u64>, to: u64, bytes: u64, unroll: u32) -> Plan {
     let packets = bytes.div_ceil(PACKET);
     let add = second.is_some();
-    let arguments = Arguments { first, second: second.unwrap_or(0), to, packets };
-    let text = format!(
-        "CAUSEWAY_KERNEL({THREADS}, 1) floor_pass(const causeway::FloorArguments a) {{\n    \
-         causeway::floor_pass<{THREADS}, {unroll}, {add}>(a);\n}}\n"
-    );
-    let choice = Choice::of_text("floor.cuh", "floor_pass", text);
+    let arguments = FloorArguments { first, second: second.unwrap_or(0), to, packets };
+    let tile = Constants::new("Tile").int("threads", THREADS).int("unroll", unroll).flag("add", add);
+    let choice = Choice::new(&KERNEL, LaunchBounds::new(THREADS, 1), false, [None, Some(tile)]);
     let written = packets * PACKET;
     Plan {
         grid: [packets.div_ceil(u64::from(THREADS * unroll)) as u32, 1, 1],

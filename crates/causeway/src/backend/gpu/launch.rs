@@ -89,11 +89,12 @@ pub(super) fn most_blocks(facts: &DeviceFacts, threads: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::gpu::choice::ArgumentType;
 
     static KERNEL: KernelFunction = KernelFunction {
         header: "file.cuh",
         entry: "entry",
-        argument: "int",
+        argument: ArgumentType::Template("int", &[]),
         function: "body<Problem, Tile>",
     };
 

@@ -12,6 +12,7 @@ pub mod choice;
 pub mod compare;
 pub mod compiler;
 pub mod device;
+mod device_struct;
 mod driver;
 mod executor;
 mod facts;

@@ -110,9 +110,19 @@ where
 }
 
 fn write_sums(sums: &Sums, call: &mut Backward<'_>) {
+    let dweight = ParameterMut::new(&mut call.dweight);
     let dbias = call.dbias.as_mut().map(ParameterMut::new);
-    // SAFETY: every task has run, and each puts the sums of its chunk and channels.
-    unsafe { sums.write(ParameterMut::new(&mut call.dweight), dbias) };
+    // SAFETY: every task has run, and each has put the sums of its chunk and channels. Channel and taps lie in the tensors, and each
+    // call has a channel of its own.
+    unsafe {
+        sums.write(|channel, sums| {
+            let (bias, taps) = sums.split_last().expect("the last sum is that of the bias");
+            taps.iter().zip(0..).for_each(|(&sum, tap)| dweight.write(channel, tap, sum));
+            if let Some(dbias) = dbias {
+                dbias.write(channel, 0, *bias);
+            }
+        });
+    }
 }
 
 /// Strides of the tensors with the shape of x.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::tile::TILE;
+use crate::backend::cpu::Ieee754;
 use crate::causal_conv1d::Sizes;
 
 /// Elements that a task should have at least, to be worth handing to another thread.
@@ -101,7 +102,10 @@ pub(super) fn is_worth_threads(batch: i64, dim: i64, seqlen: i64) -> bool {
 /// Calls `task` with 0 to `count - 1`, on the threads of the current pool if `parallel`.
 pub(super) fn for_each(count: usize, parallel: bool, task: impl Fn(usize) + Sync) {
     if parallel && count > 1 {
-        (0..count).into_par_iter().for_each(&task);
+        (0..count).into_par_iter().for_each(|index| {
+            let _mode = Ieee754::enter();
+            task(index);
+        });
     } else {
         (0..count).for_each(task);
     }

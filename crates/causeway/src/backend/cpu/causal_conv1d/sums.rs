@@ -1,9 +1,8 @@
-//! Sums over positions: dweight and dbias, taken by many tasks and added in a fixed order.
+//! Sums over positions, for dweight and dbias: taken by many tasks and added in a fixed order.
 
 use std::mem::MaybeUninit;
 
 use super::partition::{for_each, is_worth_threads};
-use super::tensors::ParameterMut;
 use crate::causal_conv1d::Sizes;
 
 /// Channels whose chunks are added together.
@@ -39,35 +38,29 @@ impl Sums {
         SumsTarget { values: self.values.as_mut_ptr().cast(), dim: self.dim, terms: self.terms }
     }
 
-    /// Adds the chunks in order, and rounds once.
+    /// Adds the chunks in order, and hands each channel's sums to `write`: those of the taps, then that of the bias.
     ///
     /// # Safety
     /// The sums of every chunk, channel and term have been put.
-    pub unsafe fn write(&self, dweight: ParameterMut, dbias: Option<ParameterMut>) {
+    pub unsafe fn write(&self, write: impl Fn(i64, &[f64]) + Sync) {
         let parallel = is_worth_threads(self.chunks as i64, self.dim as i64, self.terms as i64);
         for_each(self.dim.div_ceil(TOGETHER), parallel, |group| {
             let first = group * TOGETHER;
             let count = TOGETHER.min(self.dim - first);
+            // Those of a channel side by side.
+            let mut totals = vec![0.0; count * self.terms];
             for term in 0..self.terms {
-                let mut totals = [0.0; TOGETHER];
                 for chunk in 0..self.chunks {
                     let sums = &self.values[(chunk * self.terms + term) * self.dim + first..][..count];
-                    for (total, sum) in totals.iter_mut().zip(sums) {
+                    for (total, sum) in totals[term..].iter_mut().step_by(self.terms).zip(sums) {
                         // SAFETY: the caller's promise.
                         *total += unsafe { sum.assume_init() };
                     }
                 }
-                for (channel, &total) in (first as i64..).zip(&totals[..count]) {
-                    // SAFETY: channel and tap lie in the tensors, and each call has channels of its own.
-                    unsafe {
-                        if term + 1 < self.terms {
-                            dweight.write(channel, term as i64, total);
-                        } else if let Some(dbias) = dbias {
-                            dbias.write(channel, 0, total);
-                        }
-                    }
-                }
             }
+            (first as i64..)
+                .zip(totals.chunks_exact(self.terms))
+                .for_each(|(channel, sums)| write(channel, sums));
         });
     }
 }

@@ -10,7 +10,6 @@ use super::pack::{self, DEPTH};
 use super::scratch::Scratch;
 use super::tiles::{Cut, Tile};
 use super::vector::{self, TILE_VECTORS, Vector};
-use crate::backend::cpu::float_environment::Ieee754;
 use crate::backend::cpu::{Cpu, Level};
 
 /// Largest tile, so that its sums and both packed blocks stay in a second-level cache of 2 MiB.
@@ -24,7 +23,6 @@ pub fn multiply<T: Half>(cpu: Cpu, left: &Matrix<T>, right: &Matrix<T>, output: 
     let (kernel, register) = kernel(cpu);
     let cut = Cut { register, largest: LARGEST_TILE, worth_a_thread: WORTH_A_THREAD };
     cut.for_each(output.rows, output.columns, left.columns, |tile| {
-        let _subnormals_are_kept = Ieee754::enter();
         // SAFETY: this processor runs the kernel; tiles lie inside the output and no two overlap.
         unsafe { kernel(left, right, output, &tile) };
     });

@@ -16,6 +16,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::backend::cpu::Ieee754;
+
 /// A range of outputs.
 pub struct Tile {
     pub rows: Range<usize>,
@@ -43,6 +45,7 @@ impl Cut {
         let (tile_rows, tile_columns) = self.tile(rows, columns, threads);
         let across = columns.div_ceil(tile_columns);
         let task = |index: usize| {
+            let _mode = Ieee754::enter();
             let (row, column) = (index / across * tile_rows, index % across * tile_columns);
             task(Tile {
                 rows: row..rows.min(row + tile_rows),

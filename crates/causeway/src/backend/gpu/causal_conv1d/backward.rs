@@ -8,8 +8,6 @@
 //! into groups; `parts` blocks share a group and, if there are several, add their sums through the workspace or in a
 //! cluster.
 
-use bytemuck::{Pod, Zeroable};
-
 mod channel_first;
 mod channel_last;
 mod tiles;
@@ -17,70 +15,92 @@ mod tiles;
 use tiles::{General, MOST_STEPS};
 
 use super::{
-    Constants, Divisor, Entry, KernelFunction, LaunchBounds, Strides3, Traffic, View, WIDEST, address,
-    kernel, most_blocks, refuse_f64,
+    Constants, Divisor, Entry, KernelFunction, LaunchBounds, OfTensor, Strides2, Traffic, View, WIDEST,
+    device_struct, kernel, most_blocks, refuse_f64,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
 use crate::error::Result;
 use crate::tensor::TensorRef;
 
-/// `View` of causal_conv1d_backward.cuh.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
-struct Memory {
-    address: u64,
-    strides: Strides3,
+device_struct! {
+    /// Memory of a tensor (batch or sequence, dim, seqlen or position); strides count elements.
+    struct Memory in "causal_conv1d" {
+        data: u64 as "void*",
+        entry: i64,
+        channel: i64,
+        position: i64,
+    }
 }
 
-/// `BackwardArguments` of causal_conv1d_backward.cuh.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
-struct Arguments {
-    x: Memory,
-    dy: Memory,
-    dx: Memory,
-    weight: u64,
-    weight_strides: [i64; 2],
-    dweight: u64,
-    dweight_strides: [i64; 2],
-    bias: u64,
-    bias_stride: i64,
-    dbias: u64,
-    dbias_stride: i64,
-    workspace: u64,
-    counters: u64,
-    batch: i64,
-    dim: i64,
-    seqlen: i64,
-    groups_divisor: Divisor,
-    parts_divisor: Divisor,
-    pieces_divisor: Divisor,
-    /// Bytes from row to row of x, dy and dx where channels are neighbours.
-    pitches: [i32; 3],
-    width: i32,
-    sum_blocks: u32,
-    channel_groups: u32,
-    parts: u32,
-    pieces: u32,
-    piece: u32,
-    tile_channels: u32,
-    slices: u32,
-    sequences: i64,
-    /// Addresses of the first byte of x and of the one after its last.
-    x_extent: [u64; 2],
-    dy_extent: [u64; 2],
-    initial_states: Memory,
-    dfinal_states: Memory,
-    dinitial_states: Memory,
-    seq_idx: u64,
-    seq_idx_strides: [i64; 2],
-    cu_seqlens: u64,
-    cu_seqlens_stride: i64,
+impl OfTensor for Memory {
+    #[inline]
+    fn of(view: View<'_>) -> Self {
+        let (entry, channel, position) = (view.stride(0), view.stride(1), view.stride(2));
+        Memory { data: view.address, entry, channel, position }
+    }
 }
-const _: () = assert!(size_of::<Arguments>() == 472, "as the kernel's static_assert");
 
-kernel!(GENERAL, "backward_general", "backward_general", "BackwardArguments");
+device_struct! {
+    /// What the backward kernels are given. It reaches a kernel in lines of 64 bytes, and the first use of each line is a wait.
+    /// So what every call needs comes first.
+    struct BackwardArguments in "causal_conv1d" of Backward {
+        x: Memory of x,
+        dy: Memory of dy,
+        dx: Memory of dx,
+        weight: u64 of weight,
+        weight_strides: Strides2 of weight,
+        dweight: u64 of dweight,
+        dweight_strides: Strides2 of dweight,
+        bias: u64 of bias,
+        bias_stride: i64 of bias,
+        dbias: u64 of dbias,
+        dbias_stride: i64 of dbias,
+        workspace: u64 as "float*",
+        counters: u64 as "u32*",
+        batch: i64,
+        dim: i64,
+        seqlen: i64,
+        groups_divisor: Divisor,
+        parts_divisor: Divisor,
+        pieces_divisor: Divisor,
+        /// channel-last kernels: bytes from row to row
+        x_pitch: i32,
+        dy_pitch: i32,
+        dx_pitch: i32,
+        width: i32,
+        /// blocks that compute dx and sums; those after them compute dinitial_states
+        sum_blocks: u32,
+        /// groups of channels that one block works on
+        channel_groups: u32,
+        /// blocks that share a channel group
+        parts: u32,
+        /// pieces that a row is cut into: segments, or tiles of the general kernel
+        pieces: u32,
+        /// positions of a piece
+        piece: u32,
+        /// general kernel: channels of a tile
+        tile_channels: u32,
+        /// general kernel: threads that share one sum
+        slices: u32,
+        sequences: i64,
+        /// addresses between which x's memory lies (channel-first: a packet may read past a row)
+        x_begin: i64,
+        x_end: i64,
+        /// likewise for dy
+        dy_begin: i64,
+        dy_end: i64,
+        initial_states: Memory of initial_states,
+        dfinal_states: Memory of dfinal_states,
+        dinitial_states: Memory of dinitial_states,
+        seq_idx: u64 of seq_idx as "const i32*",
+        seq_idx_strides: Strides2 of seq_idx,
+        cu_seqlens: u64 of cu_seqlens,
+        cu_seqlens_stride: i64 of cu_seqlens,
+    }
+}
+
+kernel!(GENERAL, "backward_general", "backward_general", BackwardArguments);
 
 /// Plans a backward call whose arguments have been validated.
 ///
@@ -233,7 +253,7 @@ impl Planner<'_> {
 
     fn finish(&self, launch: Launch) -> Plan {
         let sum_blocks = launch.channel_groups * launch.parts;
-        let arguments = Arguments {
+        let arguments = BackwardArguments {
             groups_divisor: Divisor::new(launch.channel_groups),
             parts_divisor: Divisor::new(launch.parts),
             pieces_divisor: Divisor::new(launch.pieces),
@@ -269,8 +289,8 @@ impl Planner<'_> {
         if launch.parts > 1 && launch.cluster == 1 {
             plan.workspace_bytes = u64::from(sum_blocks) * launch.sums * 4;
             plan.counters = launch.channel_groups;
-            plan.workspace_at = Some(std::mem::offset_of!(Arguments, workspace));
-            plan.counters_at = Some(std::mem::offset_of!(Arguments, counters));
+            plan.workspace_at = Some(std::mem::offset_of!(BackwardArguments, workspace));
+            plan.counters_at = Some(std::mem::offset_of!(BackwardArguments, counters));
         }
         plan
     }
@@ -279,72 +299,54 @@ impl Planner<'_> {
         let op = self.op;
         // The general kernel reads the width from its arguments: one compilation serves all of them.
         let width = if self.sizes.width <= WIDEST { self.sizes.width } else { 0 };
-        let silu = op.activation == Activation::Silu;
+        let counts = |name: &str| match name {
+            // Without an activation g does not depend on pre.
+            "bias" => op.activation == Activation::Silu,
+            "cu_seqlens" => self.sizes.sequences > 0,
+            _ => true,
+        };
         Constants::new("Problem")
             .dtype("X", op.x.dtype())
             .dtype("Weight", op.weight.dtype())
             .dtype("DWeight", op.dweight.dtype())
             .int("width", width)
             .silu(op.activation)
-            // Without an activation g does not depend on pre.
-            .flag("bias", op.bias.is_some() && silu)
-            .flag("dbias", op.dbias.is_some())
-            .flag("initial_states", self.has_states(op.initial_states.is_some()))
-            .flag("dinitial_states", self.has_states(op.dinitial_states.is_some()))
-            .flag("dfinal_states", self.has_states(op.dfinal_states.is_some()))
-            .flag("seq_idx", op.seq_idx.is_some())
-            .int("cu_seqlens", self.boundaries().map_or(0, |boundaries| boundaries.dtype().size() as u32))
+            .given(op, counts)
     }
 
-    fn arguments(&self) -> Arguments {
+    fn arguments(&self) -> BackwardArguments {
         let (op, sizes) = (self.op, self.sizes);
-        let memory = |view: View<'_>| Memory { address: view.address, strides: view.strides3() };
-        let optional = |tensor: Option<View<'_>>| tensor.map_or(Memory::default(), memory);
-        let first_stride = |tensor: Option<View<'_>>| tensor.map_or(0, |view| view.stride(0));
-        let pair = |view: View<'_>| [view.stride(0), view.stride(1)];
-        let dweight = View::of_mut(&op.dweight);
-        let dbias = op.dbias.as_ref().map(View::of_mut);
-        Arguments {
-            x: memory(View::of(&op.x)),
-            dy: memory(View::of(&op.dy)),
-            dx: memory(View::of_mut(&op.dx)),
-            initial_states: optional(op.initial_states.as_ref().map(View::of)),
-            dfinal_states: optional(op.dfinal_states.as_ref().map(View::of)),
-            dinitial_states: optional(op.dinitial_states.as_ref().map(View::of_mut)),
-            weight: address(Some(&op.weight)),
-            weight_strides: pair(View::of(&op.weight)),
-            dweight: dweight.address,
-            dweight_strides: pair(dweight),
-            bias: address(op.bias.as_ref()),
-            bias_stride: first_stride(op.bias.as_ref().map(View::of)),
-            dbias: dbias.map_or(0, |view| view.address),
-            dbias_stride: first_stride(dbias),
-            seq_idx: address(op.seq_idx.as_ref()),
-            seq_idx_strides: op.seq_idx.as_ref().map_or([0, 0], |tensor| pair(View::of(tensor))),
-            cu_seqlens: address(op.cu_seqlens.as_ref()),
-            cu_seqlens_stride: first_stride(op.cu_seqlens.as_ref().map(View::of)),
+        let [x_begin, x_end] = extent(View::of(&op.x));
+        let [dy_begin, dy_end] = extent(View::of(&op.dy));
+        // Only the channel-last kernel reads them, and its planner has seen that they fit.
+        let [x_pitch, dy_pitch, dx_pitch] = self.streams().map(|view| view.step_bytes(2) as i32);
+        BackwardArguments {
             batch: sizes.batch,
             dim: sizes.dim,
             seqlen: sizes.seqlen,
             sequences: sizes.sequences,
-            x_extent: extent(View::of(&op.x)),
-            dy_extent: extent(View::of(&op.dy)),
             width: sizes.width as i32,
-            // Only the channel-last kernel reads them, and its planner has seen that they fit.
-            pitches: self.streams().map(|view| view.step_bytes(2) as i32),
-            ..Arguments::default()
+            x_begin,
+            x_end,
+            dy_begin,
+            dy_end,
+            x_pitch,
+            dy_pitch,
+            dx_pitch,
+            ..BackwardArguments::of(op)
         }
     }
 }
 
 /// Addresses of the first byte of a view's memory and of the one after its last.
-fn extent(view: View<'_>) -> [u64; 2] {
+fn extent(view: View<'_>) -> [i64; 2] {
     let steps = (0..view.meta.shape.len())
         .map(|axis| view.step_bytes(axis).wrapping_mul((view.size(axis) - 1).max(0)));
     let (below, above) =
         steps.fold((0, 0), |(below, above), step| (below + step.min(0), above + step.max(0)));
     let element = view.meta.dtype.size() as i64;
-    [view.address.wrapping_add_signed(below), view.address.wrapping_add_signed(above + element)]
+    let address = view.address as i64;
+    [address.wrapping_add(below), address.wrapping_add(above + element)]
 }
 
 #[cfg(test)]

@@ -1,63 +1,68 @@
 //! Planner of the forward operation: kernels/causal_conv1d_forward*.cuh.
 
-use bytemuck::{Pod, Zeroable};
-
 mod tiles;
 
 use tiles::{CheckedCall, first_tile, last_tile};
 
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View,
-    WIDEST, address, blocks_of, kernel, layers, most_blocks, refuse_f64, striding_blocks,
+    WIDEST, blocks_of, device_struct, kernel, layers, most_blocks, refuse_f64, striding_blocks,
     takes_more_registers, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Forward, Sizes};
 use crate::error::Result;
 
-/// `ForwardArguments` of causal_conv1d_forward.cuh.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
-struct Arguments {
-    x: u64,
-    y: u64,
-    weight: u64,
-    bias: u64,
-    x_strides: Strides3,
-    y_strides: Strides3,
-    weight_strides: Strides2,
-    bias_stride: i64,
-    batch: i64,
-    dim: i64,
-    seqlen: i64,
-    batches_per_layer: u32,
-    state_blocks: u32,
-    tile_divisor: Divisor,
-    state_divisor: Divisor,
-    width: i64,
-    sequences: i64,
-    initial_states: u64,
-    seq_idx: u64,
-    cu_seqlens: u64,
-    residual: u64,
-    final_states: u64,
-    residual_strides: Strides3,
-    initial_strides: Strides3,
-    final_strides: Strides3,
-    seq_idx_strides: Strides2,
-    cu_seqlens_stride: i64,
-    x_begin: u64,
-    x_end: u64,
-    residual_begin: u64,
-    residual_end: u64,
-    blocks: u32,
-    padding: u32,
+device_struct! {
+    /// What the forward kernels are given. It reaches a kernel in lines of 64 bytes, and the first use of each line is a wait.
+    /// So what every call needs comes first.
+    struct ForwardArguments in "causal_conv1d" of Forward {
+        x: u64 of x,
+        y: u64 of y,
+        weight: u64 of weight,
+        bias: u64 of bias,
+        x_strides: Strides3 of x,
+        y_strides: Strides3 of y,
+        weight_strides: Strides2 of weight,
+        bias_stride: i64 of bias,
+        batch: i64,
+        dim: i64,
+        seqlen: i64,
+        /// batch entries along grid axis 1; axis 2 counts layers of them
+        batches_per_layer: u32,
+        /// blocks at the front of grid axis 0 that write final_states
+        state_blocks: u32,
+        /// channel-last: blocks along dim; channel-first: pieces of a row
+        tile_divisor: Divisor,
+        /// state blocks of one sequence (packed), or of one batch entry
+        state_divisor: Divisor,
+        width: i64,
+        sequences: i64,
+        initial_states: u64 of initial_states,
+        seq_idx: u64 of seq_idx,
+        cu_seqlens: u64 of cu_seqlens,
+        residual: u64 of residual,
+        final_states: u64 of final_states,
+        residual_strides: Strides3 of residual,
+        initial_strides: Strides3 of initial_states,
+        final_strides: Strides3 of final_states,
+        seq_idx_strides: Strides2 of seq_idx,
+        cu_seqlens_stride: i64 of cu_seqlens,
+        /// lowest address of x, and the one after its last (channel-first)
+        x_begin: u64,
+        x_end: u64,
+        /// of residual
+        residual_begin: u64,
+        residual_end: u64,
+        /// of the grid (general)
+        blocks: u32,
+        padding: u32,
+    }
 }
-const _: () = assert!(size_of::<Arguments>() == 352, "as the kernel's static_assert");
 
-kernel!(CHANNEL_LAST, "forward_channel_last", "forward_channel_last", "ForwardArguments");
-kernel!(CHANNEL_FIRST, "forward_channel_first", "forward_channel_first", "ForwardArguments");
-kernel!(GENERAL, "forward_general", "forward_general", "ForwardArguments");
+kernel!(CHANNEL_LAST, "forward_channel_last", "forward_channel_last", ForwardArguments);
+kernel!(CHANNEL_FIRST, "forward_channel_first", "forward_channel_first", ForwardArguments);
+kernel!(GENERAL, "forward_general", "forward_general", ForwardArguments);
 
 /// Plans a forward call whose arguments have been validated.
 ///
@@ -280,7 +285,7 @@ impl Planner<'_> {
         if total > most_blocks(self.facts, threads) {
             return None;
         }
-        let arguments = Arguments {
+        let arguments = ForwardArguments {
             batches_per_layer,
             state_blocks: u32::try_from(state_blocks).ok()?,
             state_divisor: Divisor::new(per_sequence),
@@ -307,7 +312,7 @@ impl Planner<'_> {
         let tasks =
             self.sizes.dim.saturating_mul(self.sizes.batch).saturating_mul(blocks_of(self.sizes.seqlen, RUN));
         let blocks = striding_blocks(self.facts, tasks, THREADS);
-        let arguments = Arguments { blocks, ..self.arguments() };
+        let arguments = ForwardArguments { blocks, ..self.arguments() };
         let entry = self.entry(&GENERAL, LaunchBounds::new(THREADS, 1), tile);
         let mut plan = entry.plan(&arguments, self.traffic, self.facts);
         plan.grid = [blocks, 1, 1];
@@ -321,7 +326,6 @@ impl Planner<'_> {
 
     fn problem(&self) -> Constants {
         let op = self.op;
-        let boundary = op.cu_seqlens.as_ref().map_or(0, |boundaries| boundaries.dtype().size() as u32);
         // The general kernel reads the width from its arguments: one compilation serves all of them.
         let width = if self.sizes.width <= WIDEST { self.sizes.width } else { 0 };
         Constants::new("Problem")
@@ -329,39 +333,14 @@ impl Planner<'_> {
             .dtype("Weight", op.weight.dtype())
             .int("width", width)
             .silu(op.activation)
-            .flag("bias", op.bias.is_some())
-            .flag("initial_states", op.initial_states.is_some() && self.sizes.width > 1)
-            .flag("final_states", self.has_states)
-            .flag("seq_idx", op.seq_idx.is_some())
-            .int("cu_seqlens", boundary)
-            .flag("residual", op.residual.is_some())
+            .given(op, |_| true)
     }
 
-    fn arguments(&self) -> Arguments {
+    fn arguments(&self) -> ForwardArguments {
         let (op, sizes) = (self.op, self.sizes);
         let (x_begin, x_end) = View::of(&op.x).span();
         let (residual_begin, residual_end) = op.residual.as_ref().map_or((0, 0), |r| View::of(r).span());
-        let strides3 = |tensor: Option<View<'_>>| tensor.map_or(Strides3::default(), |view| view.strides3());
-        let first_stride = |tensor: Option<View<'_>>| tensor.map_or(0, |view| view.stride(0));
-        Arguments {
-            x: address(Some(&op.x)),
-            weight: address(Some(&op.weight)),
-            bias: address(op.bias.as_ref()),
-            initial_states: address(op.initial_states.as_ref()),
-            seq_idx: address(op.seq_idx.as_ref()),
-            cu_seqlens: address(op.cu_seqlens.as_ref()),
-            residual: address(op.residual.as_ref()),
-            y: View::of_mut(&op.y).address,
-            final_states: op.final_states.as_ref().map_or(0, |states| View::of_mut(states).address),
-            x_strides: View::of(&op.x).strides3(),
-            y_strides: View::of_mut(&op.y).strides3(),
-            residual_strides: strides3(op.residual.as_ref().map(View::of)),
-            initial_strides: strides3(op.initial_states.as_ref().map(View::of)),
-            final_strides: strides3(op.final_states.as_ref().map(View::of_mut)),
-            weight_strides: View::of(&op.weight).strides2(),
-            seq_idx_strides: op.seq_idx.as_ref().map_or(Strides2::default(), |idx| View::of(idx).strides2()),
-            bias_stride: first_stride(op.bias.as_ref().map(View::of)),
-            cu_seqlens_stride: first_stride(op.cu_seqlens.as_ref().map(View::of)),
+        ForwardArguments {
             batch: sizes.batch,
             dim: sizes.dim,
             seqlen: sizes.seqlen,
@@ -371,7 +350,7 @@ impl Planner<'_> {
             x_end,
             residual_begin,
             residual_end,
-            ..Arguments::default()
+            ..ForwardArguments::of(op)
         }
     }
 }

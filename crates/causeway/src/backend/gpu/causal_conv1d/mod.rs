@@ -11,9 +11,8 @@ pub mod forward;
 pub mod update;
 pub mod varlen_states;
 
-use bytemuck::{Pod, Zeroable};
-
 use super::choice::{Constants, KernelFunction, LaunchBounds};
+use super::device_struct::{OfTensor, device_struct};
 use super::launch::{Entry, PACKET, Traffic, most_blocks, power_of_two_in};
 use super::plan::{DeviceFacts, Vendor};
 use crate::causal_conv1d::Activation;
@@ -26,41 +25,56 @@ const WIDEST: i64 = 8;
 
 /// The kernel of a name, in the file and with the function that are called like it.
 macro_rules! kernel {
-    ($static:ident, $header:literal, $name:literal, $argument:literal) => {
-        static $static: KernelFunction = KernelFunction {
-            header: concat!("causal_conv1d_", $header, ".cuh"),
-            entry: concat!("causal_conv1d_", $name),
-            argument: concat!("causeway::causal_conv1d::", $argument),
-            function: concat!("causal_conv1d::", $name, "<Problem, Tile>"),
-        };
+    ($static:ident, $header:literal, $name:literal, $argument:ident) => {
+        static $static: $crate::backend::gpu::choice::KernelFunction =
+            $crate::backend::gpu::choice::KernelFunction {
+                header: concat!("causal_conv1d_", $header, ".cuh"),
+                entry: concat!("causal_conv1d_", $name),
+                argument: $crate::backend::gpu::choice::ArgumentType::Struct(&$argument::DEVICE),
+                function: concat!("causal_conv1d::", $name, "<Problem, Tile>"),
+            };
     };
 }
 use kernel;
 
-/// Distances along (batch or row, dim, seqlen or position), in elements: `Strides3` of causal_conv1d.cuh.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
-struct Strides3 {
-    batch: i64,
-    dim: i64,
-    seqlen: i64,
+device_struct! {
+    /// Distances along (batch or sequence, dim, seqlen or position), in elements.
+    struct Strides3 in "causal_conv1d" {
+        batch: i64,
+        dim: i64,
+        seqlen: i64,
+    }
 }
 
-/// Distances along two axes, in elements: `Strides2` of causal_conv1d.cuh.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
-struct Strides2 {
-    first: i64,
-    second: i64,
+device_struct! {
+    /// Distances along two axes, in elements.
+    struct Strides2 in "causal_conv1d" {
+        first: i64,
+        second: i64,
+    }
 }
 
-/// Quotients by multiplication, for dividends below 2^31: `Divisor` of causal_conv1d.cuh.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
-struct Divisor {
-    value: u32,
-    multiplier: u32,
-    shift: u32,
+device_struct! {
+    /// Divides by a number that is known before the launch: `quotient` in causal_conv1d.cuh.
+    struct Divisor in "causal_conv1d" {
+        value: u32,
+        multiplier: u32,
+        shift: u32,
+    }
+}
+
+impl OfTensor for Strides3 {
+    #[inline]
+    fn of(view: View<'_>) -> Self {
+        Strides3 { batch: view.stride(0), dim: view.stride(1), seqlen: view.stride(2) }
+    }
+}
+
+impl OfTensor for Strides2 {
+    #[inline]
+    fn of(view: View<'_>) -> Self {
+        Strides2 { first: view.stride(0), second: view.stride(1) }
+    }
 }
 
 impl Divisor {
@@ -86,14 +100,6 @@ impl View<'_> {
     /// True if neighbours along the axis are neighbours in memory (or there is only one).
     fn is_dense(&self, axis: usize) -> bool {
         self.size(axis) <= 1 || self.stride(axis) == 1
-    }
-
-    fn strides3(&self) -> Strides3 {
-        Strides3 { batch: self.stride(0), dim: self.stride(1), seqlen: self.stride(2) }
-    }
-
-    fn strides2(&self) -> Strides2 {
-        Strides2 { first: self.stride(0), second: self.stride(1) }
     }
 
     /// Bytes between neighbours along an axis; 0 where there is only one.
@@ -123,11 +129,6 @@ impl View<'_> {
         let bits = others.fold(self.address, |bits, other| bits | self.step_bytes(other) as u64);
         power_of_two_in(bits)
     }
-}
-
-/// The address of an optional argument, 0 if absent.
-fn address(tensor: Option<&TensorRef<'_>>) -> u64 {
-    tensor.map_or(0, |t| View::of(t).address)
 }
 
 /// The access for a run of `channels · width` weights, or 0 if they do not lie side by side.

@@ -1,11 +1,8 @@
 //! Planner of the decode update: kernels/causal_conv1d_update.cuh.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::{
-    Constants, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View, WIDEST,
-    address, blocks_of, kernel, layers, most_blocks, power_of_two_in, refuse_f64, striding_blocks,
-    weight_access,
+    Constants, Entry, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View, WIDEST, blocks_of,
+    device_struct, kernel, layers, most_blocks, power_of_two_in, refuse_f64, striding_blocks, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Update, UpdateSizes};
@@ -16,37 +13,39 @@ const COLUMNS: &str = "layout = causeway::causal_conv1d::StateLayout::columns";
 const CHANNELS: &str = "layout = causeway::causal_conv1d::StateLayout::channels";
 const ELEMENTS: &str = "layout = causeway::causal_conv1d::StateLayout::elements";
 
-kernel!(VECTOR, "update", "update_vector", "UpdateArguments");
-kernel!(GENERAL, "update", "update_general", "UpdateArguments");
+kernel!(VECTOR, "update", "update_vector", UpdateArguments);
+kernel!(GENERAL, "update", "update_general", UpdateArguments);
 
-/// `UpdateArguments` of causal_conv1d_update.cuh.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
-struct Arguments {
-    x: u64,
-    conv_state: u64,
-    weight: u64,
-    bias: u64,
-    cache_seqlens: u64,
-    conv_state_indices: u64,
-    y: u64,
-    x_strides: Strides3,
-    y_strides: Strides3,
-    state_strides: Strides3,
-    weight_strides: Strides2,
-    bias_stride: i64,
-    cache_seqlens_stride: i64,
-    indices_stride: i64,
-    batch: i64,
-    dim: i64,
-    seqlen: i64,
-    width: i64,
-    rows: i64,
-    state_len: i64,
-    blocks: u32,
-    blocks_per_layer: u32,
+device_struct! {
+    /// What the update kernels are given.
+    struct UpdateArguments in "causal_conv1d" of Update {
+        x: u64 of x,
+        conv_state: u64 of conv_state,
+        weight: u64 of weight,
+        bias: u64 of bias,
+        cache_seqlens: u64 of cache_seqlens,
+        conv_state_indices: u64 of conv_state_indices,
+        y: u64 of y,
+        x_strides: Strides3,
+        y_strides: Strides3,
+        /// of conv_state, along (row, dim, position)
+        state_strides: Strides3 of conv_state,
+        weight_strides: Strides2 of weight,
+        bias_stride: i64 of bias,
+        cache_seqlens_stride: i64 of cache_seqlens,
+        indices_stride: i64 of conv_state_indices,
+        batch: i64,
+        dim: i64,
+        seqlen: i64,
+        width: i64,
+        rows: i64,
+        state_len: i64,
+        /// of the grid (general)
+        blocks: u32,
+        /// blocks along the batch on grid axis 1; axis 2 counts layers of them
+        blocks_per_layer: u32,
+    }
 }
-const _: () = assert!(size_of::<Arguments>() == 224, "as the kernel's static_assert");
 
 /// Longest state that the vector kernel keeps in registers.
 const LONGEST_STATE: i64 = 9;
@@ -137,7 +136,7 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
         .int("weight_bytes", weight_access(&op.weight, channels));
     let entry =
         Entry { kernel: &VECTOR, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op, sizes), tile };
-    let mut plan = entry.plan(&Arguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
+    let mut plan = entry.plan(&UpdateArguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks as u32, blocks_per_layer, batch_layers];
     plan.block = [THREADS, 1, 1];
     Some(plan)
@@ -149,7 +148,7 @@ fn general(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Devic
     let tile = Constants::new("Tile").int("threads", THREADS);
     let entry =
         Entry { kernel: &GENERAL, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op, sizes), tile };
-    let mut plan = entry.plan(&Arguments { blocks, ..arguments(op, sizes) }, traffic, facts);
+    let mut plan = entry.plan(&UpdateArguments { blocks, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks, 1, 1];
     plan.block = [THREADS, 1, 1];
     plan
@@ -161,41 +160,26 @@ fn problem(op: &Update<'_>, sizes: &UpdateSizes) -> Constants {
         .dtype("Weight", op.weight.dtype())
         .int("width", if sizes.width <= WIDEST { sizes.width } else { 0 })
         .silu(op.activation)
-        .flag("bias", op.bias.is_some())
-        .flag("ring", op.cache_seqlens.is_some())
-        .flag("indexed", op.conv_state_indices.is_some())
+        .given(op, |_| true)
 }
 
-fn arguments(op: &Update<'_>, sizes: &UpdateSizes) -> Arguments {
-    let (x, y, state) = (View::of(&op.x), View::of_mut(&op.y), View::of_mut(&op.conv_state));
+fn arguments(op: &Update<'_>, sizes: &UpdateSizes) -> UpdateArguments {
+    // Without a third axis there is one position.
     let strides = |view: View<'_>| Strides3 {
         batch: view.stride(0),
         dim: view.stride(1),
-        seqlen: if view.meta.shape.len() == 3 { view.stride(2) } else { 0 },
+        seqlen: view.meta.strides.get(2).copied().unwrap_or(0),
     };
-    let first_stride = |tensor: Option<View<'_>>| tensor.map_or(0, |view| view.stride(0));
-    Arguments {
-        x: x.address,
-        conv_state: state.address,
-        weight: address(Some(&op.weight)),
-        bias: address(op.bias.as_ref()),
-        cache_seqlens: address(op.cache_seqlens.as_ref()),
-        conv_state_indices: address(op.conv_state_indices.as_ref()),
-        y: y.address,
-        x_strides: strides(x),
-        y_strides: strides(y),
-        state_strides: strides(state),
-        weight_strides: View::of(&op.weight).strides2(),
-        bias_stride: first_stride(op.bias.as_ref().map(View::of)),
-        cache_seqlens_stride: first_stride(op.cache_seqlens.as_ref().map(View::of)),
-        indices_stride: first_stride(op.conv_state_indices.as_ref().map(View::of)),
+    UpdateArguments {
+        x_strides: strides(View::of(&op.x)),
+        y_strides: strides(View::of_mut(&op.y)),
         batch: sizes.batch,
         dim: sizes.dim,
         seqlen: sizes.seqlen,
         width: sizes.width,
         rows: sizes.rows,
         state_len: sizes.state_len,
-        ..Arguments::default()
+        ..UpdateArguments::of(op)
     }
 }
 

@@ -1,39 +1,38 @@
 //! Planner of the states of a packed batch: kernels/causal_conv1d_varlen_states.cuh.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::{
-    Constants, Entry, KernelFunction, LaunchBounds, Strides2, Strides3, Traffic, View, blocks_of, kernel,
+    Constants, Entry, LaunchBounds, Strides2, Strides3, Traffic, View, blocks_of, device_struct, kernel,
     layers, power_of_two_in, refuse_f64, striding_blocks,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{VarlenStates, VarlenStatesSizes};
 use crate::error::Result;
 
-kernel!(VECTOR, "varlen_states", "varlen_states_vector", "VarlenStatesArguments");
-kernel!(GENERAL, "varlen_states", "varlen_states_general", "VarlenStatesArguments");
+kernel!(VECTOR, "varlen_states", "varlen_states_vector", VarlenStatesArguments);
+kernel!(GENERAL, "varlen_states", "varlen_states_general", VarlenStatesArguments);
 
 /// Longest state that the vector kernel keeps in registers.
 const LONGEST_STATE: i64 = 9;
 
-/// `VarlenStatesArguments` of causal_conv1d_varlen_states.cuh.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
-struct Arguments {
-    x: u64,
-    cu_seqlens: u64,
-    states: u64,
-    x_strides: Strides2,
-    states_strides: Strides3,
-    cu_seqlens_stride: i64,
-    total: i64,
-    dim: i64,
-    sequences: i64,
-    state_len: i64,
-    blocks: u32,
-    blocks_per_layer: u32,
+device_struct! {
+    /// What the kernels are given.
+    struct VarlenStatesArguments in "causal_conv1d" of VarlenStates {
+        x: u64 of x,
+        cu_seqlens: u64 of cu_seqlens,
+        states: u64 of states,
+        x_strides: Strides2 of x,
+        states_strides: Strides3 of states,
+        cu_seqlens_stride: i64 of cu_seqlens,
+        total: i64,
+        dim: i64,
+        sequences: i64,
+        state_len: i64,
+        /// of the grid (general)
+        blocks: u32,
+        /// sequences along grid axis 1; axis 2 counts layers of them
+        blocks_per_layer: u32,
+    }
 }
-const _: () = assert!(size_of::<Arguments>() == 112, "as the kernel's static_assert");
 
 /// Plans a call whose arguments have been validated; `None` if states is empty.
 ///
@@ -77,7 +76,8 @@ fn vector(
         .int("state_len", sizes.state_len)
         .int("state_bytes", state_bytes);
     let entry = Entry { kernel: &VECTOR, bounds: LaunchBounds::new(threads, 1), problem: problem(op), tile };
-    let mut plan = entry.plan(&Arguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
+    let mut plan =
+        entry.plan(&VarlenStatesArguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks, blocks_per_layer, sequence_layers];
     plan.block = [threads, 1, 1];
     Some(plan)
@@ -88,7 +88,7 @@ fn general(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, traffic: Traffic, f
     let blocks = striding_blocks(facts, op.states.meta().element_count(), THREADS);
     let tile = Constants::new("Tile").int("threads", THREADS);
     let entry = Entry { kernel: &GENERAL, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op), tile };
-    let mut plan = entry.plan(&Arguments { blocks, ..arguments(op, sizes) }, traffic, facts);
+    let mut plan = entry.plan(&VarlenStatesArguments { blocks, ..arguments(op, sizes) }, traffic, facts);
     plan.grid = [blocks, 1, 1];
     plan.block = [THREADS, 1, 1];
     plan
@@ -98,26 +98,20 @@ fn problem(op: &VarlenStates<'_>) -> Constants {
     Constants::new("Problem").dtype("X", op.x.dtype()).int("cu_seqlens", op.cu_seqlens.dtype().size() as u32)
 }
 
-fn arguments(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes) -> Arguments {
-    let (x, boundaries, states) = (View::of(&op.x), View::of(&op.cu_seqlens), View::of_mut(&op.states));
-    Arguments {
-        x: x.address,
-        cu_seqlens: boundaries.address,
-        states: states.address,
-        x_strides: x.strides2(),
-        states_strides: states.strides3(),
-        cu_seqlens_stride: boundaries.stride(0),
+fn arguments(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes) -> VarlenStatesArguments {
+    VarlenStatesArguments {
         total: sizes.total,
         dim: sizes.dim,
         sequences: sizes.sequences,
         state_len: sizes.state_len,
-        ..Arguments::default()
+        ..VarlenStatesArguments::of(op)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::gpu::device_struct::DeviceStruct;
     use crate::tensor::{DType, Location, TensorMut, TensorRef};
 
     fn planned(dim: i64, state_len: i64, x_step: i64) -> Option<Plan> {
@@ -154,6 +148,13 @@ mod tests {
     fn other_strides_and_long_states_take_the_general_kernel() {
         assert_eq!(planned(64, 4, 2).unwrap().entry(), "causal_conv1d_varlen_states_general");
         assert_eq!(planned(64, 40, 1).unwrap().entry(), "causal_conv1d_varlen_states_general");
+    }
+
+    #[test]
+    fn the_page_about_kernels_shows_these_arguments() {
+        let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/README.md"));
+        let header = DeviceStruct::header(&[&VarlenStatesArguments::DEVICE]);
+        assert!(page.contains(&header), "kernels/README.md lacks\n{header}");
     }
 
     #[test]

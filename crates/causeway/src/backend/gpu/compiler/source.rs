@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use crate::backend::gpu::choice::Choice;
+use crate::backend::gpu::device_struct::{self, DeviceStruct};
 use crate::error::{Error, Result};
 
 /// Name and text of a file.
@@ -65,6 +66,8 @@ pub fn sources_digest() -> Result<String> {
 pub struct Program {
     /// File in `kernels/`; empty if the instantiation needs none.
     pub header: &'static str,
+    /// What a file includes as `arguments.cuh`: structs that the host knows too.
+    pub arguments: String,
     /// Text compiled after the header.
     pub instantiation: String,
     /// Name of the `extern "C"` entry point that it defines.
@@ -74,7 +77,12 @@ pub struct Program {
 impl Program {
     /// What has to be compiled for a choice.
     pub fn of(choice: &Choice) -> Self {
-        Program { header: choice.header(), instantiation: choice.source(), entry: choice.entry() }
+        Program {
+            header: choice.header(),
+            arguments: DeviceStruct::header(choice.structs()),
+            instantiation: choice.source(),
+            entry: choice.entry(),
+        }
     }
 
     /// The whole text that the compiler gets, in one piece.
@@ -122,7 +130,9 @@ fn include(kernels: &[File], program: &Program, name: &str, from: &str, out: &mu
     if out.files.iter().any(|(known, _)| known == name) {
         return Ok(());
     }
-    let Some((_, text)) = kernels.iter().find(|(known, _)| *known == name) else {
+    let file = || kernels.iter().find(|(known, _)| *known == name).map(|(_, text)| &**text);
+    let generated = (name == device_struct::HEADER).then_some(program.arguments.as_str());
+    let Some(text) = generated.or_else(file) else {
         return Err(Error::InvalidPlan {
             entry: program.entry.to_string(),
             header: program.header.to_string(),
@@ -171,7 +181,10 @@ mod tests {
 
     const FILES: &[File] = &[
         (Cow::Borrowed("base.cuh"), Cow::Borrowed("#pragma once\nint base;\n")),
-        (Cow::Borrowed("left.cuh"), Cow::Borrowed("#pragma once\n#include \"base.cuh\"\nint left;\n")),
+        (
+            Cow::Borrowed("left.cuh"),
+            Cow::Borrowed("#pragma once\n#include \"base.cuh\"\n#include \"arguments.cuh\"\nint left;\n"),
+        ),
         (
             Cow::Borrowed("top.cuh"),
             Cow::Borrowed("#include \"left.cuh\"\n  #  include \"base.cuh\"\nint top;\n"),
@@ -180,14 +193,15 @@ mod tests {
     ];
 
     fn program(header: &'static str) -> Program {
-        Program { header, instantiation: "int last;".to_string(), entry: "e" }
+        let arguments = "#pragma once\nint arguments;\n".to_string();
+        Program { header, arguments, instantiation: "int last;".to_string(), entry: "e" }
     }
 
     #[test]
     fn each_file_comes_in_once_and_lines_keep_their_numbers() {
         let flattened = flatten_from(FILES, &program("top.cuh")).unwrap();
         let names: Vec<_> = flattened.files.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["top.cuh", "left.cuh", "base.cuh"]);
+        assert_eq!(names, ["top.cuh", "left.cuh", "base.cuh", "arguments.cuh"]);
 
         // Follow the `#line` directives, as a compiler does.
         let (mut file, mut line, mut places) = (String::new(), 0, Vec::new());
@@ -206,7 +220,8 @@ mod tests {
             places,
             [
                 "int base; kernels/base.cuh:2",
-                "int left; kernels/left.cuh:3",
+                "int arguments; kernels/arguments.cuh:2",
+                "int left; kernels/left.cuh:4",
                 "int top; kernels/top.cuh:3",
                 "int last; instantiation:1"
             ]

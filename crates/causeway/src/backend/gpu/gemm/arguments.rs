@@ -1,9 +1,8 @@
 //! What the tile kernels are told of a problem: kernels/gemm.cuh.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::problem::{Matrix, Problem};
 use crate::backend::gpu::choice::Constants;
+use crate::backend::gpu::device_struct::device_struct;
 use crate::backend::gpu::launch::{most_blocks, power_of_two_in};
 use crate::backend::gpu::plan::DeviceFacts;
 use crate::error::{Error, Result};
@@ -11,37 +10,38 @@ use crate::error::{Error, Result};
 /// Bytes of an element: f16 or bf16.
 const ELEMENT: i64 = 2;
 
-/// `Operand` of gemm.cuh.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-struct Operand {
-    data: u64,
-    outer_stride: i64,
-    reduction_stride: i64,
+device_struct! {
+    /// An operand, as 16-bit elements. Strides are in elements.
+    pub(super) struct Operand in "gemm" {
+        data: u64 as "const void*",
+        outer_stride: i64,
+        reduction_stride: i64,
+    }
 }
 
-/// [`Arguments`] in device code.
-pub(super) const ARGUMENT: &str = "causeway::gemm::Arguments";
-
-/// `Arguments` of gemm.cuh.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct Arguments {
-    left: Operand,
-    right: Operand,
-    result: u64,
-    row_stride: i64,
-    column_stride: i64,
-    pub workspace: u64,
-    pub counters: u64,
-    rows: i64,
-    columns: i64,
-    reduction: i64,
-    part: i64,
-    parts: u32,
-    grid_width: u32,
+device_struct! {
+    /// What the tile kernels are given.
+    pub(super) struct Arguments in "gemm" {
+        left: Operand,
+        right: Operand,
+        result: u64 as "void*",
+        /// of the result, in elements
+        row_stride: i64,
+        column_stride: i64,
+        /// partial sums, where the reduction is split
+        workspace: u64 as "float*",
+        counters: u64 as "u32*",
+        rows: i64,
+        columns: i64,
+        reduction: i64,
+        /// terms of each part of the reduction
+        part: i64,
+        /// of the reduction
+        parts: u32,
+        /// tiles along grid axis 0; axis 1 counts rows of them
+        grid_width: u32,
+    }
 }
-const _: () = assert!(size_of::<Arguments>() == 128, "as the kernel's static_assert");
 
 /// How the chunks of an operand lie in memory, and how they are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Planner of kernels/gemm_exact.cuh: one chain of fused multiply-adds per output, on any device.
 
-use super::arguments::{ARGUMENT, Access, Arguments, Grid, constants, result_bytes};
+use super::arguments::{Access, Arguments, Grid, constants, result_bytes};
 use super::problem::Problem;
-use crate::backend::gpu::choice::{Constants, KernelFunction, LaunchBounds};
+use crate::backend::gpu::choice::{ArgumentType, Constants, KernelFunction, LaunchBounds};
 use crate::backend::gpu::launch::Entry;
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::error::Result;
@@ -12,7 +12,7 @@ const THREADS: u32 = 256;
 static KERNEL: KernelFunction = KernelFunction {
     header: "gemm_exact.cuh",
     entry: "gemm_exact",
-    argument: ARGUMENT,
+    argument: ArgumentType::Struct(&Arguments::DEVICE),
     function: "gemm::exact<Problem, Tile>",
 };
 

@@ -1,8 +1,8 @@
 //! Planner of kernels/gemm_tile.cuh: products through the matrix units of a wave.
 
-use super::arguments::{ARGUMENT, Access, Arguments, Grid, constants, result_bytes};
+use super::arguments::{Access, Arguments, Grid, constants, result_bytes};
 use super::problem::Problem;
-use crate::backend::gpu::choice::{Attribute, Constants, KernelFunction, LaunchBounds};
+use crate::backend::gpu::choice::{ArgumentType, Attribute, Constants, KernelFunction, LaunchBounds};
 use crate::backend::gpu::launch::Entry;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::error::Result;
@@ -51,7 +51,7 @@ impl Unit {
                 static KERNEL: KernelFunction = KernelFunction {
                     header: $header,
                     entry: "gemm_tile",
-                    argument: ARGUMENT,
+                    argument: ArgumentType::Struct(&Arguments::DEVICE),
                     function: concat!("gemm::TileProduct<Problem, Tile, causeway::gemm::", $unit, ">::run"),
                 };
                 &KERNEL

@@ -1,8 +1,13 @@
 //! Products on Hopper's matrix units: kernels/gemm_wgmma.cuh.
 
+use std::mem::offset_of;
+
+use bytemuck::Pod;
+
 use super::problem::{Matrix, Problem};
 use super::wgmma_tiles::{Cluster, Operands, Schedule, choose};
-use crate::backend::gpu::choice::{Attribute, Choice, Constants, KernelFunction, LaunchBounds};
+use crate::backend::gpu::choice::{ArgumentType, Attribute, Choice, Constants, KernelFunction, LaunchBounds};
+use crate::backend::gpu::device_struct::device_struct;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, TensorMap, Vendor};
 use crate::tensor::DType;
 
@@ -21,10 +26,49 @@ const BUFFER_BYTES: u32 = 2048;
 /// Coordinates are 32-bit, and tiles may reach past the matrix.
 const LARGEST: i64 = (1 << 31) - (1 << 16);
 
+device_struct! {
+    /// The result, where TMA cannot store it.
+    struct ResultByRows in "gemm" {
+        address: u64,
+        /// elements
+        row_stride: i64,
+        rows: i32,
+        columns: i32,
+    }
+}
+
+device_struct! {
+    /// Which tiles and terms are whose.
+    struct Shares in "gemm" {
+        /// in units of a cluster's tiles
+        row_tiles: i32,
+        column_tiles: i32,
+        /// ⌈terms / 64⌉
+        steps: i32,
+        /// rows of tiles that are walked together
+        band: i32,
+        /// tiles that one cluster sums
+        whole: i32,
+        /// of each other tile
+        pieces: u32,
+        /// steps of the first piece
+        head: i32,
+        /// steps of any other
+        part: i32,
+        /// the sums of pieces
+        workspace: u64 as "float*",
+        /// one for each warp of each tile of the rest: how many pieces are in the workspace
+        counters: u64 as "u32*",
+    }
+}
+
 static KERNEL: KernelFunction = KernelFunction {
     header: "gemm_wgmma.cuh",
     entry: "gemm_wgmma",
-    argument: "__grid_constant__ causeway::gemm::Arguments<Tile>",
+    argument: ArgumentType::Template(
+        "__grid_constant__ causeway::gemm::Arguments<Tile>",
+        &[&ResultByRows::DEVICE, &Shares::DEVICE],
+    ),
     function: "gemm::gemm_wgmma<Tile>",
 };
 
@@ -151,8 +195,8 @@ impl Lines {
 struct Block {
     bytes: Vec<u8>,
     maps: Vec<(usize, TensorMap)>,
-    /// Where the addresses of workspace and counters go.
-    workspace_at: usize,
+    /// Where [`Shares`] are.
+    shares_at: usize,
 }
 
 impl Block {
@@ -180,9 +224,8 @@ impl Block {
         self.align(64);
     }
 
-    fn numbers(&mut self, numbers: &[u64]) {
-        // Each is below 2^31: sizes are, and these are quotients of sizes.
-        self.bytes.extend(numbers.iter().flat_map(|number| (*number as i32).to_ne_bytes()));
+    fn push(&mut self, part: &impl Pod) {
+        self.bytes.extend(bytemuck::bytes_of(part));
     }
 }
 
@@ -212,8 +255,8 @@ impl Launch<'_> {
             shared_bytes: self.shared_bytes(),
             workspace_bytes: rest.map_or(0, |rest| rest.tiles * rest.pieces * tile_bytes),
             counters: rest.map_or(0, |rest| (rest.tiles * warps) as u32),
-            workspace_at: rest.map(|_| arguments.workspace_at),
-            counters_at: rest.map(|_| arguments.workspace_at + 8),
+            workspace_at: rest.map(|_| arguments.shares_at + offset_of!(Shares, workspace)),
+            counters_at: rest.map(|_| arguments.shares_at + offset_of!(Shares, counters)),
             begins_early: true,
             tensor_maps: arguments.maps,
             ..Plan::new(self.choice(threads), bytes, traffic.read, traffic.written)
@@ -234,20 +277,28 @@ impl Launch<'_> {
             let map = self.result.map(dtype, lines);
             block.map(TensorMap { box_sizes: [columns, lines], swizzled: columns == 64, ..map });
         } else {
-            block.bytes.extend(self.result.address.to_ne_bytes());
-            block.bytes.extend(self.result.stride.to_ne_bytes());
-            block.bytes.extend((self.problem.rows as i32).to_ne_bytes());
-            block.bytes.extend((self.problem.columns as i32).to_ne_bytes());
+            block.push(&ResultByRows {
+                address: self.result.address,
+                row_stride: self.result.stride as i64,
+                rows: self.problem.rows as i32,
+                columns: self.problem.columns as i32,
+            });
         }
-        block.numbers(&[tiles.down, tiles.across, self.steps, u64::from((BAND_ROWS / tile.rows).max(1))]);
-        let whole = tiles.count() - rest.map_or(0, |rest| rest.tiles);
-        block.numbers(&match rest {
-            Some(rest) => [whole, rest.pieces, rest.head, rest.part],
-            None => [whole, 0, 0, 0],
+        let [split, pieces, head, part] =
+            rest.map_or([0; 4], |rest| [rest.tiles, rest.pieces, rest.head, rest.part]);
+        block.shares_at = block.bytes.len();
+        // Numbers are below 2^31: sizes are, and these are quotients of sizes.
+        block.push(&Shares {
+            row_tiles: tiles.down as i32,
+            column_tiles: tiles.across as i32,
+            steps: self.steps as i32,
+            band: (BAND_ROWS / tile.rows).max(1) as i32,
+            whole: (tiles.count() - split) as i32,
+            pieces: pieces as u32,
+            head: head as i32,
+            part: part as i32,
+            ..Shares::default()
         });
-        block.workspace_at = block.bytes.len();
-        // Workspace and counters.
-        block.bytes.extend([0; 16]);
         block.align(64);
         block
     }

@@ -27,7 +27,6 @@ use super::matrix::{Matrix, MatrixMut};
 use super::scratch::Scratch;
 use super::tiles::{Cut, Tile};
 use super::vector::Avx512;
-use crate::backend::cpu::float_environment::Ieee754;
 use crate::backend::cpu::{Cpu, Level};
 
 /// Deepest block of the reduction: a panel of the right operand then stays in the L1 cache.
@@ -51,8 +50,6 @@ pub fn suits(cpu: Cpu, rows: usize, columns: usize) -> bool {
 pub unsafe fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) {
     let (chain, _) = exact::kernel::<bf16>(cpu);
     CUT.for_each(output.rows, output.columns, left.columns, |tile| {
-        // The unit has a mode of its own; the chains of its fallback do not.
-        let _subnormals_are_kept = Ieee754::enter();
         // SAFETY: the caller's promise; tiles lie inside the output and no two overlap.
         unsafe { compute(left, right, output, &tile, chain) };
     });

@@ -1,11 +1,9 @@
 //! The backward planner where neighbouring positions are neighbours in memory: rows that waves walk, or, in small calls, a
 //! packet per thread.
 
-use super::super::{
-    Constants, KernelFunction, PACKET, View, kernel, power_of_two_in, takes_more_registers, weight_access,
-};
+use super::super::{Constants, PACKET, View, kernel, power_of_two_in, takes_more_registers, weight_access};
 use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, SHARED_RESERVED};
-use super::{Launch, Planner};
+use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
 
@@ -43,9 +41,9 @@ struct Cut {
     stages: u32,
 }
 
-kernel!(CHANNEL_FIRST, "backward_channel_first", "backward_channel_first", "BackwardArguments");
-kernel!(SHORT_FIRST, "backward_short_first", "backward_short_first", "BackwardArguments");
-kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", "BackwardArguments");
+kernel!(CHANNEL_FIRST, "backward_channel_first", "backward_channel_first", BackwardArguments);
+kernel!(SHORT_FIRST, "backward_short_first", "backward_short_first", BackwardArguments);
+kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", BackwardArguments);
 
 impl Planner<'_> {
     pub(super) fn channel_first(&self) -> Option<Launch> {

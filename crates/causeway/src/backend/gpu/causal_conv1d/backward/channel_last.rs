@@ -1,13 +1,13 @@
 //! The backward planner where neighbouring channels are neighbours in memory: long segments that threads walk down, or,
 //! in small calls, short ones.
 
-use super::super::{Constants, KernelFunction, View, kernel, takes_more_registers, weight_access};
+use super::super::{Constants, View, kernel, takes_more_registers, weight_access};
 use super::tiles::{self, LastCall};
-use super::{Launch, Planner};
+use super::{BackwardArguments, Launch, Planner};
 use crate::causal_conv1d::Sizes;
 
-kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", "BackwardArguments");
-kernel!(SHORT_LAST, "backward_short_last", "backward_short_last", "BackwardArguments");
+kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", BackwardArguments);
+kernel!(SHORT_LAST, "backward_short_last", "backward_short_last", BackwardArguments);
 
 impl Planner<'_> {
     pub(super) fn channel_last(&self) -> Option<Launch> {

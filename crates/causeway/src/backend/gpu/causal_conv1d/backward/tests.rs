@@ -74,7 +74,7 @@ fn number(plan: &Plan, name: &str) -> u64 {
     plan.constant(name).parse().unwrap()
 }
 
-fn arguments(plan: &Plan) -> Arguments {
+fn arguments(plan: &Plan) -> BackwardArguments {
     bytemuck::pod_read_unaligned(&plan.arguments)
 }
 

@@ -157,7 +157,7 @@ fn states_have_blocks_of_their_own() {
     let with = planned(&op).unwrap();
     assert_eq!(with.constant("cu_seqlens"), "8");
     assert_eq!(with.grid[0] - without.grid[0], 10 * 5, "256 channels take 64 threads, one block to spare");
-    let arguments: Arguments = *bytemuck::from_bytes(&with.arguments);
+    let arguments: ForwardArguments = *bytemuck::from_bytes(&with.arguments);
     assert_eq!((arguments.state_blocks, arguments.state_divisor.value), (50, 5));
 }
 
@@ -197,7 +197,7 @@ fn f64_is_refused() {
 #[test]
 fn the_argument_block_holds_addresses_strides_and_sizes() {
     let plan = planned(&call(DType::BF16, Layout::Last, [3, 96, 50], 3)).unwrap();
-    let arguments: Arguments = *bytemuck::from_bytes(&plan.arguments);
+    let arguments: ForwardArguments = *bytemuck::from_bytes(&plan.arguments);
     assert_eq!((arguments.x, arguments.y), (X, Y));
     assert_eq!(arguments.x_strides, Strides3 { batch: 96 * 50, dim: 1, seqlen: 96 });
     assert_eq!((arguments.batch, arguments.dim, arguments.seqlen, arguments.width), (3, 96, 50, 3));

@@ -1,0 +1,56 @@
+"""Which gradient of the convolution is found where, as the tables of the operation and of its backward operation say."""
+
+import torch
+
+from causeway import _native
+from causeway._torch.eager import is_compiling
+from causeway._torch.tables import pick, picker
+
+# The gradient of what is added to a result is that of the result.
+_ADDED = {"residual": "dy"}
+
+
+class Gradients:
+    """The gradients of a function with these arguments, inputs of the convolution among others, and with so many of its results.
+
+    d and a name is the gradient of what has that name: of an input, a result of the backward operation; of a result, an input of it.
+    """
+
+    def __init__(self, names, count):
+        forward, backward = _native.causal_conv1d_forward, _native.causal_conv1d_backward
+        reads = [argument.name for argument in backward.inputs]
+        given = [f"d{result.name}" for result in forward.outputs[:count]]
+        saved = [at for at, name in enumerate(names) if name in reads]
+        self._saved = picker(saved, len(names))
+        # What the backward operation reads, among what was saved and the gradients of the results. Its last inputs may be missing.
+        found = [*(names[at] for at in saved), *given]
+        places = [found.index(name) if name in found else len(found) for name in reads]
+        while places[-1] == len(found):
+            places.pop()
+        self._inputs, self._input_places = picker(places, len(found)), tuple(places)
+        # The gradients among its results.
+        found = [result.name for result in backward.outputs]
+        places = [found.index(f"d{name}") if f"d{name}" in found else len(found) for name in names]
+        self._results, self._result_places = picker(places, len(found)), tuple(places)
+        self._added = [(at, given.index(_ADDED[name])) for at, name in enumerate(names) if name in _ADDED]
+
+    def save(self, ctx, arguments):
+        """Keeps what the backward operation reads, and where something was added to a result."""
+        ctx.save_for_backward(*self._saved(arguments))
+        if self._added:
+            ctx.added = [(at, result) for at, result in self._added if arguments[at] is not None]
+
+    def of(self, ctx, given, backward, silu):
+        """The gradient of each argument, from those of the results; `backward` is called as the extension's operations are."""
+        saved = ctx.saved_tensors
+        if given[0] is None:
+            given = torch.zeros_like(saved[0]), *given[1:]
+        if is_compiling():
+            results = backward(pick(self._input_places, saved + given), silu)
+            gradients = pick(self._result_places, results)
+        else:
+            gradients = self._results(backward(self._inputs(saved + given), silu))
+        if self._added:
+            for at, result in ctx.added:
+                gradients = *gradients[:at], given[result], *gradients[at + 1 :]
+        return gradients

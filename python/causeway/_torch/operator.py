@@ -1,0 +1,148 @@
+"""How an operator of PyTorch's dispatcher is made of an operation's table: its schema, its kernel and its fake kernel."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from causeway._torch.eager import require_one_device
+from causeway._torch.tables import picker
+
+library = torch.library.Library("causeway", "DEF")
+
+# Compilers keep the order of strides that they have traced: outputs are laid out like x.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+
+
+def define(schema, kernel, fake):
+    """Makes one operator; its kernel takes tensors of any device that the extension module takes."""
+    name = schema.split("(", 1)[0]
+    library.define(schema, tags=_TAGS)
+    library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"causeway::{name}", fake, lib=library)
+    return getattr(torch.ops.causeway, name).default
+
+
+class _Argument(NamedTuple):
+    """An argument of an operator."""
+
+    name: str
+    schema: str
+    # What it stands for in the table, whether it is a tensor of it, and whether it asks for one.
+    of: str
+    tensor: Any = None
+    asks: bool = False
+
+
+def _arguments(operation, order, is_out):
+    """The arguments of an operator: of the function with all outputs, those that do not come by themselves."""
+    tensors = {tensor.name: tensor for tensor in operation.inputs + operation.outputs}
+    letters = iter("abcdefgh")
+    for name, default in order.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            yield _Argument(name, f"{'bool' if name == 'silu' else 'str'} {name}", name)
+            continue
+        kind = "Tensor?" if tensor.optional else "Tensor"
+        if tensor.role == "input":
+            yield _Argument(name, f"{kind} {name}{default}", name, tensor)
+        elif is_out or tensor.role == "in_place":
+            kind = kind.replace("Tensor", f"Tensor({next(letters)}!)")
+            yield _Argument(name, f"{kind} {name}{default}", name, tensor)
+        elif tensor.optional and not tensor.needs:
+            wants = f"wants_{name.removeprefix('final_')}"
+            yield _Argument(wants, f"bool {wants}", name, asks=True)
+
+
+class Operator:
+    """An operator that is called as its operation is: with inputs, option and outputs in the order of the table.
+
+    It makes its results. One with "_out" at the end of its name writes them where they are given, and returns nothing.
+    """
+
+    def __init__(self, operation, order, is_out=False):
+        self.arguments = tuple(_arguments(operation, order, is_out))
+        self.results = tuple(tensor for tensor in operation.outputs if tensor.role == "output")
+        self._run, self._empty, self._is_out = operation.run, operation.empty, is_out
+        self._count, self._input_count = len(self.arguments), len(operation.inputs)
+        # Where the operator's arguments are in the table, and what the table has among the operator's arguments.
+        table = [*(t.name for t in operation.inputs), operation.option, *(t.name for t in operation.outputs)]
+        self._places = tuple((table.index(argument.of), argument.asks) for argument in self.arguments)
+        self._at = {argument.of: at for at, argument in enumerate(self.arguments)}
+        self._option = self._at.get(operation.option)
+        self._inputs = picker([self._at[tensor.name] for tensor in operation.inputs], self._count)
+        # Where outputs are given or asked for; nowhere if all of them come by themselves.
+        self._outputs = [self._at.get(tensor.name) for tensor in operation.outputs]
+        self._makes_all = self._outputs.count(None) == len(self._outputs)
+        self._asked = [
+            place for place, at in enumerate(self._outputs) if at is not None and self.arguments[at].asks
+        ]
+        # The input whose dtype each result has.
+        self._dtypes = [table.index(result.dtype_of) for result in self.results]
+        name = f"{operation.name}_out" if is_out else operation.name
+        tensors = ["Tensor"] * (0 if is_out else len(self.results))
+        returned = tensors[0] if len(tensors) == 1 else f"({', '.join(tensors)})"
+        schema = f"{name}({', '.join(argument.schema for argument in self.arguments)}) -> {returned}"
+        self.overload = define(schema, self._kernel, self._fake)
+
+    def flat(self, inputs, option, outputs=()):
+        """The arguments of the operator. Outputs that come by themselves need not stand there."""
+        # The last inputs may be missing.
+        missing = (None,) * (self._input_count - len(inputs))
+        table = *inputs, *missing, option, *outputs
+        return [table[place] is not None if asks else table[place] for place, asks in self._places]
+
+    def __call__(self, inputs, option, outputs=()):
+        """The results."""
+        return self.overload(*self.flat(inputs, option, outputs))
+
+    def there(self, arguments):
+        """Whether a call with these arguments of the operator has each of its results."""
+        asked, there = self._at, []
+        for result in self.results:
+            if result.name in asked:
+                there.append(bool(arguments[asked[result.name]]))
+            else:
+                there.append(result.needs is None or arguments[asked[result.needs]] is not None)
+        return there
+
+    def option(self, arguments):
+        """The option among the arguments of the operator, where it is never the first."""
+        return self._option and arguments[self._option]
+
+    def _kernel(self, *arguments):
+        inputs, outputs = self._of_table(arguments)
+        results = self._run(inputs, self._option and arguments[self._option], outputs)
+        if self._is_out:
+            return None
+        return results if len(self._dtypes) == 1 else self._returned(inputs, results)
+
+    def _fake(self, *arguments):
+        require_one_device(
+            {a.name: value for a, value in zip(self.arguments, arguments) if isinstance(value, torch.Tensor)}
+        )
+        if self._is_out:
+            return None
+        inputs, outputs = self._of_table(arguments)
+        results = self._empty(inputs, outputs)
+        return results if len(self._dtypes) == 1 else self._returned(inputs, results)
+
+    def _of_table(self, arguments):
+        """Inputs and outputs in the order of the table."""
+        if len(arguments) < self._count:
+            # The last ones have their default, which is None.
+            arguments += (None,) * (self._count - len(arguments))
+        if self._makes_all:
+            return self._inputs(arguments), None
+        outputs = [... if at is None else arguments[at] for at in self._outputs]
+        for place in self._asked:
+            outputs[place] = ... if outputs[place] else None
+        return self._inputs(arguments), tuple(outputs)
+
+    def _returned(self, inputs, results):
+        """Several results, with a tensor for each that is not there."""
+        if not isinstance(results, tuple):
+            results = (results, *(None,) * (len(self._dtypes) - 1))
+        return tuple([
+            inputs[like].new_empty((0,)) if result is None else result
+            for result, like in zip(results, self._dtypes)
+        ])  # fmt: skip

@@ -1,0 +1,237 @@
+//! What a call was given for each argument of its operation, and the way from there to its results.
+
+use causeway::operation::MOST;
+use pyo3::Borrowed;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyEllipsis, PyTuple};
+
+use crate::call::Place;
+use crate::operation::Operation;
+use crate::results::{Library, Sizes};
+use crate::table::Choice;
+use crate::tensor::{First, Tensor};
+use crate::torch::Torch;
+
+/// An object that lives as long as the tuple which it came in.
+pub type Object<'a, 'py> = Borrowed<'a, 'py, PyAny>;
+
+/// What was read, by the place of its argument.
+pub type Tensors = [Option<Tensor>; MOST];
+
+/// Results that were made, by the place of their argument.
+type Made<'py> = [Option<Bound<'py, PyAny>>; MOST];
+
+/// What stands for an argument.
+#[derive(Clone, Copy)]
+enum Slot<'a, 'py> {
+    /// Nothing.
+    Absent,
+    /// An object, which has to be a tensor.
+    Given(Object<'a, 'py>),
+    /// A result that has no place yet.
+    Wanted,
+}
+
+/// What stands for each argument of an operation, in the order of its table.
+pub struct Given<'a, 'py> {
+    py: Python<'py>,
+    pub operation: &'a Operation,
+    slots: [Slot<'a, 'py>; MOST],
+}
+
+impl<'a, 'py> Given<'a, 'py> {
+    /// Of the inputs, whose last ones may be missing, and of the outputs: a tensor that is written, `...` for one that is to be made
+    /// if the input that it needs is there, None for none. Without a tuple, all that are required or need an input are to be made.
+    pub fn new(
+        operation: &'a Operation,
+        inputs: &'a Bound<'py, PyTuple>,
+        outputs: Option<&'a Bound<'py, PyTuple>>,
+    ) -> PyResult<Self> {
+        let (py, first_output) = (inputs.py(), operation.inputs);
+        let mut slots = [Slot::Absent; MOST];
+        fill(&mut slots[..first_output], inputs, operation)?;
+        if let Some(outputs) = outputs {
+            fill(&mut slots[first_output..operation.arguments().len()], outputs, operation)?;
+        }
+        let make = PyEllipsis::get(py);
+        for &at in &operation.results {
+            let argument = &operation.arguments()[at];
+            let is_wanted = match slots[at] {
+                Slot::Given(object) => object.is(make),
+                Slot::Absent | Slot::Wanted => {
+                    outputs.is_none() && (!argument.optional || argument.needs.is_some())
+                }
+            };
+            if is_wanted {
+                let needed = operation.like[at].filter(|_| argument.needs.is_some());
+                let has_it = needed.is_none_or(|input| matches!(slots[input], Slot::Given(_)));
+                slots[at] = if has_it { Slot::Wanted } else { Slot::Absent };
+            }
+        }
+        Ok(Given { py, operation, slots })
+    }
+
+    /// What was given for an argument.
+    pub fn object(&self, at: usize) -> Option<Object<'a, 'py>> {
+        match self.slots[at] {
+            Slot::Given(object) => Some(object),
+            Slot::Absent | Slot::Wanted => None,
+        }
+    }
+
+    /// Every object, with the place of its argument.
+    pub fn objects(&self) -> impl DoubleEndedIterator<Item = (usize, Object<'a, 'py>)> {
+        (0..self.operation.arguments().len()).filter_map(|at| Some((at, self.object(at)?)))
+    }
+
+    /// True if there is something for every argument that has to be there.
+    pub fn is_complete(&self) -> bool {
+        let mut slots = self.operation.arguments().iter().zip(&self.slots);
+        slots.all(|(argument, slot)| argument.optional || !matches!(slot, Slot::Absent))
+    }
+
+    /// Reads every tensor, makes the results that have no place yet, and computes.
+    ///
+    /// # Errors
+    /// As from PyTorch.
+    pub fn compute(&self, choice: Choice) -> PyResult<Bound<'py, PyAny>> {
+        let named = &self.operation.named[0];
+        let Some(object) = self.object(0) else { return Err(named.is_no_tensor("NoneType", None)) };
+        let tensor = Tensor::read(named, &object, None)?;
+        let first = First { named, is_torch: tensor.is_torch() };
+        let mut tensors = [None; MOST];
+        tensors[0] = Some(tensor);
+        for (at, argument) in self.operation.arguments().iter().enumerate().skip(1) {
+            let named = &self.operation.named[at];
+            match self.slots[at] {
+                Slot::Given(object) => tensors[at] = Some(Tensor::read(named, &object, Some(&first))?),
+                Slot::Absent if !argument.optional => {
+                    return Err(named.is_no_tensor("NoneType", Some(&first)));
+                }
+                Slot::Absent | Slot::Wanted => {}
+            }
+        }
+        let library = if first.is_torch { Library::torch(self.py)? } else { Library::numpy(self.py)? };
+        self.compute_read(&library, (&object, tensor), &mut tensors, choice)
+    }
+
+    /// As [`Given::compute`], of a complete call of PyTorch's plain tensors, the first of which has been read.
+    ///
+    /// # Errors
+    /// As from PyTorch.
+    pub fn compute_plain(&self, torch: &Torch, first: Tensor, choice: Choice) -> PyResult<Bound<'py, PyAny>> {
+        let Some(object) = self.object(0) else { unreachable!("a complete call has a first tensor") };
+        let mut tensors = [None; MOST];
+        tensors[0] = Some(first);
+        for (at, object) in self.objects().skip(1) {
+            tensors[at] = match Tensor::of_dlpack(&object, torch)? {
+                None => Some(Tensor::read(&self.operation.named[at], &object, None)?),
+                tensor => tensor,
+            };
+        }
+        self.compute_read(&Library::Torch(torch), (&object, first), &mut tensors, choice)
+    }
+
+    fn compute_read(
+        &self,
+        library: &Library<'_>,
+        (first, tensor): (&Bound<'py, PyAny>, Tensor),
+        tensors: &mut Tensors,
+        choice: Choice,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.check_apart(tensors)?;
+        let made = self.make(library, &Sizes::Read(tensors))?;
+        for (at, result) in made.iter().enumerate() {
+            if let Some(result) = result {
+                tensors[at] = Some(library.read(&self.operation.named[at], result)?);
+            }
+        }
+        let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
+        let first_output = self.operation.inputs;
+        // SAFETY: the caller holds the objects during the call, and no output shares memory with another tensor. Threads
+        // that write to an input meanwhile would race with NumPy and PyTorch just so.
+        unsafe {
+            for (at, tensor) in tensors.iter().enumerate() {
+                let Some(tensor) = tensor else { continue };
+                if at < first_output {
+                    read[at] = Some(tensor.view()?);
+                } else {
+                    written[at - first_output] = Some(tensor.view_mut(self.operation.named[at].name)?);
+                }
+            }
+        }
+        let place = Place { first, tensor, size: self.operation.entry.size(tensors) };
+        (self.operation.entry.compute)(choice, &read, &mut written, &place)?;
+        library.note_changes(self.py, (first_output..MOST).filter_map(|at| self.object(at)))?;
+        self.results(made)
+    }
+
+    /// The results of a call that is not computed.
+    ///
+    /// # Errors
+    /// As from PyTorch.
+    pub fn empty(&self) -> PyResult<Bound<'py, PyAny>> {
+        let made = self.make(&Library::torch(self.py)?, &Sizes::Asked)?;
+        self.results(made)
+    }
+
+    fn make(&self, library: &Library<'_>, sizes: &Sizes<'_>) -> PyResult<Made<'py>> {
+        let mut made = [const { None }; MOST];
+        for &at in &self.operation.results {
+            if let Slot::Wanted = self.slots[at] {
+                made[at] = Some(library.make(self, at, sizes)?);
+            }
+        }
+        Ok(made)
+    }
+
+    /// No output shares memory with another tensor. Those that are made have memory of their own.
+    fn check_apart(&self, tensors: &Tensors) -> PyResult<()> {
+        let there = |range: std::ops::Range<usize>| range.filter_map(|at| Some((at, tensors[at].as_ref()?)));
+        for (at, output) in there(self.operation.inputs..MOST) {
+            for (other, tensor) in there(0..at) {
+                if tensor.shares_memory(output) {
+                    let (name, other) = (self.operation.named[at].name, self.operation.named[other].name);
+                    return Err(PyRuntimeError::new_err(format!(
+                        "{name} shares memory with {other}: it is written while {other} is in use; pass a clone of \
+                         one of them"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All results, None where there is none; the first alone where there is no other.
+    fn results(&self, mut made: Made<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let mut result =
+            |at: usize| made[at].take().or_else(|| self.object(at).map(|object| object.to_owned()));
+        let is_there = |at: &usize| !matches!(self.slots[*at], Slot::Absent);
+        match self.operation.results.as_slice() {
+            &[only, ref others @ ..] if !others.iter().any(is_there) => {
+                Ok(result(only).into_pyobject(self.py)?)
+            }
+            all => Ok(PyTuple::new(self.py, all.iter().map(|at| result(*at)))?.into_any()),
+        }
+    }
+}
+
+fn fill<'a, 'py>(
+    slots: &mut [Slot<'a, 'py>],
+    objects: &'a Bound<'py, PyTuple>,
+    operation: &Operation,
+) -> PyResult<()> {
+    let (found, most, name) = (objects.len(), slots.len(), operation.entry.name);
+    if found > most {
+        return Err(PyTypeError::new_err(format!(
+            "{name} was given {found} tensors: expected {most} at most"
+        )));
+    }
+    for (slot, object) in slots.iter_mut().zip(objects.iter_borrowed()) {
+        if !object.is_none() {
+            *slot = Slot::Given(object);
+        }
+    }
+    Ok(())
+}

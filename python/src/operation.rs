@@ -1,0 +1,192 @@
+//! An operation as Python has it: its table, and the ways to call it.
+//!
+//! Tensors come in the order of the table, so that nothing here or in Python lists them again. An eager call of tensors that nobody
+//! else watches costs one crossing from Python. Everything that wants to see an operation before it runs (autograd, autocast,
+//! dispatch modes, tensor subclasses, `torch.func`, tracers) is told apart here and left to the package's Python code.
+
+use causeway::operation::{self as table, DTypes, Role};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::eager::{Watch, Way, way};
+use crate::given::Given;
+use crate::table::{Chooses, Entry};
+use crate::tensor::Named;
+use crate::torch::Torch;
+
+/// A tensor of an operation.
+#[pyclass(frozen, get_all, module = "causeway._native")]
+pub struct Argument {
+    name: &'static str,
+    role: &'static str,
+    optional: bool,
+    /// The names of its axes.
+    axes: Py<PyTuple>,
+    /// The name of the argument whose dtype it has.
+    dtype_of: &'static str,
+    /// Whether it holds integers, which autograd and meshes of devices treat in their own ways.
+    is_index: bool,
+    /// The name of the input without which it has no meaning.
+    needs: Option<&'static str>,
+}
+
+/// An operation of the library.
+#[pyclass(frozen, module = "causeway._native")]
+pub struct Operation {
+    pub entry: &'static Entry,
+    /// How many arguments are inputs: the first ones.
+    pub inputs: usize,
+    /// The places of the results among the arguments.
+    pub results: Vec<usize>,
+    /// Whether an argument is changed in place.
+    pub changes: bool,
+    /// What errors call each argument, and expect of its dtype.
+    pub named: Vec<Named>,
+    /// The input that each result is made like.
+    pub like: Vec<Option<usize>>,
+}
+
+impl Operation {
+    pub fn new(entry: &'static Entry) -> Self {
+        let arguments = entry.arguments;
+        let is_result = |at: &usize| arguments[*at].role == Role::Output;
+        let named = |argument: &'static table::Argument| Named {
+            name: entry.said(argument.name),
+            dtypes: argument.dtype_source(arguments).dtypes,
+        };
+        let like = |argument: &'static table::Argument| match argument.role {
+            Role::Output => argument.like(arguments),
+            Role::Input | Role::InPlace => None,
+        };
+        Operation {
+            entry,
+            inputs: arguments.iter().take_while(|argument| argument.role == Role::Input).count(),
+            results: (0..arguments.len()).filter(is_result).collect(),
+            changes: arguments.iter().any(|argument| argument.role == Role::InPlace),
+            named: arguments.iter().map(named).collect(),
+            like: arguments.iter().map(like).collect(),
+        }
+    }
+
+    /// Its tensors.
+    pub fn arguments(&self) -> &'static [table::Argument] {
+        self.entry.arguments
+    }
+
+    fn described<'py>(
+        &self,
+        py: Python<'py>,
+        arguments: &'static [table::Argument],
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let describe = |argument: &'static table::Argument| {
+            let described = Argument {
+                name: self.entry.name_of(argument.name),
+                role: match argument.role {
+                    Role::Input => "input",
+                    Role::Output => "output",
+                    Role::InPlace => "in_place",
+                },
+                optional: argument.optional,
+                axes: PyTuple::new(py, argument.shape.names().collect::<Vec<_>>())?.unbind(),
+                dtype_of: self.entry.name_of(argument.dtype_source(self.arguments()).name),
+                is_index: matches!(argument.dtypes, DTypes::Among(among, _) if !among.iter().any(|dtype| dtype.is_float())),
+                needs: argument.needs.map(|(input, _)| self.entry.name_of(input)),
+            };
+            Bound::new(py, described)
+        };
+        PyTuple::new(py, arguments.iter().map(describe).collect::<PyResult<Vec<_>>>()?)
+    }
+}
+
+#[pymethods]
+impl Operation {
+    /// Its name.
+    #[getter]
+    fn name(&self) -> &'static str {
+        self.entry.name
+    }
+
+    /// What it chooses between: whether there is SiLU, an algorithm, or nothing.
+    #[getter]
+    fn option(&self) -> Option<&'static str> {
+        match self.entry.chooses {
+            Chooses::Activation => Some("silu"),
+            Chooses::Algorithm => Some("algorithm"),
+            Chooses::Nothing => None,
+        }
+    }
+
+    /// The tensors that it reads.
+    #[getter]
+    fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        self.described(py, &self.arguments()[..self.inputs])
+    }
+
+    /// The tensors that it writes.
+    #[getter]
+    fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        self.described(py, &self.arguments()[self.inputs..])
+    }
+
+    /// Computes; gives the results.
+    #[pyo3(signature = (inputs, option, outputs = None))]
+    fn run<'py>(
+        &self,
+        inputs: &Bound<'py, PyTuple>,
+        option: &Bound<'py, PyAny>,
+        outputs: Option<&Bound<'py, PyTuple>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let choice = self.entry.choice(option)?;
+        Given::new(self, inputs, outputs)?.compute(choice)
+    }
+
+    /// As `run`, if nobody wants to see the call before it runs; None if somebody does, or for arguments that only Python has words
+    /// for. Autograd and autocast are the caller's.
+    #[pyo3(signature = (inputs, option, outputs = None))]
+    fn eager<'py>(
+        &self,
+        inputs: &Bound<'py, PyTuple>,
+        option: &Bound<'py, PyAny>,
+        outputs: Option<&Bound<'py, PyTuple>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(torch) = Torch::imported(inputs.py())? else { return Ok(None) };
+        let given = Given::new(self, inputs, outputs)?;
+        match way(torch, &given, Watch::Others)? {
+            Way::Kernel(first) => given.compute_plain(torch, first, self.entry.choice(option)?).map(Some),
+            Way::Watched | Way::Recorded(_) => Ok(None),
+        }
+    }
+
+    /// As `eager`, with autograd among those who may want to see the call, and autocast unless the tensors are cast already. The option
+    /// has its name. If a gradient has to be recorded, gives how many of the inputs take part, those behind them being absent.
+    #[pyo3(signature = (inputs, option, outputs, is_cast))]
+    fn record<'py>(
+        &self,
+        inputs: &Bound<'py, PyTuple>,
+        option: &Bound<'py, PyAny>,
+        outputs: Option<&Bound<'py, PyTuple>>,
+        is_cast: bool,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = inputs.py();
+        let (Some(torch), Some(choice)) = (Torch::imported(py)?, self.entry.named_choice(option)?) else {
+            return Ok(None);
+        };
+        let given = Given::new(self, inputs, outputs)?;
+        let watch = if is_cast { Watch::Autograd } else { Watch::AutogradAndAutocast };
+        Ok(match way(torch, &given, watch)? {
+            Way::Watched => None,
+            Way::Recorded(count) => Some(count.into_pyobject(py)?.into_any()),
+            Way::Kernel(first) => Some(given.compute_plain(torch, first, choice)?),
+        })
+    }
+
+    /// The results of a call of PyTorch's tensors, without values: of fake ones, say.
+    #[pyo3(signature = (inputs, outputs = None))]
+    fn empty<'py>(
+        &self,
+        inputs: &Bound<'py, PyTuple>,
+        outputs: Option<&Bound<'py, PyTuple>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Given::new(self, inputs, outputs)?.empty()
+    }
+}

@@ -1,0 +1,141 @@
+//! The operations that Python can call, by the names that it has for them and their arguments.
+
+use causeway::causal_conv1d::{Activation, Backward, Forward, Update, VarlenStates};
+use causeway::gemm::{self, Algorithm};
+use causeway::operation::{Argument, Operation as _};
+use causeway::{TensorMut, TensorRef};
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::call::{Place, run};
+use crate::error::{Renamed, exception};
+use crate::tensor::Tensor;
+
+/// The option of an operation.
+#[derive(Clone, Copy)]
+pub enum Choice {
+    Activation(Activation),
+    Algorithm(Algorithm),
+    None,
+}
+
+/// Which option an operation has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Chooses {
+    Activation,
+    Algorithm,
+    Nothing,
+}
+
+/// What computes a call from its option and the views of its inputs and of its outputs, each in the order of the table.
+type Compute = for<'a> fn(
+    Choice,
+    &[Option<TensorRef<'a>>],
+    &mut [Option<TensorMut<'a>>],
+    &Place<'_, '_>,
+) -> PyResult<()>;
+
+/// An operation.
+pub struct Entry {
+    pub name: &'static str,
+    pub arguments: &'static [Argument],
+    pub chooses: Chooses,
+    /// Names of arguments that Python has others for.
+    pub renamed: Renamed,
+    /// What errors call arguments whose name is another one there.
+    pub said: Renamed,
+    pub compute: Compute,
+}
+
+const MATRICES: Renamed =
+    &[("A", "a"), ("B", "b"), ("C", "c"), ("grad_C", "grad_c"), ("grad_A", "grad_a"), ("grad_B", "grad_b")];
+
+macro_rules! entries {
+    ($($name:ident: $operation:ty, $choice:ident, $renamed:expr, $said:expr;)*) => {
+        /// Every operation.
+        pub static ENTRIES: &[Entry] = &[$(Entry {
+            name: stringify!($name),
+            arguments: <$operation>::ARGUMENTS,
+            chooses: Chooses::$choice,
+            renamed: $renamed,
+            said: $said,
+            compute: |choice, read, written, place| {
+                let (mut read, mut written) = (read.iter(), written.iter_mut());
+                let mut call = entries!(@call $operation, $choice, choice,
+                    |_| read.next().copied().flatten(), |_| written.next().and_then(Option::take));
+                run(&mut call, place, $said)
+            },
+        },)*];
+    };
+    (@call $operation:ty, Nothing, $choice:ident, $read:expr, $write:expr) => {{
+        let Choice::None = $choice else { unreachable!("read as the operation's") };
+        <$operation>::from_named($read, $write)
+    }};
+    (@call $operation:ty, $kind:ident, $choice:ident, $read:expr, $write:expr) => {{
+        let Choice::$kind(choice) = $choice else { unreachable!("read as the operation's") };
+        <$operation>::from_named(choice, $read, $write)
+    }};
+}
+entries! {
+    causal_conv1d_forward: Forward<'_>, Activation, &[], &[("final_states", "final_states_out")];
+    causal_conv1d_backward: Backward<'_>, Activation, &[], &[];
+    causal_conv1d_update: Update<'_>, Activation, &[("y", "out")], &[("y", "out")];
+    causal_conv1d_varlen_states: VarlenStates<'_>, Nothing, &[], &[];
+    gemm: gemm::Forward<'_>, Algorithm, MATRICES, MATRICES;
+    gemm_grad_a: gemm::GradA<'_>, Algorithm, MATRICES, MATRICES;
+    gemm_grad_b: gemm::GradB<'_>, Algorithm, MATRICES, MATRICES;
+    gemm_grad_ab: gemm::GradAB<'_>, Algorithm, MATRICES, MATRICES;
+}
+
+impl Entry {
+    /// Python's name for an argument.
+    pub fn name_of(&self, name: &'static str) -> &'static str {
+        other_name(self.renamed, name)
+    }
+
+    /// What errors call an argument.
+    pub fn said(&self, name: &'static str) -> &'static str {
+        other_name(self.said, name)
+    }
+
+    /// The option by the name that it has for people; None for a name that Python has the error for.
+    pub fn named_choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
+        if self.chooses != Chooses::Activation {
+            return self.choice(option).map(Some);
+        }
+        if option.is_none() {
+            return Ok(Some(Choice::Activation(Activation::None)));
+        }
+        let py = option.py();
+        // A name that a program spells out is one object with every other of its letters.
+        let is = |known: &Bound<'_, _>| Ok::<_, PyErr>(option.is(known) || option.eq(known)?);
+        let silu = is(intern!(py, "silu"))? || is(intern!(py, "swish"))?;
+        Ok(silu.then_some(Choice::Activation(Activation::Silu)))
+    }
+
+    /// The option as kernels take it: whether there is SiLU, or the name of an algorithm.
+    pub fn choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Choice> {
+        Ok(match self.chooses {
+            Chooses::Activation => {
+                let silu = option.extract()?;
+                Choice::Activation(if silu { Activation::Silu } else { Activation::None })
+            }
+            Chooses::Algorithm => {
+                let name: &str = option.extract()?;
+                Choice::Algorithm(name.parse().map_err(|error| exception(error, self.said))?)
+            }
+            Chooses::Nothing => Choice::None,
+        })
+    }
+
+    /// Work of a call: elements of a convolution, or at least the multiplications of a product.
+    pub fn size(&self, inputs: &[Option<Tensor>]) -> i64 {
+        let count = |tensor: &Option<Tensor>| tensor.as_ref().map_or(1, Tensor::element_count);
+        let factors = if self.chooses == Chooses::Algorithm { 2 } else { 1 };
+        inputs.iter().take(factors).map(count).fold(1, i64::saturating_mul)
+    }
+}
+
+fn other_name(names: Renamed, name: &'static str) -> &'static str {
+    names.iter().find(|(from, _)| *from == name).map_or(name, |(_, to)| *to)
+}
