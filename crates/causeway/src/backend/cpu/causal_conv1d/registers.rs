@@ -37,6 +37,25 @@ macro_rules! with_taps {
 }
 pub(super) use with_taps;
 
+/// Repeats a block for every age of a tap, up or down, with a literal for the age. It does not count on the compiler to unroll a
+/// loop: the body has the shifts by every number of lanes in it until the age is known, and is too long for that.
+macro_rules! for_each_age {
+    ($age:ident in 0..$width:ident $body:block) => {
+        for_each_age!(@ $age, $width, $body, 0 1 2 3 4 5 6 7)
+    };
+    ($age:ident down from $width:ident $body:block) => {
+        for_each_age!(@ $age, $width, $body, 7 6 5 4 3 2 1 0)
+    };
+    (@ $age:ident, $width:ident, $body:block, $($number:literal)*) => {
+        $({
+            let $age: usize = $number;
+            if $age < $width $body
+        })*
+    };
+}
+pub(super) use for_each_age;
+const _: () = assert!(MAX_WIDTH == 8);
+
 /// How many of `count` positions the passes below take: whole pairs, if the taps reach back one vector at most.
 #[inline(always)]
 pub(super) fn whole_pairs<S: Simd>(_: S, width: usize, count: usize) -> usize {
@@ -160,13 +179,13 @@ where
                 prefetch_pair(simd, source);
                 T::load_pair(simd, source)
             };
-            for age in (0..WIDTH).rev() {
+            for_each_age!(age down from WIDTH {
                 if age < self.width {
                     let taken = T::shift_pair_in(simd, *before, now, age);
                     sums[0] = simd.mul_add(self.taps[age], taken[0], sums[0]);
                     sums[1] = simd.mul_add(self.taps[age], taken[1], sums[1]);
                 }
-            }
+            });
             *before = now;
         }
         sums

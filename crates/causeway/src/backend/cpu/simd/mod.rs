@@ -96,7 +96,7 @@ macro_rules! number {
                     Level::Avx2 => unsafe { x86::$avx2(kernel, task) },
                     #[cfg(target_arch = "aarch64")]
                     Level::Neon => kernel.run($neon, task),
-                    _ => kernel.run(Plain::<$accumulator, { plain::HAS_FMA }>::new(), task),
+                    _ => kernel.run(Plain::<$accumulator, _>::new(plain::Target), task),
                 }
             }
         }
@@ -122,7 +122,18 @@ number_in_f32!(f32, 0.0, F32, |x| x, |x| x, |x| x as f32);
 number_in_f32!(f16, f16::ZERO, F16, f16::to_f32, f16::from_f32, f16_from_f64);
 number_in_f32!(bf16, bf16::ZERO, Bf16, bf16::to_f32, bf16::from_f32, bf16_from_f64);
 // f64 uses the plain body, compiled for the instructions of the level.
-number!(f64, f64, run_avx512_f64, run_avx2_f64, Plain::<f64, true>::new(), 0.0, F32, |x| x, |x| x, |x| x);
+number!(
+    f64,
+    f64,
+    run_avx512_f64,
+    run_avx2_f64,
+    Plain::<f64, _>::new(plain::Target),
+    0.0,
+    F32,
+    |x| x,
+    |x| x,
+    |x| x
+);
 
 /// A kernel's body, cut into tasks that write to disjoint places.
 pub(crate) trait Kernel: Sync {
@@ -136,6 +147,20 @@ pub(crate) trait Kernel: Sync {
         Self::Number: Lanes<S>;
 }
 
+/// A part of a kernel that is a function of its own; see [`Simd::apart`].
+pub(crate) trait Part<S> {
+    fn run(self, simd: S);
+}
+
+/// What the function around is compiled for.
+pub(crate) trait Instructions: Copy + Send + Sync {
+    /// Whether multiply and add are fused in one instruction.
+    const FUSED: bool;
+
+    /// See [`Simd::apart`].
+    fn apart<S: Simd, P: Part<S>>(self, simd: S, part: P);
+}
+
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
@@ -146,6 +171,10 @@ pub(crate) trait Simd: Copy + Send + Sync {
     type Vector: Copy;
     /// Scalars in a vector: a power of two.
     const LANES: usize;
+
+    /// Runs a part in a function of its own, which is compiled for the same instructions. Everything else is inlined into the
+    /// kernel, and the time that a function takes to compile grows faster than its length.
+    fn apart<P: Part<Self>>(self, part: P);
 
     fn splat(self, value: Self::Scalar) -> Self::Vector;
 
@@ -433,30 +462,30 @@ unsafe fn load_halves<S: Simd, T: Lanes<S>>(simd: S, source: *const T) -> [S::Ve
     unsafe { [T::load(simd, source), T::load(simd, source.add(S::LANES))] }
 }
 
-impl<const FUSED: bool> Lanes<Plain<f64, FUSED>> for f64 {
+impl<I: Instructions> Lanes<Plain<f64, I>> for f64 {
     const ALTERNATES: bool = false;
 
     #[inline(always)]
-    unsafe fn load(simd: Plain<f64, FUSED>, source: *const f64) -> [f64; plain::LANES] {
+    unsafe fn load(simd: Plain<f64, I>, source: *const f64) -> [f64; plain::LANES] {
         // SAFETY: the caller's promise.
         unsafe { simd.load(source) }
     }
 
     #[inline(always)]
-    unsafe fn store(simd: Plain<f64, FUSED>, target: *mut f64, v: [f64; plain::LANES]) {
+    unsafe fn store(simd: Plain<f64, I>, target: *mut f64, v: [f64; plain::LANES]) {
         // SAFETY: the caller's promise.
         unsafe { simd.store(target, v) }
     }
 
     #[inline(always)]
-    unsafe fn load_pair(simd: Plain<f64, FUSED>, source: *const f64) -> [[f64; plain::LANES]; 2] {
+    unsafe fn load_pair(simd: Plain<f64, I>, source: *const f64) -> [[f64; plain::LANES]; 2] {
         // SAFETY: the caller's promise.
         unsafe { load_halves(simd, source) }
     }
 
     #[inline(always)]
     unsafe fn store_pair<const STREAM: bool>(
-        simd: Plain<f64, FUSED>,
+        simd: Plain<f64, I>,
         target: *mut f64,
         [first, second]: [[f64; plain::LANES]; 2],
     ) {

@@ -4,7 +4,8 @@ use std::arch::aarch64::*;
 
 use half::{bf16, f16};
 
-use super::{LINE, Number, Simd, SimdF32, silu};
+use super::plain::Target;
+use super::{Instructions, LINE, Number, Part, Simd, SimdF32, silu};
 
 /// Four f32.
 #[derive(Clone, Copy)]
@@ -21,6 +22,11 @@ impl Simd for Neon {
     type Scalar = f32;
     type Vector = float32x4_t;
     const LANES: usize = 4;
+
+    #[inline(always)]
+    fn apart<P: Part<Self>>(self, part: P) {
+        Target.apart(self, part)
+    }
 
     #[inline(always)]
     fn splat(self, value: f32) -> float32x4_t {

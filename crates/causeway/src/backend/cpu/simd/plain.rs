@@ -5,32 +5,47 @@ use std::marker::PhantomData;
 use half::{bf16, f16};
 
 use super::silu::{silu, silu_f64, silu_slope, silu_slope_f64};
-use super::{LINE, Number, Simd, SimdF32};
+use super::{Instructions, LINE, Number, Part, Simd, SimdF32};
 
 /// Scalars in a vector.
 pub(crate) const LANES: usize = 8;
 
-/// Whether the target that this crate was compiled for fuses multiply and add in one instruction. Elsewhere a
-/// fused operation is a library call, so that plain code rounds twice instead.
-pub(crate) const HAS_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
-
-/// Arrays of `LANES` scalars. `FUSED` says whether the function around has a fused multiply-add.
+/// What the target that this crate was compiled for guarantees.
 #[derive(Clone, Copy)]
-pub(crate) struct Plain<A, const FUSED: bool>(PhantomData<A>);
+pub(crate) struct Target;
 
-impl<A, const FUSED: bool> Plain<A, FUSED> {
+impl Instructions for Target {
+    // Elsewhere a fused operation is a library call, so that plain code rounds twice instead.
+    const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
+    #[inline(never)]
+    fn apart<S: Simd, P: Part<S>>(self, simd: S, part: P) {
+        part.run(simd)
+    }
+}
+
+/// Arrays of `LANES` scalars, in a function that is compiled for the instructions `I`.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain<A, I>(I, PhantomData<A>);
+
+impl<A, I> Plain<A, I> {
     #[inline(always)]
-    pub fn new() -> Self {
-        Plain(PhantomData)
+    pub fn new(instructions: I) -> Self {
+        Plain(instructions, PhantomData)
     }
 }
 
 macro_rules! plain_simd {
     ($scalar:ty, $silu:ident, $slope:ident) => {
-        impl<const FUSED: bool> Simd for Plain<$scalar, FUSED> {
+        impl<I: Instructions> Simd for Plain<$scalar, I> {
             type Scalar = $scalar;
             type Vector = [$scalar; LANES];
             const LANES: usize = LANES;
+
+            #[inline(always)]
+            fn apart<P: Part<Self>>(self, part: P) {
+                self.0.apart(self, part)
+            }
 
             #[inline(always)]
             fn splat(self, value: $scalar) -> Self::Vector {
@@ -66,7 +81,7 @@ macro_rules! plain_simd {
 
             #[inline(always)]
             fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
-                std::array::from_fn(|i| if FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+                std::array::from_fn(|i| if I::FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
             }
 
             #[inline(always)]
@@ -146,11 +161,11 @@ fn silu_slope_in_f64<S, T, const N: usize>(_: S, x: [[f64; LANES]; N]) -> [[f64;
     x.map(|v| v.map(silu_slope_f64))
 }
 
-impl<const FUSED: bool> SimdF32 for Plain<f32, FUSED> {
+impl<I: Instructions> SimdF32 for Plain<f32, I> {
     #[inline(always)]
     fn remainder(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
         let sum = self.mul_add(a, b, c);
-        if FUSED {
+        if I::FUSED {
             return sum;
         }
         std::array::from_fn(|i| if c[i].is_infinite() { c[i] } else { sum[i] })
@@ -213,7 +228,7 @@ mod tests {
 
     #[test]
     fn scaling_reaches_the_subnormals() {
-        let simd = Plain::<f32, false>::new();
+        let simd = Plain::<f32, _>::new(Target);
         let powers: [f32; LANES] = [-149.0, -126.0, -92.0, -1.0, 0.0, 1.0, 92.0, -160.0];
         let scaled = simd.scale([1.0; LANES], powers);
         for (n, value) in powers.into_iter().zip(scaled) {

@@ -10,10 +10,12 @@
 //! A pair's dx and its part of dweight wait for the g of the pair after it. So both come from the same shifted g, x is
 //! needed as it lies in memory, and dx is stored where x was loaded: rows that begin and end with lines give whole lines.
 
-use super::super::registers::{INTERLEAVED, Output, Taps, load_history, prefetch_pair, store_history};
+use super::super::registers::{
+    INTERLEAVED, Output, Taps, for_each_age, load_history, prefetch_pair, store_history,
+};
 use super::super::rows::{MAX_PAIR, load_lanes, store_lanes};
 use super::super::tile::Slope;
-use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Part, Simd};
 
 /// What [`gradient`] works on.
 pub(super) struct Gradient<'a, A, T> {
@@ -57,32 +59,52 @@ pub(super) unsafe fn gradient<S, T, F, const WIDTH: usize>(
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
     F: Slope<S>,
 {
-    let Gradient { weight, bias, x, dy, x_before, x_last, g_first, g_last, g_after, added, dx, sums } = work;
-    let zero = simd.splat(S::Scalar::ZERO);
-    let source = Gradients { taps: Taps::<S, T, WIDTH>::new(simd, weight, bias, x), dy, dx, finish };
-    // SAFETY: the caller's promise.
-    let state = unsafe {
-        let first = source.first(simd, load_history::<S, T>(simd, x_before));
-        store_first::<S, T>(simd, first, g_first);
-        let total = simd.add(first[0], first[1]);
-        let mut state = State { g: first, totals: [zero; WIDTH], total };
-        let at = source.groups::<INTERLEAVED>(simd, &mut state, 2 * S::LANES);
-        source.groups::<2>(simd, &mut state, at);
-        source.last(simd, &mut state, x_last, g_after, added);
-        state
-    };
-    let width = source.taps.width;
-    for age in 0..WIDTH {
-        if age < width {
-            sums[width - 1 - age] += simd.sum(state.totals[age]).to_f64();
+    simd.apart(Promised::<_, _, F, WIDTH> { work, finish });
+}
+
+/// What [`gradient`] was called with, and its caller's promise.
+struct Promised<'a, A, T, F, const WIDTH: usize> {
+    work: Gradient<'a, A, T>,
+    finish: &'a F,
+}
+
+impl<S, T, F, const WIDTH: usize> Part<S> for Promised<'_, S::Scalar, T, F, WIDTH>
+where
+    S: Simd,
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+    F: Slope<S>,
+{
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Gradient { weight, bias, x, dy, x_before, x_last, g_first, g_last, g_after, added, dx, sums } =
+            self.work;
+        let zero = simd.splat(S::Scalar::ZERO);
+        let taps = Taps::<S, T, WIDTH>::new(simd, weight, bias, x);
+        let source = Gradients { taps, dy, dx, finish: self.finish };
+        // SAFETY: the promise.
+        let state = unsafe {
+            let first = source.first(simd, load_history::<S, T>(simd, x_before));
+            store_first::<S, T>(simd, first, g_first);
+            let total = simd.add(first[0], first[1]);
+            let mut state = State { g: first, totals: [zero; WIDTH], total };
+            let at = source.groups::<INTERLEAVED>(simd, &mut state, 2 * S::LANES);
+            source.groups::<2>(simd, &mut state, at);
+            source.last(simd, &mut state, x_last, g_after, added);
+            state
+        };
+        let width = source.taps.width;
+        for age in 0..WIDTH {
+            if age < width {
+                sums[width - 1 - age] += simd.sum(state.totals[age]).to_f64();
+            }
         }
-    }
-    sums[width] += simd.sum(state.total).to_f64();
-    store_history::<S, T>(simd, state.g, g_last);
-    // The products with positions before x.
-    for age in 1..width {
-        for (g, x) in g_first[..age].iter().zip(&x_before[width - 1 - age..]) {
-            sums[width - 1 - age] += g.to_f64() * x.to_f64();
+        sums[width] += simd.sum(state.total).to_f64();
+        store_history::<S, T>(simd, state.g, g_last);
+        // The products with positions before x.
+        for age in 1..width {
+            for (g, x) in g_first[..age].iter().zip(&x_before[width - 1 - age..]) {
+                sums[width - 1 - age] += g.to_f64() * x.to_f64();
+            }
         }
     }
 }
@@ -214,7 +236,7 @@ where
         let mut dx = [simd.splat(S::Scalar::ZERO); 2];
         // SAFETY: the caller's promise.
         let x = unsafe { T::load_pair(simd, self.taps.x.add(from)) };
-        for age in 0..WIDTH {
+        for_each_age!(age in 0..WIDTH {
             if age < self.taps.width {
                 let g = T::shift_pair_out(simd, state.g, next, age);
                 for part in 0..2 {
@@ -222,7 +244,7 @@ where
                     dx[part] = simd.mul_add(self.taps.taps[age], g[part], dx[part]);
                 }
             }
-        }
+        });
         state.total = simd.add(state.total, simd.add(next[0], next[1]));
         state.g = next;
         dx
@@ -254,7 +276,7 @@ where
             let next = load_first::<S, T>(simd, g_after);
             let mut dx = load_history::<S, T>(simd, added);
             let x = T::load_pair(simd, self.taps.x.add(from));
-            for age in 0..WIDTH {
+            for_each_age!(age in 0..WIDTH {
                 if age < self.taps.width {
                     let g = T::shift_pair_out(simd, state.g, next, age);
                     // Not a product with zero, which of an infinite x would count.
@@ -265,7 +287,7 @@ where
                         dx[part] = simd.mul_add(self.taps.taps[age], g[part], dx[part]);
                     }
                 }
-            }
+            });
             self.dx.store(simd, from, dx);
         }
     }

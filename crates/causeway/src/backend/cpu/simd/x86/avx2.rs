@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::super::{Number, Simd, SimdF32, silu};
+use super::super::{Instructions, Number, Part, Simd, SimdF32, silu};
 use super::Avx2;
 
 /// Of a 32-bit word.
@@ -14,6 +14,11 @@ impl Simd for Avx2 {
     type Scalar = f32;
     type Vector = __m256;
     const LANES: usize = 8;
+
+    #[inline(always)]
+    fn apart<P: Part<Self>>(self, part: P) {
+        Instructions::apart(self, self, part)
+    }
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m256 {

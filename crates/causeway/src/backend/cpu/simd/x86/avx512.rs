@@ -6,7 +6,7 @@ use std::f32::consts::{FRAC_1_SQRT_2, SQRT_2};
 
 use half::{bf16, f16};
 
-use super::super::{Number, Simd, SimdF32, silu};
+use super::super::{Instructions, Number, Part, Simd, SimdF32, silu};
 use super::Avx512;
 
 /// Of a 32-bit word.
@@ -16,6 +16,11 @@ impl Simd for Avx512 {
     type Scalar = f32;
     type Vector = __m512;
     const LANES: usize = 16;
+
+    #[inline(always)]
+    fn apart<P: Part<Self>>(self, part: P) {
+        Instructions::apart(self, self, part)
+    }
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {

@@ -7,7 +7,7 @@
 mod avx2;
 mod avx512;
 
-use super::{Kernel, Lanes, Number, Plain};
+use super::{Instructions, Kernel, Lanes, Number, Part, Plain, Simd};
 
 /// AVX2, FMA and F16C: eight f32.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ where
 /// The processor has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run_avx2_f64<K: Kernel<Number = f64>>(kernel: &K, task: usize) {
-    kernel.run(Plain::<f64, true>::new(), task)
+    kernel.run(Plain::<f64, _>::new(Avx2(())), task)
 }
 
 /// # Safety
@@ -48,5 +48,35 @@ where
 /// The processor has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn run_avx512_f64<K: Kernel<Number = f64>>(kernel: &K, task: usize) {
-    kernel.run(Plain::<f64, true>::new(), task)
+    kernel.run(Plain::<f64, _>::new(Avx512(())), task)
+}
+
+impl Instructions for Avx2 {
+    const FUSED: bool = true;
+
+    #[inline(always)]
+    fn apart<S: Simd, P: Part<S>>(self, simd: S, part: P) {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn run<S: Simd, P: Part<S>>(simd: S, part: P) {
+            part.run(simd)
+        }
+        // SAFETY: the token.
+        unsafe { run(simd, part) }
+    }
+}
+
+impl Instructions for Avx512 {
+    const FUSED: bool = true;
+
+    #[inline(always)]
+    fn apart<S: Simd, P: Part<S>>(self, simd: S, part: P) {
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        fn run<S: Simd, P: Part<S>>(simd: S, part: P) {
+            part.run(simd)
+        }
+        // SAFETY: the token.
+        unsafe { run(simd, part) }
+    }
 }
