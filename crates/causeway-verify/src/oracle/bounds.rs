@@ -65,10 +65,10 @@ impl Arithmetic {
         if value.is_finite() { self.unit * value.abs() + self.accumulator.smallest() } else { 0.0 }
     }
 
-    /// Whether a partial sum of terms with these magnitudes, taken together, may overflow.
+    /// Whether a partial sum of terms with these magnitudes, taken together, may overflow when it is rounded as often.
     #[inline(always)]
-    pub fn may_overflow(&self, magnitude: f64) -> bool {
-        magnitude >= self.accumulator.max() / 2.0
+    pub fn may_overflow(&self, terms: usize, magnitude: f64) -> bool {
+        magnitude * (1.0 + self.gamma(terms as f64)) >= self.accumulator.max()
     }
 
     /// γₙ = n·u / (1 - n·u): relative error of n operations in a row.
@@ -88,7 +88,7 @@ impl Arithmetic {
         if magnitude.is_nan() || magnitude == f64::INFINITY && self.accumulator.max() < f64::MAX {
             return 0.0;
         }
-        if self.may_overflow(magnitude) {
+        if self.may_overflow(terms, magnitude) {
             return f64::INFINITY;
         }
         let operations = terms as f64;
@@ -100,7 +100,7 @@ impl Arithmetic {
     #[inline(always)]
     pub fn long_sum(&self, terms: usize, magnitude: f64, squares: f64) -> f64 {
         let worst = self.sum(terms, magnitude);
-        if !magnitude.is_finite() || self.may_overflow(magnitude) {
+        if !magnitude.is_finite() || self.may_overflow(terms, magnitude) {
             return worst;
         }
         let operations = terms as f64;

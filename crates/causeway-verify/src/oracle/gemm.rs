@@ -62,7 +62,7 @@ impl<'a> Product<'a> {
                     *value = truths[i];
                     // What overflows beside an infinity may be the other one.
                     let unknown =
-                        truths[i].is_infinite() && arithmetic.may_overflow(sums.finite_magnitude(i));
+                        truths[i].is_infinite() && arithmetic.may_overflow(terms, sums.finite_magnitude(i));
                     let error = if unknown { f64::INFINITY } else { arithmetic.sum(terms, sizes[i]) };
                     let sum = Approximate { value: truths[i], error };
                     let ceiling = CEILING * magnitudes[i] + format.smallest() / 2.0;

@@ -244,7 +244,7 @@ impl Problem<'_> {
         let (arithmetic, terms) = (self.data.arithmetic, self.data.terms());
         let read = dx.sums[first..].iter().zip(&dx.magnitudes[first..]).zip(&dx.inherited[first..]);
         for ((value, bound), ((&sum, &magnitude), &inherited)) in values.iter_mut().zip(bounds).zip(read) {
-            let overflows = magnitude.is_finite() && arithmetic.may_overflow(magnitude + inherited);
+            let overflows = magnitude.is_finite() && arithmetic.may_overflow(terms, magnitude + inherited);
             let error = if overflows { f64::INFINITY } else { inherited + arithmetic.sum(terms, magnitude) };
             *value = sum.value();
             *bound = arithmetic.rounded(Approximate { value: *value, error }, self.dtype);

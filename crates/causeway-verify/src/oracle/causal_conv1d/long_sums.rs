@@ -59,7 +59,7 @@ impl<R: Real> LongSums<R> {
         let mut error = arithmetic.long_sum(terms, self.magnitude[lane], self.squares[lane])
             + independent(self.inherited[lane], self.inherited_squares[lane]);
         let largest = self.magnitude[lane] + self.inherited[lane];
-        if self.magnitude[lane].is_finite() && arithmetic.may_overflow(largest) {
+        if self.magnitude[lane].is_finite() && arithmetic.may_overflow(terms, largest) {
             // By what errors of g come to in the terms.
             error = f64::INFINITY;
         }
