@@ -51,8 +51,11 @@ pub struct Progress {
 /// A call waits for the kernels of others, which are compiled together.
 const BATCH: usize = 256;
 
-/// Of so many calls on a device that compiles kernels, one may need new ones.
-const CALLS_OF_A_KERNEL: usize = 16;
+/// Of so many calls on a device that compiles kernels, one may need new ones. A simulator compiles many together, in the time
+/// that a GPU's compiler takes for one.
+fn calls_of_a_kernel(device: &Device) -> usize {
+    if matches!(device, Device::Simulated(_)) { 4 } else { 16 }
+}
 
 /// Draws of which the newest is taken where kernels may be compiled.
 const CANDIDATES: usize = 24;
@@ -201,7 +204,7 @@ impl<'a> Source<'a> {
             return row.case().ok().map(|case| (row, case));
         };
         let rows = self.rows.entry(operation).or_default().len();
-        if rows > 0 && !self.random.once_in(CALLS_OF_A_KERNEL) {
+        if rows > 0 && !self.random.once_in(calls_of_a_kernel(self.device)) {
             // Sizes for a kernel that is there; not every size has the alignment that it wants.
             for _ in 0..8 {
                 let options = &self.rows[operation][self.random.below(rows)];

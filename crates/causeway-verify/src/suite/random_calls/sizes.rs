@@ -1,11 +1,11 @@
-//! Sizes where kernels change what they do: nothing, one, powers of two, their neighbours.
+//! Sizes where kernels change what they do: nothing, one, powers of two, their neighbours, whole tiles.
 
 use super::super::random::Random;
 
 /// A size up to `most`, which is at least 1.
 pub(super) fn size(random: &mut Random, most: i64) -> i64 {
     let near = |random: &mut Random, centre: i64| centre + random.between(-1, 1);
-    let drawn = match random.below(8) {
+    let drawn = match random.below(10) {
         0 => random.between(1, 9),
         1 | 2 => {
             let power = 1 << random.between(0, i64::from(most.ilog2()));
@@ -19,6 +19,8 @@ pub(super) fn size(random: &mut Random, most: i64) -> i64 {
         }
         4 => 8 * random.log_uniform(most / 8 + 1),
         5 => most - random.between(0, 3),
+        // What a tile, or the lanes that share a row, take without a rest: there kernels leave out checks.
+        6 | 7 => (8 << random.between(0, 6)) * random.between(1, 4),
         _ => random.log_uniform(most),
     };
     drawn.clamp(1, most)
