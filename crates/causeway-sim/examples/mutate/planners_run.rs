@@ -1,6 +1,7 @@
 //! A run over mutants of the planners. A mutant is noticed by the planners' own tests; by planning, which panics or refuses a
-//! case; or by a case of which it changed a plan. A plan that is another and right as well is a survivor until somebody
-//! has looked at it; a mutant that changes no plan on any device cannot be told from the source.
+//! case; or by a case of which it changed a plan, and that fails. Another plan that is right as well is noticed by
+//! tests/plans.tsv, which holds a digest of all of them; a mutant that changes no plan on any device cannot be told from the
+//! source.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::catch_unwind;
@@ -19,7 +20,8 @@ use super::results::{self, Outcome};
 use super::schemata::{Numbered, Planner, is_possible};
 use super::workspace::{self, Built};
 
-/// Devices that are planned for: those of tests/simulator first, whose cases are preferred where plans differ.
+/// Devices that are planned for, those of tests/plans.rs: first those of tests/simulator, whose cases are preferred where plans
+/// differ.
 const DEVICES: [&str; 12] = [
     "sim:32",
     "sim:64",
@@ -158,7 +160,9 @@ fn judge(
     command.env("CAUSEWAY_SIM_DIR", options.folder.join("units"));
     *outcome = outcome.clone().judged(Job { suite: None, patch: None, batches }.start(command)?);
     if outcome.result == "survived" {
-        outcome.by.push_str(&format!(", of {count} with other plans"));
+        // As right, so that no result tells: but not what the table has.
+        let by = format!("tests/plans.tsv: {count} cases have other plans, and {}", outcome.by);
+        *outcome = outcome.clone().judged(Verdict::Noticed(by));
     }
     Ok(())
 }
