@@ -7,7 +7,7 @@ use std::path::Path;
 
 use causeway::DType;
 use causeway_sim::Settings;
-use causeway_verify::suite::{Suite, plans};
+use causeway_verify::suite::{Suite, identity, plans};
 
 /// One for each family of planners' tables, and the simulator's own.
 const DEVICES: [&str; 12] = [
@@ -40,8 +40,7 @@ fn table() -> String {
             for (call, plan) in plans(case, &facts).unwrap_or_default() {
                 let (launches, hasher) = calls.entry(call).or_default();
                 *launches += 1;
-                hasher.update(format!("{}\n{plan}", case.name).as_bytes());
-                hasher.update(&plan.arguments);
+                hasher.update(case.name.as_bytes()).update(&identity(call, &plan));
             }
         }
         for (call, (launches, hasher)) in calls {

@@ -8,9 +8,8 @@ use std::panic::catch_unwind;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use causeway::backend::gpu::plan::Plan;
 use causeway_sim::Settings;
-use causeway_verify::suite::plans;
+use causeway_verify::suite::{identity, plans};
 
 use super::cases::cases;
 use super::check::{self, Check, Job, Verdict};
@@ -245,7 +244,9 @@ pub fn print_plans() -> Result<(), String> {
                 }
                 Ok(Ok(plans)) => {
                     let mut hasher = blake3::Hasher::new();
-                    plans.iter().for_each(|(call, plan)| hash(&mut hasher, call, plan));
+                    plans.iter().for_each(|(call, plan)| {
+                        hasher.update(&identity(call, plan));
+                    });
                     format!("plans {}", &hasher.finalize().to_hex()[..16])
                 }
             };
@@ -253,10 +254,4 @@ pub fn print_plans() -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// All that a launch is made of. What it says of the bytes that it moves is for benchmarks, and part of it too.
-fn hash(hasher: &mut blake3::Hasher, call: &str, plan: &Plan) {
-    let places = (plan.workspace_at, plan.counters_at, plan.begins_early, plan.cluster);
-    hasher.update(format!("{call} {plan:?} {places:?} {:?}", plan.arguments).as_bytes());
 }

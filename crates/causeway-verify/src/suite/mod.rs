@@ -38,7 +38,7 @@ pub use engine::{run_case, run_case_noting, run_case_repeatedly};
 pub use gemm::{Gemm, GemmResults, GemmTensors, MatrixLayout};
 pub use layout::Layout;
 pub use memory::{Memory, Placement, Role};
-pub use plans::{distinct_plans, plans, prepare};
+pub use plans::{distinct_plans, identity, plans, prepare};
 pub use report::{CaseReport, OutputReport, Timing};
 pub use results::Results;
 pub use sample::{gather, sample_channels};

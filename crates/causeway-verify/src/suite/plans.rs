@@ -67,6 +67,14 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
     Ok(plans.into_iter().filter_map(|(call, plan)| Some((call, plan?))).collect())
 }
 
+/// All that a launch is made of, to tell it from others.
+pub fn identity(call: &str, plan: &Plan) -> Vec<u8> {
+    let places = (plan.workspace_at, plan.counters_at, plan.begins_early, plan.cluster);
+    let mut identity = format!("{call}\n{plan}\n{places:?}\n").into_bytes();
+    identity.extend(&plan.arguments);
+    identity
+}
+
 /// Compiles and loads what cases launch on a device, on all threads of the pool. A kernel of a GPU that cannot be made is named
 /// by the calls that need it.
 ///
