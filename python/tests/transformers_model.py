@@ -212,6 +212,8 @@ def eager(model, tokens, backend):
     output.loss.backward()
     result = {"logits": output.logits.detach()}
     with torch.no_grad():
+        # Attention may round otherwise where gradients are wanted: what is compared to the last bit has none on either side.
+        result["without_residual"] = model(input_ids=tokens).logits
         # A keyword of Causeway's own, which transformers forwards to every function that has it.
         result["with_residual"] = model(input_ids=tokens, residual=torch.ones(2, 1, tokens.shape[1], device=tokens.device)).logits
     result["gradients"] = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
