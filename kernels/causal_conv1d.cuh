@@ -8,7 +8,8 @@
 //       using Weight = float;                    element type of weight and bias
 //       static constexpr int width = 4;          taps per channel
 //       static constexpr bool silu = true;       activation
-//       static constexpr bool bias, initial_states, final_states, seq_idx, residual;     which arguments are there
+//       static constexpr bool bias, initial_states, final_states, seq_idx, residual, B, C;   which arguments are there
+//       static constexpr bool round_products;    products with B and C are rounded to X
 //       static constexpr int cu_seqlens = 0;     bytes of an element of cu_seqlens: 4 or 8; 0: not given
 //   };
 #pragma once
@@ -74,6 +75,34 @@ template <class Problem> CAUSEWAY_DEVICE float activate(float pre) {
         return silu_f32(pre);
     } else {
         return silu_16bit(pre);
+    }
+}
+
+// ---- gates ---------------------------------------------------------------------------------------------------------
+// y = C ⊙ act(conv(B ⊙ x)): what taps read, and what the activation gives, are multiplied as they pass.
+
+// A number as a kernel of its own would have left it in memory, where products are rounded.
+template <class Problem> CAUSEWAY_DEVICE float kept(float value) {
+    using X = typename Problem::X;
+    if constexpr (!Problem::round_products || SAME<X, float>) {
+        return value;
+    } else {
+        const float values[1] = {value};
+        return element<X, 0>(pack<X, (int)sizeof(X)>(values));
+    }
+}
+
+// A gate's factor times a value.
+template <class Problem> CAUSEWAY_DEVICE float gated(float factor, float value) {
+    return kept<Problem>(multiply_rn(factor, value));
+}
+
+// What the activation gives, times its gate, if there is one.
+template <class Problem> CAUSEWAY_DEVICE float activate_gated(float pre, float factor) {
+    if constexpr (!Problem::C) {
+        return activate<Problem>(pre);
+    } else {
+        return gated<Problem>(factor, kept<Problem>(activate<Problem>(pre)));
     }
 }
 

@@ -5,6 +5,9 @@
 //   dx[t]        = Σ_j weight[width-1-j] · g[t+j]  (+ dfinal_states at the last width-1 positions of a sequence)
 //   dweight[width-1-j] = Σ_t g[t] · x[t-j]         dbias = Σ_t g[t]
 //
+// With gates B ⊙ x stands for x and C ⊙ dy for dy; the sum above is d(B ⊙ x), of which dx = B ⊙ d(B ⊙ x), dB = x ⊙ d(B ⊙ x),
+// and dC = dy ⊙ act(pre).
+//
 // Here and below j = 0 … width-1 counts positions back from an output: *tap j* of position t reads x[t-j] with
 // weight[width-1-j]. Arrays of weights in registers are in this order: weight[j] is the weight of tap j.
 //
@@ -28,7 +31,7 @@ namespace causal_conv1d {
 // Backward kernels take a `Problem` as causal_conv1d.cuh describes it, with these members besides:
 //
 //   using DWeight = float;                    element type of dweight and dbias
-//   static constexpr bool dbias, dinitial_states, dfinal_states;
+//   static constexpr bool dbias, dinitial_states, dfinal_states, dB, dC;
 //
 // and width 0 where the width is in the arguments.
 template <class Problem> constexpr bool PACKED = Problem::cu_seqlens != 0;
@@ -174,10 +177,56 @@ CAUSEWAY_DEVICE Packet<sizeof(typename Problem::X)> load_tap(const BackwardArgum
     return load_if<sizeof(X)>(counts && (inside || Problem::initial_states), address);
 }
 
+// What tap j of a position reads, times the gate of x if it is a position of x.
+template <class Problem>
+CAUSEWAY_DEVICE float gated_tap(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel, i64 position,
+                                i32 index, int j, float value) {
+    if constexpr (Problem::B) {
+        const i64 from = position - j;
+        const bool counts = index >= 0 && from >= sequence.start && position_index<Problem>(a, entry, from) == index;
+        if (counts) value = gated<Problem>(read<typename Problem::X>(a.b, entry, channel, from), value);
+    }
+    return value;
+}
+
+// Whether g is made of the sum that forward has, which adds the oldest tap first. dC is always; g has the sum that it has without
+// gates, newest first, where products are rounded as by separate kernels.
+template <class Problem> inline constexpr bool FORWARD_ORDER = Problem::dC && !Problem::round_products;
+
+// pre and g at a position of a call with gates.
+template <class Problem, bool OldestFirst = FORWARD_ORDER<Problem>>
+CAUSEWAY_DEVICE float gated_pre_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel, i64 position,
+                                   i32 index) {
+    using X = typename Problem::X;
+    const int width = Problem::width ? Problem::width : a.width;
+    float pre = read_bias<Problem>(a, channel);
+#pragma unroll 1
+    for (int i = 0; i < width; ++i) {
+        const int j = OldestFirst ? width - 1 - i : i;
+        const Packet<sizeof(X)> tap = load_tap<Problem>(a, sequence, entry, channel, position, index, j);
+        const float value = gated_tap<Problem>(a, sequence, entry, channel, position, index, j, element<X, 0>(tap));
+        pre = multiply_add(read_weight<Problem>(a, channel, j), value, pre);
+    }
+    return pre;
+}
+
+template <class Problem>
+CAUSEWAY_DEVICE float gated_gradient_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel,
+                                        i64 position) {
+    using X = typename Problem::X;
+    const i32 index = position_index<Problem>(a, entry, position);
+    if (index < 0) return 0.0f;
+    float pre = 0.0f, dy = read<X>(a.dy, entry, channel, position);
+    if constexpr (Problem::C) dy = gated<Problem>(read<X>(a.c, entry, channel, position), dy);
+    if constexpr (Problem::silu) pre = gated_pre_at<Problem>(a, sequence, entry, channel, position, index);
+    return activation_gradient<Problem::silu>(pre, dy);
+}
+
 // g at a position, computed from memory alone: for the few positions for which a kernel has no window in registers.
 template <class Problem>
 CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel,
                                   i64 position) {
+    if constexpr (Problem::B || Problem::C) return gated_gradient_at<Problem>(a, sequence, entry, channel, position);
     using X = typename Problem::X;
     const int width = Problem::width ? Problem::width : a.width;
     const i32 index = position_index<Problem>(a, entry, position);

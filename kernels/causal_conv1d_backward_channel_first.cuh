@@ -16,6 +16,9 @@
 // lies at u = t + shift, where shift is the distance in elements and the same for x, dy and dx. The packets at both ends then
 // hold elements of other rows, which are masked. A packet that would reach past the tensor's memory is gathered by elements.
 //
+// Gates come through the ring too, and halos of B as those of x do: values are multiplied where a lane has both. dC is stored from
+// the lane's own positions, dx and dB once the gradient of the product is complete.
+//
 // Three paths compute a tile. UNMASKED is for tiles that lie inside one row, one sequence and one index. MASKED is for those that
 // touch an end of the row, a boundary of cu_seqlens or a change of seq_idx. EXACT compares indices tap by tap, where bits cannot
 // tell (causal_conv1d_backward_masks.cuh).
@@ -36,7 +39,7 @@ template <class Problem, class Tile> class ChannelFirstBackward : ChannelFirstTi
     using Base::jobs, Base::lane, Base::left_lane, Base::right_lane, Base::seqlen, Base::states, Base::states_ahead;
     using Base::before_row, Base::enter_sequences, Base::fetch, Base::fetch_piece, Base::final_state_gradient;
     using Base::find_masks, Base::hold_bounds, Base::load_states, Base::one_sequence, Base::piece, Base::read_indices;
-    using Base::tiles, Base::x_channel;
+    using Base::tiles, Base::x_channel, Base::b_channel, Base::c_channel, Base::B_TENSOR, Base::C_TENSOR;
     using Base::BYTES, Base::COUNT, Base::GROUPS, Base::HALO, Base::LANES, Base::PACKED_INITIAL, Base::PACKETS, Base::HAS_BOUNDARIES;
     using Base::RAGGED, Base::ROW_DFINAL, Base::ROW_STATES, Base::SIZE, Base::PER_PACKET, Base::THREADS, Base::TILE_POSITIONS;
     using Base::UNROLL, Base::WIDTH, Base::WHOLE_ROWS;
@@ -71,6 +74,8 @@ private:
         x_channel = (const char*)a.x.data + channel * a.x.channel * SIZE;
         dy_channel = (const char*)a.dy.data + channel * a.dy.channel * SIZE;
         dx_channel = (char*)a.dx.data + channel * a.dx.channel * SIZE;
+        if constexpr (Problem::B) b_channel = (const char*)a.b.data + channel * a.b.channel * SIZE;
+        if constexpr (Problem::C) c_channel = (const char*)a.c.data + channel * a.c.channel * SIZE;
 
         Ring ring;
         i32 job = first_job + (i32)lane_index() / LANES;
@@ -85,7 +90,10 @@ private:
         ring.template wait<1>();
         Packet<BYTES> x[PACKETS];
 #pragma unroll
-        for (int p = 0; p < PACKETS; ++p) x[p] = ring.read(0, Ring::X_TENSOR, p);
+        for (int p = 0; p < PACKETS; ++p) {
+            x[p] = ring.read(0, Ring::X_TENSOR, p);
+            if constexpr (Problem::B) b[p] = ring.read(0, B_TENSOR, p);
+        }
 
         for (i32 round = first_job; round < jobs; round += job_step) {
             i32 u = computing.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
@@ -118,6 +126,8 @@ private:
         for (int p = 0; p < PACKETS; ++p) {
             dy[p] = ring.read(slot, Ring::DY_TENSOR, p);
             next_x[p] = ring.read_next(slot, Ring::X_TENSOR, p);
+            if constexpr (Problem::B) next_b[p] = ring.read_next(slot, B_TENSOR, p);
+            if constexpr (Problem::C) c[p] = ring.read(slot, C_TENSOR, p);
         }
         read_indices(indices, ring, slot);
         fetch(ring, ring.free(slot), slot);
@@ -134,7 +144,10 @@ private:
             }
         }
 #pragma unroll
-        for (int p = 0; p < PACKETS; ++p) x[p] = next_x[p];
+        for (int p = 0; p < PACKETS; ++p) {
+            x[p] = next_x[p];
+            if constexpr (Problem::B) b[p] = next_b[p];
+        }
     }
 
     // ---- a piece of a row begins -----------------------------------------------------------------------------------
@@ -143,35 +156,42 @@ private:
         computing = piece(job);
         if constexpr (Problem::seq_idx) row_indices = a.seq_idx + computing.entry * a.seq_idx_strides.first;
         dx_row = dx_channel + (computing.entry * a.dx.entry - computing.shift) * SIZE;
+        if constexpr (Problem::dB) db_row = row_of(a.db);
+        if constexpr (Problem::dC) dc_row = row_of(a.dc);
         const bool exists = job < jobs;
 #pragma unroll
         for (int i = 0; i < HALO; ++i) right[i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < HALO_WORDS; ++i) left[i] = 0;
+        for (int i = 0; i < HALO_WORDS; ++i) left[i] = left_b[i] = 0;
         if constexpr (HAS_BOUNDARIES) enter_sequences();
         states = states_ahead;
         states_ahead = load_states(job + job_step);
         if constexpr (!WHOLE_ROWS || ROW_STATES) {
-            float halo[HALO + 1];
+            float halo[HALO + 1], halo_b[HALO + 1];
 #pragma unroll
             for (int i = 0; i < HALO; ++i) {
                 const i32 t = computing.begin - computing.shift - HALO + i;
                 halo[i] = 0.0f;
+                // States are what they are: one is their factor.
+                halo_b[i] = 1.0f;
                 if (ROW_STATES && computing.begin == 0) {
                     // With a shift, the states before the row go into the first lane's packet (clear_outside).
                     halo[i] = RAGGED ? (t >= -HALO ? before_row(t) : 0.0f) : states.initial[i];
                 } else if (!WHOLE_ROWS && exists && t >= 0 && t < seqlen) {
                     halo[i] = read<X>(a.x, computing.entry, channel, t);
+                    if constexpr (Problem::B) halo_b[i] = read<X>(a.b, computing.entry, channel, t);
                 }
             }
 #pragma unroll
             for (int i = 0; i < HALO_WORDS; ++i) {
                 if constexpr (SIZE == 4) {
                     left[i] = as_bits(halo[i]);
+                    if constexpr (Problem::B) left_b[i] = as_bits(halo_b[i]);
                 } else {
                     // An odd halo begins in the upper half of its first word.
                     const int low = 2 * i - HALO % 2;
                     left[i] = pair<X>(low < 0 ? 0.0f : halo[low < 0 ? 0 : low], halo[low + 1]);
+                    if constexpr (Problem::B) left_b[i] = pair<X>(low < 0 ? 0.0f : halo_b[low < 0 ? 0 : low], halo_b[low + 1]);
                 }
             }
         }
@@ -205,23 +225,24 @@ private:
         const bool first_tile = slot == UNROLL - 1 && tile == 0;
         const i32 u = step_u - slot * TILE_POSITIONS;
         float values[HALO + COUNT], d[COUNT], g[COUNT + HALO], out[COUNT];
+        float x_factors[COUNT], b_factors[COUNT], c_factors[COUNT];  // of the lane's positions
 
         // The HALO elements to the left: the last ones of the lane to the left, of the next tile, or of the row's halo.
         const bool edge = Problem::seq_idx && !Masked && this->edge;
-        u32 words[HALO_WORDS + 1];
+        u32 words[HALO_WORDS + 1], words_b[HALO_WORDS + 1];
 #pragma unroll
         for (int i = 0; i < HALO_WORDS; ++i) {
             const u32 own = last_word(x, HALO_WORDS - i), next = first_tile ? left[i] : edge ? 0 : last_word(next_x, HALO_WORDS - i);
             words[i] = shuffle(lane == LANES - 1 ? next : own, left_lane);
+            if constexpr (Problem::B) {
+                const u32 behind = first_tile ? left_b[i] : edge ? 0 : last_word(next_b, HALO_WORDS - i);
+                words_b[i] = shuffle(lane == LANES - 1 ? behind : last_word(b, HALO_WORDS - i), left_lane);
+            }
         }
 #pragma unroll
         for (int i = 0; i < HALO; ++i) {
-            if constexpr (SIZE == 4) {
-                values[i] = as_float(words[i]);
-            } else {
-                const int k = i + HALO % 2;
-                values[i] = k % 2 == 0 ? element<X, 0>(Packet<4>{{words[k / 2]}}) : element<X, 1>(Packet<4>{{words[k / 2]}});
-            }
+            values[i] = halo_element(words, i);
+            if constexpr (Problem::B) values[i] = gated<Problem>(halo_element(words_b, i), values[i]);
         }
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
@@ -232,6 +253,15 @@ private:
             unpack<X>(dy[p], part);
 #pragma unroll
             for (int i = 0; i < PER_PACKET; ++i) d[p * PER_PACKET + i] = part[i];
+            if constexpr (Problem::B) unpack_into(b_factors, p, b[p]);
+            if constexpr (Problem::C) unpack_into(c_factors, p, c[p]);
+        }
+        if constexpr (Problem::B) {
+#pragma unroll
+            for (int v = 0; v < COUNT; ++v) {
+                x_factors[v] = values[HALO + v];
+                values[HALO + v] = gated<Problem>(b_factors[v], x_factors[v]);
+            }
         }
 
         Exact exact;
@@ -250,7 +280,7 @@ private:
         bool gathered = false;
         if constexpr (Masked && PACKED_INITIAL) {
             gathered = !wave_all(!masks.crowded);
-            if (gathered) gather_gradients(g, u);
+            if (gathered) gather_gradients(g, c_factors, u);
         }
         if (!gathered) {
             float window[WIDTH];  // what the taps of a position read
@@ -269,15 +299,29 @@ private:
                     taps[j] = ROLLED && j > 0 ? window[j] : values[HALO + v - j];
                     if constexpr (Way == EXACT) taps[j] = this->exact_tap(masks, exact, values, v, j);
                 }
-                float pre = bias;
+                float pre = bias, forward_pre = bias;
                 if constexpr (Problem::silu) {
 #pragma unroll
                     for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j], taps[j], pre);
                 }
+                if constexpr (Problem::dC) {
+#pragma unroll
+                    for (int j = WIDTH - 1; j >= 0; --j) forward_pre = multiply_add(weight[j], taps[j], forward_pre);
+                    if constexpr (FORWARD_ORDER<Problem>) pre = forward_pre;
+                }
+                if constexpr (Problem::C) {
+                    const float dy = d[v];
+                    d[v] = gated<Problem>(c_factors[v], dy);
+                    // From here on they are dC.
+                    if constexpr (Problem::dC) c_factors[v] = multiply_rn(dy, kept<Problem>(activate<Problem>(forward_pre)));
+                }
                 g[v] = activation_gradient<Problem::silu>(pre, d[v]);
-                if (Problem::silu && !in_row<Masked>(u, v)) g[v] = 0.0f;
+                if ((Problem::silu || Problem::C) && !in_row<Masked>(u, v)) g[v] = 0.0f;
                 // A dy of 0 would not do: with an infinite bias g would be a NaN.
-                if constexpr (Way == EXACT && Problem::seq_idx) g[v] = this->cuts(masks, v, 0) ? 0.0f : g[v];
+                if constexpr (Way == EXACT && Problem::seq_idx) {
+                    g[v] = this->cuts(masks, v, 0) ? 0.0f : g[v];
+                    if constexpr (Problem::dC) c_factors[v] = this->cuts(masks, v, 0) ? 0.0f : c_factors[v];
+                }
                 if constexpr (Problem::dbias) sums[WIDTH] += g[v];
 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) sums[j] = multiply_add(g[v], taps[j], sums[j]);
@@ -317,50 +361,104 @@ private:
                 for (int j = 1; j < WIDTH; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
             }
         }
+        if constexpr (Problem::B) {
 #pragma unroll
-        for (int p = 0; p < PACKETS; ++p) {
-            float part[PER_PACKET];
+            for (int v = 0; v < COUNT; ++v) {
+                const float product = kept<Problem>(out[v]);
+                out[v] = multiply_rn(b_factors[v], product);
+                x_factors[v] = multiply_rn(x_factors[v], product);
+                if constexpr (Way == EXACT && Problem::seq_idx) {
+                    // Padding takes nothing, whatever its factors are.
+                    if (this->cuts(masks, v, 0)) out[v] = x_factors[v] = 0.0f;
+                }
+            }
+        }
 #pragma unroll
-            for (int i = 0; i < PER_PACKET; ++i) part[i] = out[p * PER_PACKET + i];
-            const i32 at = u + p * PER_PACKET;
-            char* const address = dx_row + (i64)step_u * SIZE + (p * PER_PACKET - slot * TILE_POSITIONS) * SIZE;
-            if (!RAGGED || !Masked || (at >= computing.shift && at + PER_PACKET <= computing.end)) {
-                // Where rows share a wave, lanes without a row have an empty piece.
-                const bool full = Tile::full && GROUPS == 1;
-                if (full || at < computing.end) store(address, pack<X, BYTES>(part));
-            } else {
+        for (int result = 0; result < 1 + Problem::dB + Problem::dC; ++result) {
+            const bool is_db = Problem::dB && result == 1;
+            char* const row = result == 0 ? dx_row : is_db ? db_row : dc_row;
+            const float(&values_out)[COUNT] = result == 0 ? out : is_db ? x_factors : c_factors;
 #pragma unroll
-                for (int i = 0; i < PER_PACKET; ++i) {
-                    if (at + i >= computing.shift && at + i < computing.end) store_element((X*)address + i, part[i]);
+            for (int p = 0; p < PACKETS; ++p) {
+                float part[PER_PACKET];
+#pragma unroll
+                for (int i = 0; i < PER_PACKET; ++i) part[i] = values_out[p * PER_PACKET + i];
+                const i32 at = u + p * PER_PACKET;
+                char* const address = row + (i64)step_u * SIZE + (p * PER_PACKET - slot * TILE_POSITIONS) * SIZE;
+                if (!RAGGED || !Masked || (at >= computing.shift && at + PER_PACKET <= computing.end)) {
+                    // Where rows share a wave, lanes without a row have an empty piece.
+                    const bool full = Tile::full && GROUPS == 1;
+                    if (full || at < computing.end) store(address, pack<X, BYTES>(part));
+                } else {
+#pragma unroll
+                    for (int i = 0; i < PER_PACKET; ++i) {
+                        if (at + i >= computing.shift && at + i < computing.end) store_element((X*)address + i, part[i]);
+                    }
                 }
             }
         }
     }
 
+    // An element of the halo, from its words.
+    static CAUSEWAY_DEVICE float halo_element(const u32 (&words)[HALO_WORDS + 1], int i) {
+        if constexpr (SIZE == 4) {
+            return as_float(words[i]);
+        } else {
+            const int k = i + HALO % 2;
+            return k % 2 == 0 ? element<X, 0>(Packet<4>{{words[k / 2]}}) : element<X, 1>(Packet<4>{{words[k / 2]}});
+        }
+    }
+
+    static CAUSEWAY_DEVICE void unpack_into(float (&values)[COUNT], int p, const Packet<BYTES>& packet) {
+        float part[PER_PACKET];
+        unpack<X>(packet, part);
+#pragma unroll
+        for (int i = 0; i < PER_PACKET; ++i) values[p * PER_PACKET + i] = part[i];
+    }
+
+    // The row that is walked, of a tensor that is written.
+    CAUSEWAY_DEVICE char* row_of(const Memory& view) const {
+        return (char*)view.data + (channel * view.channel + computing.entry * view.entry - computing.shift) * SIZE;
+    }
+
     // Computes the lane's gradients, and adds to its sums, from memory alone: for tiles in which a lane meets the initial states of
     // more than one sequence.
-    CAUSEWAY_DEVICE void gather_gradients(float (&g)[COUNT + HALO], i32 u) {
+    // `dc` becomes the gradient of the gate.
+    CAUSEWAY_DEVICE void gather_gradients(float (&g)[COUNT + HALO], float (&dc)[COUNT], i32 u) {
 #pragma unroll 1
         for (i32 v = 0; v < COUNT; ++v) {
             const i32 t = u - computing.shift + v;
-            float gradient = 0.0f;
+            float gradient = 0.0f, activation = 0.0f;
             if (u + v >= computing.shift && u + v < computing.end) {
                 const Span<i32> span = sequence_at<Problem, i32>(a, computing.entry, t);
                 const Span<i64> sequence = {span.sequence, span.start, span.end};
                 gradient = gradient_at<Problem>(a, sequence, computing.entry, channel, t);
                 const i32 index = position_index<Problem>(a, computing.entry, t);
+                if constexpr (Problem::dC) {
+                    if (index >= 0) {
+                        const float pre = gated_pre_at<Problem, true>(a, sequence, computing.entry, channel, t, index);
+                        activation = multiply_rn(read<X>(a.dy, computing.entry, channel, t), kept<Problem>(activate<Problem>(pre)));
+                    }
+                }
                 sums[WIDTH] += gradient;
                 // One tap at a time: with all of them in flight, wide windows would spill.
 #pragma unroll 1
                 for (int j = 0; j < WIDTH; ++j) {
                     const auto tap = load_tap<Problem>(a, sequence, computing.entry, channel, t, index, j);
-                    const float product = gradient * element<X, 0>(tap);
+                    float product = gradient * element<X, 0>(tap);
+                    if constexpr (Problem::B) {
+                        const float value = element<X, 0>(tap);
+                        product = gradient * gated_tap<Problem>(a, sequence, computing.entry, channel, t, index, j, value);
+                    }
 #pragma unroll
                     for (int i = 0; i < WIDTH; ++i) sums[i] += i == j ? product : 0.0f;
                 }
             }
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) g[i] = i == v ? gradient : g[i];
+            for (int i = 0; i < COUNT; ++i) {
+                g[i] = i == v ? gradient : g[i];
+                if constexpr (Problem::dC) dc[i] = i == v ? activation : dc[i];
+            }
         }
     }
 
@@ -431,7 +529,9 @@ private:
             });
     }
 
-    char *dx_channel, *dx_row;
+    char *dx_channel, *dx_row, *db_row, *dc_row;
+    Packet<BYTES> b[PACKETS], next_b[PACKETS], c[PACKETS];  // gates of the tile, and of the next one
+    u32 left_b[HALO_WORDS + 1];
     float weight[WIDTH], bias, sums[WIDTH + 1];
     float right[HALO + 1];        // g to the right of the tile (lane 0)
     u32 left[HALO_WORDS + 1];  // x to the left of the piece

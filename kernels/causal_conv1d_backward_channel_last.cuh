@@ -17,6 +17,9 @@
 // time. A ring prefetches `stages` chunks (causal_conv1d_backward_rings.cuh). Calls too small to fill the device have a
 // kernel of their own (causal_conv1d_backward_short_last.cuh).
 //
+// Gates come through the ring too. The window holds products; the packets of x and B that they are made of wait in registers
+// for the sum that is finished, which gives dx and dB. dC is stored as its row is computed.
+//
 // A chunk is computed without masks if its rows and prefetches all lie inside the segment and its window in one sequence. Other
 // chunks are masked.
 //
@@ -43,7 +46,9 @@ template <class Problem, class Tile> class ChannelLastBackward {
     static constexpr int ROWS = WIDTH < 3 ? 4 : WIDTH;
     static constexpr int BYTES = CHANNELS * (int)sizeof(X);
     static constexpr bool HAS_BOUNDARIES = PACKED<Problem> || Problem::seq_idx;
-    using Ring = RowRing<BYTES, ROWS, Tile::stages, THREADS>;
+    // Tensors of the ring: x, dy, and then the gates.
+    static constexpr int B_TENSOR = 2, C_TENSOR = Problem::B ? 3 : 2, TENSORS = 2 + Problem::B + Problem::C;
+    using Ring = RowRing<BYTES, ROWS, Tile::stages, THREADS, TENSORS>;
 
     // Sums of the block's channels; segments whose sums a wave adds; lines of sums in shared memory that are left then.
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
@@ -94,6 +99,14 @@ private:
         x = opaque((const char*)a.x.data + (entry * a.x.entry + channel) * (i64)sizeof(X));
         dy = opaque((const char*)a.dy.data + (entry * a.dy.entry + channel) * (i64)sizeof(X));
         dx = (char*)a.dx.data + (entry * a.dx.entry + channel) * (i64)sizeof(X);
+        if constexpr (Problem::B) b = opaque(first_row(a.b));
+        if constexpr (Problem::C) gate = opaque(first_row(a.c));
+        if constexpr (Problem::dB) db = first_row(a.db);
+        if constexpr (Problem::dC) dc = first_row(a.dc);
+    }
+
+    CAUSEWAY_DEVICE char* first_row(const Memory& view) const {
+        return (char*)view.data + (entry * view.entry + channel) * (i64)sizeof(X);
     }
 
     CAUSEWAY_DEVICE void walk() {
@@ -102,6 +115,13 @@ private:
 #pragma unroll
         for (int j = 1; j <= HALO; ++j) {
             if (first - j >= 0) before[j] = load<BYTES>(x + (i64)(first - j) * a.x_pitch);
+        }
+        Packet<BYTES> before_gate[HALO + 1];
+        if constexpr (Problem::B) {
+#pragma unroll
+            for (int j = 1; j <= HALO; ++j) {
+                if (first - j >= 0) before_gate[j] = load<BYTES>(b + (i64)(first - j) * a.b_pitch);
+            }
         }
         Ring ring;
 #pragma unroll
@@ -117,7 +137,11 @@ private:
         for (int j = 1; j <= HALO; ++j) {
             const i32 start = PACKED<Problem> ? sequence_now.start : 0;
             if (first - j >= start) {
-                unpack<X>(before[j], window[(WIDTH - j) % WIDTH]);
+                if constexpr (Problem::B) {
+                    unpack_product(before[j], before_gate[j], window[(WIDTH - j) % WIDTH]);
+                } else {
+                    unpack<X>(before[j], window[(WIDTH - j) % WIDTH]);
+                }
             } else {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
@@ -147,6 +171,17 @@ private:
 
     CAUSEWAY_DEVICE void fetch(Ring& ring, int p, i32 t, bool inside) const {
         ring.fetch(p, x + (i64)t * a.x_pitch, dy + (i64)t * a.dy_pitch, inside || t < fetch_end);
+        if constexpr (Problem::B) ring.fetch_gate(p, B_TENSOR, b + (i64)t * a.b_pitch, inside || t < fetch_end);
+        if constexpr (Problem::C) ring.fetch_gate(p, C_TENSOR, gate + (i64)t * a.c_pitch, inside || t < fetch_end);
+    }
+
+    // What taps read of a row: x times its gate.
+    static CAUSEWAY_DEVICE void unpack_product(const Packet<BYTES>& x, const Packet<BYTES>& b, float (&values)[CHANNELS]) {
+        float factors[CHANNELS];
+        unpack<X>(x, values);
+        unpack<X>(b, factors);
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) values[c] = gated<Problem>(factors[c], values[c]);
     }
 
     CAUSEWAY_DEVICE void load_weights() {
@@ -181,25 +216,66 @@ private:
 #pragma unroll
         for (int p = 0; p < ROWS; ++p) {
             const Packet<BYTES> x_packet = ring.read(p, 0), dy_packet = ring.read(p, 1);
+            Packet<BYTES> b_packet, c_packet;
+            if constexpr (Problem::B) b_packet = ring.read(p, B_TENSOR);
+            if constexpr (Problem::C) c_packet = ring.read(p, C_TENSOR);
             if constexpr (!Ring::ASYNC) fetch(ring, p, t + ROWS + p, Inside);
             if (!Inside && t + p >= last + HALO) continue;
             float d[CHANNELS];
-            unpack<X>(x_packet, window[p % WIDTH]);
+            if constexpr (Problem::B) {
+                unpack_product(x_packet, b_packet, window[p % WIDTH]);
+                factors[p % WIDTH][0] = x_packet;
+                factors[p % WIDTH][1] = b_packet;
+            } else {
+                unpack<X>(x_packet, window[p % WIDTH]);
+            }
             unpack<X>(dy_packet, d);
+            if constexpr (Problem::C) unpack<X>(c_packet, row_gate);
             if constexpr (Inside) {
                 unmasked_row(p, d);
             } else {
                 masked_row(t + p, p, d);
             }
+            if constexpr (Problem::dC) {
+                if (Inside || t + p < last) store(dc + (i64)(t + p) * a.dc_pitch, pack<X, BYTES>(row_dc));
+            }
             const i32 finished = t + p - HALO;
             if (Inside || (finished >= first && finished < last)) {
-                store(dx + (i64)finished * a.dx_pitch, pack<X, BYTES>(unfinished[(p + 1) % WIDTH]));
+                if constexpr (!Problem::B) {
+                    store(dx + (i64)finished * a.dx_pitch, pack<X, BYTES>(unfinished[(p + 1) % WIDTH]));
+                } else {
+                    const Packet<BYTES>(&own)[2] = factors[(p + 1) % WIDTH];
+                    store_products(finished, unfinished[(p + 1) % WIDTH], own[0], own[1]);
+                }
             } else if (finished < first && shares_above) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) write_shared(share_at(thread_index(), p, c), unfinished[(p + 1) % WIDTH][c]);
             }
         }
         ring.was_read();
+    }
+
+    // Stores a row of dx and of dB, from the gradient of the product and what it was made of.
+    CAUSEWAY_DEVICE void store_products(i32 t, const float (&sum)[CHANNELS], const Packet<BYTES>& x_packet,
+                                        const Packet<BYTES>& b_packet) const {
+        float x_factors[CHANNELS], b_factors[CHANNELS];
+        unpack<X>(x_packet, x_factors);
+        unpack<X>(b_packet, b_factors);
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) {
+            const float product = kept<Problem>(sum[c]);
+            x_factors[c] = multiply_rn(x_factors[c], product);
+            b_factors[c] = multiply_rn(b_factors[c], product);
+        }
+        store(dx + (i64)t * a.dx_pitch, pack<X, BYTES>(b_factors));
+        if constexpr (Problem::dB) store(db + (i64)t * a.db_pitch, pack<X, BYTES>(x_factors));
+    }
+
+    // g of a channel of a row with its gate, from dy and the sum in forward's order. dC is left in row_dc.
+    CAUSEWAY_DEVICE float gated_gradient(float pre, float forward_pre, float dy, int c) {
+        if constexpr (Problem::dC) row_dc[c] = multiply_rn(dy, kept<Problem>(activate<Problem>(forward_pre)));
+        if constexpr (FORWARD_ORDER<Problem>) pre = forward_pre;
+        return activation_gradient<Problem::silu>(pre, gated<Problem>(row_gate[c], dy));
     }
 
     // Where a thread leaves its share of dx[first - HALO + i].
@@ -217,19 +293,38 @@ private:
             for (int c = 0; c < CHANNELS; ++c) {
                 sums_of_row[c] = unfinished[i + 1][c] + read_shared(share_at(thread_index() + LANES, i, c));
             }
-            store(dx + (i64)(last - HALO + i) * a.dx_pitch, pack<X, BYTES>(sums_of_row));
+            if constexpr (!Problem::B) {
+                store(dx + (i64)(last - HALO + i) * a.dx_pitch, pack<X, BYTES>(sums_of_row));
+            } else {
+                const i32 t = last - HALO + i;
+                const bool counts = position_index<Problem>(a, entry, t) >= 0;
+                const Packet<BYTES> x_packet = load_if<BYTES>(counts, x + (i64)t * a.x_pitch);
+                const Packet<BYTES> b_packet = load_if<BYTES>(counts, b + (i64)t * a.b_pitch);
+                store_products(t, sums_of_row, x_packet, b_packet);
+            }
         }
     }
 
     CAUSEWAY_DEVICE void unmasked_row(int p, const float (&d)[CHANNELS]) {
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
-            float pre = bias[c];
+            float pre = bias[c], forward_pre = bias[c];
             if constexpr (Problem::silu) {
 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], window[(p + WIDTH - j) % WIDTH][c], pre);
             }
-            const float g = activation_gradient<Problem::silu>(pre, d[c]);
+            if constexpr (Problem::dC) {
+#pragma unroll
+                for (int j = WIDTH - 1; j >= 0; --j) {
+                    forward_pre = multiply_add(weight[j][c], window[(p + WIDTH - j) % WIDTH][c], forward_pre);
+                }
+            }
+            float g;
+            if constexpr (Problem::C) {
+                g = gated_gradient(pre, forward_pre, d[c], c);
+            } else {
+                g = activation_gradient<Problem::silu>(pre, d[c]);
+            }
             if constexpr (Problem::dbias) sums[WIDTH][c] += g;
 #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
@@ -250,6 +345,10 @@ private:
         if constexpr (Problem::seq_idx) index = indices[HALO + p];
         const i32 reach = t - sequence.start;  // rows of its sequence before this one
         const i32 left = sequence.end - t;
+        if constexpr (Problem::B && Problem::seq_idx) {
+            // Padding gives and takes nothing, whatever it holds.
+            if (index < 0) factors[p % WIDTH][0] = factors[p % WIDTH][1] = zero_packet<BYTES>();
+        }
         float begun[CHANNELS];
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) begun[c] = 0.0f;
@@ -276,14 +375,24 @@ private:
                     if (index < 0 || indices[HALO + p - j] != index) taps[j] = 0.0f;
                 }
             }
-            float pre = bias[c];
+            float pre = bias[c], forward_pre = bias[c];
             if constexpr (Problem::silu) {
 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], taps[j], pre);
             }
-            float g = activation_gradient<Problem::silu>(pre, d[c]);
+            if constexpr (Problem::dC) {
+#pragma unroll
+                for (int j = WIDTH - 1; j >= 0; --j) forward_pre = multiply_add(weight[j][c], taps[j], forward_pre);
+            }
+            float g;
+            if constexpr (Problem::C) {
+                g = gated_gradient(pre, forward_pre, d[c], c);
+            } else {
+                g = activation_gradient<Problem::silu>(pre, d[c]);
+            }
             // Behind the row, pre may overflow, and a dy of 0 makes a NaN of that.
             if (index < 0 || (Problem::silu && t >= (i32)a.seqlen)) g = 0.0f;
+            if (Problem::dC && index < 0) row_dc[c] = 0.0f;
             if (t < last) {
                 if constexpr (Problem::dbias) sums[WIDTH][c] += g;
 #pragma unroll
@@ -448,8 +557,10 @@ private:
     i32 entry;
     i32 first, last, fetch_end;  // the segment's first row and its end; the end of the rows that it reads
     bool shares_above, runs_over = true;
-    const char *x, *dy;
-    char* dx;
+    const char *x, *dy, *b, *gate;
+    char *dx, *db, *dc;
+    Packet<BYTES> factors[WIDTH][2];               // of x and B, of the rows in the window
+    float row_gate[CHANNELS], row_dc[CHANNELS];    // C of a row, and its gradient
     float weight[WIDTH][CHANNELS], bias[CHANNELS];
     float window[WIDTH][CHANNELS];      // x[t-j] at (t-first-j) mod width
     float unfinished[WIDTH][CHANNELS];  // sums of dx[t-j], likewise

@@ -124,7 +124,15 @@ private:
             split(n, span, c, i);
             const i64 p = position(i);
             const bool valid = p >= 0 && p < a.seqlen && first_channel + c < a.dim;
-            write_shared(x_at + (c * pitch + i) * 4, valid ? read<X>(a.x, entry, first_channel + c, p) : 0.0f);
+            if constexpr (!Problem::B) {
+                write_shared(x_at + (c * pitch + i) * 4, valid ? read<X>(a.x, entry, first_channel + c, p) : 0.0f);
+            } else {
+                float value = 0.0f;
+                if (valid) {
+                    value = gated<Problem>(read<X>(a.b, entry, first_channel + c, p), read<X>(a.x, entry, first_channel + c, p));
+                }
+                write_shared(x_at + (c * pitch + i) * 4, value);
+            }
         }
     }
 
@@ -142,22 +150,38 @@ private:
         return 0.0f;
     }
 
+    template <bool OldestFirst> CAUSEWAY_DEVICE float sum_of_taps(int c, int i) const {
+        float sum = read_bias<Problem>(a, first_channel + c);
+        for (int n = 0; n < width; ++n) {
+            const int j = OldestFirst ? width - 1 - n : n;
+            sum = multiply_add(read_shared(weight_at + (c * width + j) * 4), tap(c, i, j), sum);
+        }
+        return sum;
+    }
+
     CAUSEWAY_DEVICE void compute_g() const {
         const int count = tile + states;
         for (int n = thread; n < channels * count; n += THREADS) {
             int c, i;
             split(n, count, c, i);
             i += states;
-            float g = 0.0f;
+            float g = 0.0f, dc = 0.0f;
             // Positions outside the sequence count as padding.
             if (look_up(index_at, i) >= 0 && first_channel + c < a.dim) {
-                float pre = read_bias<Problem>(a, first_channel + c);
-                if constexpr (Problem::silu) {
-                    for (int j = 0; j < width; ++j) {
-                        pre = multiply_add(read_shared(weight_at + (c * width + j) * 4), tap(c, i, j), pre);
-                    }
+                float pre = 0.0f;
+                if constexpr (Problem::silu) pre = sum_of_taps<FORWARD_ORDER<Problem>>(c, i);
+                if constexpr (!Problem::C) {
+                    g = activation_gradient<Problem::silu>(pre, read<X>(a.dy, entry, first_channel + c, position(i)));
+                } else {
+                    const float dy = read<X>(a.dy, entry, first_channel + c, position(i));
+                    const float factor = read<X>(a.c, entry, first_channel + c, position(i));
+                    if constexpr (Problem::dC) dc = multiply_rn(dy, kept<Problem>(activate<Problem>(sum_of_taps<true>(c, i))));
+                    g = activation_gradient<Problem::silu>(pre, gated<Problem>(factor, dy));
                 }
-                g = activation_gradient<Problem::silu>(pre, read<X>(a.dy, entry, first_channel + c, position(i)));
+            }
+            if constexpr (Problem::dC) {
+                const bool own = i < states + tile && position(i) < a.seqlen && first_channel + c < a.dim;
+                if (own) write<X>(a.dc, entry, first_channel + c, position(i), dc);
             }
             write_shared(g_at + (c * pitch + i) * 4, g);
         }
@@ -179,6 +203,16 @@ private:
             if constexpr (Problem::dfinal_states) {
                 if (left <= states && index >= 0) {
                     sum += read<X>(a.dfinal_states, look_up(sequence_at_, i), first_channel + c, states - left);
+                }
+            }
+            if constexpr (Problem::B) {
+                // Padding takes no gradient, whatever the gate holds there.
+                const bool counts = !Problem::seq_idx || index >= 0;
+                const float product = kept<Problem>(sum);
+                sum = counts ? multiply_rn(read<X>(a.b, entry, first_channel + c, position(i)), product) : 0.0f;
+                if constexpr (Problem::dB) {
+                    const float x = counts ? read<X>(a.x, entry, first_channel + c, position(i)) : 0.0f;
+                    write<X>(a.db, entry, first_channel + c, position(i), counts ? multiply_rn(x, product) : 0.0f);
                 }
             }
             write<X>(a.dx, entry, first_channel + c, position(i), sum);

@@ -1,4 +1,4 @@
-// Rings of stages: packets of x and dy that the backward kernels prefetch. A thread reads back only what it fetched, so no
+// Rings of stages: packets of x, dy and gates that the backward kernels prefetch. A thread reads back only what it fetched, so no
 // barrier is needed.
 //
 // With asynchronous copies a ring lies in shared memory, and its prefetch distance costs no registers. Otherwise (AMD, sm_75,
@@ -10,13 +10,13 @@ namespace causeway {
 namespace causal_conv1d {
 
 // A ring whose stages are chunks of Rows rows. In shared memory there are Stages stages, one of which is being read; in a stage,
-// row r of thread i lies at ((2r + tensor) · Threads + i) · Bytes. In registers there is one stage, and a row is fetched as soon
+// row r of thread i lies at ((Tensors·r + tensor) · Threads + i) · Bytes. In registers there is one stage, and a row is fetched as soon
 // as the one in its place has been read.
-template <int Bytes, int Rows, int WantedStages, int Threads> class RowRing {
+template <int Bytes, int Rows, int WantedStages, int Threads, int Tensors = 2> class RowRing {
 public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
     static constexpr int STAGES = ASYNC ? WantedStages : 1;
-    static constexpr u32 SHARED_BYTES = ASYNC ? (u32)STAGES * Rows * 2 * Threads * Bytes : 0;
+    static constexpr u32 SHARED_BYTES = ASYNC ? (u32)STAGES * Rows * Tensors * Threads * Bytes : 0;
 
     CAUSEWAY_DEVICE RowRing() : thread_offset_(thread_index() * Bytes) {}
 
@@ -33,6 +33,15 @@ public:
             ahead_[row][1] = load<Bytes>(dy);
         } else {
             ahead_[row][0] = ahead_[row][1] = zero_packet<Bytes>();
+        }
+    }
+
+    // The same of another tensor, a gate.
+    CAUSEWAY_DEVICE void fetch_gate(int row, int tensor, const char* gate, bool valid) {
+        if constexpr (ASYNC) {
+            async_copy<Bytes>(offset(fill_, row, tensor), gate, valid);
+        } else {
+            ahead_[row][tensor] = valid ? load<Bytes>(gate) : zero_packet<Bytes>();
         }
     }
 
@@ -62,16 +71,16 @@ public:
     }
 
 private:
-    static constexpr u32 STAGE_BYTES = (u32)Rows * 2 * Threads * Bytes;
+    static constexpr u32 STAGE_BYTES = (u32)Rows * Tensors * Threads * Bytes;
     static CAUSEWAY_DEVICE u32 next(u32 stage) {
         return stage + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
     }
     CAUSEWAY_DEVICE u32 offset(u32 stage, int row, int tensor) const {
-        return thread_offset_ + stage + (u32)(2 * row + tensor) * Threads * Bytes;
+        return thread_offset_ + stage + (u32)(Tensors * row + tensor) * Threads * Bytes;
     }
 
     u32 thread_offset_, fill_ = 0, read_ = 0;
-    Packet<Bytes> ahead_[ASYNC ? 1 : Rows][2];
+    Packet<Bytes> ahead_[ASYNC ? 1 : Rows][Tensors];
 };
 
 // A ring whose stages are tiles, for a walk that takes Unroll tiles per step: tile k of a step is *slot* k, a compile-time
@@ -81,16 +90,16 @@ private:
 // Indices: elements of seq_idx that a thread needs of a tile, a multiple of 4. They are copied with the tile. Loads return in
 // the order in which they were issued, so an index loaded on its own would wait for all copies before it. In a stage, index k
 // lies behind the packets, at (k / 4 · Threads + i) · 16 + k % 4 · 4.
-template <int Bytes, int Packets, int Stages, int Threads, int Unroll, int Indices = 0> class TileRing {
+template <int Bytes, int Packets, int Stages, int Threads, int Unroll, int Indices = 0, int Tensors = 2> class TileRing {
 public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
     static constexpr int STAGES = ASYNC ? Stages : 2;
     static_assert(Unroll == 1 ? STAGES >= 2 : Unroll == 2, "the walk looks at the next tile");
     static_assert(Unroll == 1 || STAGES % Unroll == 0, "a step's tiles lie side by side");
-    static constexpr u32 PACKET_BYTES = 2u * Packets * Threads * Bytes, STAGE_BYTES = PACKET_BYTES + 4u * Indices * Threads;
+    static constexpr u32 PACKET_BYTES = (u32)Tensors * Packets * Threads * Bytes, STAGE_BYTES = PACKET_BYTES + 4u * Indices * Threads;
     static_assert(Indices % 4 == 0, "indices are read by 16 bytes");
     static constexpr u32 SHARED_BYTES = ASYNC ? STAGES * STAGE_BYTES : 0;
-    enum Tensor { X_TENSOR = 0, DY_TENSOR = 1 };
+    enum Tensor { X_TENSOR = 0, DY_TENSOR = 1, FIRST_GATE = 2, SECOND_GATE = 3 };
 
     CAUSEWAY_DEVICE TileRing() : now_(thread_index() * Bytes), end_(now_ + STAGES * STAGE_BYTES) {}
 
@@ -164,8 +173,8 @@ public:
         } else {
 #pragma unroll
             for (int p = 0; p < Packets; ++p) {
-                ahead_[0][0][p] = ahead_[1][0][p];
-                ahead_[0][1][p] = ahead_[1][1][p];
+#pragma unroll
+                for (int i = 0; i < Tensors; ++i) ahead_[0][i][p] = ahead_[1][i][p];
             }
 #pragma unroll
             for (int k = 0; k < Indices; ++k) ahead_indices_[0][k] = ahead_indices_[1][k];
@@ -200,7 +209,7 @@ private:
     }
 
     u32 now_, end_;
-    Packet<Bytes> ahead_[ASYNC ? 1 : 2][2][Packets];
+    Packet<Bytes> ahead_[ASYNC ? 1 : 2][Tensors][Packets];
     i32 ahead_indices_[2][ASYNC || Indices == 0 ? 1 : Indices];
 };
 

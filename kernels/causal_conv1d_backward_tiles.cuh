@@ -15,7 +15,9 @@ protected:
     using Base::BYTES, Base::COUNT, Base::PACKETS, Base::RAGGED, Base::SIZE, Base::PER_PACKET, Base::TILE_POSITIONS;
     using Base::WHOLE_ROWS;
     static constexpr int THREADS = Tile::threads, UNROLL = Tile::unroll;
-    using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS, UNROLL, Problem::seq_idx ? COUNT : 0>;
+    static constexpr int TENSORS = 2 + Problem::B + Problem::C;
+    using Ring = TileRing<BYTES, PACKETS, Tile::stages, THREADS, UNROLL, Problem::seq_idx ? COUNT : 0, TENSORS>;
+    static constexpr auto B_TENSOR = Ring::FIRST_GATE, C_TENSOR = Problem::B ? Ring::SECOND_GATE : Ring::FIRST_GATE;
 
     CAUSEWAY_DEVICE explicit ChannelFirstTiles(const BackwardArguments& a) : Base(a) {}
 
@@ -37,6 +39,8 @@ protected:
         fetch_end = next.end;
         fetch_x = x_channel + (next.entry * a.x.entry - next.shift) * SIZE;
         fetch_dy = dy_channel + (next.entry * a.dy.entry - next.shift) * SIZE;
+        if constexpr (Problem::B) fetch_b = b_channel + (next.entry * a.b.entry - next.shift) * SIZE;
+        if constexpr (Problem::C) fetch_c = c_channel + (next.entry * a.c.entry - next.shift) * SIZE;
         fetch_tile = tiles;
         fetch_u = next.begin + (tiles - 1) * TILE_POSITIONS + lane * COUNT;
         if constexpr (Problem::seq_idx) fetch_indices = a.seq_idx + next.entry * a.seq_idx_strides.first - next.shift;
@@ -53,17 +57,21 @@ protected:
             if constexpr (RAGGED) {
                 const bool wanted = at < fetch_end && at + PER_PACKET > fetch_shift;
                 const bool whole = at >= fetch_shift && at + PER_PACKET <= seqlen + fetch_shift;
-                if (wanted && !whole && outside(x, dy)) {
+                if (wanted && !whole && outside(x, dy, offset)) {
                     ring.put(stage, Ring::X_TENSOR, p, gather(x, at));
                     ring.put(stage, Ring::DY_TENSOR, p, gather(dy, at));
+                    if constexpr (Problem::B) ring.put(stage, B_TENSOR, p, gather(in_step(fetch_b, offset), at));
+                    if constexpr (Problem::C) ring.put(stage, C_TENSOR, p, gather(in_step(fetch_c, offset), at));
                 } else {
                     ring.fetch(stage, Ring::X_TENSOR, p, x, wanted);
                     ring.fetch(stage, Ring::DY_TENSOR, p, dy, wanted);
+                    fetch_gates(ring, stage, p, offset, wanted);
                 }
             } else {
                 const bool wanted = Tile::full ? fetch_end != 0 : at < fetch_end;
                 ring.fetch(stage, Ring::X_TENSOR, p, x, wanted);
                 ring.fetch(stage, Ring::DY_TENSOR, p, dy, wanted);
+                fetch_gates(ring, stage, p, offset, wanted);
             }
         }
         if constexpr (Problem::seq_idx) {
@@ -93,8 +101,26 @@ protected:
         }
     }
 
-    // True if the packet at `x` or `dy` reaches outside its tensor's memory.
-    CAUSEWAY_DEVICE bool outside(const char* x, const char* dy) const {
+    // The packet of a row, `offset` positions from the first one of the step.
+    CAUSEWAY_DEVICE const char* in_step(const char* row, int offset) const {
+        return row + (i64)fetch_u * SIZE + offset * SIZE;
+    }
+
+    CAUSEWAY_DEVICE void fetch_gates(Ring& ring, int stage, int p, int offset, bool wanted) const {
+        if constexpr (Problem::B) ring.fetch(stage, B_TENSOR, p, in_step(fetch_b, offset), wanted);
+        if constexpr (Problem::C) ring.fetch(stage, C_TENSOR, p, in_step(fetch_c, offset), wanted);
+    }
+
+    // True if the packet at `x`, at `dy` or of a gate reaches outside its tensor's memory.
+    CAUSEWAY_DEVICE bool outside(const char* x, const char* dy, int offset) const {
+        if constexpr (Problem::B) {
+            const i64 b = (i64)(u64)in_step(fetch_b, offset);
+            if (b < a.b_begin || b + BYTES > a.b_end) return true;
+        }
+        if constexpr (Problem::C) {
+            const i64 c = (i64)(u64)in_step(fetch_c, offset);
+            if (c < a.c_begin || c + BYTES > a.c_end) return true;
+        }
         return (i64)(u64)x < a.x_begin || (i64)(u64)x + BYTES > a.x_end || (i64)(u64)dy < a.dy_begin ||
                (i64)(u64)dy + BYTES > a.dy_end;
     }
@@ -113,6 +139,7 @@ protected:
     i32 job_step;
     const char *x_channel, *dy_channel;
     const char *fetch_x, *fetch_dy;
+    const char *b_channel, *c_channel, *fetch_b, *fetch_c;
     const i32* fetch_indices;
     i32 fetch_job, fetch_tile, fetch_u, fetch_shift, fetch_end;  // fetch_tile counts down to 0
 };

@@ -1,7 +1,7 @@
 // Causal depthwise conv1d, forward.
 //
 //   pre[b,c,t] = bias[c] + Σ_w weight[c,w] · x[b,c, t-(width-1)+w]
-//   y[b,c,t]   = act(pre[b,c,t]) + residual[b,c,t]
+//   y[b,c,t]   = act(pre[b,c,t]) + residual[b,c,t]          with gates B ⊙ x for x, and C ⊙ act(pre) for act(pre)
 //
 // Three kernels share the argument block and the final states of this file:
 //
@@ -42,6 +42,12 @@ CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, 
     if (!padded && position >= 0) {
         value = load<sizeof(X)>(at<X>(a.x, entry * a.x_strides.batch + channel * a.x_strides.dim +
                                                (start + position) * a.x_strides.seqlen));
+        if constexpr (Problem::B) {
+            const i64 offset = entry * a.b_strides.batch + channel * a.b_strides.dim +
+                               (start + position) * a.b_strides.seqlen;
+            const float product[1] = {multiply_rn(load_element(at<X>(a.b, offset)), element<X, 0>(value))};
+            value = pack<X, (int)sizeof(X)>(product);
+        }
     } else if (Problem::initial_states && !padded && position + states >= 0) {
         value = load<sizeof(X)>(at<X>(a.initial_states, sequence * a.initial_strides.batch +
                                                             channel * a.initial_strides.dim +

@@ -11,6 +11,8 @@
 // element. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
 // parameters.
 //
+// Gates are loaded with x, and multiplied in registers: B with each position and its halo, C before positions are stored.
+//
 // A tile is computed as if it belonged to one sequence. What that gets wrong is mended:
 //   cu_seqlens   The width-1 positions at the start of a sequence are computed again afterwards, one per lane, from loads that
 //                were started before.
@@ -26,7 +28,7 @@
 //       static constexpr int groups = 4;         groups of a block
 //       static constexpr int tiles = 2;          packets per thread
 //       static constexpr int rows = 4;           rows per group, with cu_seqlens or seq_idx
-//       static constexpr bool shifted = false;   rows start anywhere; x, y and residual equally far from a multiple of 16
+//       static constexpr bool shifted = false;   rows start anywhere; x, y, residual and gates equally far from a multiple of 16
 //       static constexpr bool whole = true;      not shifted, and seqlen is a number of whole packets
 //       static constexpr int weight_bytes = 8;   see load_parameters
 //       static constexpr int index_bytes = 16;   the access that is legal for a thread's indices
@@ -72,6 +74,21 @@ public:
 #pragma unroll
             for (int n = NEIGHBOURS; n >= 0; --n) packets[i][n] = read(first + i * TILE - (NEIGHBOURS - n) * COUNT);
         }
+        if constexpr (Problem::B) {
+            const X* b = at<X>(a.b, row.offset(a.b_strides));
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) {
+#pragma unroll
+                for (int n = NEIGHBOURS; n >= 0; --n) {
+                    gates[i][n] = TileRows::read(b, first + i * TILE - (NEIGHBOURS - n) * COUNT, seqlen, a.b_begin, a.b_end);
+                }
+            }
+        }
+        if constexpr (Problem::C) {
+            const X* c = at<X>(a.c, row.offset(a.c_strides));
+#pragma unroll
+            for (int i = 0; i < TILES; ++i) results[i] = TileRows::read(c, first + i * TILE, seqlen, a.c_begin, a.c_end);
+        }
         if constexpr (Problem::residual) {
             const X* from = at<X>(a.residual, row.offset(a.residual_strides));
 #pragma unroll
@@ -106,14 +123,22 @@ private:
         float values[HALO + COUNT];
 #pragma unroll
         for (int n = 0; n <= NEIGHBOURS; ++n) {
-            float part[COUNT];
+            float part[COUNT], factors[COUNT];
             unpack<X>(packets[i][n], part);
+            if constexpr (Problem::B) unpack<X>(gates[i][n], factors);
 #pragma unroll
             for (int k = 0; k < COUNT; ++k) {
                 const int position = HALO - (NEIGHBOURS - n) * COUNT + k;
                 if (position >= 0) values[position] = part[k];
+                if constexpr (Problem::B) {
+                    // Initial states, which lie before the row, have no gate.
+                    const bool state = Problem::initial_states && Problem::cu_seqlens == 0 && t - HALO + position < 0;
+                    if (position >= 0 && !state) values[position] = gated<Problem>(factors[k], part[k]);
+                }
             }
         }
+        float factors[COUNT] = {};
+        if constexpr (Problem::C) unpack<X>(results[i], factors);
         float sums[COUNT], window[HALO + 1];
         const auto walk = [&](int k) { roll(window, values[k + HALO - 1], (cuts.cuts[i] >> (k + EDGE) & 1) != 0); };
         if constexpr (Cut) {
@@ -131,7 +156,7 @@ private:
                 const float value = Cut && w < HALO ? window[HALO - w] : values[k + w];
                 sums[k] = multiply_add(row.weight[0][w], value, sums[k]);
             }
-            sums[k] = activate<Problem>(sums[k]);
+            sums[k] = activate_gated<Problem>(sums[k], factors[k]);
             // A select, since the value at padding may be a NaN.
             if (Cut && (cuts.padding[i] >> k & 1) != 0) sums[k] = 0.0f;
         }
@@ -145,6 +170,7 @@ private:
     }
 
     Packet<16> packets[TILES][NEIGHBOURS + 1], residual[TILES];
+    Packet<16> gates[TILES][NEIGHBOURS + 1], results[TILES];
 };
 
 // Without boundaries. Each group computes one piece; neighbouring groups have neighbouring pieces.

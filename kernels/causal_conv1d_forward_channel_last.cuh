@@ -12,11 +12,13 @@
 // memory, no barrier. Per element, width 4, bf16: 4 FMA, 1 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses
 // and parameters.
 //
+// Gates are loaded with x, and multiplied in registers: B as the walk reaches a row, C before a row is stored.
+//
 // The walk reads zeros before t = 0 and treats all rows as one sequence. Rows for which that is wrong are computed again
 // afterwards with masked taps: the width-1 rows at a sequence's start, and rows beside a change of seq_idx.
 //
 //   struct Tile {
-//       static constexpr int bytes = 16;         of a packet; every row and state of x, y, residual allows it
+//       static constexpr int bytes = 16;         of a packet; every row of x, y, residual and gates allows it
 //       static constexpr int lanes = 32;         threads along dim
 //       static constexpr int segments = 4;       threads along seqlen
 //       static constexpr int rows = 8;           positions per thread
@@ -52,6 +54,17 @@ template <class Problem, class Tile> struct LastThread {
                                                     column * a.initial_strides.seqlen);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) values[c] = load_element(from + c * a.initial_strides.dim);
+    }
+
+    // What taps read of a row: x times its gate.
+    static CAUSEWAY_DEVICE void unpack_row(const Packet<BYTES>& x, const Packet<BYTES>& gate, float (&values)[CHANNELS]) {
+        unpack<X>(x, values);
+        if constexpr (Problem::B) {
+            float factors[CHANNELS];
+            unpack<X>(gate, factors);
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) values[c] = gated<Problem>(factors[c], values[c]);
+        }
     }
 
     CAUSEWAY_DEVICE void write(bool wanted, i32 t, float (&sums)[CHANNELS], const Packet<BYTES>& residual) const {
@@ -105,6 +118,16 @@ template <class Problem, class Tile> struct LastThread {
         const i32 reach = t - span.start;
         Packet<BYTES> packets[WIDTH];
         Packet<sizeof(X)> states[HALO + 1][CHANNELS];
+        Packet<BYTES> gates[WIDTH], gate;
+        if constexpr (Problem::B) {
+            const char* b = row(a.b, a.b_strides) + (i64)(t - first) * step(a.b_strides);
+#pragma unroll
+            for (int back = 0; back < WIDTH; ++back) {
+                const bool counts = (cut >> back & 1) == 0 && (back == 0 || back <= reach);
+                gates[back] = load_if<BYTES>(counts, b - (i64)back * step(a.b_strides));
+            }
+        }
+        if constexpr (Problem::C) gate = load<BYTES>(row(a.c, a.c_strides) + (i64)(t - first) * step(a.c_strides));
 #pragma unroll
         for (int back = 0; back < WIDTH; ++back) {
             const bool wanted = (cut >> back & 1) == 0, inside = back == 0 || back <= reach;
@@ -130,7 +153,7 @@ template <class Problem, class Tile> struct LastThread {
 #pragma unroll
         for (int back = HALO; back >= 0; --back) {
             float values[CHANNELS];
-            unpack<X>(packets[back], values);
+            unpack_row(packets[back], gates[back], values);
             if constexpr (Problem::initial_states) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
@@ -143,8 +166,10 @@ template <class Problem, class Tile> struct LastThread {
                 for (int c = 0; c < CHANNELS; ++c) sums[c] = multiply_add(weight[c][HALO - back], values[c], sums[c]);
             }
         }
+        float factors[CHANNELS] = {};
+        if constexpr (Problem::C) unpack<X>(gate, factors);
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) sums[c] = (cut & 1) != 0 ? 0.0f : activate<Problem>(sums[c]);
+        for (int c = 0; c < CHANNELS; ++c) sums[c] = (cut & 1) != 0 ? 0.0f : activate_gated<Problem>(sums[c], factors[c]);
         write(true, t, sums, residual);
     }
 
@@ -228,6 +253,25 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
             packets[i] = inside ? load<BYTES>(x + (i64)(i - HALO) * x_step) : zero_packet<BYTES>();
         }
     }
+    Packet<BYTES> gates[HALO + ROWS], results[ROWS];
+    if constexpr (Problem::B) {
+        const char* b = thread.row(a.b, a.b_strides);
+        const i32 step = Thread::step(a.b_strides);
+#pragma unroll
+        for (int i = 0; i < HALO + ROWS; ++i) {
+            const i32 t = first - HALO + i;
+            const bool inside = active && (i < HALO ? t >= 0 : t < seqlen);
+            gates[i] = inside ? load<BYTES>(b + (i64)(i - HALO) * step) : zero_packet<BYTES>();
+        }
+    }
+    if constexpr (Problem::C) {
+        const char* c = thread.row(a.c, a.c_strides);
+        const i32 step = Thread::step(a.c_strides);
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            results[i] = active && first + i < seqlen ? load<BYTES>(c + (i64)i * step) : zero_packet<BYTES>();
+        }
+    }
     Packet<BYTES> residual[ROWS];
     if constexpr (Problem::residual) {
         const char* from = thread.row(a.residual, a.residual_strides);
@@ -254,12 +298,13 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
     float window[WIDTH][CHANNELS];
 #pragma unroll
     for (int i = 0; i < HALO; ++i) {
-        unpack<X>(packets[i], window[i]);
+        Thread::unpack_row(packets[i], gates[i], window[i]);
     }
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        unpack<X>(packets[HALO + i], window[(HALO + i) % WIDTH]);
-        float sums[CHANNELS];
+        Thread::unpack_row(packets[HALO + i], gates[HALO + i], window[(HALO + i) % WIDTH]);
+        float sums[CHANNELS], factors[CHANNELS] = {};
+        if constexpr (Problem::C) unpack<X>(results[i], factors);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
             sums[c] = thread.bias[c];
@@ -267,7 +312,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
             for (int w = 0; w < WIDTH; ++w) {
                 sums[c] = multiply_add(thread.weight[c][w], window[(i + w) % WIDTH][c], sums[c]);
             }
-            sums[c] = activate<Problem>(sums[c]);
+            sums[c] = activate_gated<Problem>(sums[c], factors[c]);
         }
         thread.write(active, first + i, sums, residual[i]);
     }

@@ -74,7 +74,11 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const 
             const i64 w = p - t + states;  // the tap of position t; that of t + r is r less
             run_weights[0] = w <= states ? load_element(weight + w * a.weight_strides.second) : 0.0f;
             if (p < 0) continue;
-            const float value = load_element(x + p * a.x_strides.seqlen);
+            float value = load_element(x + p * a.x_strides.seqlen);
+            if constexpr (Problem::B) {
+                const i64 offset = entry * a.b_strides.batch + channel * a.b_strides.dim + p * a.b_strides.seqlen;
+                value = gated<Problem>(load_element(at<X>(a.b, offset)), value);
+            }
             i32 own = 0;
             if constexpr (Problem::seq_idx) own = (i32)load<4>(indices + p * a.seq_idx_strides.second).word[0];
 #pragma unroll
@@ -88,7 +92,13 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const 
 #pragma unroll
         for (int r = 0; r < RUN; ++r) {
             if (t + r >= a.seqlen) break;
-            float result = activate<Problem>(sums[r]);
+            float factor = 1.0f;
+            if constexpr (Problem::C) {
+                const i64 offset = entry * a.c_strides.batch + channel * a.c_strides.dim +
+                                   (t + r) * a.c_strides.seqlen;
+                factor = load_element(at<X>(a.c, offset));
+            }
+            float result = activate_gated<Problem>(sums[r], factor);
             if (Problem::seq_idx && index[r] < 0) result = 0.0f;
             if constexpr (Problem::residual) {
                 const i64 offset = entry * a.residual_strides.batch + channel * a.residual_strides.dim +

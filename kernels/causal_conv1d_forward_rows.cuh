@@ -184,6 +184,8 @@ template <class Problem> struct ChannelRow {
         i32 t;
         Packet<sizeof(X)> values[WIDTH];
         bool counts[WIDTH], padding;
+        Packet<sizeof(X)> gates[WIDTH];
+        bool gated[WIDTH];  // a position of x, whose gate counts; no state
     };
 
     // Starts all loads for the taps of one position, or none where not wanted.
@@ -216,6 +218,10 @@ template <class Problem> struct ChannelRow {
             }
             if constexpr (Problem::seq_idx) window.counts[back] = window.counts[back] && own[back] == own[0];
             window.values[back] = load_if<sizeof(X)>(window.counts[back], from);
+            if constexpr (Problem::B) {
+                window.gated[back] = window.counts[back] && (back == 0 || back <= reach);
+                window.gates[back] = load_if<sizeof(X)>(window.gated[back], at<X>(a.b, offset(a.b_strides)) + t - back);
+            }
         }
     }
 
@@ -225,9 +231,17 @@ template <class Problem> struct ChannelRow {
         float sum = bias[0];
 #pragma unroll
         for (int back = HALO; back >= 0; --back) {
-            if (window.counts[back]) sum = multiply_add(weight[0][HALO - back], element<X, 0>(window.values[back]), sum);
+            if constexpr (!Problem::B) {
+                if (window.counts[back]) sum = multiply_add(weight[0][HALO - back], element<X, 0>(window.values[back]), sum);
+            } else {
+                float value = element<X, 0>(window.values[back]);
+                if (window.gated[back]) value = gated<Problem>(element<X, 0>(window.gates[back]), value);
+                if (window.counts[back]) sum = multiply_add(weight[0][HALO - back], value, sum);
+            }
         }
-        sum = window.padding ? 0.0f : activate<Problem>(sum);
+        float factor = 1.0f;
+        if constexpr (Problem::C) factor = load_element(at<X>(a.c, offset(a.c_strides)) + window.t);
+        sum = window.padding ? 0.0f : activate_gated<Problem>(sum, factor);
         if constexpr (Problem::residual) {
             sum = add_rn(sum, load_element(at<X>(a.residual, offset(a.residual_strides)) + window.t));
         }

@@ -86,7 +86,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
     const i64 first = (layered_block(a.blocks_per_layer) * Tile::entries + thread_index() / Tile::lanes) * REPEATS;
     if (channel >= a.dim || first >= a.batch) return;
 
-    Packet<BYTES> input[REPEATS];
+    Packet<BYTES> input[REPEATS], b[REPEATS], gate[REPEATS];
     i64 row[REPEATS];
 #pragma unroll
     for (int r = 0; r < REPEATS; ++r) {
@@ -95,6 +95,8 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
         if (first + r < a.batch) {
             row[r] = state_row<Problem::conv_state_indices>(a, first + r);
             input[r] = load<BYTES>(at<X>(a.x, (first + r) * a.x_strides.batch + channel));
+            if constexpr (Problem::B) b[r] = load<BYTES>(at<X>(a.b, (first + r) * a.b_strides.batch + channel));
+            if constexpr (Problem::C) gate[r] = load<BYTES>(at<X>(a.c, (first + r) * a.c_strides.batch + channel));
         }
     }
     float weight[CHANNELS][WIDTH], bias[CHANNELS];
@@ -142,8 +144,15 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
             store<BYTES>(y, zero_packet<BYTES>());
             continue;
         }
-        float newest[CHANNELS], sum[CHANNELS];
+        float newest[CHANNELS], sum[CHANNELS], factors[CHANNELS] = {};
         unpack<X>(input[r], newest);
+        if constexpr (Problem::B) {
+            unpack<X>(b[r], factors);
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) newest[c] = gated<Problem>(factors[c], newest[c]);
+            input[r] = pack<X, BYTES>(newest);  // what the state holds
+        }
+        if constexpr (Problem::C) unpack<X>(gate[r], factors);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
             sum[c] = bias[c];
@@ -153,7 +162,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
                                                  : state[r][COLUMNS - HALO + w][c];
                 sum[c] = multiply_add(weight[c][w], value, sum[c]);
             }
-            sum[c] = activate<Problem>(multiply_add(weight[c][HALO], newest[c], sum[c]));
+            sum[c] = activate_gated<Problem>(multiply_add(weight[c][HALO], newest[c], sum[c]), factors[c]);
         }
         store<BYTES>(y, pack<X, BYTES>(sum));
 
@@ -189,6 +198,17 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
     }
 }
 
+// What taps read of new position i of a channel, of which x is the first; the state holds it rounded.
+template <class Problem>
+CAUSEWAY_DEVICE float new_position(const UpdateArguments& a, const typename Problem::X* x, i64 entry, i64 channel, i64 i) {
+    if constexpr (!Problem::B) {
+        return load_element(x + i * a.x_strides.seqlen);
+    } else {
+        const i64 offset = entry * a.b_strides.batch + channel * a.b_strides.dim + i * a.b_strides.seqlen;
+        return gated<Problem>(load_element(at<typename Problem::X>(a.b, offset)), load_element(x + i * a.x_strides.seqlen));
+    }
+}
+
 // Any strides, any width, any number of new positions: one channel of one batch entry per thread, in order.
 //
 //   struct Tile { static constexpr int threads = 128; };
@@ -216,7 +236,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_general(const U
                 const i64 q = i - history + w;  // among the new positions; before them, in the state
                 float value;
                 if (q >= 0) {
-                    value = load_element(x + q * a.x_strides.seqlen);
+                    value = new_position<Problem>(a, x, entry, channel, q);
                 } else {
                     // A slot is overwritten by the position state_len later, and no output from there on reads the old one.
                     const i64 slot = Problem::cache_seqlens ? ring_slot(a, next_slot, -q) : a.state_len + q;
@@ -224,15 +244,20 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_general(const U
                 }
                 sum = multiply_add(load_element(weight + w * a.weight_strides.second), value, sum);
             }
-            store_element(y + i * a.y_strides.seqlen, activate<Problem>(sum));
+            float factor = 1.0f;
+            if constexpr (Problem::C) {
+                const i64 offset = entry * a.c_strides.batch + channel * a.c_strides.dim + i * a.c_strides.seqlen;
+                factor = load_element(at<X>(a.c, offset));
+            }
+            store_element(y + i * a.y_strides.seqlen, activate_gated<Problem>(sum, factor));
             if (Problem::cache_seqlens && a.state_len > 0) {
                 const i64 slot = (next_slot + i) % a.state_len;
-                store_element(state + slot * a.state_strides.seqlen, load_element(x + i * a.x_strides.seqlen));
+                store_element(state + slot * a.state_strides.seqlen, new_position<Problem>(a, x, entry, channel, i));
             }
         }
         for (i64 j = 0; !Problem::cache_seqlens && j < a.state_len; ++j) {
             const i64 q = j + a.seqlen - a.state_len;  // the position that comes to lie in slot j
-            const float value = q >= 0 ? load_element(x + q * a.x_strides.seqlen)
+            const float value = q >= 0 ? new_position<Problem>(a, x, entry, channel, q)
                                        : load_mutable_element(state + (j + a.seqlen) * a.state_strides.seqlen);
             store_element(state + j * a.state_strides.seqlen, value);
         }

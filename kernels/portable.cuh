@@ -302,6 +302,16 @@ CAUSEWAY_DEVICE float add_rn(float a, float b) {
 #endif
 }
 
+// a · b, rounded, whatever it is added to.
+CAUSEWAY_DEVICE float multiply_rn(float a, float b) {
+#if defined(CAUSEWAY_NVIDIA)
+    return __fmul_rn(a, b);
+#else
+#pragma clang fp contract(off)
+    return a * b;
+#endif
+}
+
 // a · b + c, rounded once.
 CAUSEWAY_DEVICE float multiply_add(float a, float b, float c) {
 #if defined(CAUSEWAY_NVIDIA)

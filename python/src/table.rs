@@ -50,12 +50,40 @@ pub struct Entry {
 const MATRICES: Renamed =
     &[("A", "a"), ("B", "b"), ("C", "c"), ("grad_C", "grad_c"), ("grad_A", "grad_a"), ("grad_B", "grad_b")];
 
+/// Whether Python has an argument: gates come from Rust, files and requests so far. They stand behind the other tensors that are
+/// read, and their gradients behind those that are written, so a call without them has the first of each.
+const fn is_known(argument: &Argument) -> bool {
+    !(argument.optional && matches!(argument.name.as_bytes(), b"B" | b"C" | b"dB" | b"dC"))
+}
+
+const fn count(arguments: &[Argument]) -> usize {
+    let (mut count, mut at) = (0, 0);
+    while at < arguments.len() {
+        count += is_known(&arguments[at]) as usize;
+        at += 1;
+    }
+    count
+}
+
+/// Those that Python has.
+const fn known<const COUNT: usize>(arguments: &[Argument]) -> [Argument; COUNT] {
+    let (mut known, mut count, mut at) = ([arguments[0]; COUNT], 0, 0);
+    while at < arguments.len() {
+        if is_known(&arguments[at]) {
+            known[count] = arguments[at];
+            count += 1;
+        }
+        at += 1;
+    }
+    known
+}
+
 macro_rules! entries {
     ($($name:ident: $operation:ty, $choice:ident, $renamed:expr, $said:expr;)*) => {
         /// Every operation.
         pub static ENTRIES: &[Entry] = &[$(Entry {
             name: stringify!($name),
-            arguments: <$operation>::ARGUMENTS,
+            arguments: const { &known::<{ count(<$operation>::ARGUMENTS) }>(<$operation>::ARGUMENTS) },
             chooses: Chooses::$choice,
             renamed: $renamed,
             said: $said,
@@ -70,6 +98,10 @@ macro_rules! entries {
     (@call $operation:ty, Nothing, $choice:ident, $read:expr, $write:expr) => {{
         let Choice::None = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named($read, $write)
+    }};
+    (@call $operation:ty, Activation, $choice:ident, $read:expr, $write:expr) => {{
+        let Choice::Activation(activation) = $choice else { unreachable!("read as the operation's") };
+        <$operation>::from_named(activation, false, $read, $write)
     }};
     (@call $operation:ty, $kind:ident, $choice:ident, $read:expr, $write:expr) => {{
         let Choice::$kind(choice) = $choice else { unreachable!("read as the operation's") };

@@ -197,7 +197,10 @@ fn run(case: &Case, simulator: &Arc<Simulator>, guard: Guard, wrong: [i32; 6]) {
         seq_idx,
         cu_seqlens: Some(boundaries),
         residual: None,
+        b: None,
+        c: None,
         activation: Activation::Silu,
+        round_products: false,
         y: TensorMut::strided(y.slice_mut(), 0, &shape, &strides).unwrap(),
         final_states: case.states.then(|| TensorMut::new(last.slice_mut(), &states_shape).unwrap()),
     };
@@ -211,11 +214,16 @@ fn run(case: &Case, simulator: &Arc<Simulator>, guard: Guard, wrong: [i32; 6]) {
         seq_idx,
         cu_seqlens: Some(boundaries),
         dfinal_states: case.states.then(|| dense(dfinal.slice(), &states_shape)),
+        b: None,
+        c: None,
         activation: Activation::Silu,
+        round_products: false,
         dx: TensorMut::strided(dx.slice_mut(), 0, &shape, &strides).unwrap(),
         dweight: TensorMut::new(dweight.slice_mut(), &[DIM, width]).unwrap(),
         dbias: Some(TensorMut::new(dbias.slice_mut(), &[DIM]).unwrap()),
         dinitial_states: case.states.then(|| TensorMut::new(dinitial.slice_mut(), &states_shape).unwrap()),
+        db: None,
+        dc: None,
     };
     backward.run(&device).unwrap();
 }

@@ -179,11 +179,16 @@ fn bench(options: &Options, device: &Device, dtype: DType, shape: [i64; 3], last
                         seq_idx: None,
                         cu_seqlens: None,
                         dfinal_states: None,
+                        b: None,
+                        c: None,
                         activation,
+                        round_products: false,
                         dx: y.view_mut(),
                         dweight: dweight.view_mut(),
                         dbias: Some(dbias.view_mut()),
                         dinitial_states: None,
+                        db: None,
+                        dc: None,
                     }
                     .run(device)
                     .unwrap(),
@@ -195,7 +200,10 @@ fn bench(options: &Options, device: &Device, dtype: DType, shape: [i64; 3], last
                         seq_idx: None,
                         cu_seqlens: None,
                         residual: None,
+                        b: None,
+                        c: None,
                         activation,
+                        round_products: false,
                         y: y.view_mut(),
                         final_states: None,
                     }

@@ -26,7 +26,10 @@ fn main() -> causeway::Result<()> {
             seq_idx: None,
             cu_seqlens: None,
             residual: None,
+            b: None,
+            c: None,
             activation: Activation::Silu,
+            round_products: false,
             y: y.view_mut(),
             final_states: final_states.map(HostTensor::view_mut),
         }
@@ -52,7 +55,10 @@ fn main() -> causeway::Result<()> {
             bias: None,
             cache_seqlens: None,
             conv_state_indices: None,
+            b: None,
+            c: None,
             activation: Activation::Silu,
+            round_products: false,
             y: y.view_mut(),
         }
         .run(&device)?;

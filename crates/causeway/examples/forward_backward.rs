@@ -26,7 +26,10 @@ fn main() -> causeway::Result<()> {
         seq_idx: None,
         cu_seqlens: None,
         residual: None,
+        b: None,
+        c: None,
         activation: Activation::Silu,
+        round_products: false,
         y: y.view_mut(),
         final_states: None,
     }
@@ -46,11 +49,16 @@ fn main() -> causeway::Result<()> {
         seq_idx: None,
         cu_seqlens: None,
         dfinal_states: None,
+        b: None,
+        c: None,
         activation: Activation::Silu,
+        round_products: false,
         dx: dx.view_mut(),
         dweight: dweight.view_mut(),
         dbias: Some(dbias.view_mut()),
         dinitial_states: None,
+        db: None,
+        dc: None,
     }
     .run(&device)?;
 
@@ -74,7 +82,10 @@ fn main() -> causeway::Result<()> {
         seq_idx: None,
         cu_seqlens: None,
         residual: None,
+        b: None,
+        c: None,
         activation: Activation::Silu,
+        round_products: false,
         y: y.view_mut(),
         final_states: None,
     }

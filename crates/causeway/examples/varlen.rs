@@ -37,7 +37,10 @@ fn main() -> causeway::Result<()> {
         seq_idx: None,
         cu_seqlens: Some(cu_seqlens.view()),
         residual: None,
+        b: None,
+        c: None,
         activation: Activation::Silu,
+        round_products: false,
         y: y.view_mut(),
         final_states: Some(final_states.view_mut()),
     }
@@ -55,7 +58,10 @@ fn main() -> causeway::Result<()> {
             seq_idx: None,
             cu_seqlens: None,
             residual: None,
+            b: None,
+            c: None,
             activation: Activation::Silu,
+            round_products: false,
             y: alone.view_mut(),
             final_states: None,
         }

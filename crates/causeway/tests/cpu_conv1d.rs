@@ -99,7 +99,10 @@ impl Tensors {
             seq_idx: self.seq_idx.as_ref().map(HostTensor::view),
             cu_seqlens: self.cu_seqlens.as_ref().map(HostTensor::view),
             residual: self.residual.as_ref().map(HostTensor::view),
+            b: None,
+            c: None,
             activation: case.activation,
+            round_products: false,
             y: self.y.view_mut(),
             final_states: Some(self.final_states.view_mut()),
         }
@@ -114,11 +117,16 @@ impl Tensors {
             seq_idx: self.seq_idx.as_ref().map(HostTensor::view),
             cu_seqlens: self.cu_seqlens.as_ref().map(HostTensor::view),
             dfinal_states: self.dfinal_states.as_ref().map(HostTensor::view),
+            b: None,
+            c: None,
             activation: case.activation,
+            round_products: false,
             dx: self.dx.view_mut(),
             dweight: self.dweight.view_mut(),
             dbias: self.dbias.as_mut().map(HostTensor::view_mut),
             dinitial_states: self.dinitial_states.as_mut().map(HostTensor::view_mut),
+            db: None,
+            dc: None,
         }
         .run(device)
         .unwrap();
@@ -247,7 +255,10 @@ fn an_input_may_be_expanded() {
             seq_idx: None,
             cu_seqlens: None,
             residual: None,
+            b: None,
+            c: None,
             activation: Activation::None,
+            round_products: false,
             y: y.view_mut(),
             final_states: None,
         }
@@ -315,11 +326,16 @@ fn an_infinite_x_at_the_end_of_a_row_counts_where_it_is_seen() {
                     seq_idx: None,
                     cu_seqlens: None,
                     dfinal_states: None,
+                    b: None,
+                    c: None,
                     activation: Activation::None,
+                    round_products: false,
                     dx: dx.view_mut(),
                     dweight: dweight.view_mut(),
                     dbias: None,
                     dinitial_states: None,
+                    db: None,
+                    dc: None,
                 }
                 .run(&device)
                 .unwrap();

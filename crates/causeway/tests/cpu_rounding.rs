@@ -38,7 +38,10 @@ fn check(dtype: DType, widen: impl Fn(u16) -> f32, narrow: impl Fn(f32) -> u16) 
                     seq_idx: None,
                     cu_seqlens: None,
                     residual: None,
+                    b: None,
+                    c: None,
                     activation: Activation::None,
+                    round_products: false,
                     y: y.view_mut(),
                     final_states: None,
                 }
@@ -96,11 +99,16 @@ fn gradients_of_parameters_are_rounded_once() {
                     seq_idx: None,
                     cu_seqlens: None,
                     dfinal_states: None,
+                    b: None,
+                    c: None,
                     activation: Activation::None,
+                    round_products: false,
                     dx: dx.view_mut(),
                     dweight: dweight.view_mut(),
                     dbias: None,
                     dinitial_states: None,
+                    db: None,
+                    dc: None,
                 }
                 .run(&Device::Cpu(cpu))
                 .unwrap();

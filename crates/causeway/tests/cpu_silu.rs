@@ -17,7 +17,10 @@ fn silu(x: &HostTensor, level: Level) -> Option<Vec<f64>> {
         seq_idx: None,
         cu_seqlens: None,
         residual: None,
+        b: None,
+        c: None,
         activation: Activation::Silu,
+        round_products: false,
         y: y.view_mut(),
         final_states: None,
     }

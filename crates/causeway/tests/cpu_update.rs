@@ -139,7 +139,10 @@ fn verify(case: &Case, seed: u64) {
             bias: bias.as_ref().map(HostTensor::view),
             cache_seqlens: cache_seqlens.as_ref().map(HostTensor::view),
             conv_state_indices: indices.as_ref().map(HostTensor::view),
+            b: None,
+            c: None,
             activation: case.activation,
+            round_products: false,
             y: y.view_mut(),
         }
         .run(&device)
@@ -193,7 +196,10 @@ fn the_same_bits_for_any_number_of_threads() {
             bias: None,
             cache_seqlens: None,
             conv_state_indices: None,
+            b: None,
+            c: None,
             activation: Activation::Silu,
+            round_products: false,
             y: y.view_mut(),
         };
         pool.install(|| update.run(&Device::cpu())).unwrap();

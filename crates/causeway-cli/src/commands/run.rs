@@ -55,6 +55,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "none|silu")]
     activation: Option<Activation>,
 
+    /// conv1d with gates (B, C): round products to the dtype of x, as separate kernels do
+    #[arg(long)]
+    round_products: bool,
+
     /// conv1d: how x, and what has its shape, lies in the file, as (batch, dim, seqlen) or (batch, seqlen, dim)
     /// [default: channel-first]
     #[arg(long, value_name = "channel-first|channel-last")]
@@ -138,6 +142,7 @@ impl Args {
         Call {
             operation: self.operation,
             activation: self.activation,
+            round_products: self.round_products,
             layout: self.layout,
             return_final_states: self.return_final_states,
             algorithm: self.algorithm,

@@ -71,6 +71,37 @@ impl Arithmetic {
         magnitude * (1.0 + self.gamma(terms as f64)) >= self.accumulator.max()
     }
 
+    /// The largest error of a factor, an exact number, times something approximate, in the accumulator.
+    ///
+    /// Infinite where the product may overflow, and where an infinite factor meets what may have either sign.
+    #[inline(always)]
+    pub fn product(&self, factor: f64, other: Approximate) -> f64 {
+        if factor.is_nan() || other.value.is_nan() && other.error == 0.0 {
+            return 0.0;
+        }
+        if !other.error.is_finite() {
+            return f64::INFINITY;
+        }
+        if !other.value.is_finite() {
+            return 0.0;
+        }
+        if factor.is_infinite() {
+            let certain = other.error == 0.0 || other.error < other.value.abs();
+            return if certain { 0.0 } else { f64::INFINITY };
+        }
+        let (value, error) = (factor * other.value, factor.abs() * other.error);
+        if self.may_overflow(1, value.abs() + error) { f64::INFINITY } else { error + self.rounding(value) }
+    }
+
+    /// The same number in this dtype, as a kernel of its own would leave it in memory. Unbounded where that may be an infinity.
+    #[inline(always)]
+    pub fn kept(&self, number: Approximate, dtype: DType) -> Approximate {
+        let error = self.rounded(number, dtype);
+        let most = Format::of(dtype).unwrap_or(self.accumulator).max();
+        let overflows = number.value.is_finite() && number.value.abs() + error >= most;
+        Approximate { error: if overflows { f64::INFINITY } else { error }, ..number }
+    }
+
     /// γₙ = n·u / (1 - n·u): relative error of n operations in a row.
     #[inline(always)]
     fn gamma(&self, operations: f64) -> f64 {

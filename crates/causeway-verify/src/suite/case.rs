@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use causeway::Arrangement;
-use causeway::causal_conv1d::Activation;
+use causeway::causal_conv1d::{Activation, GATES};
 use causeway::device::Device;
 use causeway::error::Result;
 use causeway::memory;
@@ -69,6 +69,8 @@ pub struct Conv1d {
     pub output_layout: Layout,
     /// After the sum.
     pub activation: Activation,
+    /// Products with gates are rounded to the dtype.
+    pub round_products: bool,
     /// Which of [`Conv1d::flags`] the calls have, and with them their gradients.
     pub given: BTreeSet<&'static str>,
     /// With seq_idx.
@@ -108,6 +110,12 @@ pub struct Update {
     pub bias: bool,
     /// With cache_seqlens: the state is a ring buffer.
     pub cache_seqlens: bool,
+    /// With the gate B.
+    pub b: bool,
+    /// With the gate C.
+    pub c: bool,
+    /// Products with gates are rounded to the dtype.
+    pub round_products: bool,
     /// With conv_state_indices: twice as many state rows as entries, in mixed order, every third entry padding.
     pub conv_state_indices: bool,
     /// What x and conv_state hold.
@@ -409,6 +417,7 @@ impl Problem {
             Problem::Conv1d(c) | Problem::Parity(c) => {
                 options.push(c.activation.to_string());
                 options.extend(Conv1d::flags().filter(|name| c.has(name)).map(str::to_string));
+                options.extend(c.round_products.then(|| "round_products".into()));
                 options.extend(c.seq_idx.as_ref().map(|_| "seq_idx".into()));
                 options.extend(c.cu_seqlens.as_ref().map(CuSeqlens::describe));
                 options.extend((c.weight_dtype != c.dtype).then(|| format!("weight {}", c.weight_dtype)));
@@ -424,6 +433,9 @@ impl Problem {
                 options.extend(u.bias.then(|| "bias".into()));
                 options.extend(u.cache_seqlens.then(|| "cache_seqlens".into()));
                 options.extend(u.conv_state_indices.then(|| "conv_state_indices".into()));
+                let gates = GATES.into_iter().zip([u.b, u.c]);
+                options.extend(gates.filter(|(_, given)| *given).map(|(name, _)| name.to_string()));
+                options.extend(u.round_products.then(|| "round_products".into()));
                 options.extend((u.weight_dtype != u.dtype).then(|| format!("weight {}", u.weight_dtype)));
                 options.extend((u.values != Values::Uniform).then(|| format!("values {}", u.values)));
             }

@@ -9,7 +9,7 @@ use super::case::{Case, Ceilings, Problem};
 use super::rows::{self, Conv1dRow, GemmRow, ParityRow, UpdateRow, VarlenStatesRow};
 
 /// The suites that are part of the library: name and text.
-const EMBEDDED: [(&str, &str); 13] = [
+const EMBEDDED: [(&str, &str); 14] = [
     ("conv1d-first", include_str!("../../../../suites/conv1d-first.toml")),
     ("conv1d-last", include_str!("../../../../suites/conv1d-last.toml")),
     ("gemm", include_str!("../../../../suites/gemm.toml")),
@@ -19,6 +19,7 @@ const EMBEDDED: [(&str, &str); 13] = [
     ("shapes", include_str!("../../../../suites/shapes.toml")),
     ("gemm-shapes", include_str!("../../../../suites/gemm-shapes.toml")),
     ("variants", include_str!("../../../../suites/variants.toml")),
+    ("fused", include_str!("../../../../suites/fused.toml")),
     ("small", include_str!("../../../../suites/small.toml")),
     ("repeat", include_str!("../../../../suites/repeat.toml")),
     ("parity", include_str!("../../../../suites/parity.toml")),
@@ -279,7 +280,7 @@ mod tests {
             (
                 Suite::open("nothing"),
                 "suite is \"nothing\": expected conv1d-first, conv1d-last, gemm, full, cpu-large, sim, shapes, \
-                 gemm-shapes, variants, small, repeat, parity, huge, or the path",
+                 gemm-shapes, variants, fused, small, repeat, parity, huge, or the path",
             ),
             (Suite::open("/no/such/file.toml"), "suite /no/such/file.toml: "),
             (suite("cases = 3"), "unknown field `cases`"),

@@ -36,7 +36,7 @@ impl Conv1d {
             }
             Values::NanPadding => {
                 if let Some(indices) = tensors.get("seq_idx").map(HostTensor::to_f64) {
-                    for tensor in tensors.change(&["x", "dy"]) {
+                    for tensor in tensors.change(&["x", "dy", "B", "C"]) {
                         self.insert_nan_at_padding(tensor, &indices);
                     }
                 }
@@ -95,17 +95,20 @@ impl Conv1d {
 impl Tensors {
     /// What forward has to give.
     pub fn forward_truth(&self, conv1d: &Conv1d) -> Truth {
-        oracle::forward(&self.oracle_inputs::<Forward<'_>>(conv1d.activation))
+        let inputs = self.oracle_inputs::<Forward<'_>>(conv1d.activation);
+        oracle::forward(&inputs.rounding_products(conv1d.round_products))
     }
 
     /// What backward has to give.
     pub fn backward_truth(&self, conv1d: &Conv1d) -> Truth {
-        oracle::backward(&self.oracle_inputs::<Backward<'_>>(conv1d.activation), conv1d.dweight_dtype)
+        let inputs = self.oracle_inputs::<Backward<'_>>(conv1d.activation);
+        oracle::backward(&inputs.rounding_products(conv1d.round_products), conv1d.dweight_dtype)
     }
 
     /// What an update has to give.
     pub fn update_truth(&self, update: &Update) -> Truth {
-        oracle::update(&self.oracle_inputs::<causal_conv1d::Update<'_>>(update.activation))
+        let inputs = self.oracle_inputs::<causal_conv1d::Update<'_>>(update.activation);
+        oracle::update(&inputs.rounding_products(update.round_products))
     }
 
     fn oracle_inputs<O: Operation>(&self, activation: Activation) -> Inputs<'_> {
@@ -136,7 +139,9 @@ impl Update {
         })?;
         match self.values {
             Values::NonFinite => tensors.change(&["x"]).for_each(|x| insert_non_finite(x, case)),
-            Values::NonFiniteAnywhere => insert_non_finite_in_one(tensors.change(&["x", "conv_state"]), case),
+            Values::NonFiniteAnywhere => {
+                insert_non_finite_in_one(tensors.change(&["x", "conv_state", "B", "C"]), case);
+            }
             _ => {}
         }
         Ok(tensors)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use causeway::causal_conv1d::{Activation, MAX_WIDTH};
+use causeway::causal_conv1d::{Activation, GATES, MAX_WIDTH};
 use causeway::gemm::Algorithm;
 use causeway::tensor::DType;
 use serde::Deserialize;
@@ -256,6 +256,8 @@ pub(super) struct Conv1dRow {
     output_layout: Option<Named<Layout>>,
     activation: Named<Activation>,
     #[serde(default)]
+    round_products: bool,
+    #[serde(default)]
     given: Given,
     seq_idx: Option<Vec<(i64, i32)>>,
     cu_seqlens: Option<CuSeqlensRow>,
@@ -322,6 +324,7 @@ impl Row for Conv1dRow {
             layout,
             output_layout,
             activation: self.activation.0,
+            round_products: self.round_products,
             given: self.given.0.clone(),
             seq_idx: self.seq_idx.clone().map(|runs| SeqIdx { runs }),
             cu_seqlens,
@@ -371,6 +374,9 @@ impl Row for ParityRow {
             self.shape.iter().all(|&size| size > 0),
             "shape has a size of 0: there is nothing to compare",
         )?;
+        // What lies before a piece is a state, which is rounded where x times its gate is not.
+        let gated = GATES.iter().find(|gate| self.given.0.contains(*gate));
+        require(gated.is_none(), "such a row can have no gates: states hold them rounded")?;
         let values = self.values.map_or(Values::Uniform, |values| values.0);
         require(values != Values::NanPadding, "values is nan-padding: such a row has no padded positions")?;
         let Named(dtype) = self.dtype;
@@ -386,6 +392,7 @@ impl Row for ParityRow {
             layout: Layout::ChannelFirst,
             output_layout: Layout::ChannelFirst,
             activation: self.activation.0,
+            round_products: false,
             given: self.given.0.clone(),
             seq_idx: None,
             cu_seqlens: None,
@@ -420,6 +427,12 @@ pub(super) struct UpdateRow {
     cache_seqlens: bool,
     #[serde(default)]
     conv_state_indices: bool,
+    #[serde(default, rename = "B")]
+    b: bool,
+    #[serde(default, rename = "C")]
+    c: bool,
+    #[serde(default)]
+    round_products: bool,
     values: Option<Named<Values>>,
     #[serde(default)]
     memory: Memory,
@@ -459,6 +472,9 @@ impl Row for UpdateRow {
             bias: self.bias,
             cache_seqlens: self.cache_seqlens,
             conv_state_indices: self.conv_state_indices,
+            b: self.b,
+            c: self.c,
+            round_products: self.round_products,
             values,
             memory: self.memory.clone(),
         }))

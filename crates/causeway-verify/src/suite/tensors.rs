@@ -267,7 +267,8 @@ impl Conv1d {
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
     ) -> Forward<'a> {
         let mut results = results.views_mut(view);
-        Forward::from_named(self.activation, |name| inputs.view(name), |name| results.take(name))
+        let round = self.round_products;
+        Forward::from_named(self.activation, round, |name| inputs.view(name), |name| results.take(name))
     }
 
     /// The call of backward.
@@ -278,7 +279,8 @@ impl Conv1d {
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
     ) -> Backward<'a> {
         let mut results = results.views_mut(view);
-        Backward::from_named(self.activation, |name| inputs.view(name), |name| results.take(name))
+        let round = self.round_products;
+        Backward::from_named(self.activation, round, |name| inputs.view(name), |name| results.take(name))
     }
 }
 
@@ -299,14 +301,18 @@ impl Update {
             "bias" => self.bias,
             "cache_seqlens" => self.cache_seqlens,
             "conv_state_indices" => self.conv_state_indices,
+            "B" => self.b,
+            "C" => self.c,
             _ => true,
         }
     }
 
     fn arrange(&self, argument: &Argument) -> Result<Arrangement> {
         match (argument.name, self.seqlen) {
-            ("x" | "y", Some(seqlen)) => self.layout.arrange(self.dtype, [self.batch, self.dim, seqlen]),
-            ("x" | "y", None) => self.layout.arrange_2d(self.dtype, [self.batch, self.dim]),
+            ("x" | "y" | "B" | "C", Some(seqlen)) => {
+                self.layout.arrange(self.dtype, [self.batch, self.dim, seqlen])
+            }
+            ("x" | "y" | "B" | "C", None) => self.layout.arrange_2d(self.dtype, [self.batch, self.dim]),
             ("conv_state", _) => self.layout.arrange(self.dtype, [self.rows(), self.dim, self.state_len]),
             ("weight", _) => dense(self.weight_dtype, &[self.dim, self.width]),
             ("bias", _) => dense(self.weight_dtype, &[self.dim]),
@@ -343,6 +349,7 @@ impl Update {
         let mut results = results.views_mut(view);
         causal_conv1d::Update::from_named(
             self.activation,
+            self.round_products,
             |name| inputs.view(name),
             |name| results.take(name),
         )

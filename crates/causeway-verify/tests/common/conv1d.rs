@@ -63,7 +63,10 @@ impl Inputs {
             seq_idx: view(&self.seq_idx),
             cu_seqlens: view(&self.cu_seqlens),
             residual: view(&self.residual),
+            b: None,
+            c: None,
             activation: self.activation,
+            round_products: false,
             y: outputs.y.view_mut(),
             final_states: outputs.final_states.as_mut().map(HostTensor::view_mut),
         }
@@ -80,11 +83,16 @@ impl Inputs {
             seq_idx: view(&self.seq_idx),
             cu_seqlens: view(&self.cu_seqlens),
             dfinal_states: view(&incoming.dfinal_states),
+            b: None,
+            c: None,
             activation: self.activation,
+            round_products: false,
             dx: gradients.dx.view_mut(),
             dweight: gradients.dweight.view_mut(),
             dbias: gradients.dbias.as_mut().map(HostTensor::view_mut),
             dinitial_states: gradients.dinitial_states.as_mut().map(HostTensor::view_mut),
+            db: None,
+            dc: None,
         }
         .run(device)
     }
@@ -169,7 +177,10 @@ impl UpdateInputs {
             bias: view(&self.bias),
             cache_seqlens: view(&self.cache_seqlens),
             conv_state_indices: view(&self.conv_state_indices),
+            b: None,
+            c: None,
             activation: self.activation,
+            round_products: false,
             y: y.view_mut(),
         }
         .run(device)

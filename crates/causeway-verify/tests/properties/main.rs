@@ -5,6 +5,7 @@ mod calls;
 mod chunks;
 mod conv1d;
 mod determinism;
+mod gates;
 #[path = "../common/placement.rs"]
 mod memory;
 mod placement;

@@ -18,6 +18,12 @@ operation! {
     ///
     /// `dinitial_states` is the sum that gives dx, at the positions before each sequence. The gradient of a
     /// residual is dy itself. Results are bit-identical from run to run.
+    ///
+    /// With gates, B ⊙ x stands for x above, C ⊙ dy for dy, and the sum that gives dx there is the gradient of B ⊙ x:
+    ///
+    /// ```text
+    /// dC = dy ⊙ act(pre)        dx = B ⊙ d(B ⊙ x)        dB = x ⊙ d(B ⊙ x)
+    /// ```
     pub struct Backward;
     reads {
         /// `(batch, dim, seqlen)`, as in forward.
@@ -36,10 +42,17 @@ operation! {
         cu_seqlens: optional BOUNDARIES, OF_BOUNDARIES;
         /// `(sequences, dim, width - 1)`, of x's dtype: gradient of final_states.
         dfinal_states: optional STATES, OF_X;
+        /// `(batch, dim, seqlen)`, of x's dtype, as in forward.
+        b as "B": optional ROWS, OF_X;
+        /// `(batch, dim, seqlen)`, of x's dtype, as in forward.
+        c as "C": optional ROWS, OF_X;
     }
     options {
         /// As in forward.
         activation: Activation;
+        /// Rounds B ⊙ x, C ⊙ dy, the activation and d(B ⊙ x) to x's dtype, as separate kernels do; without it they stay in
+        /// f32. Of no effect without gates.
+        round_products: bool;
     }
     writes {
         /// `(batch, dim, seqlen)`, of x's dtype: gradient of x.
@@ -50,6 +63,10 @@ operation! {
         dbias: optional CHANNELS, OF_DWEIGHT, needs ("bias", "there is no bias");
         /// `(sequences, dim, width - 1)`, of x's dtype: gradient of initial_states. Needs `initial_states`.
         dinitial_states: optional STATES, OF_X, needs ("initial_states", "there are no initial_states");
+        /// `(batch, dim, seqlen)`, of x's dtype: gradient of B. Needs `B`.
+        db as "dB": optional ROWS, OF_X, needs ("B", "there is no B");
+        /// `(batch, dim, seqlen)`, of x's dtype: gradient of C. Needs `C`.
+        dc as "dC": optional ROWS, OF_X, needs ("C", "there is no C");
     }
 }
 

@@ -14,6 +14,9 @@ operation! {
     /// y[b,c,t]   = act(pre[b,c,t]) + residual[b,c,t]                     act: identity, or pre · sigmoid(pre)
     /// ```
     ///
+    /// With gates, what taps read is B ⊙ x, and so is what final_states hold; states are not multiplied again. What the
+    /// activation gives is multiplied with C, before the residual is added: `y = C ⊙ act(pre) + residual`.
+    ///
     /// The [module](super) says where taps stop between sequences.
     pub struct Forward;
     reads {
@@ -31,10 +34,17 @@ operation! {
         cu_seqlens: optional BOUNDARIES, OF_BOUNDARIES;
         /// `(batch, dim, seqlen)`, of x's dtype: added after the activation.
         residual: optional ROWS, OF_X;
+        /// `(batch, dim, seqlen)`, of x's dtype: the gate that multiplies x.
+        b as "B": optional ROWS, OF_X;
+        /// `(batch, dim, seqlen)`, of x's dtype: the gate that multiplies the activation.
+        c as "C": optional ROWS, OF_X;
     }
     options {
         /// Applied to the sum.
         activation: Activation;
+        /// Rounds B ⊙ x, the activation and C ⊙ it to x's dtype, as separate kernels do; without it they stay in f32. Of no
+        /// effect without gates.
+        round_products: bool;
     }
     writes {
         /// `(batch, dim, seqlen)`, of x's dtype: the result.

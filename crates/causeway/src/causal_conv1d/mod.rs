@@ -15,6 +15,12 @@
 //! * `final_states` are the last `width - 1` columns of `[initial_states, x]` (of each sequence), zero in front
 //!   when there are fewer, whatever their `seq_idx`; columns at padded positions are zero.
 //! * `cu_seqlens` and `seq_idx` may be given together; both conditions then hold.
+//!
+//! # Gates
+//!
+//! `y = C ⊙ act(conv(B ⊙ x))`: the gated short convolution. B and C have the shape of x and any strides, so that B, x and C may
+//! be thirds of one projection; each may be left out. Wherever positions are stored as states, it is B ⊙ x. At padded
+//! positions the gates are not read, and take no gradient.
 
 mod arguments;
 mod backward;
@@ -29,6 +35,9 @@ pub use update::{Update, UpdateSizes};
 pub use varlen_states::{VarlenStates, VarlenStatesSizes};
 
 use crate::error::{Error, Result};
+
+/// The gates, by the names that they have in the tables.
+pub const GATES: [&str; 2] = ["B", "C"];
 
 /// Largest convolution width.
 pub const MAX_WIDTH: i64 = 256;

@@ -6,6 +6,7 @@ use super::validate::{self, Check};
 use crate::checks;
 use crate::error::{Error, Result};
 use crate::operation::{check, operation};
+use crate::tensor::{Meta, TensorRef};
 
 operation! {
     /// One or more new positions per batch entry, with the state changed in place.
@@ -17,6 +18,9 @@ operation! {
     /// y[b,c,i] = act(bias[c] + Σ_w weight[c,w] · [history, x[b]][c, i+w])
     /// state    : shifted left by seqlen and x appended; or x[b,·,i] written at (cache_seqlens[b] + i) mod state_len
     /// ```
+    ///
+    /// With gates, B ⊙ x stands for x, in the sum and in the state, and y is multiplied with C. The state holds B ⊙ x as x's
+    /// dtype has it: later calls read it so.
     ///
     /// A negative `conv_state_indices[b]` gives `y[b] = 0` and leaves every state alone.
     pub struct Update;
@@ -31,10 +35,16 @@ operation! {
         cache_seqlens: optional BATCHES, I32;
         /// `(batch,)` i32: the state row of each batch entry.
         conv_state_indices: optional BATCHES, I32;
+        /// The shape and dtype of x: the gate that multiplies x.
+        b as "B": optional POSITIONS, OF_X;
+        /// The shape and dtype of x: the gate that multiplies the activation.
+        c as "C": optional POSITIONS, OF_X;
     }
     options {
         /// Applied to the sum.
         activation: Activation;
+        /// As in [`Forward`](super::Forward).
+        round_products: bool;
     }
     writes {
         /// `(rows, dim, state_len)`, of x's dtype, with `state_len ≥ width - 1`; changed in place.
@@ -59,6 +69,10 @@ pub struct UpdateSizes {
     pub rows: i64,
     /// Positions per row of conv_state.
     pub state_len: i64,
+}
+
+fn gate<'a>(gate: &'a Option<TensorRef<'_>>) -> Option<&'a Meta> {
+    gate.as_ref().map(TensorRef::meta)
 }
 
 impl Update<'_> {
@@ -86,12 +100,11 @@ impl Update<'_> {
         if state_len < width - 1 {
             return Err(Error::StateTooShort { argument: "conv_state", found: state_len, width });
         }
-        if x.shape != self.y.meta().shape {
-            return Err(Error::Rank {
-                argument: "y",
-                expected: "the shape of x",
-                found: self.y.meta().shape,
-            });
+        let alike = [("y", Some(self.y.meta())), ("B", gate(&self.b)), ("C", gate(&self.c))];
+        for (argument, meta) in alike {
+            if let Some(meta) = meta.filter(|meta| meta.shape != x.shape) {
+                return Err(Error::Rank { argument, expected: "the shape of x", found: meta.shape });
+            }
         }
         if let Some(lengths) = &self.cache_seqlens {
             let most = i64::from(i32::MAX);

@@ -27,7 +27,9 @@ pub struct Call {
     pub operation: Operation,
     /// conv1d: what is applied to the sum; none by default.
     pub activation: Option<Activation>,
-    /// conv1d: how x, y, dy, dx and residual are stored; channel-first by default.
+    /// conv1d with gates: round products to x's dtype, as separate kernels do.
+    pub round_products: bool,
+    /// conv1d: how x, and what has its shape, is stored; channel-first by default.
     pub layout: Option<Layout>,
     /// conv1d-forward: return final_states too.
     pub return_final_states: bool,
@@ -38,7 +40,14 @@ pub struct Call {
 impl Call {
     /// An operation with its defaults.
     pub fn new(operation: Operation) -> Self {
-        Call { operation, activation: None, layout: None, return_final_states: false, algorithm: None }
+        Call {
+            operation,
+            activation: None,
+            round_products: false,
+            layout: None,
+            return_final_states: false,
+            algorithm: None,
+        }
     }
 
     /// Checks that every option that is given has a meaning for the operation.
@@ -51,6 +60,7 @@ impl Call {
         let forward = operation == Operation::Conv1dForward;
         let misplaced = [
             ("activation", self.activation.is_some() && !conv1d, "conv1d operations"),
+            ("round_products", self.round_products && !conv1d, "conv1d operations"),
             ("layout", self.layout.is_some() && !conv1d, "conv1d operations"),
             ("algorithm", self.algorithm.is_some() && conv1d, "gemm operations"),
             ("return_final_states", self.return_final_states && !forward, "conv1d-forward"),
@@ -89,6 +99,7 @@ impl Call {
     pub fn run(&self, device: &Device, inputs: &Inputs) -> Result<Results, CallError> {
         let options = run::Options {
             activation: self.activation.unwrap_or_default(),
+            round_products: self.round_products,
             algorithm: self.algorithm.unwrap_or_default(),
             optional_results: self.return_final_states,
         };
@@ -107,8 +118,10 @@ impl Call {
         } else {
             option("algorithm", self.algorithm.unwrap_or_default().name());
         }
-        if self.return_final_states {
-            option("return_final_states", "true");
+        let flags =
+            [("return_final_states", self.return_final_states), ("round_products", self.round_products)];
+        for (name, _) in flags.into_iter().filter(|(_, given)| *given) {
+            option(name, "true");
         }
         metadata
     }
@@ -130,6 +143,9 @@ impl Call {
                 "layout" => call.layout = Some(value.parse()?),
                 "return_final_states" => {
                     call.return_final_states = value.parse().map_err(|_| bad("true or false"))?;
+                }
+                "round_products" => {
+                    call.round_products = value.parse().map_err(|_| bad("true or false"))?;
                 }
                 key if other.contains(&key) => {}
                 _ => return Err(CallError::UnknownOption { found: key.clone() }),

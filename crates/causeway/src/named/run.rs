@@ -12,6 +12,7 @@ use crate::placement::Output;
 /// The options of all operations, each of which reads its own.
 pub(super) struct Options {
     pub activation: Activation,
+    pub round_products: bool,
     pub algorithm: Algorithm,
     /// Optional results that need no input are asked for.
     pub optional_results: bool,
@@ -24,24 +25,24 @@ pub(super) fn run(
     inputs: &Inputs,
     options: &Options,
 ) -> Result<Results> {
-    let &Options { activation, algorithm, optional_results } = options;
+    let &Options { activation, round_products, algorithm, optional_results } = options;
     macro_rules! run {
-        ($operation:ty, $option:expr) => {{
+        ($operation:ty, $($option:expr),*) => {{
             let placed = inputs.place(device)?;
             let mut outputs = outputs(device, inputs, <$operation>::ARGUMENTS, optional_results)?;
             let elapsed = {
                 let mut views = outputs.views();
                 let (read, write) = (|name| placed.optional(name), |name| views.remove(name));
-                let mut call = <$operation>::from_named($option, read, write);
+                let mut call = <$operation>::from_named($($option,)* read, write);
                 timed(device, || call.run(device))?
             };
             inputs.fetch(outputs, elapsed)
         }};
     }
     match operation {
-        Operation::Conv1dForward => run!(Forward<'_>, activation),
-        Operation::Conv1dBackward => run!(Backward<'_>, activation),
-        Operation::Conv1dUpdate => run!(Update<'_>, activation),
+        Operation::Conv1dForward => run!(Forward<'_>, activation, round_products),
+        Operation::Conv1dBackward => run!(Backward<'_>, activation, round_products),
+        Operation::Conv1dUpdate => run!(Update<'_>, activation, round_products),
         Operation::GemmForward => run!(gemm::Forward<'_>, algorithm),
         Operation::GemmGradA => run!(GradA<'_>, algorithm),
         Operation::GemmGradB => run!(GradB<'_>, algorithm),

@@ -24,12 +24,16 @@ pub fn conv1d_arguments() -> Arguments {
         ("dweight", zeros(DType::F32, &[3, 4])),
         ("dbias", zeros(DType::F32, &[3])),
         ("dinitial_states", states()),
+        ("B", x()),
+        ("C", x()),
+        ("dB", x()),
+        ("dC", x()),
     ])
 }
 
 /// Puts boundaries in, and one row of 5 positions.
 fn pack(arguments: &mut Arguments, boundaries: HostTensor) {
-    for name in ["x", "residual", "y", "dy", "dx"] {
+    for name in ["x", "residual", "y", "dy", "dx", "B", "C", "dB", "dC"] {
         arguments.replace(name, DType::F16, &[1, 3, 5]);
     }
     arguments.replace("seq_idx", DType::I32, &[1, 5]);
@@ -49,7 +53,10 @@ fn run_forward(row: usize, change: Change) -> (Result<(), Error>, Vec<HostTensor
         seq_idx: arguments.get("seq_idx"),
         cu_seqlens: arguments.get("cu_seqlens"),
         residual: arguments.get("residual"),
+        b: arguments.get("B"),
+        c: arguments.get("C"),
         activation: Activation::Silu,
+        round_products: false,
         y: y.view_mut(),
         final_states: final_states.as_mut().map(HostTensor::view_mut),
     }
@@ -65,6 +72,7 @@ fn run_backward(row: usize, change: Change) -> (Result<(), Error>, Vec<HostTenso
     let mut dweight = poisoned(arguments.take("dweight").unwrap());
     let mut dbias = arguments.take("dbias").map(poisoned);
     let mut dinitial_states = arguments.take("dinitial_states").map(poisoned);
+    let [mut db, mut dc] = ["dB", "dC"].map(|name| arguments.take(name).map(poisoned));
     let result = Backward {
         x: arguments.get("x").unwrap(),
         weight: arguments.get("weight").unwrap(),
@@ -74,15 +82,23 @@ fn run_backward(row: usize, change: Change) -> (Result<(), Error>, Vec<HostTenso
         seq_idx: arguments.get("seq_idx"),
         cu_seqlens: arguments.get("cu_seqlens"),
         dfinal_states: arguments.get("dfinal_states"),
+        b: arguments.get("B"),
+        c: arguments.get("C"),
         activation: Activation::Silu,
+        round_products: false,
         dx: dx.view_mut(),
         dweight: dweight.view_mut(),
         dbias: dbias.as_mut().map(HostTensor::view_mut),
         dinitial_states: dinitial_states.as_mut().map(HostTensor::view_mut),
+        db: db.as_mut().map(HostTensor::view_mut),
+        dc: dc.as_mut().map(HostTensor::view_mut),
     }
     .run(&Device::cpu());
     assert!(row > 0 || result.is_ok(), "the call that every row changes is right: {result:?}");
-    (result, [dx, dweight].into_iter().chain(dbias).chain(dinitial_states).collect())
+    (
+        result,
+        [dx, dweight].into_iter().chain([dbias, dinitial_states, db, dc].into_iter().flatten()).collect(),
+    )
 }
 
 /// Rows that forward and backward share.
@@ -131,6 +147,8 @@ const SHARED: &[(Change, &str)] = &[
         |a| a.replace("seq_idx", DType::I64, &[2, 5]),
         "seq_idx has dtype i64: expected i32, the dtype of sequence indices",
     ),
+    (|a| a.replace("B", DType::F16, &[2, 5, 3]), "B has dim 5: expected 3, the dim of x"),
+    (|a| a.replace("C", DType::F32, &[2, 3, 5]), "C has dtype f32: expected f16, the dtype of x"),
     (
         |a| a.0.push(("cu_seqlens", integers(DType::I32, &[0, 5]))),
         "x has batch 2: expected 1, since cu_seqlens packs all sequences into one row",
@@ -258,6 +276,13 @@ fn backward_explains_wrong_arguments() {
                 },
                 "dinitial_states is given, but there are no initial_states",
             ),
+            (
+                |a| {
+                    a.take("B");
+                },
+                "dB is given, but there is no B",
+            ),
+            (|a| a.replace("dC", DType::F16, &[2, 3, 4]), "dC has seqlen 4: expected 5, the seqlen of x"),
             (
                 |a| a.replace("dinitial_states", DType::F32, &[2, 3, 3]),
                 "dinitial_states has dtype f32: expected f16, the dtype of x",

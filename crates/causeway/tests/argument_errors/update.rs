@@ -15,6 +15,8 @@ fn run_update(row: usize, change: Change) -> (Result<(), Error>, Vec<HostTensor>
         ("cache_seqlens", integers(DType::I32, &[0, 7])),
         ("conv_state_indices", integers(DType::I32, &[4, -1])),
         ("y", zeros(DType::F32, &[2, 3, 2])),
+        ("B", zeros(DType::F32, &[2, 3, 2])),
+        ("C", zeros(DType::F32, &[2, 3, 2])),
     ]);
     change(&mut arguments);
     let mut y = poisoned(arguments.take("y").unwrap());
@@ -26,7 +28,10 @@ fn run_update(row: usize, change: Change) -> (Result<(), Error>, Vec<HostTensor>
         bias: arguments.get("bias"),
         cache_seqlens: arguments.get("cache_seqlens"),
         conv_state_indices: arguments.get("conv_state_indices"),
+        b: arguments.get("B"),
+        c: arguments.get("C"),
         activation: Activation::None,
+        round_products: false,
         y: y.view_mut(),
     }
     .run(&Device::cpu());
@@ -43,6 +48,8 @@ fn update_explains_wrong_arguments() {
                 |a| a.replace("x", DType::F32, &[2]),
                 "x has shape (2,): expected (batch, dim) or (batch, dim, seqlen)",
             ),
+            (|a| a.replace("B", DType::F32, &[2, 3]), "B has shape (2, 3): expected the shape of x"),
+            (|a| a.replace("C", DType::F16, &[2, 3, 2]), "C has dtype f16: expected f32, the dtype of x"),
             (|a| a.replace("weight", DType::F32, &[2, 4]), "weight has dim 2: expected 3, the dim of x"),
             (
                 |a| a.replace("bias", DType::F16, &[3]),

@@ -29,7 +29,10 @@ fn tensors_elsewhere_are_refused() {
             seq_idx: None,
             cu_seqlens: None,
             residual,
+            b: None,
+            c: None,
             activation: Activation::None,
+            round_products: false,
             y: y.view_mut(),
             final_states: None,
         }

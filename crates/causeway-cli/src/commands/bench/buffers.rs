@@ -1,6 +1,7 @@
 //! The tensors of a case, as many times as it takes to outgrow the cache, and the calls on them.
 
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
+use causeway::causal_conv1d::GATES;
 use causeway::operation::{DTypes, Operation, Size};
 use causeway::{Arrangement, DType, Device, HostTensor, Result};
 use causeway_verify::oracle::POISON;
@@ -100,7 +101,7 @@ impl Inputs {
 /// All tensors of a call, and those of its floor.
 pub(super) struct Buffers {
     work: Work,
-    /// Where a call has no two tensors to copy from and to: memory for a copy of half of the bytes that it moves.
+    /// Where a call has no two tensors to copy from and to, or moves more of them: memory for a copy of half of the bytes that it moves.
     copy: Option<[Turns; 2]>,
     pub count: usize,
     /// Bytes that the call reads and writes, each once.
@@ -189,7 +190,7 @@ impl Buffers {
             }
         };
         let (copy, floor_bytes) = match inputs {
-            Inputs::Conv1d(c, _) => (None, tensor_bytes(c)),
+            Inputs::Conv1d(c, _) if gates(c) == 0 => (None, tensor_bytes(c)),
             _ => {
                 let half = Arrangement::dense(DType::F32, &[(moved / 8).max(4) as i64], 0)?;
                 (Some([output("y", half)?, output("y", half)?]), half.bytes())
@@ -261,9 +262,13 @@ fn tensor_bytes(problem: &Conv1d) -> u64 {
 /// Tensors of x's size that a convolution reads and writes.
 fn passes(problem: &Conv1d, call: Call) -> u64 {
     match call {
-        Call::Backward => 3,
-        _ => 2 + u64::from(problem.has("residual")),
+        Call::Backward => 3 + 2 * gates(problem),
+        _ => 2 + u64::from(problem.has("residual")) + gates(problem),
     }
+}
+
+fn gates(problem: &Conv1d) -> u64 {
+    GATES.iter().map(|gate| u64::from(problem.has(gate))).sum()
 }
 
 #[cfg(test)]
@@ -272,10 +277,10 @@ mod tests {
 
     #[test]
     fn parameters_and_indices_are_shared() {
-        for name in ["x", "dy", "residual", "initial_states", "dfinal_states", "conv_state"] {
+        for name in ["x", "dy", "residual", "B", "C", "initial_states", "dfinal_states", "conv_state"] {
             assert!(takes_turns(name), "{name}");
         }
-        for name in ["y", "final_states", "dx", "dinitial_states", "states"] {
+        for name in ["y", "final_states", "dx", "dB", "dC", "dinitial_states", "states"] {
             assert!(takes_turns(name), "{name}");
         }
         for name in ["weight", "bias", "dweight", "dbias", "seq_idx", "cu_seqlens", "cache_seqlens"] {

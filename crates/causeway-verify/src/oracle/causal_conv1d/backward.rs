@@ -5,8 +5,8 @@ use std::ops::Range;
 use causeway::tensor::{DType, TensorRef};
 
 use super::long_sums::{Gradient, LANES, LongSums};
-use super::sequences::{Data, Sequence, refill};
-use super::{Inputs, Truth, needs_double_double, sigmoid};
+use super::sequences::{Data, Pre, Sequence, Window, refill};
+use super::{Inputs, Truth, activate, gate, needs_double_double, sigmoid};
 use crate::oracle::Expected;
 use crate::oracle::bounds::{Approximate, Arithmetic};
 use crate::oracle::loops::{Loops, map_all, vectorised};
@@ -41,24 +41,36 @@ fn backward_in<R: Real>(inputs: &Inputs<'_>, parameter_dtype: DType) -> Truth {
     let mut dx = Pair::zeros(batch * dim * seqlen);
     let mut dinitial = Pair::zeros(states * dim * (width - 1));
     let together = data.channels_together();
-    let dx_tiles = dx.by_channels(batch * dim, seqlen, dim, together);
-    let tiles = dx_tiles.into_iter().zip(dinitial.by_channels(states * dim, width - 1, dim, together));
-    let tiles = tiles.enumerate().map(|(tile, (dx, dinitial))| (tile * together, dx, dinitial)).collect();
+    // Without a gate there is no room for its gradient.
+    let length = |gate: Option<TensorRef<'_>>| gate.map_or(0, |_| seqlen);
+    let (b_length, c_length) = (length(data.b), length(data.c));
+    let [mut db, mut dc] = [b_length, c_length].map(|length| Pair::zeros(batch * dim * length));
+    let dx_tiles = dx.by_channels(batch * dim, seqlen, dim, together).into_iter();
+    let gates = db.by_channels(batch * dim, b_length, dim, together).into_iter();
+    let gates = gates.zip(dc.by_channels(batch * dim, c_length, dim, together));
+    let tiles = dx_tiles.zip(dinitial.by_channels(states * dim, width - 1, dim, together)).zip(gates);
+    let tiles = tiles.enumerate().map(|(tile, rows)| (tile * together, rows)).collect();
     let elements = batch * dim * seqlen;
-    let parameters = map_all(elements, tiles, |scratch: &mut Scratch<R>, (channel, dx, dinitial)| {
-        vectorised(Tile { problem: &problem, channel, dx, dinitial, scratch })
+    let parameters = map_all(elements, tiles, |scratch: &mut Scratch<R>, (channel, rows)| {
+        let ((dx, dinitial), (db, dc)) = rows;
+        vectorised(Tile { problem: &problem, channel, dx, dinitial, db, dc, scratch })
     });
 
     let parameters = || parameters.iter().flatten();
     let dweight = parameters().flat_map(|channel| &channel[..width]);
     let dbias = parameters().map(|channel| &channel[width]);
     let dtype = problem.dtype;
-    Truth(vec![
+    let gates = [("dB", db, data.b), ("dC", dc, data.c)].into_iter();
+    let gates =
+        gates.filter_map(|(name, gradient, gate)| Some((name, gradient.expected(dtype, gate?.shape()))));
+    let mut truth = vec![
         ("dx", dx.expected(dtype, data.x.shape())),
         ("dweight", Pair::of(dweight).expected(parameter_dtype, &[dim as i64, width as i64])),
         ("dbias", Pair::of(dbias).expected(parameter_dtype, &[dim as i64])),
         ("dinitial_states", dinitial.expected(dtype, &[states as i64, dim as i64, width as i64 - 1])),
-    ])
+    ];
+    truth.extend(gates);
+    Truth(truth)
 }
 
 struct Problem<'a> {
@@ -75,9 +87,14 @@ struct Problem<'a> {
 struct Scratch<R> {
     x: Vec<f64>,
     dy: Vec<f64>,
-    window: Vec<f64>,
-    pre: Vec<R>,
-    magnitudes: Vec<f64>,
+    b: Vec<f64>,
+    c: Vec<f64>,
+    window: Window<R>,
+    pre: Pre<R>,
+    /// What comes to the activation, dy times the gate, and what a backend's may be off by.
+    incoming: Vec<(R, f64)>,
+    /// act(pre) at every position, where its gate needs it.
+    activated: Vec<Approximate>,
     /// g at every position.
     g: Vec<R>,
     /// What a backend's g may be off by where it enters dx, and where it enters the sums of dweight and dbias: what rounding
@@ -101,6 +118,9 @@ struct Tile<'a, R> {
     channel: usize,
     dx: PairRows<'a>,
     dinitial: PairRows<'a>,
+    /// Without elements where there is no gate.
+    db: PairRows<'a>,
+    dc: PairRows<'a>,
     scratch: &'a mut Scratch<R>,
 }
 
@@ -116,19 +136,47 @@ impl<R: Real> Loops for Tile<'_, R> {
         for row in 0..data.batch {
             data.read_rows(&mut scratch.x, &data.x, row, self.channel, channels);
             data.read_rows(&mut scratch.dy, &self.problem.dy, row, self.channel, channels);
+            for (values, gate) in [(&mut scratch.b, &data.b), (&mut scratch.c, &data.c)] {
+                if let Some(gate) = gate {
+                    data.read_rows(values, gate, row, self.channel, channels);
+                }
+            }
             for (i, sums) in sums.iter_mut().enumerate() {
                 let channel = self.channel + i;
                 let row_at = i * data.seqlen..(i + 1) * data.seqlen;
                 for sequence in data.of_row(row) {
-                    data.fill_window(&mut scratch.window, sequence, channel, &scratch.x[row_at.clone()]);
+                    let b = data.b.map(|_| &scratch.b[row_at.clone()]);
+                    let x = &scratch.x[row_at.clone()];
+                    data.fill_window(&mut scratch.window, sequence, channel, x, b);
                     let own = row_at.start + sequence.start..row_at.start + sequence.end;
-                    self.problem.fill_g(sequence, channel, own, scratch);
+                    self.problem.fill_g(sequence, channel, own.clone(), scratch);
+                    if data.c.is_some() {
+                        let (values, bounds) = self.dc.row(row, i);
+                        let places = sequence.start..sequence.end;
+                        let targets = (&mut values[places.clone()], &mut bounds[places]);
+                        self.problem.finish_dc(
+                            sequence,
+                            &scratch.dy[own.clone()],
+                            &scratch.activated,
+                            targets,
+                        );
+                    }
                     sums.add(data, sequence, scratch);
                     self.problem.fill_dx(sequence, channel, scratch);
                     let (history, dx) = (data.history(), &scratch.dx);
+                    let factors = data.b.map(|_| [&scratch.b[own.clone()], &scratch.x[own]]);
                     let own = sequence.start..sequence.end;
                     let (values, bounds) = self.dx.row(row, i);
-                    self.problem.finish_dx(dx, history, &mut values[own.clone()], &mut bounds[own]);
+                    let targets = (&mut values[own.clone()], &mut bounds[own.clone()]);
+                    match factors {
+                        None => self.problem.finish_dx(dx, history, targets.0, targets.1),
+                        Some([b, x]) => {
+                            self.problem.finish_product(sequence, dx, b, targets);
+                            let (values, bounds) = self.db.row(row, i);
+                            let targets = (&mut values[own.clone()], &mut bounds[own]);
+                            self.problem.finish_product(sequence, dx, x, targets);
+                        }
+                    }
                     if data.initial_states.is_some() {
                         let (values, bounds) = self.dinitial.row(sequence.state, i);
                         self.problem.finish_dx(dx, 0, values, bounds);
@@ -151,24 +199,50 @@ impl Problem<'_> {
         own: Range<usize>,
         scratch: &mut Scratch<R>,
     ) {
-        let Scratch { dy, window, pre, magnitudes, g, g_errors, g_errors_in_sums, .. } = scratch;
-        let (data, dy) = (&self.data, &dy[own]);
+        let Scratch { dy, c, window, pre, incoming, activated, g, g_errors, g_errors_in_sums, .. } = scratch;
+        let (data, dy) = (&self.data, &dy[own.clone()]);
+        let (arithmetic, terms) = (&data.arithmetic, data.terms());
         refill(g_errors, dy.len(), 0.0);
         refill(g_errors_in_sums, dy.len(), 0.0);
         refill(g, dy.len(), R::new(0.0));
+        incoming.clear();
+        match data.c {
+            None => incoming.extend(dy.iter().map(|&dy| (R::new(dy), 0.0))),
+            Some(_) => {
+                incoming.extend(dy.iter().zip(&c[own]).map(|(&dy, &c)| data.products.of_two::<R>(dy, c)));
+            }
+        }
+        if self.silu || data.c.is_some() {
+            data.pre(sequence, channel, window, pre);
+        }
         if self.silu {
-            data.pre(sequence, channel, window, pre, magnitudes);
             // e⁻ᵖʳᵉ first, since vectors have no exponential.
-            for (g, &pre) in g.iter_mut().zip(&*pre) {
+            for (g, &pre) in g.iter_mut().zip(&pre.sums) {
                 *g = (-pre).exp();
             }
-            let inputs = pre.iter().zip(&*magnitudes).zip(dy);
-            let outputs = g.iter_mut().zip(&mut *g_errors).zip(&mut *g_errors_in_sums);
-            for (((g, error), in_sums), ((&pre, &magnitude), &dy)) in outputs.zip(inputs) {
-                (*g, [*error, *in_sums]) = self.gradient(pre, magnitude, sigmoid(*g), dy);
+        }
+        if data.c.is_some() {
+            activated.clear();
+            activated.extend(g.iter().zip(&pre.sums).enumerate().map(|(t, (&exponential, &sum))| {
+                let error = pre.error(t, terms, arithmetic);
+                let approximate = Approximate { value: sum.value(), error };
+                let sigmoid = self.silu.then(|| sigmoid(exponential));
+                let (value, evaluated) = activate(arithmetic, sum, approximate, sigmoid);
+                let error = if error == f64::INFINITY { error } else { evaluated };
+                Approximate { value: value.value(), error }
+            }));
+        }
+        let outputs = g.iter_mut().zip(&mut *g_errors).zip(&mut *g_errors_in_sums);
+        for (t, (((g, error), in_sums), &(dy, dy_error))) in outputs.zip(&*incoming).enumerate() {
+            if self.silu {
+                let pre_error = pre.error(t, terms, arithmetic);
+                let approximate = Approximate { value: pre.sums[t].value(), error: pre_error };
+                (*g, [*error, *in_sums]) =
+                    self.gradient(pre.sums[t], approximate, sigmoid(*g), (dy, dy_error));
+            } else {
+                *g = dy;
+                [*error, *in_sums] = [dy_error; 2];
             }
-        } else {
-            g.iter_mut().zip(dy).for_each(|(g, &dy)| *g = R::new(dy));
         }
         for t in (0..dy.len()).filter(|&t| sequence.is_padding(t + data.history())) {
             (g[t], g_errors[t], g_errors_in_sums[t]) = (R::new(0.0), 0.0, 0.0);
@@ -214,16 +288,63 @@ impl Problem<'_> {
         }
     }
 
+    /// dC = dy · act(pre) of a sequence; zero at padding.
+    #[inline(always)]
+    fn finish_dc(
+        &self,
+        sequence: &Sequence,
+        dy: &[f64],
+        activated: &[Approximate],
+        (values, bounds): (&mut [f64], &mut [f64]),
+    ) {
+        let (arithmetic, kept_as) = (&self.data.arithmetic, self.data.products.kept_as());
+        for (t, (value, bound)) in values.iter_mut().zip(bounds).enumerate() {
+            let (product, error) = match sequence.is_padding(t + self.data.history()) {
+                true => (0.0, 0.0),
+                false => gate(arithmetic, (activated[t].value, activated[t].error), Some(dy[t]), kept_as),
+            };
+            *value = product;
+            *bound = arithmetic.rounded(Approximate { value: product, error }, self.dtype);
+        }
+    }
+
+    /// Factors times d(B ⊙ x) at the positions of a sequence: dx and dB.
+    #[inline(always)]
+    fn finish_product<R: Real>(
+        &self,
+        sequence: &Sequence,
+        dx: &Dx<R>,
+        factors: &[f64],
+        (values, bounds): (&mut [f64], &mut [f64]),
+    ) {
+        let (arithmetic, history) = (&self.data.arithmetic, self.data.history());
+        let kept_as = self.data.products.kept_as();
+        for (t, (value, bound)) in values.iter_mut().zip(bounds).enumerate() {
+            let sum = (dx.sums[history + t], self.dx_error(dx, history + t));
+            let (product, error) = match sequence.is_padding(history + t) {
+                true => (R::new(0.0), 0.0),
+                false => gate(arithmetic, sum, Some(factors[t]), kept_as),
+            };
+            *value = product.value();
+            *bound = arithmetic.rounded(Approximate { value: *value, error }, self.dtype);
+        }
+    }
+
     /// dy · silu'(pre), and the errors that a backend's may have in dx and in the sums.
     #[inline(always)]
-    fn gradient<R: Real>(&self, pre: R, magnitude: f64, sigmoid: R, dy: f64) -> (R, [f64; 2]) {
+    fn gradient<R: Real>(
+        &self,
+        pre: R,
+        approximate: Approximate,
+        sigmoid: R,
+        (dy, dy_error): (R, f64),
+    ) -> (R, [f64; 2]) {
         let arithmetic = &self.data.arithmetic;
-        let error = arithmetic.sum(self.data.terms(), magnitude);
-        let approximate = Approximate { value: pre.value(), error };
         let evaluated =
-            |results: &[DType]| arithmetic.silu_gradient(approximate, sigmoid.value(), dy, results);
+            |results: &[DType]| arithmetic.silu_gradient(approximate, sigmoid.value(), dy.value(), results);
         let error = evaluated(&[self.dtype]);
-        if error == f64::INFINITY {
+        if error == f64::INFINITY || approximate.error == f64::INFINITY || dy_error == f64::INFINITY {
+            let error = f64::INFINITY;
             // Whatever a backend gives here, its sums may hold.
             return (R::new(0.0), [error; 2]);
         }
@@ -232,23 +353,30 @@ impl Problem<'_> {
             false => evaluated(&[self.dtype, self.parameter_dtype]),
         };
         let slope = sigmoid * (R::new(1.0) + pre * (R::new(1.0) - sigmoid));
-        let value = R::new(dy) * slope;
+        let value = dy * slope;
         // The product with dy is rounded.
-        let rounding = arithmetic.rounding(value.value());
+        let rounding = arithmetic.rounding(value.value()) + slope.value().abs() * dy_error;
         (value, [error + rounding, in_sums + rounding])
     }
 
     /// Values and bounds from this place on.
     #[inline(always)]
     fn finish_dx<R: Real>(&self, dx: &Dx<R>, first: usize, values: &mut [f64], bounds: &mut [f64]) {
-        let (arithmetic, terms) = (self.data.arithmetic, self.data.terms());
-        let read = dx.sums[first..].iter().zip(&dx.magnitudes[first..]).zip(&dx.inherited[first..]);
-        for ((value, bound), ((&sum, &magnitude), &inherited)) in values.iter_mut().zip(bounds).zip(read) {
-            let overflows = magnitude.is_finite() && arithmetic.may_overflow(terms, magnitude + inherited);
-            let error = if overflows { f64::INFINITY } else { inherited + arithmetic.sum(terms, magnitude) };
-            *value = sum.value();
-            *bound = arithmetic.rounded(Approximate { value: *value, error }, self.dtype);
+        for (place, (value, bound)) in (first..).zip(values.iter_mut().zip(bounds)) {
+            *value = dx.sums[place].value();
+            let error = self.dx_error(dx, place);
+            *bound = self.data.arithmetic.rounded(Approximate { value: *value, error }, self.dtype);
         }
+    }
+
+    /// The error of the sum of a place.
+    #[inline(always)]
+    fn dx_error<R: Real>(&self, dx: &Dx<R>, place: usize) -> f64 {
+        let (arithmetic, magnitude, inherited) =
+            (&self.data.arithmetic, dx.magnitudes[place], dx.inherited[place]);
+        let overflows =
+            magnitude.is_finite() && arithmetic.may_overflow(self.data.terms(), magnitude + inherited);
+        if overflows { f64::INFINITY } else { inherited + arithmetic.sum(self.data.terms(), magnitude) }
     }
 }
 
@@ -272,7 +400,8 @@ impl<R: Real> ChannelSums<R> {
         let Scratch { window, g, g_errors_in_sums: g_errors, .. } = scratch;
         let (length, history) = (sequence.len(), data.history());
         // The last lanes may look behind the last place.
-        window.resize(window.len() + LANES, 0.0);
+        let Window { values: window, errors } = window;
+        window.resize(window.len() + LANES, R::new(0.0));
         let gradient = |t: usize| Gradient { value: g[t], error: g_errors[t] };
         // From here on every tap counts.
         let all = if sequence.has_indices() { length } else { data.first_place().min(length) };
@@ -288,20 +417,27 @@ impl<R: Real> ChannelSums<R> {
             for ((&value, &error), x) in gradients.zip(windows) {
                 local.add(Gradient { value, error }, |lane| x[lane], |_| true);
             }
+            if !errors.is_empty() {
+                for t in (0..length).filter(|&t| !sequence.is_padding(t + history)) {
+                    let counts = |lane| first + lane < data.width && data.counts(sequence, t, first + lane);
+                    local.add_errors(g[t], |lane| errors[t + first + lane], counts);
+                }
+            }
             *sums = local;
         }
         // Before the start and behind the end there is no g; a backend may read a zero there.
         let mut leave_unchecked = |w: usize| self.taps[w / LANES].leave_unchecked(w % LANES);
-        let lost = |(place, x): (usize, &f64)| (!x.is_finite()).then_some(place);
-        for place in window[..history].iter().enumerate().filter_map(lost) {
+        let unknown = |place: usize| errors.get(place).is_some_and(|&error| error == f64::INFINITY);
+        let lost = |place: &usize| !window[*place].value().is_finite() || unknown(*place);
+        for place in (0..history).filter(lost) {
             (place + 1..data.width).for_each(&mut leave_unchecked);
         }
-        for behind in window[length..length + history].iter().enumerate().filter_map(lost) {
-            (0..=behind).for_each(&mut leave_unchecked);
+        for place in (length..length + history).filter(lost) {
+            (0..=place - length).for_each(&mut leave_unchecked);
         }
         let mut local = self.bias;
         for t in (0..length).filter(|&t| !sequence.is_padding(t + history)) {
-            local.add(gradient(t), |_| 1.0, |_| true);
+            local.add(gradient(t), |_| R::new(1.0), |_| true);
         }
         self.bias = local;
     }

@@ -1,9 +1,9 @@
-//! `y = act(bias + weight ∗ x) + residual`, and the states after each sequence.
+//! `y = C ⊙ act(bias + weight ∗ (B ⊙ x)) + residual`, and the states after each sequence.
 
 use causeway::tensor::{DType, TensorRef};
 
-use super::sequences::{Data, Sequence, refill};
-use super::{Inputs, Truth, activate, finish, needs_double_double, sigmoid};
+use super::sequences::{Data, Pre, Sequence, Window, refill};
+use super::{Inputs, Truth, activate, finish, gate, needs_double_double, sigmoid};
 use crate::oracle::Expected;
 use crate::oracle::bounds::Approximate;
 use crate::oracle::loops::{Loops, map_all, vectorised};
@@ -60,7 +60,13 @@ fn final_states(data: &Data<'_>) -> Vec<f64> {
             old.copy_from_slice(&initial[row * history + length.min(history)..][..old.len()]);
         }
         let end = (sequence.row * data.dim + channel) * data.seqlen + sequence.end;
-        data.x.read_f64(end - new.len(), new);
+        let first = end - new.len();
+        data.x.read_f64(first, new);
+        if let Some(gate) = &data.b {
+            let mut factors = vec![0.0; new.len()];
+            gate.read_f64(first, &mut factors);
+            new.iter_mut().zip(factors).for_each(|(x, factor)| *x = data.products.kept(factor, *x));
+        }
         for (column, value) in state.iter_mut().enumerate() {
             if sequence.is_padding(length + column) {
                 *value = 0.0;
@@ -82,9 +88,10 @@ struct Problem<'a> {
 struct Scratch<R> {
     x: Vec<f64>,
     residual: Vec<f64>,
-    window: Vec<f64>,
-    pre: Vec<R>,
-    magnitudes: Vec<f64>,
+    b: Vec<f64>,
+    c: Vec<f64>,
+    window: Window<R>,
+    pre: Pre<R>,
     /// e⁻ᵖʳᵉ.
     exponentials: Vec<R>,
 }
@@ -107,56 +114,66 @@ impl<R: Real> Loops for Tile<'_, R> {
         let (data, scratch) = (&self.problem.data, self.scratch);
         let rows = self.values.len() / data.seqlen;
         data.read_rows(&mut scratch.x, &data.x, self.row, self.channel, rows);
-        if let Some(residual) = &self.problem.residual {
-            data.read_rows(&mut scratch.residual, residual, self.row, self.channel, rows);
+        let others = [
+            (&mut scratch.residual, &self.problem.residual),
+            (&mut scratch.b, &data.b),
+            (&mut scratch.c, &data.c),
+        ];
+        for (values, tensor) in others {
+            if let Some(tensor) = tensor {
+                data.read_rows(values, tensor, self.row, self.channel, rows);
+            }
         }
         let outputs =
             self.values.chunks_exact_mut(data.seqlen).zip(self.bounds.chunks_exact_mut(data.seqlen));
         for (i, (values, bounds)) in outputs.enumerate() {
-            let x = &scratch.x[i * data.seqlen..][..data.seqlen];
+            let row = i * data.seqlen..(i + 1) * data.seqlen;
+            let (x, b) = (&scratch.x[row.clone()], data.b.map(|_| &scratch.b[row.clone()]));
             for sequence in data.of_row(self.row) {
                 let own = sequence.start..sequence.end;
-                let residual =
-                    self.problem.residual.map(|_| &scratch.residual[i * data.seqlen..][own.clone()]);
-                data.fill_window(&mut scratch.window, sequence, self.channel + i, x);
-                let (pre, magnitudes) = (&mut scratch.pre, &mut scratch.magnitudes);
-                data.pre(sequence, self.channel + i, &scratch.window, pre, magnitudes);
+                let residual = self.problem.residual.map(|_| &scratch.residual[row.clone()][own.clone()]);
+                let c = data.c.map(|_| &scratch.c[row.clone()][own.clone()]);
+                data.fill_window(&mut scratch.window, sequence, self.channel + i, x, b);
+                let pre = &mut scratch.pre;
+                data.pre(sequence, self.channel + i, &scratch.window, pre);
                 if self.problem.silu {
-                    refill(&mut scratch.exponentials, pre.len(), R::new(0.0));
-                    for (exponential, &pre) in scratch.exponentials.iter_mut().zip(&*pre) {
+                    refill(&mut scratch.exponentials, pre.sums.len(), R::new(0.0));
+                    for (exponential, &pre) in scratch.exponentials.iter_mut().zip(&pre.sums) {
                         *exponential = (-pre).exp();
                     }
                 }
                 let exponentials = self.problem.silu.then_some(&*scratch.exponentials);
                 let (values, bounds) = (&mut values[own.clone()], &mut bounds[own]);
-                self.problem.outputs(sequence, pre, magnitudes, exponentials, residual, values, bounds);
+                self.problem.outputs(sequence, pre, exponentials, [c, residual], values, bounds);
             }
         }
     }
 }
 
 impl Problem<'_> {
-    /// y of one channel of a sequence, with the bounds of its rounded values.
+    /// y of one channel of a sequence, with the bounds of its rounded values, from its gate and its residual where it has them.
     #[inline(always)]
     fn outputs<R: Real>(
         &self,
         sequence: &Sequence,
-        pre: &[R],
-        magnitudes: &[f64],
+        pre: &Pre<R>,
         exponentials: Option<&[R]>,
-        residual: Option<&[f64]>,
+        [factor, residual]: [Option<&[f64]>; 2],
         values: &mut [f64],
         bounds: &mut [f64],
     ) {
         let (arithmetic, history, terms) = (self.data.arithmetic, self.data.history(), self.data.terms());
-        let inputs = pre.iter().zip(magnitudes).enumerate();
-        for ((t, (&pre, &magnitude)), (value, bound)) in inputs.zip(values.iter_mut().zip(bounds)) {
+        let kept_as = self.data.products.kept_as();
+        for (t, (value, bound)) in values.iter_mut().zip(bounds).enumerate() {
             let (activated, error) = if sequence.is_padding(t + history) {
                 (R::new(0.0), 0.0)
             } else {
-                let approximate = Approximate { value: pre.value(), error: arithmetic.sum(terms, magnitude) };
+                let (sum, error) = (pre.sums[t], pre.error(t, terms, &arithmetic));
+                let approximate = Approximate { value: sum.value(), error };
                 let sigmoid = exponentials.map(|exponentials| sigmoid(exponentials[t]));
-                activate(&arithmetic, pre, approximate, sigmoid)
+                let activated = activate(&arithmetic, sum, approximate, sigmoid);
+                let activated = if error == f64::INFINITY { (activated.0, error) } else { activated };
+                gate(&arithmetic, activated, factor.map(|factor| factor[t]), kept_as)
             };
             let y = finish(&arithmetic, activated, error, residual.map(|residual| residual[t]), self.dtype);
             (*value, *bound) = (y.value, y.error);

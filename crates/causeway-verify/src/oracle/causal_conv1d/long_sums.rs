@@ -29,19 +29,36 @@ pub(super) struct LongSums<R> {
 impl<R: Real> LongSums<R> {
     /// Adds `g · x(lane)`, of the lanes that count.
     #[inline(always)]
-    pub fn add(&mut self, g: Gradient<R>, x: impl Fn(usize) -> f64, counts: impl Fn(usize) -> bool) {
+    pub fn add(&mut self, g: Gradient<R>, x: impl Fn(usize) -> R, counts: impl Fn(usize) -> bool) {
         for lane in 0..LANES {
             if counts(lane) {
-                let term = g.value * R::new(x(lane));
+                let term = g.value * x(lane);
                 self.value[lane] = self.value[lane] + term;
                 self.terms[lane] += 1;
                 self.magnitude[lane] += term.value().abs();
                 self.squares[lane] += term.value() * term.value();
-                let inherited = g.error * x(lane).abs();
-                self.inherited[lane] += inherited;
-                self.inherited_squares[lane] += inherited * inherited;
+                self.inherit(lane, g.error * x(lane).value().abs());
             } else if !g.value.value().is_finite() || g.error == f64::INFINITY {
                 self.leave_unchecked(lane);
+            }
+        }
+    }
+
+    /// Adds to what an error brings in.
+    #[inline(always)]
+    fn inherit(&mut self, lane: usize, error: f64) {
+        self.inherited[lane] += error;
+        self.inherited_squares[lane] += error * error;
+    }
+
+    /// Adds what the errors of x bring in, of the lanes that count.
+    #[inline(always)]
+    pub fn add_errors(&mut self, g: R, x: impl Fn(usize) -> f64, counts: impl Fn(usize) -> bool) {
+        for lane in (0..LANES).filter(|&lane| counts(lane)) {
+            match x(lane) {
+                0.0 => {}
+                f64::INFINITY => self.leave_unchecked(lane),
+                error => self.inherit(lane, g.value().abs() * error),
             }
         }
     }

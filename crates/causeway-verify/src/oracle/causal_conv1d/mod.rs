@@ -2,6 +2,7 @@
 
 mod backward;
 mod forward;
+mod gates;
 mod long_sums;
 mod sequences;
 mod update;
@@ -26,6 +27,7 @@ pub struct Inputs<'a> {
     table: &'static [Argument],
     tensors: Vec<(&'static str, TensorRef<'a>)>,
     activation: Activation,
+    round_products: bool,
 }
 
 impl<'a> Inputs<'a> {
@@ -33,7 +35,12 @@ impl<'a> Inputs<'a> {
     pub fn of<O: Operation>(activation: Activation, read: impl Fn(&str) -> Option<TensorRef<'a>>) -> Self {
         let inputs = O::ARGUMENTS.iter().filter(|argument| argument.role != Role::Output);
         let tensors = inputs.filter_map(|argument| Some((argument.name, read(argument.name)?))).collect();
-        Inputs { table: O::ARGUMENTS, tensors, activation }
+        Inputs { table: O::ARGUMENTS, tensors, activation, round_products: false }
+    }
+
+    /// The same of a call that rounds products with gates.
+    pub fn rounding_products(self, round_products: bool) -> Self {
+        Inputs { round_products, ..self }
     }
 
     /// An input that may be absent.
@@ -110,6 +117,20 @@ fn activate<R: Real>(
             (result, arithmetic.silu(approximate, sigmoid.value(), result.value()))
         }
     }
+}
+
+/// Multiplies with the gate, if there is one.
+#[inline(always)]
+fn gate<R: Real>(
+    arithmetic: &Arithmetic,
+    (activated, error): (R, f64),
+    factor: Option<f64>,
+    kept_as: Option<DType>,
+) -> (R, f64) {
+    let Some(factor) = factor else { return (activated, error) };
+    let activation = Approximate { value: activated.value(), error };
+    let activation = kept_as.map_or(activation, |dtype| arithmetic.kept(activation, dtype));
+    (activated * R::new(factor), arithmetic.product(factor, activation))
 }
 
 /// Adds the residual and rounds.

@@ -3,6 +3,7 @@
 use causeway::tensor::TensorRef;
 
 use super::Inputs;
+use super::gates::Products;
 use crate::oracle::bounds::Arithmetic;
 use crate::oracle::real::Real;
 
@@ -19,9 +20,43 @@ pub(super) struct Data<'a> {
     pub weight: Vec<f64>,
     pub bias: Option<Vec<f64>>,
     pub initial_states: Option<Vec<f64>>,
+    /// The gates of x and of the activation.
+    pub b: Option<TensorRef<'a>>,
+    pub c: Option<TensorRef<'a>>,
+    pub products: Products,
     /// Every sequence, in the order of its row of states.
     pub sequences: Vec<Sequence>,
     pub arithmetic: Arithmetic,
+}
+
+/// What taps can see of a sequence.
+#[derive(Debug, Default)]
+pub(super) struct Window<R> {
+    pub values: Vec<R>,
+    /// What a backend's values may be off by; empty where they are inputs.
+    pub errors: Vec<f64>,
+}
+
+/// pre of every position: exact to the precision of R, Σ|terms|, and what the errors of the window bring in, which is empty if
+/// there are none.
+#[derive(Debug, Default)]
+pub(super) struct Pre<R> {
+    pub sums: Vec<R>,
+    pub magnitudes: Vec<f64>,
+    pub inherited: Vec<f64>,
+}
+
+impl<R: Real> Pre<R> {
+    /// The error of a position. Infinite where nothing is known of what a tap reads.
+    #[inline(always)]
+    pub fn error(&self, t: usize, terms: usize, arithmetic: &Arithmetic) -> f64 {
+        let inherited = self.inherited.get(t).copied().unwrap_or(0.0);
+        if inherited.is_finite() {
+            arithmetic.sum(terms, self.magnitudes[t]) + inherited
+        } else {
+            f64::INFINITY
+        }
+    }
 }
 
 /// Positions `start..end` of one row of x.
@@ -91,6 +126,9 @@ impl<'a> Data<'a> {
             weight: weight.to_f64(),
             bias: inputs.numbers("bias"),
             initial_states: inputs.numbers("initial_states"),
+            b: inputs.get("B"),
+            c: inputs.get("C"),
+            products: Products::of(inputs),
             sequences,
             arithmetic: Arithmetic::of(x.dtype()),
         }
@@ -138,19 +176,40 @@ impl<'a> Data<'a> {
         if self.initial_states.is_some() { 0 } else { self.history() }
     }
 
-    /// Makes `window` that of a channel of a sequence, from this row of x. Places that hold nothing are zero.
+    /// Makes `window` that of a channel of a sequence, from this row of x and of its gate, if there is one. Places that hold
+    /// nothing are zero.
     #[inline(always)]
-    pub fn fill_window(&self, window: &mut Vec<f64>, sequence: &Sequence, channel: usize, x: &[f64]) {
+    pub fn fill_window<R: Real>(
+        &self,
+        window: &mut Window<R>,
+        sequence: &Sequence,
+        channel: usize,
+        x: &[f64],
+        gate: Option<&[f64]>,
+    ) {
         let history = self.history();
-        window.clear();
+        let Window { values, errors } = window;
+        values.clear();
+        errors.clear();
         match &self.initial_states {
             Some(states) => {
-                window
-                    .extend_from_slice(&states[(sequence.state * self.dim + channel) * history..][..history]);
+                let states = &states[(sequence.state * self.dim + channel) * history..][..history];
+                values.extend(states.iter().map(|&state| R::new(state)));
             }
-            None => window.resize(history, 0.0),
+            None => values.resize(history, R::new(0.0)),
         }
-        window.extend_from_slice(&x[sequence.start..sequence.end]);
+        let own = sequence.start..sequence.end;
+        match gate {
+            None => values.extend(x[own].iter().map(|&x| R::new(x))),
+            Some(gate) => {
+                errors.resize(history, 0.0);
+                for (&x, &gate) in x[own.clone()].iter().zip(&gate[own]) {
+                    let (product, error) = self.products.of_two(gate, x);
+                    values.push(product);
+                    errors.push(error);
+                }
+            }
+        }
     }
 
     /// True if tap `w` of position `t` counts: what it reads is there, and belongs to the same sequence.
@@ -177,27 +236,34 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// pre of every position of a window, exact to the precision of R, and Σ|terms| of each.
+    /// pre of every position of a window.
     #[inline(always)]
-    pub fn pre<R: Real>(
-        &self,
-        sequence: &Sequence,
-        channel: usize,
-        window: &[f64],
-        sums: &mut Vec<R>,
-        magnitudes: &mut Vec<f64>,
-    ) {
+    pub fn pre<R: Real>(&self, sequence: &Sequence, channel: usize, window: &Window<R>, pre: &mut Pre<R>) {
+        let Pre { sums, magnitudes, inherited } = pre;
         let bias = self.bias.as_ref().map_or(0.0, |bias| bias[channel]);
         refill(sums, sequence.len(), R::new(bias));
         refill(magnitudes, sequence.len(), bias.abs());
         self.for_each_tap(sequence, |w, positions| {
             let weight = R::new(self.weight[channel * self.width + w]);
-            let read = &window[positions.start + w..positions.end + w];
+            let read = &window.values[positions.start + w..positions.end + w];
             let written = sums[positions.clone()].iter_mut().zip(&mut magnitudes[positions]);
             for ((sum, magnitude), &x) in written.zip(read) {
-                let term = weight * R::new(x);
+                let term = weight * x;
                 *sum = *sum + term;
                 *magnitude += term.value().abs();
+            }
+        });
+        inherited.clear();
+        if window.errors.is_empty() {
+            return;
+        }
+        inherited.resize(sequence.len(), 0.0);
+        self.for_each_tap(sequence, |w, positions| {
+            let weight = self.weight[channel * self.width + w].abs();
+            let read = &window.errors[positions.start + w..positions.end + w];
+            for (inherited, &error) in inherited[positions].iter_mut().zip(read) {
+                // Infinity times zero is as unknown as infinity.
+                *inherited += weight * error;
             }
         });
     }

@@ -1,6 +1,7 @@
 //! The decode update.
 
-use super::{Inputs, Truth, activate, finish, needs_double_double, sigmoid};
+use super::gates::Products;
+use super::{Inputs, Truth, activate, finish, gate, needs_double_double, sigmoid};
 use crate::oracle::Expected;
 use crate::oracle::bounds::{Approximate, Arithmetic};
 use crate::oracle::real::{DoubleDouble, Real};
@@ -20,6 +21,8 @@ fn update_in<R: Real>(inputs: &Inputs<'_>) -> Truth {
     let state_len = conv_state.shape()[2] as usize;
     let (x, weight) = (x_view.to_f64(), weight.to_f64());
     let bias = inputs.numbers("bias");
+    let [b_gate, c_gate] = ["B", "C"].map(|name| inputs.numbers(name));
+    let products = Products::of(inputs);
     let lengths = inputs.numbers("cache_seqlens");
     let indices = inputs.numbers("conv_state_indices");
 
@@ -33,7 +36,15 @@ fn update_in<R: Real>(inputs: &Inputs<'_>) -> Truth {
         }
         for c in 0..dim {
             let state = &mut states[(row as usize * dim + c) * state_len..][..state_len];
-            let new = &x[(b * dim + c) * seqlen..][..seqlen];
+            let own = (b * dim + c) * seqlen..(b * dim + c + 1) * seqlen;
+            // What taps read of x, and what the state holds of it.
+            let new: Vec<_> = own
+                .clone()
+                .map(|at| match &b_gate {
+                    None => ((R::new(x[at]), 0.0), x[at]),
+                    Some(gate) => (products.of_two::<R>(gate[at], x[at]), products.kept(gate[at], x[at])),
+                })
+                .collect();
             // The width - 1 positions before x, oldest first.
             let history = (1..width).rev().map(|back| match &lengths {
                 None => state[state_len - back],
@@ -41,29 +52,40 @@ fn update_in<R: Real>(inputs: &Inputs<'_>) -> Truth {
                     state[(lengths[b] as i64 - back as i64).rem_euclid(state_len as i64) as usize]
                 }
             });
-            let window: Vec<f64> = history.chain(new.iter().copied()).collect();
+            let history = history.map(|state| (R::new(state), 0.0));
+            let window: Vec<_> = history.chain(new.iter().map(|(read, _)| *read)).collect();
             for i in 0..seqlen {
+                let mut inherited = 0.0;
                 let mut sum = R::new(bias.as_ref().map_or(0.0, |bias| bias[c]));
                 let mut magnitude = sum.value().abs();
                 for w in 0..width {
-                    let term = R::new(weight[c * width + w]) * R::new(window[i + w]);
+                    let (weight, (value, error)) = (weight[c * width + w], window[i + w]);
+                    let term = R::new(weight) * value;
                     sum = sum + term;
                     magnitude += term.value().abs();
+                    inherited += weight.abs() * error;
                 }
-                let pre = Approximate { value: sum.value(), error: arithmetic.sum(width + 1, magnitude) };
+                let known = inherited.is_finite();
+                let error =
+                    if known { arithmetic.sum(width + 1, magnitude) + inherited } else { f64::INFINITY };
+                let pre = Approximate { value: sum.value(), error };
                 let sigmoid = inputs.is_silu().then(|| sigmoid((-sum).exp()));
-                let (activated, error) = activate(&arithmetic, sum, pre, sigmoid);
+                let activated = activate(&arithmetic, sum, pre, sigmoid);
+                let activated = if known { activated } else { (activated.0, f64::INFINITY) };
+                let factor = c_gate.as_ref().map(|gate| gate[own.start + i]);
+                let (activated, error) = gate(&arithmetic, activated, factor, products.kept_as());
                 let y = finish(&arithmetic, activated, error, None, dtype);
                 values[(b * dim + c) * seqlen + i] = y.value;
                 bounds[(b * dim + c) * seqlen + i] = y.error;
             }
             match &lengths {
                 None => {
-                    let shifted: Vec<f64> = state.iter().chain(new).copied().skip(seqlen).collect();
+                    let new = new.iter().map(|(_, kept)| *kept);
+                    let shifted: Vec<f64> = state.iter().copied().chain(new).skip(seqlen).collect();
                     state.copy_from_slice(&shifted);
                 }
                 Some(lengths) if state_len > 0 => {
-                    for (i, &value) in new.iter().enumerate() {
+                    for (i, &(_, value)) in new.iter().enumerate() {
                         state[(lengths[b] as usize + i) % state_len] = value;
                     }
                 }

@@ -114,7 +114,12 @@ impl<'a> Ways<'a, '_, '_> {
             }),
         };
         let mut y = Some(y);
-        Forward::from_named(self.plain.activation, input, |name| if name == "y" { y.take() } else { None })
+        Forward::from_named(
+            self.plain.activation,
+            false,
+            input,
+            |name| if name == "y" { y.take() } else { None },
+        )
     }
 
     /// Makes a call. What the first one of a way launches goes into the report.
@@ -391,7 +396,7 @@ impl<'a> Ways<'a, '_, '_> {
             };
             let mut written = [Some(y), Some(state.view())];
             let output = |name: &str| written[usize::from(name == "conv_state")].take();
-            let mut call = Update::from_named(self.plain.activation, input, output);
+            let mut call = Update::from_named(self.plain.activation, false, input, output);
             if from == span.start {
                 self.run.note_launches("conv1d-update", &mut call)?;
             }

@@ -4,6 +4,7 @@
 //! are given. Its *sizes* are the rest, so that calls of one kernel can be drawn by drawing sizes again.
 
 use causeway::Device;
+use causeway::causal_conv1d::GATES;
 use toml::{Table, Value};
 
 use super::super::gemm::MatrixLayout;
@@ -121,6 +122,7 @@ impl Space {
         }
         let (states, others) = conv1d_flags();
         flags(random, &mut table, &others, 6);
+        gates(random, &mut table);
         // Half of the calls are plain; the others have what tells sequences apart in every combination.
         if random.once_in(2) {
             flags(random, &mut table, &states, 2);
@@ -173,6 +175,7 @@ impl Space {
     fn update(&self, random: &mut Random) -> Table {
         let mut table = self.common(random);
         flags(random, &mut table, &["cache_seqlens", "conv_state_indices"], 2);
+        gates(random, &mut table);
         table
     }
 
@@ -249,7 +252,21 @@ impl Space {
 
 /// Flags of a convolution that [`Space::common`] does not draw: those of states, and the others.
 fn conv1d_flags() -> (Vec<&'static str>, Vec<&'static str>) {
-    Conv1d::flags().filter(|flag| *flag != "bias").partition(|flag| Conv1d::is_state(flag))
+    let others = Conv1d::flags().filter(|flag| *flag != "bias" && !GATES.contains(flag));
+    others.partition(|flag| Conv1d::is_state(flag))
+}
+
+/// Every fourth call has gates, mostly both, and some of them round what they give.
+fn gates(random: &mut Random, table: &mut Table) {
+    if !random.once_in(4) {
+        return;
+    }
+    match random.below(5) {
+        0 => flags(random, table, &GATES[..1], 1),
+        1 => flags(random, table, &GATES[1..], 1),
+        _ => flags(random, table, &GATES, 1),
+    }
+    flags(random, table, &["round_products"], 2);
 }
 
 fn flags(random: &mut Random, table: &mut Table, keys: &[&str], rarity: usize) {

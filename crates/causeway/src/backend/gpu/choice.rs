@@ -78,7 +78,7 @@ impl LaunchBounds {
 }
 
 /// Most constants of a struct.
-const MOST: usize = 16;
+const MOST: usize = 18;
 
 /// A struct of constants in device code.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

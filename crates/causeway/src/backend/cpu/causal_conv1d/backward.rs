@@ -1,4 +1,4 @@
-//! Backward: `dx`, `dweight`, `dbias` and `dinitial_states`.
+//! Backward: `dx`, `dweight`, `dbias`, `dinitial_states`, and `dB` and `dC` of the gates.
 
 use std::marker::PhantomData;
 
@@ -10,6 +10,7 @@ mod registers;
 use along_channels::AlongChannels;
 use along_sequence::AlongSequence;
 
+use super::gates::Gate;
 use super::partition::Partition;
 use super::sequences::Sequences;
 use super::states::{self, History};
@@ -33,6 +34,11 @@ pub(super) struct Problem<T> {
     pub dfinal_states: Option<Source<T, 3>>,
     pub dx: Target<T, 3>,
     pub dinitial_states: Option<Target<T, 3>>,
+    /// What multiplies the activation; that of x is in `history`.
+    pub gate: Option<Gate<T>>,
+    /// Gradients of the gate of x, and of the other one.
+    pub db: Option<Target<T, 3>>,
+    pub dc: Option<Target<T, 3>>,
     /// For dweight and dbias.
     pub sums: SumsTarget,
     pub width: usize,
@@ -69,23 +75,29 @@ where
 {
     if rows::are_rows(sizes, &strides(call)) {
         match sizes.width {
-            4 => along_channels::<T, P, 4>(cpu, call, sizes),
-            _ => along_channels::<T, P, { rows::MAX_WIDTH }>(cpu, call, sizes),
+            _ if call.b.is_some() || call.c.is_some() => {
+                along_channels::<T, P, { rows::MAX_WIDTH }, true>(cpu, call, sizes);
+            }
+            4 => along_channels::<T, P, 4, false>(cpu, call, sizes),
+            _ => along_channels::<T, P, { rows::MAX_WIDTH }, false>(cpu, call, sizes),
         }
     } else {
         along_sequence::<T, P>(cpu, call, sizes);
     }
 }
 
-fn along_channels<T, P, const WIDTH: usize>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes)
-where
+fn along_channels<T, P, const WIDTH: usize, const GATED: bool>(
+    cpu: Cpu,
+    call: &mut Backward<'_>,
+    sizes: &Sizes,
+) where
     T: Number,
     P: Number<Accumulator = T::Accumulator>,
 {
     let partition = rows::partition(sizes, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());
-    let kernel = AlongChannels::<T, P, WIDTH> {
+    let kernel = AlongChannels::<T, P, WIDTH, GATED> {
         partition,
         problem,
         weights: rows::Weights::new(),
@@ -126,8 +138,11 @@ fn write_sums(sums: &Sums, call: &mut Backward<'_>) {
 }
 
 /// Strides of the tensors with the shape of x.
-fn strides<'a>(call: &'a Backward<'_>) -> [&'a [i64]; 3] {
-    [call.x.strides(), call.dy.strides(), call.dx.strides()]
+fn strides<'a>(call: &'a Backward<'_>) -> Vec<&'a [i64]> {
+    let mut strides = vec![call.x.strides(), call.dy.strides(), call.dx.strides()];
+    strides.extend([&call.b, &call.c].into_iter().flatten().map(|view| view.strides()));
+    strides.extend([&call.db, &call.dc].into_iter().flatten().map(|view| view.strides()));
+    strides
 }
 
 impl<T: Number> Problem<T> {
@@ -136,18 +151,23 @@ impl<T: Number> Problem<T> {
         let sequences = Sequences::new(sizes, call.seq_idx.as_ref(), call.cu_seqlens.as_ref());
         let dfinal_states = call.dfinal_states.as_ref().map(Source::new);
         let dinitial_states = call.dinitial_states.as_mut().map(Target::new);
+        let gate = |view| Gate::new(view, call.round_products);
+        let (b, c) = (gate(call.b.as_ref()), gate(call.c.as_ref()));
         if let Some(target) = dinitial_states {
             states::write_initial_gradients_of_empty_sequences(sizes, &sequences, dfinal_states, target);
         }
         Problem {
             sequences,
-            history: History::new(&call.x, call.initial_states.as_ref(), sizes.width),
+            history: History::new(&call.x, call.initial_states.as_ref(), sizes.width).gated(b),
             weight: Parameter::new(&call.weight),
             bias: call.bias.as_ref().map(Parameter::new),
             dy: Source::new(&call.dy),
             dfinal_states,
             dx: Target::new(&mut call.dx),
             dinitial_states,
+            gate: c,
+            db: call.db.as_mut().map(Target::new),
+            dc: call.dc.as_mut().map(Target::new),
             sums,
             width: sizes.width as usize,
             silu: call.activation == Activation::Silu,

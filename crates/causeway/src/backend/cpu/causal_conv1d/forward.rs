@@ -1,4 +1,4 @@
-//! Forward: `y = act(bias + weight ∗ x) + residual`.
+//! Forward: `y = C ⊙ act(bias + weight ∗ (B ⊙ x)) + residual`, without gates `act(bias + weight ∗ x) + residual`.
 
 mod along_channels;
 mod along_sequence;
@@ -6,6 +6,7 @@ mod along_sequence;
 use along_channels::AlongChannels;
 use along_sequence::AlongSequence;
 
+use super::gates::Gate;
 use super::partition::Partition;
 use super::rows;
 use super::sequences::Sequences;
@@ -23,6 +24,8 @@ pub(super) struct Problem<T> {
     pub weight: Parameter,
     pub bias: Option<Parameter>,
     pub residual: Option<Source<T, 3>>,
+    /// What multiplies the activation.
+    pub gate: Option<Gate<T>>,
     pub y: Target<T, 3>,
     pub width: usize,
     pub silu: bool,
@@ -38,18 +41,25 @@ pub(crate) fn forward(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
 fn along_either<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
     if rows::are_rows(sizes, &strides(call)) {
         match sizes.width {
-            4 => along_channels::<T, 4>(cpu, call, sizes),
-            _ => along_channels::<T, { rows::MAX_WIDTH }>(cpu, call, sizes),
+            _ if call.b.is_some() || call.c.is_some() => {
+                along_channels::<T, { rows::MAX_WIDTH }, true>(cpu, call, sizes);
+            }
+            4 => along_channels::<T, 4, false>(cpu, call, sizes),
+            _ => along_channels::<T, { rows::MAX_WIDTH }, false>(cpu, call, sizes),
         }
     } else {
         along_sequence::<T>(cpu, call, sizes);
     }
 }
 
-fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
+fn along_channels<T: Number, const WIDTH: usize, const GATED: bool>(
+    cpu: Cpu,
+    call: &mut Forward<'_>,
+    sizes: &Sizes,
+) {
     let partition = rows::partition(sizes, i64::MAX);
     if let Some(problem) = Problem::new(call, sizes) {
-        let kernel = AlongChannels::<T, WIDTH> { partition, problem, weights: rows::Weights::new() };
+        let kernel = AlongChannels::<T, WIDTH, GATED> { partition, problem, weights: rows::Weights::new() };
         kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
     }
 }
@@ -66,7 +76,7 @@ fn along_sequence<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
 /// Strides of the tensors with the shape of x.
 fn strides<'a>(call: &'a Forward<'_>) -> Vec<&'a [i64]> {
     let mut strides = vec![call.x.strides(), call.y.strides()];
-    strides.extend(call.residual.as_ref().map(|residual| residual.strides()));
+    strides.extend([&call.residual, &call.b, &call.c].into_iter().flatten().map(|view| view.strides()));
     strides
 }
 
@@ -74,7 +84,9 @@ impl<T: Number> Problem<T> {
     /// Writes the final states. None if there is nothing else to do.
     fn new(call: &mut Forward<'_>, sizes: &Sizes) -> Option<Self> {
         let sequences = Sequences::new(sizes, call.seq_idx.as_ref(), call.cu_seqlens.as_ref());
-        let history = History::new(&call.x, call.initial_states.as_ref(), sizes.width);
+        let gate = |view| Gate::new(view, call.round_products);
+        let history =
+            History::new(&call.x, call.initial_states.as_ref(), sizes.width).gated(gate(call.b.as_ref()));
         if let Some(final_states) = &mut call.final_states {
             states::write_final_states::<T>(sizes, &sequences, &history, Target::new(final_states));
         }
@@ -84,6 +96,7 @@ impl<T: Number> Problem<T> {
             weight: Parameter::new(&call.weight),
             bias: call.bias.as_ref().map(Parameter::new),
             residual: call.residual.as_ref().map(Source::new),
+            gate: Gate::new(call.c.as_ref(), call.round_products),
             y: Target::new(&mut call.y),
             width: sizes.width as usize,
             silu: call.activation == Activation::Silu,

@@ -6,6 +6,7 @@
 
 mod backward;
 mod forward;
+mod gates;
 mod partition;
 mod registers;
 mod rows;

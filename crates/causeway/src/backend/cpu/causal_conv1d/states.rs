@@ -1,5 +1,6 @@
 //! What comes before a sequence, and what is left after it.
 
+use super::gates::Gate;
 use super::partition::{for_each, is_worth_threads};
 use super::sequences::{Piece, Sequences};
 use super::tensors::{Source, Target};
@@ -7,9 +8,10 @@ use crate::backend::cpu::simd::Number;
 use crate::causal_conv1d::Sizes;
 use crate::tensor::TensorRef;
 
-/// `[initial_states, x]` of every sequence.
+/// `[initial_states, x]` of every sequence, x times its gate.
 pub(super) struct History<T> {
     pub x: Source<T, 3>,
+    pub gate: Option<Gate<T>>,
     initial_states: Option<Source<T, 3>>,
     /// Positions before a sequence: `width - 1`.
     before: i64,
@@ -18,7 +20,25 @@ pub(super) struct History<T> {
 impl<T: Number> History<T> {
     pub fn new(x: &TensorRef<'_>, initial_states: Option<&TensorRef<'_>>, width: i64) -> Self {
         let initial_states = initial_states.map(Source::new);
-        History { x: Source::new(x), initial_states, before: width - 1 }
+        History { x: Source::new(x), gate: None, initial_states, before: width - 1 }
+    }
+
+    /// The same, with what multiplies x.
+    pub fn gated(self, gate: Option<Gate<T>>) -> Self {
+        History { gate, ..self }
+    }
+
+    /// What taps read at a position of x.
+    ///
+    /// # Safety
+    /// The index lies in x.
+    #[inline(always)]
+    unsafe fn at(&self, index: [i64; 3]) -> T::Accumulator {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let x = (*self.x.at(index)).widen();
+            self.gate.map_or(x, |gate| gate.times(index, x))
+        }
     }
 
     /// What a piece's convolution sees at a position outside of it, from `width - 1` before its sequence on:
@@ -27,7 +47,7 @@ impl<T: Number> History<T> {
     pub fn value(&self, sequences: &Sequences, piece: &Piece, channel: i64, position: i64) -> T::Accumulator {
         if piece.includes(sequences, position) {
             // SAFETY: positions of a sequence are positions of the row.
-            return unsafe { *self.x.at([piece.batch, channel, position]) }.widen();
+            return unsafe { self.at([piece.batch, channel, position]) };
         }
         let column = position - piece.start + self.before;
         self.initial_state(sequences, piece, channel, column).widen()
@@ -72,11 +92,13 @@ pub(super) fn write_final_states<T: Number>(
             } else {
                 history.initial_states.map(|states| (states, sequence, position - start + before))
             };
+            let gated = history.gate.is_some() && position >= start;
             for channel in 0..sizes.dim {
                 // SAFETY: the position lies in the sequence or in its initial states; final states have a row
                 // per sequence, which no other task writes to.
                 unsafe {
                     *target.at([sequence, channel, column]) = match source {
+                        Some((_, row, at)) if gated => T::narrow(history.at([row, channel, at])),
                         Some((tensor, row, at)) => *tensor.at([row, channel, at]),
                         None => T::ZERO,
                     };

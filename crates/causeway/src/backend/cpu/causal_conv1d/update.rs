@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use super::gates::Gate;
 use super::partition::{for_each, is_worth_threads};
 use super::tensors::{Parameter, Source, Target};
 use super::{tile, with_number};
@@ -42,6 +43,8 @@ fn typed<T: Number>(cpu: Cpu, call: &mut Update<'_>, sizes: &UpdateSizes) {
         bias: call.bias.as_ref().map(Parameter::new),
         cache_seqlens: call.cache_seqlens.as_ref().map(Source::new),
         indices: call.conv_state_indices.as_ref().map(Source::new),
+        b: Gate::new(call.b.as_ref(), call.round_products),
+        c: Gate::new(call.c.as_ref(), call.round_products),
         y: Target::new(&mut call.y),
     };
     let parallel = is_worth_threads(sizes.batch, sizes.dim, sizes.seqlen);
@@ -61,6 +64,9 @@ struct AlongChannels<T: Number> {
     bias: Option<Parameter>,
     cache_seqlens: Option<Source<i32, 1>>,
     indices: Option<Source<i32, 1>>,
+    /// What multiplies x, and the activation.
+    b: Option<Gate<T>>,
+    c: Option<Gate<T>>,
     y: Target<T, 3>,
     silu: bool,
 }
@@ -178,7 +184,10 @@ impl<T: Number> AlongChannels<T> {
                 let index = [place.batch, place.channels.start, position + row as i64];
                 let new = &mut window[(before + row) * BLOCK..][..count];
                 // SAFETY: the indices lie in x.
-                unsafe { tile::gather(simd, self.x.at(index), self.x.strides[1], new) };
+                unsafe {
+                    tile::gather(simd, self.x.at(index), self.x.strides[1], new);
+                    self.b.inspect(|gate| gate.multiply(simd, index, 1, new));
+                }
                 for lane in (0..BLOCK).step_by(S::LANES) {
                     // SAFETY: all rows are `BLOCK` long, a multiple of the number of lanes.
                     unsafe {
@@ -194,8 +203,15 @@ impl<T: Number> AlongChannels<T> {
                         simd.store(y.as_mut_ptr().add(lane), sum);
                     }
                 }
+                let y = &mut y[..count];
                 // SAFETY: the indices lie in y, and no other task writes there.
-                unsafe { tile::scatter(simd, &y[..count], self.y.at(index), self.y.strides[1], false) };
+                unsafe {
+                    if let Some(gate) = &self.c {
+                        gate.enter(y);
+                        gate.multiply(simd, index, 1, y);
+                    }
+                    tile::scatter(simd, y, self.y.at(index), self.y.strides[1], false);
+                }
             }
             window.copy_within(rows * BLOCK..(rows + before) * BLOCK, 0);
             position += rows as i64;
@@ -207,19 +223,24 @@ impl<T: Number> AlongChannels<T> {
         let UpdateSizes { seqlen, state_len, .. } = self.sizes;
         for channel in place.channels.clone() {
             let state = |column| self.state.at([place.row, channel, column]);
-            let x = |position| self.x.at([place.batch, channel, position]);
+            let index = |position| [place.batch, channel, position];
+            // SAFETY: positions are those of x.
+            let x = |position| unsafe {
+                let x = *self.x.at(index(position));
+                self.b.map_or(x, |gate| T::narrow(gate.times(index(position), x.widen())))
+            };
             // SAFETY: the indices lie in state and x; the state's row belongs to this batch entry alone.
             // Columns go up, and each is read before it is written.
             unsafe {
                 if let Some(seen) = self.seen(place) {
                     // Of more positions than the ring holds, the last ones stay.
                     for position in (seqlen - state_len).max(0)..seqlen {
-                        *state((seen + position) % state_len) = *x(position);
+                        *state((seen + position) % state_len) = x(position);
                     }
                 } else {
                     for column in 0..state_len {
                         let from = column + seqlen;
-                        *state(column) = if from < state_len { *state(from) } else { *x(from - state_len) };
+                        *state(column) = if from < state_len { *state(from) } else { x(from - state_len) };
                     }
                 }
             }

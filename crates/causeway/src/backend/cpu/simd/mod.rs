@@ -23,7 +23,9 @@ use crate::tensor::Element;
 pub(crate) use plain::Plain;
 
 /// The types that sums are kept in: f32 for 16 and 32-bit tensors, f64 for f64 tensors.
-pub(crate) trait Accumulator: Number<Accumulator = Self> + std::ops::AddAssign {
+pub(crate) trait Accumulator:
+    Number<Accumulator = Self> + std::ops::AddAssign + std::ops::Mul<Output = Self>
+{
     fn to_f64(self) -> f64;
 }
 

@@ -21,7 +21,7 @@ use super::{
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
 use crate::error::Result;
-use crate::tensor::TensorRef;
+use crate::tensor::{TensorMut, TensorRef};
 
 device_struct! {
     /// Memory of a tensor (batch or sequence, dim, seqlen or position); strides count elements.
@@ -97,6 +97,20 @@ device_struct! {
         seq_idx_strides: Strides2 of seq_idx,
         cu_seqlens: u64 of cu_seqlens,
         cu_seqlens_stride: i64 of cu_seqlens,
+        b: Memory of b,
+        c: Memory of c,
+        db: Memory of db,
+        dc: Memory of dc,
+        /// channel-last: bytes from row to row
+        b_pitch: i32,
+        c_pitch: i32,
+        db_pitch: i32,
+        dc_pitch: i32,
+        /// addresses between which the memory of the gates lies (channel-first)
+        b_begin: i64,
+        b_end: i64,
+        c_begin: i64,
+        c_end: i64,
     }
 }
 
@@ -149,12 +163,33 @@ pub(super) struct Launch {
 }
 
 impl Planner<'_> {
+    pub(super) fn is_gated(&self) -> bool {
+        self.op.b.is_some() || self.op.c.is_some()
+    }
+
     pub(super) fn element(&self) -> u32 {
         self.op.x.dtype().size() as u32
     }
 
     pub(super) fn streams(&self) -> [View<'_>; 3] {
         [View::of(&self.op.x), View::of(&self.op.dy), View::of_mut(&self.op.dx)]
+    }
+
+    /// The gates and their gradients, as far as they are there.
+    pub(super) fn gates(&self) -> impl Iterator<Item = View<'_>> {
+        let Backward { b, c, db, dc, .. } = self.op;
+        let read = [b, c].into_iter().flatten().map(View::of);
+        read.chain([db, dc].into_iter().flatten().map(View::of_mut))
+    }
+
+    /// All tensors with the shape of x.
+    pub(super) fn all_streams(&self) -> impl Iterator<Item = View<'_>> {
+        self.streams().into_iter().chain(self.gates())
+    }
+
+    /// Tensors that walks prefetch.
+    pub(super) fn fetched(&self) -> u32 {
+        2 + u32::from(self.op.b.is_some()) + u32::from(self.op.c.is_some())
     }
 
     /// States exist only where a sequence and a tap before its start do.
@@ -300,8 +335,8 @@ impl Planner<'_> {
         // The general kernel reads the width from its arguments: one compilation serves all of them.
         let width = if self.sizes.width <= WIDEST { self.sizes.width } else { 0 };
         let counts = |name: &str| match name {
-            // Without an activation g does not depend on pre.
-            "bias" => op.activation == Activation::Silu,
+            // Without an activation g does not depend on pre; the gradient of its gate does.
+            "bias" => op.activation == Activation::Silu || op.dc.is_some(),
             "cu_seqlens" => self.sizes.sequences > 0,
             _ => true,
         };
@@ -311,6 +346,7 @@ impl Planner<'_> {
             .dtype("DWeight", op.dweight.dtype())
             .int("width", width)
             .silu(op.activation)
+            .rounding_products(op.round_products, self.is_gated())
             .given(op, counts)
     }
 
@@ -319,7 +355,11 @@ impl Planner<'_> {
         let [x_begin, x_end] = extent(View::of(&op.x));
         let [dy_begin, dy_end] = extent(View::of(&op.dy));
         // Only the channel-last kernel reads them, and its planner has seen that they fit.
-        let [x_pitch, dy_pitch, dx_pitch] = self.streams().map(|view| view.step_bytes(2) as i32);
+        let [x_pitch, dy_pitch, dx_pitch] = self.streams().map(pitch);
+        let read = |gate: &Option<TensorRef<'_>>| gate.as_ref().map(View::of).map_or(0, pitch);
+        let written = |gate: &Option<TensorMut<'_>>| gate.as_ref().map(View::of_mut).map_or(0, pitch);
+        let memory = |gate: &Option<TensorRef<'_>>| gate.as_ref().map(View::of).map_or([0; 2], extent);
+        let [[b_begin, b_end], [c_begin, c_end]] = [&op.b, &op.c].map(memory);
         BackwardArguments {
             batch: sizes.batch,
             dim: sizes.dim,
@@ -333,9 +373,22 @@ impl Planner<'_> {
             x_pitch,
             dy_pitch,
             dx_pitch,
+            b_pitch: read(&op.b),
+            c_pitch: read(&op.c),
+            db_pitch: written(&op.db),
+            dc_pitch: written(&op.dc),
+            b_begin,
+            b_end,
+            c_begin,
+            c_end,
             ..BackwardArguments::of(op)
         }
     }
+}
+
+/// Bytes from row to row, where rows are positions.
+fn pitch(view: View<'_>) -> i32 {
+    view.step_bytes(2) as i32
 }
 
 /// Addresses of the first byte of a view's memory and of the one after its last.

@@ -2,7 +2,7 @@
 
 mod tiles;
 
-use tiles::{CheckedCall, first_tile, last_tile};
+use tiles::{CheckedCall, LastTile, first_tile, last_tile};
 
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View,
@@ -12,6 +12,7 @@ use super::{
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Forward, Sizes};
 use crate::error::Result;
+use crate::tensor::TensorRef;
 
 device_struct! {
     /// What the forward kernels are given. It reaches a kernel in lines of 64 bytes, and the first use of each line is a wait.
@@ -57,6 +58,15 @@ device_struct! {
         /// of the grid (general)
         blocks: u32,
         padding: u32,
+        b: u64 of b as "const void*",
+        c: u64 of c as "const void*",
+        b_strides: Strides3 of b,
+        c_strides: Strides3 of c,
+        /// of the gates, as of x
+        b_begin: u64,
+        b_end: u64,
+        c_begin: u64,
+        c_end: u64,
     }
 }
 
@@ -105,10 +115,15 @@ struct Geometry {
 }
 
 impl Planner<'_> {
-    /// x, y and residual: what the fast paths need alike.
+    /// x, y, residual and gates: what the fast paths need alike.
     fn streams(&self) -> impl Iterator<Item = View<'_>> + Clone {
-        let ends = [View::of(&self.op.x), View::of_mut(&self.op.y)];
-        ends.into_iter().chain(self.op.residual.as_ref().map(View::of))
+        let Forward { x, y, residual, b, c, .. } = self.op;
+        let ends = [View::of(x), View::of_mut(y)];
+        ends.into_iter().chain([residual, b, c].into_iter().flatten().map(View::of))
+    }
+
+    fn is_gated(&self) -> bool {
+        self.op.b.is_some() || self.op.c.is_some()
     }
 
     fn element(&self) -> u32 {
@@ -144,7 +159,15 @@ impl Planner<'_> {
         if !self.fits_32_bits(2) {
             return None;
         }
-        let tile = last_tile(width, self.element(), self.packets())?;
+        let mut tile = last_tile(width, self.element(), self.packets())?;
+        if self.is_gated() {
+            // Every row is up to three packets in flight.
+            tile = LastTile {
+                rows: tile.rows.min(8),
+                resident: tile.resident.min(if width > 4 { 6 } else { 8 }),
+                ..tile
+            };
+        }
         let widest = self.streams().map(|view| view.access(1)).min()?.min(tile.bytes);
         let bytes = largest_divisor(widest, dim * i64::from(self.element()));
         let channels = bytes / self.element();
@@ -246,7 +269,12 @@ impl Planner<'_> {
             Some(indices) => constants.int("index_bytes", View::of(indices).access(1)),
             None => constants,
         };
-        let crowded = self.has_boundaries() && width <= 4 && tiles > 1 && !shifted && access == PACKET;
+        let crowded = self.has_boundaries()
+            && !self.is_gated()
+            && width <= 4
+            && tiles > 1
+            && !shifted
+            && access == PACKET;
         let resident = if crowded {
             checked.threads().min(self.facts.threads_per_multiprocessor) / tile.threads
         } else {
@@ -333,13 +361,17 @@ impl Planner<'_> {
             .dtype("Weight", op.weight.dtype())
             .int("width", width)
             .silu(op.activation)
+            .rounding_products(op.round_products, self.is_gated())
             .given(op, |_| true)
     }
 
     fn arguments(&self) -> ForwardArguments {
         let (op, sizes) = (self.op, self.sizes);
         let (x_begin, x_end) = View::of(&op.x).span();
-        let (residual_begin, residual_end) = op.residual.as_ref().map_or((0, 0), |r| View::of(r).span());
+        let span =
+            |tensor: &Option<TensorRef<'_>>| tensor.as_ref().map_or((0, 0), |tensor| View::of(tensor).span());
+        let [(residual_begin, residual_end), (b_begin, b_end), (c_begin, c_end)] =
+            [&op.residual, &op.b, &op.c].map(span);
         ForwardArguments {
             batch: sizes.batch,
             dim: sizes.dim,
@@ -350,6 +382,10 @@ impl Planner<'_> {
             x_end,
             residual_begin,
             residual_end,
+            b_begin,
+            b_end,
+            c_begin,
+            c_end,
             ..ForwardArguments::of(op)
         }
     }

@@ -160,6 +160,11 @@ impl Constants {
     fn silu(self, activation: Activation) -> Self {
         self.flag("silu", activation == Activation::Silu)
     }
+
+    /// Whether products are rounded, where there is a gate to multiply with.
+    fn rounding_products(self, round: bool, gated: bool) -> Self {
+        self.flag("round_products", round && gated)
+    }
 }
 
 /// Tiles and their caps on registers are measured on sm_90. Code for NVIDIA's other architectures needs a few registers more

@@ -44,6 +44,10 @@ device_struct! {
         blocks: u32,
         /// blocks along the batch on grid axis 1; axis 2 counts layers of them
         blocks_per_layer: u32,
+        b: u64 of b as "const void*",
+        c: u64 of c as "const void*",
+        b_strides: Strides3,
+        c_strides: Strides3,
     }
 }
 
@@ -95,14 +99,22 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
     let ring = op.cache_seqlens.is_some();
     let short = sizes.state_len <= LONGEST_STATE;
     let fits = sizes.seqlen == 1 && sizes.width <= WIDEST && (ring || short);
-    if !fits || !x.is_dense(1) || !y.is_dense(1) || sizes.dim >= i64::from(i32::MAX) {
+    let gates = [&op.b, &op.c].into_iter().flatten().map(View::of);
+    if !fits
+        || !x.is_dense(1)
+        || !y.is_dense(1)
+        || !gates.clone().all(|gate| gate.is_dense(1))
+        || sizes.dim >= i64::from(i32::MAX)
+    {
         return None;
     }
     let element = op.x.dtype().size() as u32;
     let packets = x.bytes() / u64::from(PACKET) / u64::from(facts.multiprocessors.max(1));
     let rule = RULES.iter().find(|rule| packets <= rule.packets)?;
     let row_bytes = (sizes.dim * i64::from(element)) as u64;
-    let widest = x.access(1).min(y.access(1)).min(rule.bytes.max(element)).min(power_of_two_in(row_bytes));
+    let gates = gates.map(|gate| gate.access(1)).min().unwrap_or(PACKET);
+    let widest =
+        gates.min(x.access(1)).min(y.access(1)).min(rule.bytes.max(element)).min(power_of_two_in(row_bytes));
 
     let (layout, bytes, state_bytes) = if state.is_dense(1) && sizes.state_len != 1 {
         (COLUMNS, widest.min(state.access(1)), 0)
@@ -154,12 +166,17 @@ fn general(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Devic
     plan
 }
 
+fn is_gated(op: &Update<'_>) -> bool {
+    op.b.is_some() || op.c.is_some()
+}
+
 fn problem(op: &Update<'_>, sizes: &UpdateSizes) -> Constants {
     Constants::new("Problem")
         .dtype("X", op.x.dtype())
         .dtype("Weight", op.weight.dtype())
         .int("width", if sizes.width <= WIDEST { sizes.width } else { 0 })
         .silu(op.activation)
+        .rounding_products(op.round_products, is_gated(op))
         .given(op, |_| true)
 }
 
@@ -173,6 +190,8 @@ fn arguments(op: &Update<'_>, sizes: &UpdateSizes) -> UpdateArguments {
     UpdateArguments {
         x_strides: strides(View::of(&op.x)),
         y_strides: strides(View::of_mut(&op.y)),
+        b_strides: op.b.as_ref().map_or_else(Strides3::default, |gate| strides(View::of(gate))),
+        c_strides: op.c.as_ref().map_or_else(Strides3::default, |gate| strides(View::of(gate))),
         batch: sizes.batch,
         dim: sizes.dim,
         seqlen: sizes.seqlen,
@@ -212,7 +231,10 @@ mod tests {
             bias: None,
             cache_seqlens: None,
             conv_state_indices: None,
+            b: None,
+            c: None,
             activation: Activation::Silu,
+            round_products: false,
             y: written(0x80_0000, dtype, &[batch, dim], &[dim, 1]),
         }
     }

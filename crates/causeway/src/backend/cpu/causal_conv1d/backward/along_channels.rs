@@ -21,7 +21,7 @@ use super::passes::{BlockRows, Passes, Sums, Waiting};
 use crate::backend::cpu::simd::{Accumulator, Kernel, Lanes, Number, Simd};
 
 /// A group of channels of some segments per task. The activation's slope is as exact as `P` asks.
-pub(super) struct AlongChannels<T: Number, P, const WIDTH: usize> {
+pub(super) struct AlongChannels<T: Number, P, const WIDTH: usize, const GATED: bool> {
     pub partition: Partition,
     pub problem: Problem<T>,
     pub weights: Weights<T::Accumulator>,
@@ -59,14 +59,20 @@ struct Buffers<T: Number> {
     x_tail: Tail<T>,
     dy_tail: Tail<T>,
     added_tail: Tail<T>,
+    b_tail: Tail<T>,
+    c_tail: Tail<T>,
+    /// Factors of what is no position of x.
+    ones: [T; GROUP],
     g: Waiting<T::Accumulator>,
     sums: Sums<T::Accumulator>,
     /// Gradients of the final states.
     dfinal: [[T; GROUP]; MAX_WIDTH - 1],
     dx: Finished<T>,
+    db: Finished<T>,
+    dc: Finished<T>,
 }
 
-impl<T, P, const WIDTH: usize> Kernel for AlongChannels<T, P, WIDTH>
+impl<T, P, const WIDTH: usize, const GATED: bool> Kernel for AlongChannels<T, P, WIDTH, GATED>
 where
     T: Number,
     P: Number<Accumulator = T::Accumulator>,
@@ -94,10 +100,15 @@ where
             x_tail: Tail::new(),
             dy_tail: Tail::new(),
             added_tail: Tail::new(),
+            b_tail: Tail::new(),
+            c_tail: Tail::new(),
+            ones: [T::from_f64(1.0); GROUP],
             g: [[zero; GROUP]; MAX_WIDTH - 1],
             sums: [[zero; GROUP]; MAX_WIDTH + 1],
             dfinal: [[T::ZERO; GROUP]; MAX_WIDTH - 1],
             dx: [[T::ZERO; GROUP]; BLOCK],
+            db: [[T::ZERO; GROUP]; BLOCK],
+            dc: [[T::ZERO; GROUP]; BLOCK],
         };
         let mut totals = vec![[0.0; GROUP]; width + 1];
         let mut pieces = Vec::new();
@@ -121,7 +132,7 @@ where
     }
 }
 
-impl<T, P, const WIDTH: usize> AlongChannels<T, P, WIDTH>
+impl<T, P, const WIDTH: usize, const GATED: bool> AlongChannels<T, P, WIDTH, GATED>
 where
     T: Number,
     P: Number<Accumulator = T::Accumulator>,
@@ -142,8 +153,11 @@ where
     fn padding(&self, piece: &Piece, first: i64, channels: usize) {
         for channel in first..first + channels as i64 {
             for position in piece.from..piece.to {
-                // SAFETY: the position lies in the row, and no other task writes to it.
-                unsafe { *self.problem.dx.at([piece.batch, channel, position]) = T::ZERO };
+                let gates = [self.problem.db, self.problem.dc].into_iter().flatten();
+                for target in gates.chain([self.problem.dx]) {
+                    // SAFETY: the position lies in the row, and no other task writes to it.
+                    unsafe { *target.at([piece.batch, channel, position]) = T::ZERO };
+                }
             }
             if let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) {
                 for column in 0..self.before() {
@@ -171,12 +185,14 @@ where
         buffers.history.load(&problem.history, &problem.sequences, piece, first..first + channels as i64);
         self.load_dfinal(piece, first, channels, buffers);
         buffers.g[..self.width() - 1].fill([T::Accumulator::ZERO; GROUP]);
-        let passes = Passes::<T, P, WIDTH> {
+        let passes = Passes::<T, P, WIDTH, GATED> {
             width: self.width(),
             silu: problem.silu,
             x_stride: problem.history.x.strides[2],
             dy_stride: problem.dy.strides[2],
             weights,
+            b: problem.history.gate,
+            c: problem.gate,
             slope: PhantomData,
         };
         // The rows past the end are a block of their own.
@@ -188,6 +204,16 @@ where
             let target = |position| problem.dx.at([piece.batch, first, position]);
             let targets = (late.start >= piece.from).then(|| late.clone().map(target));
             let destination = Destination::new(targets, problem.stream);
+            // dB has the rows of dx, and dC those of dy.
+            let of_db = problem.db.filter(|_| GATED).map(|db| {
+                let target = move |position| db.at([piece.batch, first, position]);
+                let targets = (late.start >= piece.from).then(|| late.clone().map(target));
+                (target, Destination::new(targets, problem.stream))
+            });
+            let of_dc = problem.dc.filter(|_| GATED && from < piece.to).map(|dc| {
+                let target = move |position| dc.at([piece.batch, first, position]);
+                (target, Destination::new(Some((from..to).map(target)), problem.stream))
+            });
             for span in rows::spans(simd, channels) {
                 if span.is_tail && span.pairs > 0 {
                     // SAFETY: the rows hold the channels of the task; the rest is less than a pair.
@@ -195,13 +221,31 @@ where
                         rows.x = buffers.x_tail.copy(&rows.x, span.first, channels);
                         rows.dy = buffers.dy_tail.copy(&rows.dy, span.first, channels);
                         rows.added = buffers.added_tail.copy(&rows.added, span.first, channels);
+                        if GATED {
+                            rows.b = buffers.b_tail.copy(&rows.b, span.first, channels);
+                            rows.c = buffers.c_tail.copy(&rows.c, span.first, channels);
+                        }
                     }
                 }
-                (rows.dx, rows.stream) = destination.of_span(span, &mut buffers.dx);
+                rows.dx = destination.of_span(span, &mut buffers.dx);
+                rows.db = of_db.as_ref().map(|(_, db)| db.of_span(span, &mut buffers.db));
+                rows.dc = of_dc.as_ref().map(|(_, dc)| dc.of_span(span, &mut buffers.dc));
                 // SAFETY: rows hold whole pairs from the span's first channel on.
                 unsafe {
                     let sums = (from < piece.to).then_some(&mut buffers.sums);
                     passes.walk(simd, span, &rows, &mut buffers.g, sums);
+                }
+            }
+            if let Some((target, destination)) = of_dc {
+                for (row, position) in buffers.dc.iter().zip(from..to) {
+                    // SAFETY: the channels lie in dC, and no other task writes to them at this position.
+                    unsafe { destination.finish(simd, &row[..channels], target(position)) };
+                }
+            }
+            if let Some((target, destination)) = of_db {
+                for (row, position) in buffers.db.iter().zip(late.clone()).filter(|(_, p)| *p >= piece.from) {
+                    // SAFETY: as above, in dB.
+                    unsafe { destination.finish(simd, &row[..channels], target(position)) };
                 }
             }
             for (row, position) in buffers.dx.iter().zip(late) {
@@ -245,14 +289,30 @@ where
         let problem = &self.problem;
         let null = [std::ptr::null(); ROWS];
         let count = (to - from) as usize;
-        let dx = [std::ptr::null_mut(); BLOCK];
-        let mut rows = BlockRows { x: null, dy: null, added: null, count, dx, stream: false };
+        let dx = ([std::ptr::null_mut(); BLOCK], false);
+        let mut rows =
+            BlockRows { x: null, dy: null, added: null, b: null, c: null, count, dx, db: None, dc: None };
         for (row, position) in rows.x.iter_mut().zip(from - self.before()..to) {
             *row = buffers.history.row(&problem.history.x, &problem.sequences, piece, channel, position);
         }
         for (row, position) in rows.dy.iter_mut().zip(from..to) {
             if position < piece.to || piece.includes(&problem.sequences, position) {
                 *row = problem.dy.at([piece.batch, channel, position]);
+            }
+        }
+        if GATED {
+            if let Some(gate) = &problem.history.gate {
+                for (row, position) in rows.b.iter_mut().zip(from - self.before()..to) {
+                    let at = (channel, position);
+                    *row = gate.row_of_history(&problem.sequences, piece, at, &buffers.ones);
+                }
+            }
+            if let Some(gate) = &problem.gate {
+                for ((row, dy), position) in rows.c.iter_mut().zip(&rows.dy).zip(from..to) {
+                    if !dy.is_null() {
+                        *row = gate.row(piece.batch, channel, position);
+                    }
+                }
             }
         }
         if problem.dfinal_states.is_some() {

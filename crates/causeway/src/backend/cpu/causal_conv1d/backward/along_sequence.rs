@@ -41,6 +41,8 @@ struct Buffers<A> {
     dy: Vec<A>,
     /// A tile.
     dx: Vec<A>,
+    /// A tile of what a gate's gradient is made of.
+    gate: Vec<A>,
 }
 
 impl<T, P> Kernel for AlongSequence<T, P>
@@ -65,6 +67,7 @@ where
             g: vec![zero; self.problem.width - 1 + TILE],
             dy: vec![zero; TILE],
             dx: vec![zero; TILE],
+            gate: vec![zero; TILE],
         };
         let terms = self.problem.width + 1;
         let mut sums = vec![0.0; self.partition.group() * terms];
@@ -116,6 +119,10 @@ where
         for position in piece.from..piece.to {
             // SAFETY: the position lies in the row, and no other task writes to it.
             unsafe { *self.problem.dx.at([piece.batch, channel, position]) = T::ZERO };
+            for target in [self.problem.db, self.problem.dc].into_iter().flatten() {
+                // SAFETY: as above; gradients of gates have the shape of x.
+                unsafe { *target.at([piece.batch, channel, position]) = T::ZERO };
+            }
         }
         if let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) {
             for column in 0..self.problem.width as i64 - 1 {
@@ -145,7 +152,7 @@ where
         }
         buffers.g[..before].fill(T::Accumulator::ZERO);
         let strides = [problem.history.x.strides[2], problem.dy.strides[2], problem.dx.strides[2]];
-        let neighbours = strides == [1; 3];
+        let neighbours = strides == [1; 3] && problem.history.gate.is_none() && problem.gate.is_none();
         let mut from = piece.from;
         // dx is done up to here.
         let mut written = from - before as i64;
@@ -277,12 +284,47 @@ where
         unsafe {
             tile::gather(simd, x, problem.history.x.strides[2], &mut buffers.x[before..before + count]);
             tile::gather(simd, dy, problem.dy.strides[2], &mut buffers.dy[..count]);
+            self.gates(simd, [piece.batch, channel, from], count, buffers);
         }
         self.gradient(simd, count, buffers);
         tile::correlate(simd, &buffers.g[before..], &buffers.x, count, sums);
         self.convolve_dx(simd, count, buffers);
         buffers.x.copy_within(count..count + before, 0);
         buffers.g.copy_within(count..count + before, 0);
+    }
+
+    /// Multiplies a tile's x and dy with the gates, and writes dC of it.
+    ///
+    /// # Safety
+    /// So many positions from the index on lie in the piece.
+    #[inline(always)]
+    unsafe fn gates<S>(&self, simd: S, index: [i64; 3], count: usize, buffers: &mut Buffers<T::Accumulator>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let problem = &self.problem;
+        let before = problem.width - 1;
+        // SAFETY: the caller's promise; gates and their gradients have the shape of x, and no other task writes there.
+        unsafe {
+            if let Some(gate) = problem.history.gate {
+                gate.multiply(simd, index, 2, &mut buffers.x[before..before + count]);
+            }
+            let Some(gate) = problem.gate else { return };
+            if let Some(dc) = problem.dc {
+                let Buffers { weight, bias, x, dy, gate: activation, .. } = &mut *buffers;
+                if problem.silu {
+                    tile::convolve(simd, weight, *bias, x, count, activation, &Silu(PhantomData::<T>));
+                } else {
+                    tile::convolve(simd, weight, *bias, x, count, activation, &Keep);
+                }
+                let activation = &mut activation[..count];
+                gate.enter(activation);
+                activation.iter_mut().zip(dy).for_each(|(activation, dy)| *activation = *activation * *dy);
+                tile::scatter(simd, activation, dc.at(index), dc.strides[2], false);
+            }
+            gate.multiply(simd, index, 2, &mut buffers.dy[..count]);
+        }
     }
 
     /// dx of a tile, from its g.
@@ -333,8 +375,12 @@ where
                     self.problem.history.value(&self.problem.sequences, piece, channel, position);
                 buffers.dy[i] = T::Accumulator::ZERO;
                 if includes(i) {
+                    let index = [piece.batch, channel, position];
                     // SAFETY: a position that takes part lies in the row.
-                    buffers.dy[i] = unsafe { *self.problem.dy.at([piece.batch, channel, position]) }.widen();
+                    buffers.dy[i] = unsafe {
+                        let dy = (*self.problem.dy.at(index)).widen();
+                        self.problem.gate.map_or(dy, |gate| gate.times(index, dy))
+                    };
                 }
             }
             self.gradient(simd, before, buffers);
@@ -378,10 +424,23 @@ where
                 unsafe { *states.at([piece.sequence, channel, column]) = T::narrow(value) };
             }
         }
-        let target = self.problem.dx.at([piece.batch, channel, first + inside as i64]);
+        let index = [piece.batch, channel, first + inside as i64];
+        let dx = &mut dx[inside..];
         // SAFETY: the positions lie in the piece, and no other task writes to them.
         unsafe {
-            tile::scatter(simd, &dx[inside..], target, self.problem.dx.strides[2], self.problem.stream)
+            if let Some(gate) = self.problem.history.gate {
+                gate.enter(dx);
+                if let Some(db) = self.problem.db {
+                    let x = &self.problem.history.x;
+                    let products = &mut buffers.gate[..dx.len()];
+                    tile::gather(simd, x.at(index), x.strides[2], products);
+                    products.iter_mut().zip(&*dx).for_each(|(product, &dx)| *product = *product * dx);
+                    tile::scatter(simd, products, db.at(index), db.strides[2], false);
+                }
+                gate.multiply(simd, index, 2, dx);
+            }
+            let target = self.problem.dx.at(index);
+            tile::scatter(simd, dx, target, self.problem.dx.strides[2], self.problem.stream);
         };
     }
 }

@@ -7,11 +7,14 @@
 //! pass 4    g             → dx
 //! ```
 //!
+//! With gates, x is B ⊙ x up to pass 3, and dy is C ⊙ dy in pass 2, which leaves dC. Pass 4 has B and x once more, for dx and dB.
+//!
 //! What a pass leaves for the next one stays in the L1 cache. In one pass there would be more values in flight
 //! than registers: the taps, the sums, `width` rows of x and of g, and the terms of several SiLUs.
 
 use std::marker::PhantomData;
 
+use super::super::gates::Gate;
 use super::super::registers::{INTERLEAVED, WIDE_LANES};
 use super::super::rows::{
     BLOCK, GROUP, MAX_WIDTH, PairAt, ROWS, Rows, Span, TaskWeights, load_lanes, prefetch_pair, store_lanes,
@@ -35,26 +38,55 @@ pub(super) struct BlockRows<T> {
     pub dy: Rows<T>,
     /// What is added to dx, if anything.
     pub added: Rows<T>,
+    /// The gates of x and of dy, where they are.
+    pub b: Rows<T>,
+    pub c: Rows<T>,
     /// Rows of dy and dx.
     pub count: usize,
-    /// Where results go.
-    pub dx: [*mut T; BLOCK],
-    /// Whether past the caches.
-    pub stream: bool,
+    pub dx: Results<T>,
+    pub db: Option<Results<T>>,
+    /// None for rows that do not count, as well.
+    pub dc: Option<Results<T>>,
+}
+
+/// Where results go, and whether past the caches.
+pub(super) type Results<T> = ([*mut T; BLOCK], bool);
+
+/// Stores a pair of a row, from a channel on.
+///
+/// # Safety
+/// The row has so many channels.
+#[inline(always)]
+unsafe fn put<S, T>(simd: S, (rows, stream): &Results<T>, row: usize, channel: usize, pair: [S::Vector; 2])
+where
+    S: Simd<Scalar = T::Accumulator>,
+    T: Lanes<S>,
+{
+    // SAFETY: the caller's promise.
+    unsafe {
+        let target = rows[row].add(channel);
+        if *stream {
+            T::store_pair::<true>(simd, target, pair);
+        } else {
+            T::store_pair::<false>(simd, target, pair);
+        }
+    }
 }
 
 /// What the passes need to know of a call and of a task. The activation's slope is as exact as `P` asks.
-pub(super) struct Passes<'a, T: Number, P, const WIDTH: usize> {
+pub(super) struct Passes<'a, T: Number, P, const WIDTH: usize, const GATED: bool> {
     pub width: usize,
     pub silu: bool,
     /// From row to row.
     pub x_stride: isize,
     pub dy_stride: isize,
     pub weights: TaskWeights<'a, T::Accumulator>,
+    pub b: Option<Gate<T>>,
+    pub c: Option<Gate<T>>,
     pub slope: PhantomData<P>,
 }
 
-impl<T, P, const WIDTH: usize> Passes<'_, T, P, WIDTH>
+impl<T, P, const WIDTH: usize, const GATED: bool> Passes<'_, T, P, WIDTH, GATED>
 where
     T: Number,
     P: Number<Accumulator = T::Accumulator>,
@@ -173,7 +205,7 @@ where
             #[allow(clippy::needless_range_loop)]
             for age in 0..WIDTH {
                 if age < before {
-                    window[age] = T::load_pair(simd, rows.x[before - 1 - age].add(column.offset));
+                    window[age] = self.tap(simd, rows, before - 1 - age, column.offset);
                     passed.x[before - 1 - age] = window[age];
                 }
             }
@@ -183,7 +215,7 @@ where
                 for age in (1..WIDTH).rev() {
                     window[age] = window[age - 1];
                 }
-                window[0] = T::load_pair(simd, source);
+                window[0] = self.tap(simd, rows, row + before, column.offset);
                 passed.x[row + before] = window[0];
                 for part in 0..2 {
                     let mut pre = bias[part];
@@ -194,6 +226,26 @@ where
                     }
                     passed.pre[row][part] = pre;
                 }
+            }
+        }
+    }
+
+    /// What a tap reads of a row.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`].
+    #[inline(always)]
+    unsafe fn tap<S>(&self, simd: S, rows: &BlockRows<T>, row: usize, offset: usize) -> [S::Vector; 2]
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        // SAFETY: the caller's promise; a gate has a row for each of x.
+        unsafe {
+            let x = T::load_pair(simd, rows.x[row].add(offset));
+            match &self.b {
+                Some(gate) if GATED => gate.times_pair(simd, rows.b[row].add(offset), x),
+                _ => x,
             }
         }
     }
@@ -237,6 +289,9 @@ where
                         [g[2 * row], g[2 * row + 1]] = T::load_pair(simd, dy);
                     }
                 }
+                if let Some(gate) = self.c.as_ref().filter(|_| GATED) {
+                    self.gate::<S, N>(simd, gate, rows, column, first, passed, &mut g);
+                }
                 if self.silu {
                     for i in 0..N {
                         if PLAIN || !rows.dy[first + i / 2].is_null() {
@@ -255,6 +310,50 @@ where
             for (age, waiting) in waiting[..before].iter_mut().enumerate() {
                 let waiting = waiting.as_mut_ptr().add(column.channel);
                 store_lanes(simd, waiting, passed.g[before + count - 1 - age]);
+            }
+        }
+    }
+
+    /// Multiplies `N / 2` rows of dy with their gate, and stores dC.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`].
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn gate<S, const N: usize>(
+        &self,
+        simd: S,
+        gate: &Gate<T>,
+        rows: &BlockRows<T>,
+        column: PairAt,
+        first: usize,
+        passed: &Passed<S>,
+        dy: &mut [S::Vector; N],
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        // SAFETY: the caller's promise; a gate has a row for each of dy.
+        unsafe {
+            if let Some(dc) = &rows.dc {
+                let mut activations = [simd.splat(T::Accumulator::ZERO); N];
+                for (activation, pair) in activations.chunks_exact_mut(2).zip(&passed.pre[first..]) {
+                    activation.copy_from_slice(pair);
+                }
+                if self.silu {
+                    activations = simd.silu::<T, N>(activations);
+                }
+                for (row, pair) in activations.chunks_exact(2).enumerate() {
+                    let kept = gate.kept_pair(simd, [pair[0], pair[1]]);
+                    let product = [simd.mul(kept[0], dy[2 * row]), simd.mul(kept[1], dy[2 * row + 1])];
+                    put::<S, T>(simd, dc, first + row, column.channel, product);
+                }
+            }
+            for (row, dy) in dy.chunks_exact_mut(2).enumerate() {
+                let factors = rows.c[first + row];
+                if !factors.is_null() {
+                    dy.copy_from_slice(&gate.times_pair(simd, factors.add(column.offset), [dy[0], dy[1]]));
+                }
             }
         }
     }
@@ -342,14 +441,20 @@ where
                         }
                     }
                 }
-                if rows.stream {
-                    for (target, &dx) in rows.dx[first..].iter().zip(dx.iter()) {
-                        T::store_pair::<true>(simd, target.add(column.channel), dx);
+                if let Some(gate) = self.b.as_ref().filter(|_| GATED) {
+                    for (row, dx) in (first..).zip(dx.iter_mut()) {
+                        let product = gate.kept_pair(simd, *dx);
+                        if let Some(db) = &rows.db {
+                            let x = T::load_pair(simd, rows.x[row].add(column.offset));
+                            let db_pair = [simd.mul(x[0], product[0]), simd.mul(x[1], product[1])];
+                            put::<S, T>(simd, db, row, column.channel, db_pair);
+                        }
+                        let b = T::load_pair(simd, rows.b[row].add(column.offset));
+                        *dx = [simd.mul(b[0], product[0]), simd.mul(b[1], product[1])];
                     }
-                } else {
-                    for (target, &dx) in rows.dx[first..].iter().zip(dx.iter()) {
-                        T::store_pair::<false>(simd, target.add(column.channel), dx);
-                    }
+                }
+                for (row, &dx) in (first..).zip(dx.iter()) {
+                    put::<S, T>(simd, &rows.dx, row, column.channel, dx);
                 }
             }
         }

@@ -11,7 +11,7 @@ use super::Problem;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 
 /// A group of channels of some segments per task.
-pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
+pub(super) struct AlongChannels<T: Number, const WIDTH: usize, const GATED: bool> {
     pub partition: Partition,
     pub problem: Problem<T>,
     pub weights: Weights<T::Accumulator>,
@@ -21,11 +21,15 @@ pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
 struct Buffers<T: Number> {
     history: HistoryRows<T>,
     x_tail: Tail<T>,
+    b_tail: Tail<T>,
+    c_tail: Tail<T>,
     residual_tail: Tail<T>,
     y: Finished<T>,
+    /// Factors of what is no position of x.
+    ones: [T; GROUP],
 }
 
-impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
+impl<T: Number, const WIDTH: usize, const GATED: bool> Kernel for AlongChannels<T, WIDTH, GATED> {
     type Number = T;
 
     #[inline(always)]
@@ -45,8 +49,11 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
         let mut buffers = Buffers {
             history: HistoryRows::new(problem.width),
             x_tail: Tail::new(),
+            b_tail: Tail::new(),
+            c_tail: Tail::new(),
             residual_tail: Tail::new(),
             y: [[T::ZERO; GROUP]; BLOCK],
+            ones: [T::from_f64(1.0); GROUP],
         };
         let count = channels.clone().count();
         let mut pieces = Vec::new();
@@ -63,7 +70,7 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
     }
 }
 
-impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
+impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, GATED> {
     /// Known when the kernel is compiled, but for the kernel of the greatest width.
     #[inline(always)]
     fn width(&self) -> usize {
@@ -101,6 +108,21 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                 );
             }
         }
+        let (mut b, mut c) = ([std::ptr::null(); ROWS], [std::ptr::null(); ROWS]);
+        if GATED && !piece.is_padding() {
+            let sequences = &self.problem.sequences;
+            if let Some(gate) = &self.problem.history.gate {
+                let rows = b[..count + self.width() - 1].iter_mut();
+                for (row, position) in rows.zip(from - (self.width() as i64 - 1)..) {
+                    *row = gate.row_of_history(sequences, piece, (channel, position), &buffers.ones);
+                }
+            }
+            if let Some(gate) = &self.problem.gate {
+                for (row, position) in c[..count].iter_mut().zip(from..) {
+                    *row = gate.row(piece.batch, channel, position);
+                }
+            }
+        }
         if let Some(tensor) = &self.problem.residual {
             for (row, position) in residual[..count].iter_mut().zip(from..) {
                 *row = tensor.at([piece.batch, channel, position]);
@@ -114,11 +136,15 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                 // SAFETY: the rows hold the channels of the task; the rest is less than a pair.
                 unsafe {
                     x = buffers.x_tail.copy(&x, span.first, channels);
+                    if GATED {
+                        b = buffers.b_tail.copy(&b, span.first, channels);
+                        c = buffers.c_tail.copy(&c, span.first, channels);
+                    }
                     residual = buffers.residual_tail.copy(&residual, span.first, channels);
                 }
             }
             let (y, stream) = destination.of_span(span, &mut buffers.y);
-            let walk = Walk { x: &x, residual: &residual, y, stream, weights };
+            let walk = Walk { x: &x, b: &b, c: &c, residual: &residual, y, stream, weights };
             // SAFETY: rows hold whole pairs from the span's first channel on.
             unsafe { self.walk(simd, span, count, &walk) };
         }
@@ -215,7 +241,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                     taps[age] = load_lanes(simd, walk.weights.tap(width - 1 - age).add(column.channel));
                 }
                 if age < before {
-                    window[age] = T::load_pair(simd, walk.x[before - 1 - age].add(column.offset));
+                    window[age] = self.tap(simd, walk, before - 1 - age, column.offset);
                 }
             }
             for (row, sums) in sums.iter_mut().enumerate() {
@@ -224,7 +250,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                 for age in (1..WIDTH).rev() {
                     window[age] = window[age - 1];
                 }
-                window[0] = T::load_pair(simd, newest);
+                window[0] = self.tap(simd, walk, row + before, column.offset);
                 for part in 0..2 {
                     let mut sum = bias[part];
                     for age in (0..WIDTH).rev() {
@@ -238,7 +264,27 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         }
     }
 
-    /// Adds the residual to `N / 2` rows of a pair, and takes them to y.
+    /// What a tap reads of a row.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`], and x has the row.
+    #[inline(always)]
+    unsafe fn tap<S>(&self, simd: S, walk: &Walk<'_, T>, row: usize, offset: usize) -> [S::Vector; 2]
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        // SAFETY: the caller's promise; a gate has a row for each of x.
+        unsafe {
+            let x = T::load_pair(simd, walk.x[row].add(offset));
+            match &self.problem.history.gate {
+                Some(gate) if GATED => gate.times_pair(simd, walk.b[row].add(offset), x),
+                _ => x,
+            }
+        }
+    }
+
+    /// Multiplies `N / 2` rows of a pair with the gate, adds the residual, and takes them to y.
     ///
     /// # Safety
     /// As for [`Self::walk`], and the rows from `first` on are among its rows.
@@ -256,6 +302,13 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
     {
         // SAFETY: the caller's promise.
         unsafe {
+            if let Some(gate) = self.problem.gate.as_ref().filter(|_| GATED && !walk.c[first].is_null()) {
+                for (row, results) in (first..).zip(results.chunks_exact_mut(2)) {
+                    let kept = gate.kept_pair(simd, [results[0], results[1]]);
+                    let factors = walk.c[row].add(column.offset);
+                    results.copy_from_slice(&gate.times_pair(simd, factors, kept));
+                }
+            }
             if self.problem.residual.is_some() {
                 for (row, results) in (first..).zip(results.chunks_exact_mut(2)) {
                     let added = T::load_pair(simd, walk.residual[row].add(column.offset));
@@ -279,6 +332,9 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
 struct Walk<'a, T: Number> {
     /// History first; null for padding.
     x: &'a Rows<T>,
+    /// The gates of x, and of results; null where there is none.
+    b: &'a Rows<T>,
+    c: &'a Rows<T>,
     residual: &'a Rows<T>,
     y: [*mut T; BLOCK],
     /// Whether y is stored past the caches.

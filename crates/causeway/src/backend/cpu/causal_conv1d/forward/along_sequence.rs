@@ -82,7 +82,8 @@ impl<T: Number> AlongSequence<T> {
         }
         let residual_stride = problem.residual.as_ref().map_or(1, |residual| residual.strides[2]);
         let strides = [problem.history.x.strides[2], problem.y.strides[2], residual_stride];
-        let neighbours = strides == [1; 3] && !piece.is_padding();
+        let gated = problem.history.gate.is_some() || problem.gate.is_some();
+        let neighbours = strides == [1; 3] && !gated && !piece.is_padding();
         let mut from = piece.from;
         while from < piece.to {
             let target = problem.y.at([piece.batch, channel, from]);
@@ -176,10 +177,22 @@ impl<T: Number> AlongSequence<T> {
         let Buffers { weight, x, y } = buffers;
         // SAFETY: `from .. from + count` are positions of the row.
         unsafe { tile::gather(simd, source, problem.history.x.strides[2], &mut x[before..before + count]) };
+        if let Some(gate) = problem.history.gate {
+            // SAFETY: as above.
+            unsafe {
+                gate.multiply(simd, [piece.batch, channel, from], 2, &mut x[before..before + count]);
+            }
+        }
         if problem.silu {
             tile::convolve(simd, weight, bias, x, count, y, &Silu(PhantomData::<T>));
         } else {
             tile::convolve(simd, weight, bias, x, count, y, &Keep);
+        }
+        if let Some(gate) = problem.gate {
+            let y = &mut y[..count];
+            gate.enter(y);
+            // SAFETY: as above.
+            unsafe { gate.multiply(simd, [piece.batch, channel, from], 2, y) };
         }
         x.copy_within(count..count + before, 0);
     }

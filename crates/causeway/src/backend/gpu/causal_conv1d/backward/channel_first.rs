@@ -49,7 +49,7 @@ impl Planner<'_> {
     pub(super) fn channel_first(&self) -> Option<Launch> {
         let Sizes { dim, seqlen, width, .. } = *self.sizes;
         let element = self.element();
-        if !self.streams().iter().all(|view| view.is_dense(2)) || !self.fits_32_bits() {
+        if !self.all_streams().all(|view| view.is_dense(2)) || !self.fits_32_bits() {
             return None;
         }
         // Indices are read as the positions are.
@@ -60,21 +60,28 @@ impl Planner<'_> {
         if bytes < element {
             return None;
         }
-        let aligned = self.streams().iter().all(|view| view.access(2) >= bytes);
+        let aligned = self.all_streams().all(|view| view.access(2) >= bytes);
         let whole = aligned.then_some(bytes);
-        if let Some(plain) = self.tiles_first(whole).or_else(|| self.short_first(whole)) {
+        let plain = || self.tiles_first(whole).or_else(|| self.short_first(whole));
+        if let Some(plain) = (!self.is_gated()).then(plain).flatten() {
             return Some(plain);
         }
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
         let has_states = self.meets_states();
         let masked = ragged || has_states || self.has_boundaries();
+        let all_options = self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states;
+        if all_options && self.is_gated() {
+            // More than AMD's RDNA has registers for; the general kernel keeps nothing of a row in them.
+            return None;
+        }
         let tile = tiles::first(&FirstCall {
             width,
             element,
             silu: self.op.activation == Activation::Silu,
             masked,
+            gated: self.is_gated(),
             ragged_states: ragged && has_states,
-            all_options: self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states,
+            all_options,
             masks_spill: takes_more_registers(self.facts) && self.has_boundaries(),
             overfull: dim as u64
                 > u64::from(self.facts.multiprocessors * OVERFULL_THREADS / self.facts.wave_size),
@@ -90,10 +97,10 @@ impl Planner<'_> {
         let packets = tile.bytes / bytes;
         let sums = cut.group_channels * self.sums_per_channel();
         let resident = (tile.resident_threads / cut.threads).max(1);
-        // A lane's positions of x and dy, and their indices.
+        // A lane's positions of x, dy and gates, and their indices.
         let indices = if self.op.seq_idx.is_some() { 4 * tile.bytes / element } else { 0 };
         let ring = if self.has_async_copy(bytes) {
-            cut.stages * cut.threads * (2 * packets * bytes + indices)
+            cut.stages * cut.threads * (self.fetched() * packets * bytes + indices)
         } else {
             0
         };
@@ -205,16 +212,17 @@ impl Planner<'_> {
         (self.facts.shared_per_multiprocessor / blocks).saturating_sub(SHARED_RESERVED)
     }
 
-    /// The widest packet for which x, dy and dx have the same residue at every row: after moving the rows' starts
+    /// The widest packet for which x, dy, dx and gates have the same residue at every row: after moving the rows' starts
     /// back by that residue, all accesses are legal.
     fn common_residue(&self) -> u32 {
         let [x, dy, dx] = self.streams();
+        let gates = self.gates();
         let difference = |other: View<'_>| {
             let steps = x.step_bytes(0).wrapping_sub(other.step_bytes(0))
                 | x.step_bytes(1).wrapping_sub(other.step_bytes(1));
             x.address.wrapping_sub(other.address) | steps as u64
         };
-        power_of_two_in(difference(dy) | difference(dx))
+        power_of_two_in(gates.fold(difference(dy) | difference(dx), |bits, gate| bits | difference(gate)))
     }
 
     /// The widest access for a lane's neighbouring indices where the lane's positions are at least 16 bytes.

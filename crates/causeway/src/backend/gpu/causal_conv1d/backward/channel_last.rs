@@ -1,6 +1,8 @@
 //! The backward planner where neighbouring channels are neighbours in memory: long segments that threads walk down, or,
 //! in small calls, short ones.
 
+use arrayvec::ArrayVec;
+
 use super::super::{Constants, View, kernel, takes_more_registers, weight_access};
 use super::tiles::{self, LastCall};
 use super::{BackwardArguments, Launch, Planner};
@@ -13,7 +15,7 @@ impl Planner<'_> {
     pub(super) fn channel_last(&self) -> Option<Launch> {
         let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
         let element = self.element();
-        let streams = self.streams();
+        let streams: ArrayVec<View<'_>, 7> = self.all_streams().collect();
         let row_fits = |view: &View<'_>| i32::try_from(view.step_bytes(2)).is_ok();
         // A single channel is better walked along its positions.
         if (dim == 1 && seqlen > 1) || !streams.iter().all(|view| view.is_dense(1) && row_fits(view)) {
@@ -26,10 +28,8 @@ impl Planner<'_> {
         let legal = streams.iter().map(|view| view.access(1)).min()? / element;
         let legal = legal.min(1 << (dim as u64).trailing_zeros().min(3));
         let elements_each = self.elements_per_multiprocessor();
-        if let Some(short) = tiles::is_short_last(width, elements_each, self.has_boundaries())
-            .then(|| self.short_last(legal))
-            .flatten()
-        {
+        let short = !self.is_gated() && tiles::is_short_last(width, elements_each, self.has_boundaries());
+        if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);
         }
         let call = LastCall {
@@ -37,6 +37,7 @@ impl Planner<'_> {
             elements: elements_each,
             bytes: legal * element,
             boundaries: self.has_boundaries(),
+            gated: self.is_gated(),
             takes_more_registers: takes_more_registers(self.facts),
         };
         let tile = tiles::last(&call)?;
@@ -59,7 +60,11 @@ impl Planner<'_> {
         let sharers = (self.facts.wave_size / lanes).max(1);
         let lines = (segments_per_block / sharers).max(1);
         // The ring and, over it when it is done, sums and a flag; then what each segment leaves for the one above.
-        let ring = if self.has_async_copy(bytes) { tile.stages * rows * 2 * tile.threads * bytes } else { 0 };
+        let ring = if self.has_async_copy(bytes) {
+            tile.stages * rows * self.fetched() * tile.threads * bytes
+        } else {
+            0
+        };
         let shares = (width as u32 - 1) * channels * tile.threads * 4;
         let lines_bytes = lines * sums as u32 * 4 + 16;
         // dfinal_states of a sequence that ends in a segment.

@@ -39,11 +39,16 @@ fn call<'a>(dtype: DType, shape: [i64; 3], strides: [i64; 3], width: i64) -> Bac
         seq_idx: None,
         cu_seqlens: None,
         dfinal_states: None,
+        b: None,
+        c: None,
         activation: Activation::Silu,
+        round_products: false,
         dx: written(DX, dtype, &shape, &strides),
         dweight: written(0x600_0000, dtype, &[dim, width], &[width, 1]),
         dbias: Some(written(0x700_0000, dtype, &[dim], &[1])),
         dinitial_states: None,
+        db: None,
+        dc: None,
     }
 }
 

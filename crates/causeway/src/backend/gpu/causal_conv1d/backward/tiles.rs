@@ -121,6 +121,8 @@ pub(super) struct LastCall {
     pub bytes: u32,
     /// cu_seqlens or seq_idx is given.
     pub boundaries: bool,
+    /// B or C is given.
+    pub gated: bool,
     pub takes_more_registers: bool,
 }
 
@@ -129,6 +131,11 @@ pub(super) fn last(call: &LastCall) -> Option<LastTile> {
     let fits =
         |rule: &&Rule| call.width <= rule.width && call.elements <= rule.elements && call.bytes <= rule.bytes;
     let tile = LAST.iter().find(|rule| fits(rule) && (rule.boundaries || !call.boundaries))?.tile;
+    if call.gated {
+        // Up to four rows in flight, and what the sums that are finished are multiplied with.
+        let channels = if call.width > 4 { tile.channels.min(2) } else { tile.channels };
+        return Some(LastTile { channels, threads: 128, resident: 3, ..tile });
+    }
     // Masks for boundaries, beside four channels.
     if call.takes_more_registers && call.boundaries && tile.channels == 4 {
         return Some(LastTile { threads: 128, resident: 3, ..tile });
@@ -144,6 +151,8 @@ pub(super) struct FirstCall {
     pub silu: bool,
     /// Some tiles take the masked path, which needs more registers.
     pub masked: bool,
+    /// B or C is given: more tensors in flight, and factors beside sums.
+    pub gated: bool,
     /// Rows that begin or end inside a packet, and states: more registers where a packet has 8 positions.
     pub ragged_states: bool,
     /// All options at once, which need even more.
@@ -156,18 +165,21 @@ pub(super) struct FirstCall {
 
 /// The tile for a call.
 pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
-    let &FirstCall { width, element, silu, masked, ragged_states, all_options, masks_spill, overfull } = call;
+    let &FirstCall { width, element, silu, masked, gated, ragged_states, all_options, masks_spill, overfull } =
+        call;
     // A lane needs as many positions as a halo.
     let bytes = if i64::from(16 / element) < width - 1 { 32 } else { 16 };
     // Where waves run in several rounds, channels are cut finely, so that the last round is short. What a channel costs
     // once, beside its rows, limits that.
     let least_waves = match (element, silu) {
-        _ if !overfull || masked || width > 4 => 1,
+        _ if !overfull || masked || gated || width > 4 => 1,
         (2, true) => 1,
         (2, false) => 2,
         _ => 4,
     };
     let resident_threads = match (width, masked, all_options) {
+        (..=4, false, _) if gated => 384,
+        _ if gated => 256,
         (..=4, false, _) if least_waves > 1 => 768,
         (..=4, false, _) if element == 2 => 640,
         (_, _, true) => 256,

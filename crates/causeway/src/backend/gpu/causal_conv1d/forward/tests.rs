@@ -39,7 +39,10 @@ fn call<'a>(dtype: DType, layout: Layout, shape: [i64; 3], width: i64) -> Forwar
         seq_idx: None,
         cu_seqlens: None,
         residual: None,
+        b: None,
+        c: None,
         activation: Activation::Silu,
+        round_products: false,
         y: written(Y, dtype, &shape, &strides),
         final_states: None,
     }
