@@ -16,10 +16,14 @@ float64 oracle.
 import importlib
 import sys
 
+from causeway._gated import causal_conv1d_gated, causal_conv1d_gated_packed, causal_conv1d_gated_update
 from causeway._native import __version__
 
 __all__ = [
     "causal_conv1d_fn",
+    "causal_conv1d_gated",
+    "causal_conv1d_gated_packed",
+    "causal_conv1d_gated_update",
     "causal_conv1d_ref",
     "causal_conv1d_update",
     "causal_conv1d_update_ref",
@@ -30,6 +34,7 @@ __all__ = [
     "gemm_grad_b",
     "install_causal_conv1d",
     "install_lfm3",
+    "patch_transformers",
     "verify",
     "__version__",
 ]
@@ -373,6 +378,30 @@ def install_lfm3():
     from causeway.drop_in import lfm3
 
     return lfm3.install()
+
+
+def patch_transformers(model):
+    """Gives the gated short convolutions of a model of `transformers` the fused operation: of LFM2, LFM2-MoE and LFM3.
+
+    The modules keep their parameters; outputs and gradients are the same within rounding, since products with the gates stay in
+    float32. A call on a part of a model patches that part.
+
+    Returns
+    -------
+    An object with ``count``, the number of modules, and ``remove()``, which gives them their own forward passes back; it can also be
+    used in a ``with`` statement.
+
+    Raises
+    ------
+    ValueError for a model without such a module.
+
+    Examples
+    --------
+    >>> patched = causeway.patch_transformers(model)                     # doctest: +SKIP
+    """
+    from causeway.drop_in import short_conv
+
+    return short_conv.patch(model)
 
 
 def verify(

@@ -3,6 +3,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, overload
 
 import causeway.drop_in.lfm3
+import causeway.drop_in.short_conv
 from causeway import _verify
 from causeway import drop_in as drop_in
 from causeway import kernels as kernels
@@ -13,6 +14,9 @@ _Tensor = TypeVar("_Tensor")  # torch.Tensor or numpy.ndarray: all of a call ali
 
 __all__ = [
     "causal_conv1d_fn",
+    "causal_conv1d_gated",
+    "causal_conv1d_gated_packed",
+    "causal_conv1d_gated_update",
     "causal_conv1d_ref",
     "causal_conv1d_update",
     "causal_conv1d_update_ref",
@@ -23,6 +27,7 @@ __all__ = [
     "gemm_grad_b",
     "install_causal_conv1d",
     "install_lfm3",
+    "patch_transformers",
     "verify",
     "__version__",
 ]
@@ -75,6 +80,112 @@ def causal_conv1d_fn(
     cu_seqlens: _Tensor | None = None,
     residual: _Tensor | None = None,
 ) -> tuple[_Tensor, _Tensor]: ...
+@overload
+def causal_conv1d_gated(
+    B: _Tensor | None,
+    x: _Tensor,
+    C: _Tensor | None,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    seq_idx: _Tensor | None = None,
+    initial_states: _Tensor | None = None,
+    return_final_states: Literal[False] = False,
+    final_states_out: _Tensor | None = None,
+    activation: _Activation = None,
+    *,
+    cu_seqlens: _Tensor | None = None,
+    residual: _Tensor | None = None,
+    round_products: bool = False,
+) -> _Tensor: ...
+@overload
+def causal_conv1d_gated(
+    B: _Tensor | None,
+    x: _Tensor,
+    C: _Tensor | None,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    seq_idx: _Tensor | None = None,
+    initial_states: _Tensor | None = None,
+    *,
+    return_final_states: Literal[True],
+    final_states_out: _Tensor | None = None,
+    activation: _Activation = None,
+    cu_seqlens: _Tensor | None = None,
+    residual: _Tensor | None = None,
+    round_products: bool = False,
+) -> tuple[_Tensor, _Tensor]: ...
+@overload
+def causal_conv1d_gated(
+    B: _Tensor | None,
+    x: _Tensor,
+    C: _Tensor | None,
+    weight: _Tensor,
+    bias: _Tensor | None,
+    seq_idx: _Tensor | None,
+    initial_states: _Tensor | None,
+    return_final_states: Literal[True],
+    final_states_out: _Tensor | None = None,
+    activation: _Activation = None,
+    *,
+    cu_seqlens: _Tensor | None = None,
+    residual: _Tensor | None = None,
+    round_products: bool = False,
+) -> tuple[_Tensor, _Tensor]: ...
+@overload
+def causal_conv1d_gated_packed(
+    packed: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    seq_idx: _Tensor | None = None,
+    initial_states: _Tensor | None = None,
+    return_final_states: Literal[False] = False,
+    activation: _Activation = None,
+    *,
+    order: str = "BCx",
+    cu_seqlens: _Tensor | None = None,
+    round_products: bool = False,
+) -> _Tensor: ...
+@overload
+def causal_conv1d_gated_packed(
+    packed: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    seq_idx: _Tensor | None = None,
+    initial_states: _Tensor | None = None,
+    *,
+    return_final_states: Literal[True],
+    activation: _Activation = None,
+    order: str = "BCx",
+    cu_seqlens: _Tensor | None = None,
+    round_products: bool = False,
+) -> tuple[_Tensor, _Tensor]: ...
+@overload
+def causal_conv1d_gated_packed(
+    packed: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None,
+    seq_idx: _Tensor | None,
+    initial_states: _Tensor | None,
+    return_final_states: Literal[True],
+    activation: _Activation = None,
+    *,
+    order: str = "BCx",
+    cu_seqlens: _Tensor | None = None,
+    round_products: bool = False,
+) -> tuple[_Tensor, _Tensor]: ...
+def causal_conv1d_gated_update(
+    B: _Tensor | None,
+    x: _Tensor,
+    C: _Tensor | None,
+    conv_state: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = None,
+    activation: _Activation = None,
+    cache_seqlens: _Tensor | None = None,
+    conv_state_indices: _Tensor | None = None,
+    *,
+    round_products: bool = False,
+) -> _Tensor: ...
 def causal_conv1d_update(
     x: _Tensor,
     conv_state: _Tensor,
@@ -111,6 +222,7 @@ def gemm_grad_ab(
 ) -> tuple[_Tensor, _Tensor]: ...
 def install_causal_conv1d() -> drop_in.Installed: ...
 def install_lfm3() -> drop_in.lfm3.Replaced: ...
+def patch_transformers(model: object) -> drop_in.short_conv.Patched: ...
 def verify(
     random: int = 1000,
     *,

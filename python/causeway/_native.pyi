@@ -45,6 +45,10 @@ class Argument:
     def needs(self) -> str | None:
         """The input without which it has no meaning."""
 
+# What an operation is told besides tensors: whether there is SiLU, or a pair of it and whether products with gates are rounded; the
+# name of an algorithm. In `record`, the name of an activation stands for the first.
+_Option = bool | str | None | tuple[bool | str | None, bool]
+
 # What stands for an output: a tensor that is written, `...` for one that is to be made if the input that it needs is there, None for
 # none. Without a tuple of them, all are made that are required or need an input.
 _Outputs = tuple[Any | EllipsisType | None, ...] | None
@@ -59,16 +63,17 @@ class Operation:
     @property
     def name(self) -> str: ...
     @property
-    def option(self) -> Literal["silu", "algorithm"] | None: ...
+    def options(self) -> tuple[str, ...]:
+        """What it is told besides tensors."""
     @property
     def inputs(self) -> tuple[Argument, ...]: ...
     @property
     def outputs(self) -> tuple[Argument, ...]: ...
-    def run(self, inputs: tuple[Any, ...], option: bool | str | None, outputs: _Outputs = None) -> Any: ...
-    def eager(self, inputs: tuple[Any, ...], option: bool | str | None, outputs: _Outputs = None) -> Any | None:
+    def run(self, inputs: tuple[Any, ...], option: _Option, outputs: _Outputs = None) -> Any: ...
+    def eager(self, inputs: tuple[Any, ...], option: _Option, outputs: _Outputs = None) -> Any | None:
         """As `run`; None if somebody wants to see the call, or for arguments that only Python has words for."""
     def record(
-        self, inputs: tuple[Any, ...], option: str | None, outputs: _Outputs, is_cast: bool
+        self, inputs: tuple[Any, ...], option: _Option, outputs: _Outputs, is_cast: bool
     ) -> Any | int | None:
         """As `eager`, with autocast and autograd among those who may want to see it. For autograd alone: how many inputs take part."""
     def empty(self, inputs: tuple[Any, ...], outputs: _Outputs = None) -> Any:

@@ -3,20 +3,26 @@
 import numpy as np
 
 from causeway import _native
-from causeway._activation import is_silu
+from causeway._activation import kernel_option
+from causeway._gated import inputs_of_packed
 from causeway._integer import integer
 
 
-def causal_conv1d_fn(inputs, activation, return_final_states, final_states_out):
+def causal_conv1d_fn(inputs, option, return_final_states, final_states_out):
     """See `causeway.causal_conv1d_fn`."""
     states = ... if return_final_states and final_states_out is None else final_states_out
-    result = _native.causal_conv1d_forward.run(inputs, is_silu(activation), (..., states))
+    result = _native.causal_conv1d_forward.run(inputs, kernel_option(option), (..., states))
     return result if return_final_states or states is None else result[0]
 
 
-def causal_conv1d_update(inputs, conv_state, activation):
+def causal_conv1d_update(inputs, conv_state, option):
     """See `causeway.causal_conv1d_update`."""
-    return _native.causal_conv1d_update.run(inputs, is_silu(activation), (conv_state, ...))
+    return _native.causal_conv1d_update.run(inputs, kernel_option(option), (conv_state, ...))
+
+
+def causal_conv1d_gated_packed(packed, order, others, option, return_final_states):
+    """See `causeway.causal_conv1d_gated_packed`."""
+    return causal_conv1d_fn(inputs_of_packed(packed, order, others), option, return_final_states, None)
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):

@@ -3,13 +3,17 @@
 Every argument is a tensor of one library, NumPy's or PyTorch's, or None where it may be absent; outputs are any views
 with a place for each element, and share no memory with an input. Nothing is returned.
 
-    causal_conv1d_forward(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states)
+    causal_conv1d_forward(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states,
+                          B=None, C=None, round_products=False)
     causal_conv1d_backward(x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu,
-                           dx, dweight, dbias, dinitial_states)
-    causal_conv1d_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out)
+                           dx, dweight, dbias, dinitial_states,
+                           B=None, C=None, dB=None, dC=None, round_products=False)
+    causal_conv1d_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out,
+                         B=None, C=None, round_products=False)
     causal_conv1d_varlen_states(x, cu_seqlens, states)
 
-Shapes, dtypes and errors are those of `causeway.causal_conv1d_fn`; dweight and dbias may also be float32.
+Shapes, dtypes and errors are those of `causeway.causal_conv1d_fn` and, with the gates B and C, of `causeway.causal_conv1d_gated`;
+dweight and dbias may also be float32.
 
 They can be compiled with ``torch.compile(fullgraph=True)``, and take fake and meta tensors: a compiler sees the operators
 ``torch.ops.causeway.causal_conv1d_forward_out`` and so on, which say what they write.
@@ -62,13 +66,25 @@ def _seen(name, inputs, option, outputs):
 
 
 def causal_conv1d_forward(
-    x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states
+    x,
+    weight,
+    bias,
+    initial_states,
+    seq_idx,
+    cu_seqlens,
+    residual,
+    silu,
+    y,
+    final_states,
+    B=None,
+    C=None,
+    round_products=False,
 ):
     """Writes y, of x's shape and dtype, and final_states where they are given."""
-    inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
-    outputs = y, final_states
-    if _is_compiling is None or _is_compiling() or _forward(inputs, silu, outputs) is None:
-        _seen("causal_conv1d_forward", inputs, silu, outputs)
+    inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, B, C
+    option, outputs = (silu, True) if round_products else silu, (y, final_states)
+    if _is_compiling is None or _is_compiling() or _forward(inputs, option, outputs) is None:
+        _seen("causal_conv1d_forward", inputs, option, outputs)
 
 
 def causal_conv1d_backward(
@@ -85,20 +101,37 @@ def causal_conv1d_backward(
     dweight,
     dbias,
     dinitial_states,
+    B=None,
+    C=None,
+    dB=None,
+    dC=None,
+    round_products=False,
 ):
-    """Writes dx, dweight, and dbias and dinitial_states where they are given. The gradient of a residual is dy."""
-    inputs = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states
-    outputs = dx, dweight, dbias, dinitial_states
-    if _is_compiling is None or _is_compiling() or _backward(inputs, silu, outputs) is None:
-        _seen("causal_conv1d_backward", inputs, silu, outputs)
+    """Writes dx, dweight, and the other gradients where they are given. The gradient of a residual is dy."""
+    inputs = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, B, C
+    option, outputs = (silu, True) if round_products else silu, (dx, dweight, dbias, dinitial_states, dB, dC)
+    if _is_compiling is None or _is_compiling() or _backward(inputs, option, outputs) is None:
+        _seen("causal_conv1d_backward", inputs, option, outputs)
 
 
-def causal_conv1d_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out):
+def causal_conv1d_update(
+    x,
+    conv_state,
+    weight,
+    bias,
+    silu,
+    cache_seqlens,
+    conv_state_indices,
+    out,
+    B=None,
+    C=None,
+    round_products=False,
+):
     """Writes out, of x's shape and dtype, and changes conv_state in place."""
-    inputs = x, weight, bias, cache_seqlens, conv_state_indices
-    outputs = conv_state, out
-    if _is_compiling is None or _is_compiling() or _update(inputs, silu, outputs) is None:
-        _seen("causal_conv1d_update", inputs, silu, outputs)
+    inputs = x, weight, bias, cache_seqlens, conv_state_indices, B, C
+    option, outputs = (silu, True) if round_products else silu, (conv_state, out)
+    if _is_compiling is None or _is_compiling() or _update(inputs, option, outputs) is None:
+        _seen("causal_conv1d_update", inputs, option, outputs)
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, states):

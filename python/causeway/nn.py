@@ -2,11 +2,16 @@
 
 import torch
 
-from causeway import causal_conv1d_fn, causal_conv1d_update
+from causeway import (
+    causal_conv1d_fn,
+    causal_conv1d_gated_packed,
+    causal_conv1d_gated_update,
+    causal_conv1d_update,
+)
 from causeway._activation import is_silu
 from causeway._integer import integer
 
-__all__ = ["CausalConv1d"]
+__all__ = ["CausalConv1d", "GatedShortConv"]
 
 
 def _name_of(argument):
@@ -114,3 +119,115 @@ class CausalConv1d(torch.nn.Conv1d):
         if self.activation is not None:
             parts.append(f"activation={self.activation!r}")
         return ", ".join(parts)
+
+
+class GatedShortConv(torch.nn.Module):
+    """The gated short convolution of LFM2 and LFM3: ``out_proj(C ⊙ act(conv(B ⊙ x)))``, with B, C and x the thirds of ``in_proj``.
+
+    The parameters have the names and shapes of transformers' ``Lfm2ShortConv``, so checkpoints of either load into the other:
+    ``in_proj.weight`` (3 * dim, dim), ``conv.weight`` (dim, 1, kernel_size) and ``out_proj.weight`` (dim, dim). What lies between
+    the projections is one launch in forward and one in backward.
+
+    Parameters
+    ----------
+    dim : int
+    kernel_size : int, 1 to 256
+    bias : bool
+        Whether both projections and the convolution have a bias.
+    activation : None, "silu" or "swish"
+        Applied to the convolution, before C.
+    order : str
+        The order of the thirds: each of the letters "B", "C" and "x" once.
+    round_products : bool
+        As in `causeway.causal_conv1d_gated`.
+    device, dtype : as for ``torch.nn.Linear``
+
+    Examples
+    --------
+    >>> block = causeway.nn.GatedShortConv(64, 3)
+    >>> y = block(torch.randn(2, 128, 64))                    # (batch, seqlen, dim)
+
+    Decoding goes on where a prompt has ended:
+
+    >>> with torch.no_grad():
+    ...     y, state = block(torch.randn(2, 128, 64), return_state=True)
+    ...     for _ in range(10):
+    ...         y = block.step(torch.randn(2, 1, 64), state)  # changes state
+    """
+
+    def __init__(
+        self,
+        dim,
+        kernel_size,
+        *,
+        bias=False,
+        activation=None,
+        order="BCx",
+        round_products=False,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        dim = integer("dim", dim, 1)
+        if not isinstance(order, str) or sorted(order) != ["B", "C", "x"]:
+            raise ValueError(f'order is {order!r}: expected the letters "B", "C" and "x", each once')
+        where = {"device": device, "dtype": dtype}
+        self.in_proj = torch.nn.Linear(dim, 3 * dim, bias=bias, **where)
+        self.conv = CausalConv1d(dim, kernel_size, bias=bias, activation=activation, **where)
+        self.out_proj = torch.nn.Linear(dim, dim, bias=bias, **where)
+        self.order, self.round_products = order, round_products
+
+    def forward(self, hidden, state=None, *, seq_idx=None, cu_seqlens=None, return_state=False):
+        """The block's output for hidden (batch, seqlen, dim), from a state on if one is given.
+
+        Returns y, of hidden's shape, or ``(y, state)`` with ``return_state``: the last kernel_size-1 positions of B ⊙ x, for `step`
+        or a further call. seq_idx and cu_seqlens are those of `causeway.causal_conv1d_fn`.
+        """
+        conv = self.conv
+        result = causal_conv1d_gated_packed(
+            self.in_proj(hidden).transpose(1, 2),
+            conv.weight.squeeze(1),
+            conv.bias,
+            seq_idx,
+            state,
+            return_state,
+            conv.activation,
+            order=self.order,
+            cu_seqlens=cu_seqlens,
+            round_products=self.round_products,
+        )
+        y, *states = result if return_state else (result,)
+        y = self.out_proj(y.transpose(1, 2))
+        return (y, *states) if return_state else y
+
+    def step(self, hidden, state, *, cache_seqlens=None, conv_state_indices=None):
+        """One or more new positions hidden (batch, n, dim); changes state. No gradients of what the state holds.
+
+        The other arguments are those of `causeway.causal_conv1d_update`.
+        """
+        conv, thirds = self.conv, self.in_proj(hidden).transpose(1, 2).chunk(3, 1)
+        of = dict(zip(self.order, thirds))
+        y = causal_conv1d_gated_update(
+            of["B"],
+            of["x"],
+            of["C"],
+            state,
+            conv.weight.squeeze(1),
+            conv.bias,
+            conv.activation,
+            cache_seqlens,
+            conv_state_indices,
+            round_products=self.round_products,
+        )
+        return self.out_proj(y.transpose(1, 2))
+
+    def new_state(self, batch, *, device=None, dtype=None):
+        """The state before any position: zeros (batch, dim, kernel_size-1), of the weights' device and dtype."""
+        return self.conv.new_state(batch, device=device, dtype=dtype)
+
+    reset_state = staticmethod(CausalConv1d.reset_state)
+
+    def extra_repr(self):
+        """For ``print``."""
+        parts = [f"order={self.order!r}"] if self.order != "BCx" else []
+        return ", ".join(parts + ["round_products=True"] * bool(self.round_products))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from causeway import _Activation
 
-__all__ = ["CausalConv1d"]
+__all__ = ["CausalConv1d", "GatedShortConv"]
 
 class CausalConv1d(torch.nn.Conv1d):
     activation: _Activation
@@ -46,6 +46,63 @@ class CausalConv1d(torch.nn.Conv1d):
     def step(
         self,
         x: Tensor,
+        state: Tensor,
+        *,
+        cache_seqlens: Tensor | None = None,
+        conv_state_indices: Tensor | None = None,
+    ) -> Tensor: ...
+    def new_state(
+        self,
+        batch: int,
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor: ...
+    @staticmethod
+    def reset_state(state: Tensor, rows: int | slice | Sequence[int] | Tensor | None = None) -> Tensor: ...
+
+class GatedShortConv(torch.nn.Module):
+    in_proj: torch.nn.Linear
+    conv: CausalConv1d
+    out_proj: torch.nn.Linear
+    order: str
+    round_products: bool
+
+    def __init__(
+        self,
+        dim: int,
+        kernel_size: int | tuple[int],
+        *,
+        bias: bool = False,
+        activation: _Activation = None,
+        order: str = "BCx",
+        round_products: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+    @overload
+    def forward(
+        self,
+        hidden: Tensor,
+        state: Tensor | None = None,
+        *,
+        seq_idx: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_state: Literal[False] = False,
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        hidden: Tensor,
+        state: Tensor | None = None,
+        *,
+        seq_idx: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_state: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+    def step(
+        self,
+        hidden: Tensor,
         state: Tensor,
         *,
         cache_seqlens: Tensor | None = None,

@@ -106,14 +106,15 @@ impl Operation {
         self.entry.name
     }
 
-    /// What it chooses between: whether there is SiLU, an algorithm, or nothing.
+    /// What it is told besides tensors. Calls have one alone as it is, or a pair.
     #[getter]
-    fn option(&self) -> Option<&'static str> {
-        match self.entry.chooses {
-            Chooses::Activation => Some("silu"),
-            Chooses::Algorithm => Some("algorithm"),
-            Chooses::Nothing => None,
-        }
+    fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let names: &[&str] = match self.entry.chooses {
+            Chooses::Convolution => &["silu", "round_products"],
+            Chooses::Algorithm => &["algorithm"],
+            Chooses::Nothing => &[],
+        };
+        PyTuple::new(py, names)
     }
 
     /// The tensors that it reads.

@@ -6,23 +6,25 @@ use causeway::operation::{Argument, Operation as _};
 use causeway::{TensorMut, TensorRef};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::call::{Place, run};
 use crate::error::{Renamed, exception};
 use crate::tensor::Tensor;
 
-/// The option of an operation.
+/// What an operation was told besides its tensors.
 #[derive(Clone, Copy)]
 pub enum Choice {
-    Activation(Activation),
+    /// The activation, and whether products with gates are rounded.
+    Convolution(Activation, bool),
     Algorithm(Algorithm),
     None,
 }
 
-/// Which option an operation has.
+/// Which options an operation has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Chooses {
-    Activation,
+    Convolution,
     Algorithm,
     Nothing,
 }
@@ -50,40 +52,12 @@ pub struct Entry {
 const MATRICES: Renamed =
     &[("A", "a"), ("B", "b"), ("C", "c"), ("grad_C", "grad_c"), ("grad_A", "grad_a"), ("grad_B", "grad_b")];
 
-/// Whether Python has an argument: gates come from Rust, files and requests so far. They stand behind the other tensors that are
-/// read, and their gradients behind those that are written, so a call without them has the first of each.
-const fn is_known(argument: &Argument) -> bool {
-    !(argument.optional && matches!(argument.name.as_bytes(), b"B" | b"C" | b"dB" | b"dC"))
-}
-
-const fn count(arguments: &[Argument]) -> usize {
-    let (mut count, mut at) = (0, 0);
-    while at < arguments.len() {
-        count += is_known(&arguments[at]) as usize;
-        at += 1;
-    }
-    count
-}
-
-/// Those that Python has.
-const fn known<const COUNT: usize>(arguments: &[Argument]) -> [Argument; COUNT] {
-    let (mut known, mut count, mut at) = ([arguments[0]; COUNT], 0, 0);
-    while at < arguments.len() {
-        if is_known(&arguments[at]) {
-            known[count] = arguments[at];
-            count += 1;
-        }
-        at += 1;
-    }
-    known
-}
-
 macro_rules! entries {
     ($($name:ident: $operation:ty, $choice:ident, $renamed:expr, $said:expr;)*) => {
         /// Every operation.
         pub static ENTRIES: &[Entry] = &[$(Entry {
             name: stringify!($name),
-            arguments: const { &known::<{ count(<$operation>::ARGUMENTS) }>(<$operation>::ARGUMENTS) },
+            arguments: <$operation>::ARGUMENTS,
             chooses: Chooses::$choice,
             renamed: $renamed,
             said: $said,
@@ -99,9 +73,9 @@ macro_rules! entries {
         let Choice::None = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named($read, $write)
     }};
-    (@call $operation:ty, Activation, $choice:ident, $read:expr, $write:expr) => {{
-        let Choice::Activation(activation) = $choice else { unreachable!("read as the operation's") };
-        <$operation>::from_named(activation, false, $read, $write)
+    (@call $operation:ty, Convolution, $choice:ident, $read:expr, $write:expr) => {{
+        let Choice::Convolution(activation, rounds) = $choice else { unreachable!("read as the operation's") };
+        <$operation>::from_named(activation, rounds, $read, $write)
     }};
     (@call $operation:ty, $kind:ident, $choice:ident, $read:expr, $write:expr) => {{
         let Choice::$kind(choice) = $choice else { unreachable!("read as the operation's") };
@@ -109,9 +83,9 @@ macro_rules! entries {
     }};
 }
 entries! {
-    causal_conv1d_forward: Forward<'_>, Activation, &[], &[("final_states", "final_states_out")];
-    causal_conv1d_backward: Backward<'_>, Activation, &[], &[];
-    causal_conv1d_update: Update<'_>, Activation, &[("y", "out")], &[("y", "out")];
+    causal_conv1d_forward: Forward<'_>, Convolution, &[], &[("final_states", "final_states_out")];
+    causal_conv1d_backward: Backward<'_>, Convolution, &[], &[];
+    causal_conv1d_update: Update<'_>, Convolution, &[("y", "out")], &[("y", "out")];
     causal_conv1d_varlen_states: VarlenStates<'_>, Nothing, &[], &[];
     gemm: gemm::Forward<'_>, Algorithm, MATRICES, MATRICES;
     gemm_grad_a: gemm::GradA<'_>, Algorithm, MATRICES, MATRICES;
@@ -132,25 +106,27 @@ impl Entry {
 
     /// The option by the name that it has for people; None for a name that Python has the error for.
     pub fn named_choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
-        if self.chooses != Chooses::Activation {
+        if self.chooses != Chooses::Convolution {
             return self.choice(option).map(Some);
         }
-        if option.is_none() {
-            return Ok(Some(Choice::Activation(Activation::None)));
+        let (activation, rounds) = with_rounding(option)?;
+        if activation.is_none() {
+            return Ok(Some(Choice::Convolution(Activation::None, rounds)));
         }
         let py = option.py();
         // A name that a program spells out is one object with every other of its letters.
-        let is = |known: &Bound<'_, _>| Ok::<_, PyErr>(option.is(known) || option.eq(known)?);
+        let is = |known: &Bound<'_, _>| Ok::<_, PyErr>(activation.is(known) || activation.eq(known)?);
         let silu = is(intern!(py, "silu"))? || is(intern!(py, "swish"))?;
-        Ok(silu.then_some(Choice::Activation(Activation::Silu)))
+        Ok(silu.then_some(Choice::Convolution(Activation::Silu, rounds)))
     }
 
     /// The option as kernels take it: whether there is SiLU, or the name of an algorithm.
     pub fn choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Choice> {
         Ok(match self.chooses {
-            Chooses::Activation => {
-                let silu = option.extract()?;
-                Choice::Activation(if silu { Activation::Silu } else { Activation::None })
+            Chooses::Convolution => {
+                let (silu, rounds) = with_rounding(option)?;
+                let activation = if silu.extract()? { Activation::Silu } else { Activation::None };
+                Choice::Convolution(activation, rounds)
             }
             Chooses::Algorithm => {
                 let name: &str = option.extract()?;
@@ -166,6 +142,11 @@ impl Entry {
         let factors = if self.chooses == Chooses::Algorithm { 2 } else { 1 };
         inputs.iter().take(factors).map(count).fold(1, i64::saturating_mul)
     }
+}
+
+/// The activation, and whether products are rounded: a pair of both, or an activation alone.
+fn with_rounding<'py>(option: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, bool)> {
+    if option.is_exact_instance_of::<PyTuple>() { option.extract() } else { Ok((option.clone(), false)) }
 }
 
 fn other_name(names: Renamed, name: &'static str) -> &'static str {

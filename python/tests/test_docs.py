@@ -20,6 +20,7 @@ DOCUMENTED = [
     *((name, getattr(causeway, name)) for name in causeway.__all__ if name != "__version__"),
     ("kernels", causeway.kernels),
     ("CausalConv1d", causeway.nn.CausalConv1d),
+    ("GatedShortConv", causeway.nn.GatedShortConv),
 ]
 
 
@@ -69,3 +70,15 @@ def test_the_program_of_the_guide_on_two_ranks(root, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("name", ["train_tiny_mamba", "train_tiny_lfm2"])
+def test_examples(root, name, device, tmp_path):
+    """Both runs of an example see the same losses."""
+    plot = tmp_path / "loss.svg"
+    program = root / "python" / "examples" / f"{name}.py"
+    command = [sys.executable, program, "--steps", "4", "--device", device, "--plot", plot]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert float(re.search(r"difference of the two losses: (\S+)", done.stdout)[1]) < 1e-4
+    assert plot.read_text().startswith("<svg")

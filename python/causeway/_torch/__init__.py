@@ -12,12 +12,14 @@ from torch import Tensor
 from causeway import kernels
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from causeway._torch.eager import is_compiling, is_watched
+from causeway._torch.gated import causal_conv1d_gated_packed
 from causeway._torch.gemm import gemm, gemm_grad_a, gemm_grad_ab, gemm_grad_b
 from causeway._torch.operators import write
 
 __all__ = [
     "Tensor",
     "causal_conv1d_fn",
+    "causal_conv1d_gated_packed",
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
     "gemm",

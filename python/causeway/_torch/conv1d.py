@@ -5,7 +5,7 @@ import functools
 import torch
 
 from causeway import _native
-from causeway._activation import is_silu
+from causeway._activation import kernel_option
 from causeway._torch import operators, transforms
 from causeway._torch.eager import (
     autocast_dtype,
@@ -31,14 +31,14 @@ _forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_b
 _record_forward, _record_update = _native.causal_conv1d_forward.record, _native.causal_conv1d_update.record
 
 
-def _is_watched(dy):
+def is_watched_gradient(dy):
     """True for a backward pass that goes through the operator: its gradients are refused in words, a compiler sees it, and
     batched gradients are taken apart."""
     return _is_grad_enabled() or is_compiling() or (dy is not None and is_batched_gradient(dy))
 
 
 @functools.cache
-def _recorded(count, silu, returns_states, has_states):
+def _recorded(count, option, returns_states, has_states):
     """The kernels around so many inputs, for eager calls that need a gradient: PyTorch takes time for each argument.
 
     Behind the inputs comes the tensor of a caller that final states are written to, if it has one.
@@ -50,9 +50,9 @@ def _recorded(count, silu, returns_states, has_states):
         def forward(ctx, *inputs):
             gradients.save(ctx, inputs)
             if not returns_states and not has_states:
-                return _forward(inputs, silu)
+                return _forward(inputs, option)
             states = inputs[count] if has_states else ...
-            y, final_states = _forward(inputs[:count], silu, (..., states))
+            y, final_states = _forward(inputs[:count], option, (..., states))
             if not returns_states:
                 return y
             # One of the two may stay without a gradient.
@@ -62,22 +62,22 @@ def _recorded(count, silu, returns_states, has_states):
 
         @staticmethod
         def backward(ctx, *given):
-            through = operators.backward_results if _is_watched(given[0]) else _backward
-            found = gradients.of(ctx, given, through, silu)
+            through = operators.backward_results if is_watched_gradient(given[0]) else _backward
+            found = gradients.of(ctx, given, through, option)
             return (*found, None) if has_states else found
 
     # `Function.apply` less its checks for torch.func, which a direct call is not under.
     return super(torch.autograd.Function, Convolution).apply
 
 
-def causal_conv1d_fn(inputs, activation, return_final_states, final_states_out, is_cast=False):
-    """See `causeway.causal_conv1d_fn`."""
+def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_cast=False):
+    """See `causeway.causal_conv1d_fn`; the option is an activation, or a pair of it and whether products are rounded."""
     outputs = None
     if return_final_states or final_states_out is not None:
         outputs = ..., ... if final_states_out is None else final_states_out
     if not is_compiling():
         try:
-            result = _record_forward(inputs, activation, outputs, is_cast)
+            result = _record_forward(inputs, option, outputs, is_cast)
         except RuntimeError:
             # A nested tensor of the older kind is a plain one by its class, and has no words for what it lacks.
             expect_tensors(_FORWARD, *inputs)
@@ -85,20 +85,20 @@ def causal_conv1d_fn(inputs, activation, return_final_states, final_states_out, 
         if type(result) is int:
             if inputs[0].is_nested:
                 expect_tensors(_FORWARD, *inputs)
-            given, silu = inputs[:result], activation is not None
+            given, known = inputs[:result], kernel_option(option)
             if outputs is None:
-                return _recorded(result, silu, False, False)(*given)
+                return _recorded(result, known, False, False)(*given)
             if final_states_out is None:
-                return _recorded(result, silu, True, False)(*given)
-            return _recorded(result, silu, bool(return_final_states), True)(*given, final_states_out)
+                return _recorded(result, known, True, False)(*given)
+            return _recorded(result, known, bool(return_final_states), True)(*given, final_states_out)
         if result is not None:
             return result if outputs is None or return_final_states else result[0]
     x = inputs[0]
     if not is_cast and (dtype := autocast_dtype(x)) is not None:
         inputs = tuple(cast(t, dtype) if follows else t for t, follows in zip(inputs, _FORWARD.follows_x))
         if not _keeps_float32(final_states_out, inputs[0], dtype):
-            return causal_conv1d_fn(inputs, activation, return_final_states, final_states_out, True)
-        y, final_states = causal_conv1d_fn(inputs, activation, True, None, True)
+            return causal_conv1d_fn(inputs, option, return_final_states, final_states_out, True)
+        y, final_states = causal_conv1d_fn(inputs, option, True, None, True)
         _write_final_states(final_states_out, final_states)
         if not return_final_states:
             return y
@@ -107,7 +107,7 @@ def causal_conv1d_fn(inputs, activation, return_final_states, final_states_out, 
 
     if is_compiling():
         refuse_forward_mode("causal_conv1d_fn", "causeway.causal_conv1d_ref")
-    silu = is_silu(activation)
+    option = kernel_option(option)
     expect_tensors(_FORWARD, *inputs)
     if final_states_out is not None:
         expect_tensor("final_states_out", final_states_out)
@@ -118,9 +118,9 @@ def causal_conv1d_fn(inputs, activation, return_final_states, final_states_out, 
         inputs = tuple(dtensor.replicated(t, x) if is_index else t for t, is_index in of_table)
     wanted = (..., None if outputs is None else ...)
     if is_transformed():
-        y, final_states = transforms.Convolution.apply(*operators.forward.flat(inputs, silu, wanted))
+        y, final_states = transforms.Convolution.apply(*operators.forward.flat(inputs, option, wanted))
     else:
-        y, final_states = operators.forward(inputs, silu, wanted)
+        y, final_states = operators.forward(inputs, option, wanted)
     if final_states_out is not None:
         _write_final_states(final_states_out, final_states)
     return (y, final_states) if return_final_states else y
@@ -140,11 +140,11 @@ def _write_final_states(final_states_out, final_states):
         final_states_out.copy_(final_states)
 
 
-def causal_conv1d_update(inputs, conv_state, activation, is_cast=False):
+def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
     """See `causeway.causal_conv1d_update`."""
     if not is_compiling():
         try:
-            result = _record_update(inputs, activation, (conv_state, ...), is_cast)
+            result = _record_update(inputs, option, (conv_state, ...), is_cast)
         except RuntimeError:
             # As in causal_conv1d_fn.
             expect_tensors(_UPDATE, *inputs, conv_state)
@@ -155,20 +155,22 @@ def causal_conv1d_update(inputs, conv_state, activation, is_cast=False):
             )
         if result is not None:
             return result
-    x, *others = inputs
+    x = inputs[0]
     if not is_cast and (dtype := autocast_dtype(x)) is not None:
-        x = cast(x, dtype)
-        if _keeps_float32(conv_state, x, dtype):
+        of_table = tuple(zip(inputs, _UPDATE.follows_x))
+        inputs = tuple(cast(t, dtype) if follows else t for t, follows in of_table)
+        if _keeps_float32(conv_state, inputs[0], dtype):
             # x is rounded first, as prefill has it. SiLU is that of float32 then, rounded once.
-            return causal_conv1d_update((x.float(), *others), conv_state, activation, True).to(dtype)
-        return causal_conv1d_update((x, *others), conv_state, activation, True)
-    silu = is_silu(activation)
+            inputs = tuple(t.float() if follows and t is not None else t for t, (_, follows) in zip(inputs, of_table))
+            return causal_conv1d_update(inputs, conv_state, option, True).to(dtype)
+        return causal_conv1d_update(inputs, conv_state, option, True)
+    option = kernel_option(option)
     expect_tensors(_UPDATE, *inputs, conv_state)
     if is_distributed(*inputs[:2], conv_state):
         from causeway._torch import dtensor
 
-        return dtensor.update(inputs, silu, conv_state)
-    return operators.update(inputs, silu, (conv_state,))
+        return dtensor.update(inputs, option, conv_state)
+    return operators.update(inputs, option, (conv_state,))
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):

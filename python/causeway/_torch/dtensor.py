@@ -91,7 +91,7 @@ def _way(placement, has_indices):
     raise ValueError(f"conv_state has placement {placement}: expected Replicate(), Shard(1) or Shard(0){rows}")
 
 
-def update(inputs, silu, conv_state):
+def update(inputs, option, conv_state):
     """The operator `update` of each rank's part, with everything brought to where conv_state's parts are."""
     if not isinstance(conv_state, DTensor):
         raise TypeError("conv_state is a torch.Tensor beside a DTensor: expected a DTensor, as it is changed in place")
@@ -106,6 +106,6 @@ def update(inputs, silu, conv_state):
         return replicated(tensor, conv_state).redistribute(mesh, placements).to_local()
 
     parts = tuple(map(local, inputs, tensors))
-    out = operators.update(parts, silu, (conv_state.to_local(),))
+    out = operators.update(parts, option, (conv_state.to_local(),))
     placements = [_placement(tensors[0], way) for way in ways]
     return DTensor.from_local(out, mesh, placements, run_check=False, shape=x.shape, stride=x.stride())

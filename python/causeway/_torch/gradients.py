@@ -40,16 +40,16 @@ class Gradients:
         if self._added:
             ctx.added = [(at, result) for at, result in self._added if arguments[at] is not None]
 
-    def of(self, ctx, given, backward, silu):
+    def of(self, ctx, given, backward, option):
         """The gradient of each argument, from those of the results; `backward` is called as the extension's operations are."""
         saved = ctx.saved_tensors
         if given[0] is None:
             given = torch.zeros_like(saved[0]), *given[1:]
         if is_compiling():
-            results = backward(pick(self._input_places, saved + given), silu)
+            results = backward(pick(self._input_places, saved + given), option)
             gradients = pick(self._result_places, results)
         else:
-            gradients = self._results(backward(self._inputs(saved + given), silu))
+            gradients = self._results(backward(self._inputs(saved + given), option))
         if self._added:
             for at, result in ctx.added:
                 gradients = *gradients[:at], given[result], *gradients[at + 1 :]

@@ -40,7 +40,7 @@ def _arguments(operation, order, is_out):
     for name, default in order.items():
         tensor = tensors.get(name)
         if tensor is None:
-            yield _Argument(name, f"{'bool' if name == 'silu' else 'str'} {name}", name)
+            yield _Argument(name, f"{'str' if name == 'algorithm' else 'bool'} {name}{default}", name)
             continue
         kind = "Tensor?" if tensor.optional else "Tensor"
         if tensor.role == "input":
@@ -65,10 +65,11 @@ class Operator:
         self._run, self._empty, self._is_out = operation.run, operation.empty, is_out
         self._count, self._input_count = len(self.arguments), len(operation.inputs)
         # Where the operator's arguments are in the table, and what the table has among the operator's arguments.
-        table = [*(t.name for t in operation.inputs), operation.option, *(t.name for t in operation.outputs)]
+        names = [tensor.name for tensor in operation.inputs], [tensor.name for tensor in operation.outputs]
+        table = [*names[0], *operation.options, *names[1]]
         self._places = tuple((table.index(argument.of), argument.asks) for argument in self.arguments)
         self._at = {argument.of: at for at, argument in enumerate(self.arguments)}
-        self._option = self._at.get(operation.option)
+        self._options = [self._at[option] for option in operation.options]
         self._inputs = picker([self._at[tensor.name] for tensor in operation.inputs], self._count)
         # Where outputs are given or asked for; nowhere if all of them come by themselves.
         self._outputs = [self._at.get(tensor.name) for tensor in operation.outputs]
@@ -88,7 +89,8 @@ class Operator:
         """The arguments of the operator. Outputs that come by themselves need not stand there."""
         # The last inputs may be missing.
         missing = (None,) * (self._input_count - len(inputs))
-        table = *inputs, *missing, option, *outputs
+        options = option if type(option) is tuple else (option, False)
+        table = *inputs, *missing, *options[: len(self._options)], *outputs
         return [table[place] is not None if asks else table[place] for place, asks in self._places]
 
     def __call__(self, inputs, option, outputs=()):
@@ -106,12 +108,15 @@ class Operator:
         return there
 
     def option(self, arguments):
-        """The option among the arguments of the operator, where it is never the first."""
-        return self._option and arguments[self._option]
+        """What is said besides tensors among the arguments of the operator."""
+        if not self._options:
+            return None
+        option, *others = [arguments[at] if at < len(arguments) else False for at in self._options]
+        return (option, True) if any(others) else option
 
     def _kernel(self, *arguments):
         inputs, outputs = self._of_table(arguments)
-        results = self._run(inputs, self._option and arguments[self._option], outputs)
+        results = self._run(inputs, self.option(arguments), outputs)
         if self._is_out:
             return None
         return results if len(self._dtypes) == 1 else self._returned(inputs, results)

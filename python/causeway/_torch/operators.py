@@ -65,9 +65,9 @@ varlen_states = define(
 )
 
 
-def backward_results(inputs, silu, apply=backward.overload):
+def backward_results(inputs, option, apply=backward.overload):
     """The results of the operator `backward`, None for those that are not there."""
-    arguments = backward.flat(inputs, silu)
+    arguments = backward.flat(inputs, option)
     there = backward.there(arguments)
     return tuple(result if is_there else None for result, is_there in zip(apply(*arguments), there))
 
@@ -89,12 +89,12 @@ class ConvolutionGradients(Gradients):
     def save(self, ctx, arguments):
         """As `Gradients.save`."""
         super().save(ctx, arguments)
-        ctx.silu, ctx.there = forward.option(arguments), forward.there(arguments)
+        ctx.option, ctx.there = forward.option(arguments), forward.there(arguments)
 
     def of(self, ctx, given, backward=backward_results):
         """As `Gradients.of`; an output without elements has no gradient."""
         given = tuple(gradient if is_there else None for gradient, is_there in zip(given, ctx.there))
-        return super().of(ctx, given, backward, ctx.silu)
+        return super().of(ctx, given, backward, ctx.option)
 
 
 _gradients = ConvolutionGradients()

@@ -50,7 +50,7 @@ class ConvolutionBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments):
-        """(dx, dweight, dbias, dinitial_states), without elements where there is no such input."""
+        """dx and the other gradients, without elements where there is no such input."""
         return operators.backward.overload(*arguments)
 
     @staticmethod

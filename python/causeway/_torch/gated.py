@@ -1,0 +1,72 @@
+"""The gated convolution of one packed projection; see `causeway.causal_conv1d_gated_packed`."""
+
+import torch
+
+from causeway import _native
+from causeway._activation import kernel_option
+from causeway._gated import inputs_of_packed, parts
+from causeway._torch import operators
+from causeway._torch.conv1d import causal_conv1d_fn, is_watched_gradient
+from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_distributed
+
+
+class _Packed(torch.autograd.Function):
+    """The kernels around a packed projection. Autograd's own gradient of parts joins them again, which costs a copy of all three."""
+
+    @staticmethod
+    def forward(ctx, order, option, returns_states, packed, *others):
+        ctx.order, ctx.option = order, option
+        ctx.save_for_backward(packed, *others)
+        ctx.set_materialize_grads(False)
+        inputs, outputs = inputs_of_packed(packed, order, others), (..., ... if returns_states else None)
+        if is_compiling():
+            y, final_states = operators.forward(inputs, option, outputs)
+            return (y, final_states) if returns_states else y
+        return _native.causal_conv1d_forward.run(inputs, option, outputs)
+
+    @staticmethod
+    def backward(ctx, dy, dfinal_states=None):
+        packed, weight, bias, initial_states, seq_idx, cu_seqlens = ctx.saved_tensors
+        B, x, C = parts(packed, ctx.order)
+        if dy is None:
+            dy = torch.zeros_like(x)
+        inputs = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, B, C
+        if is_compiling():
+            # The operator that writes where it is told to.
+            dpacked = torch.empty_like(packed)
+            dB, dx, dC = parts(dpacked, ctx.order)
+            like = weight, bias, initial_states
+            gradients = [None if t is None else torch.empty_like(t) for t in like]
+            operators.write("causal_conv1d_backward", inputs, ctx.option, (dx, *gradients, dB, dC))
+        elif is_watched_gradient(dy):
+            dx, *gradients, dB, dC = operators.backward_results(inputs, ctx.option)
+            found = {"B": dB, "x": dx, "C": dC}
+            dpacked = torch.cat([found[letter] for letter in ctx.order], 1)
+        else:
+            dpacked = torch.empty_like(packed)
+            dB, dx, dC = parts(dpacked, ctx.order)
+            outputs = dx, ..., ..., ..., dB, dC
+            _, *gradients, _, _ = _native.causal_conv1d_backward.run(inputs, ctx.option, outputs)
+        return None, None, None, dpacked, *gradients, None, None
+
+
+# Whose compiler has been seen to follow such a function.
+_IS_FOLLOWED = torch.torch_version.TorchVersion(torch.__version__) >= (2, 11)
+
+
+def _is_one_function(packed, others):
+    """Whether nobody wants to see the operations in a call."""
+    if is_compiling():
+        return _IS_FOLLOWED and not is_distributed(packed, *others)
+    return is_direct(packed, *others) and not packed.is_nested
+
+
+def causal_conv1d_gated_packed(packed, order, others, option, return_final_states, is_cast=False):
+    """See `causeway.causal_conv1d_gated_packed`; the others are weight, bias, initial_states, seq_idx and cu_seqlens."""
+    if not is_cast and (dtype := autocast_dtype(packed)) is not None:
+        weight, bias, initial_states, *indices = others
+        others = weight, bias, cast(initial_states, dtype), *indices
+        return causal_conv1d_gated_packed(cast(packed, dtype), order, others, option, return_final_states, True)
+    if torch.is_grad_enabled() and packed.requires_grad and _is_one_function(packed, others):
+        return _Packed.apply(order, kernel_option(option), bool(return_final_states), packed, *others)
+    return causal_conv1d_fn(inputs_of_packed(packed, order, others), option, return_final_states, None, is_cast)
