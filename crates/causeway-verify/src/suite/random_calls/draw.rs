@@ -126,7 +126,7 @@ impl Space {
         // Half of the calls are plain; the others have what tells sequences apart in every combination.
         if random.once_in(2) {
             flags(random, &mut table, &states, 2);
-            if random.once_in(3) {
+            if random.once_in(2) {
                 table.insert("seq_idx".into(), Value::Array(Vec::new()));
             }
             if random.once_in(3) {
@@ -158,18 +158,32 @@ impl Space {
         let width = row.integers("width")[0];
         let elements = self.most_elements(row);
         let most_batch = if random.once_in(8) { 4096 } else { 16 };
-        let [batch, dim, seqlen] = sizes::shape(random, [most_batch, i64::MAX, i64::MAX], elements);
+        let tells_apart = ["seq_idx", "cu_seqlens"].iter().any(|key| row.table.contains_key(*key));
+        let [batch, dim, seqlen] = if tells_apart && random.once_in(2) {
+            // Sequences should meet in several tiles of a row.
+            let seqlen = sizes::packets(random, elements);
+            let [batch, dim] = sizes::shape(random, [most_batch, i64::MAX], elements / seqlen);
+            [batch, dim, seqlen]
+        } else {
+            sizes::shape(random, [most_batch, i64::MAX, i64::MAX], elements)
+        };
         if let Some(Value::Table(packed)) = row.table.get_mut("cu_seqlens") {
             packed.insert("lengths".into(), integers(&sizes::lengths(random, width, batch * seqlen)));
         }
-        if row.table.contains_key("seq_idx") {
-            let runs = sizes::runs(random, width, seqlen).into_iter();
-            let runs = runs.map(|(length, index)| integers(&[length, i64::from(index)])).collect();
-            row.table.insert("seq_idx".into(), Value::Array(runs));
-        }
         row.table.insert("shape".into(), integers(&[batch, dim, seqlen]));
+        self.draw_runs(random, row);
         row.table.insert("values".into(), values(random, row.table.contains_key("seq_idx")).name().into());
         *row = row.clone().made_consistent();
+    }
+
+    /// Draws the runs of seq_idx, if the row has it. Kernels do not depend on them.
+    pub(super) fn draw_runs(&self, random: &mut Random, row: &mut Row) {
+        if !row.table.contains_key("seq_idx") {
+            return;
+        }
+        let runs = sizes::runs(random, row.integers("width")[0], row.integers("shape")[2]).into_iter();
+        let runs = runs.map(|(length, index)| integers(&[length, i64::from(index)])).collect();
+        row.table.insert("seq_idx".into(), Value::Array(runs));
     }
 
     fn update(&self, random: &mut Random) -> Table {

@@ -58,7 +58,10 @@ fn calls_of_a_kernel(device: &Device) -> usize {
 }
 
 /// Draws of which the newest is taken where kernels may be compiled.
-const CANDIDATES: usize = 24;
+const CANDIDATES: usize = 48;
+
+/// Draws of sizes for kernels that are there: most would launch others.
+const SIZES: usize = 64;
 
 /// Rows of an operation whose options are used again.
 const KNOWN_ROWS: usize = 4096;
@@ -206,7 +209,7 @@ impl<'a> Source<'a> {
         let rows = self.rows.entry(operation).or_default().len();
         if rows > 0 && !self.random.once_in(calls_of_a_kernel(self.device)) {
             // Sizes for a kernel that is there; not every size has the alignment that it wants.
-            for _ in 0..8 {
+            for _ in 0..SIZES {
                 let options = &self.rows[operation][self.random.below(rows)];
                 let row = self.calls.space.with_new_sizes(&mut self.random, options, name);
                 let row = self.beside_threshold(row, &facts);
@@ -216,9 +219,10 @@ impl<'a> Source<'a> {
                     return Some((row, case));
                 }
             }
-            // Else the call of another name: the same sizes, and other numbers.
+            // Else the call of another name: the same sizes, and other numbers and changes of index.
             let mut row = self.random.one_of(&self.rows[operation]).clone();
             row.table.insert("name".into(), name.into());
+            self.calls.space.draw_runs(&mut self.random, &mut row);
             return row.case().ok().map(|case| (row, case));
         }
         let (row, case) = self.newest(operation, name, &facts)?;
@@ -234,12 +238,19 @@ impl<'a> Source<'a> {
         Some((row, case))
     }
 
-    /// Of several draws the one with the most pairs of choices that no call has had yet.
+    /// Of several draws the one with the most pairs of choices, for each kernel to be compiled, that no call has had yet.
     fn newest(&mut self, operation: &'static str, name: &str, facts: &DeviceFacts) -> Option<(Row, Case)> {
         let mut best = None;
         let mut most = 0;
-        for _ in 0..CANDIDATES {
-            let row = self.calls.space.draw(&mut self.random, operation, name);
+        let rows = self.rows[operation].len();
+        for number in 0..CANDIDATES {
+            // Other sizes of a call's options often need one new kernel and not all.
+            let row = if rows > 0 && number % 2 == 1 {
+                let options = &self.rows[operation][self.random.below(rows)];
+                self.calls.space.with_new_sizes(&mut self.random, options, name)
+            } else {
+                self.calls.space.draw(&mut self.random, operation, name)
+            };
             let row = self.beside_threshold(row, facts);
             let Ok(case) = row.case() else { continue };
             let planned = plans(&case, facts).unwrap_or_default();
@@ -248,6 +259,8 @@ impl<'a> Source<'a> {
             }
             let new: HashSet<u64> = planned.iter().flat_map(|(_, plan)| pairs(plan)).collect();
             let new = new.iter().filter(|pair| !self.pairs.contains(pair)).count();
+            let kernels: HashSet<&Kernel> = planned.iter().map(|(_, plan)| &plan.choice).collect();
+            let new = new / kernels.into_iter().filter(|kernel| !self.known.contains(*kernel)).count().max(1);
             if best.is_none() || new > most {
                 (best, most) = (Some((row, case)), new);
             }

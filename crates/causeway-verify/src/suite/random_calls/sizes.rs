@@ -26,16 +26,25 @@ pub(super) fn size(random: &mut Random, most: i64) -> i64 {
     drawn.clamp(1, most)
 }
 
+/// Up to a few hundred positions in whole packets of any dtype: rows of one tile or of several, the last of them full or not.
+pub(super) fn packets(random: &mut Random, most: i64) -> i64 {
+    (8 * random.between(1, 40)).min(most.max(1))
+}
+
 /// Sizes of several axes whose product is `most` at the largest. Now and then one of them is 0.
 pub(super) fn shape<const N: usize>(random: &mut Random, limits: [i64; N], most: i64) -> [i64; N] {
+    // In half of the shapes no axis takes so much that little is left to the others.
+    let even = random.once_in(2);
     let mut left = random.log_uniform(most);
     let mut order: Vec<usize> = (0..N).collect();
     for i in (1..N).rev() {
         order.swap(i, random.below(i + 1));
     }
     let mut shape = [1; N];
-    for axis in order {
-        shape[axis] = size(random, left.min(limits[axis]));
+    for (number, axis) in order.into_iter().enumerate() {
+        let share = (left as f64).powf(1.3 / (N - number) as f64) as i64;
+        let most = if even { share.clamp(1, left) } else { left };
+        shape[axis] = size(random, most.min(limits[axis]));
         left /= shape[axis];
     }
     if random.once_in(40) {
@@ -44,10 +53,15 @@ pub(super) fn shape<const N: usize>(random: &mut Random, limits: [i64; N], most:
     shape
 }
 
+/// The most pieces that a row is cut into.
+const MOST_PIECES: usize = 200;
+
 /// Lengths of sequences with this total at the most. There are empty ones among them, and ones shorter than the taps reach.
 pub(super) fn lengths(random: &mut Random, width: i64, most: i64) -> Vec<i64> {
-    const MOST_SEQUENCES: usize = 200;
-    let sequences = random.log_uniform(MOST_SEQUENCES as i64) - i64::from(random.once_in(20));
+    if random.once_in(3) {
+        return beside_edges(random, width, most);
+    }
+    let sequences = random.log_uniform(MOST_PIECES as i64) - i64::from(random.once_in(20));
     // Long and short ones, or all of a kind.
     let longest = size(random, most.max(1));
     let mut left = most;
@@ -67,18 +81,38 @@ pub(super) fn lengths(random: &mut Random, width: i64, most: i64) -> Vec<i64> {
 
 /// Runs of equal index: increasing or not, with padding among them.
 pub(super) fn runs(random: &mut Random, width: i64, seqlen: i64) -> Vec<(i64, i32)> {
-    let longest = if random.once_in(2) { 2 * width } else { seqlen.max(1) };
+    let seqlen = seqlen.max(1);
+    let lengths = match random.below(4) {
+        0 | 1 => beside_edges(random, width, seqlen),
+        anywhere => {
+            let longest = if anywhere == 2 { 2 * width } else { seqlen };
+            (0..random.between(1, 12)).map(|_| size(random, longest)).collect()
+        }
+    };
     let increasing = random.once_in(2);
-    let mut runs: Vec<(i64, i32)> = Vec::new();
-    for number in 0..random.between(1, 12) {
-        let index = match random.below(6) {
-            0 => -1 - random.below(2) as i32,
-            _ if increasing => number as i32,
-            _ => random.below(4) as i32,
-        };
-        runs.push((size(random, longest), index));
+    let index = |(number, length)| match random.below(6) {
+        0 => (length, -1 - random.below(2) as i32),
+        _ if increasing => (length, number as i32),
+        _ => (length, random.below(4) as i32),
+    };
+    lengths.into_iter().enumerate().map(index).collect()
+}
+
+/// Lengths of pieces that end beside the edges of tiles, at most as far from them as the taps reach. There threads ask others for
+/// what lies before their tile. An edge is a multiple of a power of two, and has one end at the most: where ends crowd, kernels take
+/// another path.
+fn beside_edges(random: &mut Random, width: i64, most: i64) -> Vec<i64> {
+    let largest = (most / 8).clamp(1, 64).ilog2();
+    let tile = 8 << random.between(0, i64::from(largest));
+    let (mut edge, mut end, mut lengths) = (0, 0, Vec::new());
+    while end < most && lengths.len() < MOST_PIECES {
+        edge += tile * random.between(1, 2);
+        let reach = random.between(0, width);
+        let next = (edge + random.between(-reach, reach)).max(end + 1).min(most);
+        lengths.push(next - end);
+        end = next;
     }
-    runs
+    lengths
 }
 
 #[cfg(test)]
@@ -97,6 +131,34 @@ mod tests {
         assert!(shapes.iter().all(|shape| shape[0] <= 9 && shape.iter().product::<i64>() <= 5000));
         assert!((0..3).all(|axis| shapes.iter().any(|shape| shape[axis] == 0)));
         assert!(shapes.iter().any(|shape| shape[1] > 2500) && shapes.iter().any(|shape| shape[2] > 2500));
+    }
+
+    #[test]
+    fn sequences_meet_on_both_sides_of_the_edges_of_tiles() {
+        let mut random = Random::new("edges", "");
+        let mut beside = [0; 64];
+        for _ in 0..2000 {
+            let lengths = beside_edges(&mut random, 8, 500);
+            assert!(lengths.iter().all(|length| *length > 0) && lengths.iter().sum::<i64>() <= 500);
+            let ends = lengths.iter().scan(0, |end, length| {
+                *end += length;
+                Some(*end)
+            });
+            ends.filter(|end| *end < 500).for_each(|end| beside[(end % 64) as usize] += 1);
+        }
+        // Each place around an edge, and no place between edges as often as the edge.
+        assert!((0..8).all(|far| beside[far] > 0 && beside[63 - far] > 0));
+        assert!(beside[0] > 2 * beside[12], "{beside:?}");
+    }
+
+    #[test]
+    fn runs_have_positions_and_changes() {
+        let mut random = Random::new("runs", "");
+        for seqlen in [0, 1, 7, 300] {
+            let drawn: Vec<_> = (0..500).map(|_| runs(&mut random, 4, seqlen)).collect();
+            assert!(drawn.iter().all(|runs| !runs.is_empty() && runs.iter().all(|(length, _)| *length > 0)));
+            assert!(drawn.iter().any(|runs| runs.iter().any(|(_, index)| *index < 0)));
+        }
     }
 
     #[test]
