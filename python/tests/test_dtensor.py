@@ -17,6 +17,9 @@ WORKER = pathlib.Path(__file__).with_name("dtensor_worker.py")
 def run(rendezvous, backend):
     """What two ranks printed, what they printed to stderr, and how they ended. An abort says where it came from."""
     environment = dict(os.environ, PYTHONFAULTHANDLER="1", TORCH_SHOW_CPP_STACKTRACES="1")
+    if backend == "gloo":
+        # Two ranks would share what may be one GPU.
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     ranks = [
         subprocess.Popen(
             [sys.executable, WORKER, str(rank), "2", rendezvous, backend],

@@ -99,7 +99,7 @@ class Operator:
 
     def there(self, arguments):
         """Whether a call with these arguments of the operator has each of its results."""
-        asked, there = self._at, []
+        asked, there, arguments = self._at, [], self._padded(arguments)
         for result in self.results:
             if result.name in asked:
                 there.append(bool(arguments[asked[result.name]]))
@@ -111,7 +111,8 @@ class Operator:
         """What is said besides tensors among the arguments of the operator."""
         if not self._options:
             return None
-        option, *others = [arguments[at] if at < len(arguments) else False for at in self._options]
+        arguments = self._padded(arguments)
+        option, *others = [arguments[at] for at in self._options]
         return (option, True) if any(others) else option
 
     def _kernel(self, *arguments):
@@ -131,11 +132,14 @@ class Operator:
         results = self._empty(inputs, outputs)
         return results if len(self._dtypes) == 1 else self._returned(inputs, results)
 
+    def _padded(self, arguments):
+        """All arguments: PyTorch leaves out the last ones where they have their default, which counts as None."""
+        missing = self._count - len(arguments)
+        return (*arguments, *(None,) * missing) if missing else arguments
+
     def _of_table(self, arguments):
         """Inputs and outputs in the order of the table."""
-        if len(arguments) < self._count:
-            # The last ones have their default, which is None.
-            arguments += (None,) * (self._count - len(arguments))
+        arguments = self._padded(arguments)
         if self._makes_all:
             return self._inputs(arguments), None
         outputs = [... if at is None else arguments[at] for at in self._outputs]
