@@ -81,10 +81,19 @@ def load(runs, way, kind, part=0):
     return torch.load(runs[way][part] / f"{kind}.pt")
 
 
+def pair(runs, way, kind, mode, part=0):
+    """What a mode gives with plain PyTorch and with Causeway; skipped where transformers' own code fails."""
+    expected, found = (load(runs, of, kind, part)[mode] for of in ("plain", way))
+    if "failed" in expected:
+        pytest.skip(f"{kind} fails in plain PyTorch: {expected['failed']}")
+    assert "failed" not in found, found["failed"]
+    return expected, found
+
+
 @pytest.mark.parametrize("way", ["install", "path"])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_gradients_and_tokens(kind, way, runs):
-    expected, found = (load(runs, of, kind)["eager"] for of in ("plain", way))
+    expected, found = pair(runs, way, kind, "eager")
     assert all(found["calls"].values()) and not expected["calls"]
     assert torch.equal(found["tokens"], expected["tokens"])
     close(found["logits"], expected["logits"], "logits")
@@ -103,13 +112,13 @@ def close(found, expected, name):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_keywords_for_other_parts_of_a_model(kind, runs):
     """transformers hands each keyword to every function that has it."""
-    found = load(runs, "install", kind)["eager"]
+    _, found = pair(runs, "install", kind, "eager")
     assert torch.equal(found["with_residual"], found["without_residual"])
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_tokens_under_autocast(kind, runs):
-    expected, found = (load(runs, of, kind)["autocast"] for of in ("plain", "install"))
+    expected, found = pair(runs, "install", kind, "autocast")
     assert all(found["calls"].values())
     assert torch.equal(found["tokens"], expected["tokens"])
 
@@ -125,7 +134,7 @@ def takes_compiling_for_exporting():
 def test_tokens_of_a_compiled_model(kind, runs, takes_compiling_for_exporting):
     if not (runs["install"][1] / f"{kind}.pt").exists() and kind not in COMPILED:
         pytest.skip("takes long: CAUSEWAY_TEST_COMPILED=aot_eager compiles every model")
-    expected, found = (load(runs, of, kind, part=1)["compiled"] for of in ("plain", "install"))
+    expected, found = pair(runs, "install", kind, "compiled", part=1)
     operators = ["causeway.causal_conv1d_forward.default", "causeway.causal_conv1d_update.default"]
     if takes_compiling_for_exporting and kind != "lfm3":
         operators = []
