@@ -68,10 +68,11 @@ _Tensor = ()
 def _calls(x, argument="x"):
     """The calls for tensors of x's library; errors call it by the name of the argument that it is."""
     global _for_torch, _for_numpy, _Tensor
+    # What every call but the first of PyTorch's needs, in words that its compiler can follow.
+    if isinstance(x, _Tensor):
+        return _for_torch
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        if _for_torch is not None:
-            return _for_torch
         from causeway import _torch
 
         _for_torch, _Tensor = _torch, torch.Tensor
@@ -170,7 +171,7 @@ def causal_conv1d_fn(
     >>> y = causeway.causal_conv1d_fn(x, weight, bias, activation="silu")
     >>> y.sum().backward()
     """
-    calls = _for_torch if isinstance(x, _Tensor) else _calls(x)
+    calls = _calls(x)
     inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
     return calls.causal_conv1d_fn(inputs, activation, return_final_states, final_states_out)
 
@@ -213,7 +214,7 @@ def causal_conv1d_update(
     >>> conv_state = torch.zeros(2, 64, 3)
     >>> y = causeway.causal_conv1d_update(torch.randn(2, 64), conv_state, torch.randn(64, 4), activation="silu")
     """
-    calls = _for_torch if isinstance(x, _Tensor) else _calls(x)
+    calls = _calls(x)
     inputs = x, weight, bias, cache_seqlens, conv_state_indices
     return calls.causal_conv1d_update(inputs, conv_state, activation)
 
@@ -237,7 +238,7 @@ def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     >>> causeway.causal_conv1d_varlen_states(torch.randn(10, 64), ends, 4).shape
     torch.Size([2, 64, 4])
     """
-    calls = _for_torch if isinstance(x, _Tensor) else _calls(x)
+    calls = _calls(x)
     return calls.causal_conv1d_varlen_states(x, cu_seqlens, state_len)
 
 

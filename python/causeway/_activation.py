@@ -10,6 +10,11 @@ def is_silu(activation):
     raise NotImplementedError(f'activation is {activation!r}: expected None, "silu" or "swish"')
 
 
+def with_rounding(activation, round_products):
+    """The option of a call: its activation, or a pair of it and True where products with gates are rounded."""
+    return (activation, True) if round_products else activation
+
+
 def kernel_option(option):
-    """An activation, or a pair of it and whether products with gates are rounded, as kernels take it."""
+    """As `with_rounding` gives it, but with a bool for the activation, as kernels take it."""
     return (is_silu(option[0]), bool(option[1])) if type(option) is tuple else is_silu(option)

@@ -1,11 +1,7 @@
 """The gated convolution; see the functions of `causeway`, which are these."""
 
 import causeway
-
-
-def _calls(x, argument="x"):
-    """As `causeway._calls`, in words that compilers can follow."""
-    return causeway._for_torch if isinstance(x, causeway._Tensor) else causeway._calls(x, argument)
+from causeway._activation import with_rounding
 
 
 def causal_conv1d_gated(
@@ -62,8 +58,8 @@ def causal_conv1d_gated(
     >>> y = causeway.causal_conv1d_gated(B, x, C, torch.randn(64, 3))
     """
     inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, B, C
-    option = (activation, True) if round_products else activation
-    return _calls(x).causal_conv1d_fn(inputs, option, return_final_states, final_states_out)
+    option = with_rounding(activation, round_products)
+    return causeway._calls(x).causal_conv1d_fn(inputs, option, return_final_states, final_states_out)
 
 
 def causal_conv1d_gated_packed(
@@ -100,10 +96,10 @@ def causal_conv1d_gated_packed(
     >>> y = causeway.causal_conv1d_gated_packed(projection.transpose(1, 2), torch.randn(64, 3))
     >>> y.sum().backward()
     """
-    calls = _calls(packed, "packed")
+    calls = causeway._calls(packed, "packed")
     _require_parts(packed, order)
     others = weight, bias, initial_states, seq_idx, cu_seqlens
-    option = (activation, True) if round_products else activation
+    option = with_rounding(activation, round_products)
     return calls.causal_conv1d_gated_packed(packed, order, others, option, return_final_states)
 
 
@@ -170,5 +166,5 @@ def causal_conv1d_gated_update(
     >>> y = causeway.causal_conv1d_gated_update(B, x, C, conv_state, torch.randn(64, 3))
     """
     inputs = x, weight, bias, cache_seqlens, conv_state_indices, B, C
-    option = (activation, True) if round_products else activation
-    return _calls(x).causal_conv1d_update(inputs, conv_state, option)
+    option = with_rounding(activation, round_products)
+    return causeway._calls(x).causal_conv1d_update(inputs, conv_state, option)

@@ -27,6 +27,7 @@ import importlib
 import sys
 
 from causeway import _native
+from causeway._activation import with_rounding
 
 __all__ = [
     "causal_conv1d_backward",
@@ -82,7 +83,7 @@ def causal_conv1d_forward(
 ):
     """Writes y, of x's shape and dtype, and final_states where they are given."""
     inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, B, C
-    option, outputs = (silu, True) if round_products else silu, (y, final_states)
+    option, outputs = with_rounding(silu, round_products), (y, final_states)
     if _is_compiling is None or _is_compiling() or _forward(inputs, option, outputs) is None:
         _seen("causal_conv1d_forward", inputs, option, outputs)
 
@@ -109,7 +110,7 @@ def causal_conv1d_backward(
 ):
     """Writes dx, dweight, and the other gradients where they are given. The gradient of a residual is dy."""
     inputs = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, B, C
-    option, outputs = (silu, True) if round_products else silu, (dx, dweight, dbias, dinitial_states, dB, dC)
+    option, outputs = with_rounding(silu, round_products), (dx, dweight, dbias, dinitial_states, dB, dC)
     if _is_compiling is None or _is_compiling() or _backward(inputs, option, outputs) is None:
         _seen("causal_conv1d_backward", inputs, option, outputs)
 
@@ -129,7 +130,7 @@ def causal_conv1d_update(
 ):
     """Writes out, of x's shape and dtype, and changes conv_state in place."""
     inputs = x, weight, bias, cache_seqlens, conv_state_indices, B, C
-    option, outputs = (silu, True) if round_products else silu, (conv_state, out)
+    option, outputs = with_rounding(silu, round_products), (conv_state, out)
     if _is_compiling is None or _is_compiling() or _update(inputs, option, outputs) is None:
         _seen("causal_conv1d_update", inputs, option, outputs)
 

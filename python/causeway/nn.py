@@ -9,6 +9,7 @@ from causeway import (
     causal_conv1d_update,
 )
 from causeway._activation import is_silu
+from causeway._gated import parts
 from causeway._integer import integer
 
 __all__ = ["CausalConv1d", "GatedShortConv"]
@@ -205,12 +206,9 @@ class GatedShortConv(torch.nn.Module):
 
         The other arguments are those of `causeway.causal_conv1d_update`.
         """
-        conv, thirds = self.conv, self.in_proj(hidden).transpose(1, 2).chunk(3, 1)
-        of = dict(zip(self.order, thirds))
+        conv = self.conv
         y = causal_conv1d_gated_update(
-            of["B"],
-            of["x"],
-            of["C"],
+            *parts(self.in_proj(hidden).transpose(1, 2), self.order),
             state,
             conv.weight.squeeze(1),
             conv.bias,
@@ -229,5 +227,5 @@ class GatedShortConv(torch.nn.Module):
 
     def extra_repr(self):
         """For ``print``."""
-        parts = [f"order={self.order!r}"] if self.order != "BCx" else []
-        return ", ".join(parts + ["round_products=True"] * bool(self.round_products))
+        words = [f"order={self.order!r}"] if self.order != "BCx" else []
+        return ", ".join(words + ["round_products=True"] * bool(self.round_products))

@@ -2,12 +2,26 @@
 //!
 //! Along the channels they are rows beside those of x; along the sequence a tile is multiplied at a time.
 
-use super::rows::{GROUP, MAX_PAIR};
+use super::rows::{GROUP, MAX_PAIR, Tail};
 use super::sequences::{Piece, Sequences};
 use super::tensors::Source;
 use super::tile::{TILE, gather};
 use crate::backend::cpu::simd::{Lanes, Number, Simd};
 use crate::tensor::TensorRef;
+
+/// What a task along the channels works in for its gates. Kernels without gates have none, and spend no time on it.
+pub(super) struct GateBuffers<T: Number> {
+    pub b_tail: Tail<T>,
+    pub c_tail: Tail<T>,
+    /// Factors of what is no position of x.
+    pub ones: [T; GROUP],
+}
+
+impl<T: Number> GateBuffers<T> {
+    pub fn new() -> Box<Self> {
+        Box::new(GateBuffers { b_tail: Tail::new(), c_tail: Tail::new(), ones: [T::from_f64(1.0); GROUP] })
+    }
+}
 
 /// B or C of a call.
 #[derive(Clone, Copy)]

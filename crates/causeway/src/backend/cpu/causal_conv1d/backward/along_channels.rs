@@ -10,6 +10,7 @@
 
 use std::marker::PhantomData;
 
+use super::super::gates::GateBuffers;
 use super::super::partition::Partition;
 use super::super::rows::{
     self, BLOCK, Destination, Finished, GROUP, HistoryRows, MAX_PAIR, MAX_WIDTH, ROWS, Tail, TaskWeights,
@@ -59,17 +60,14 @@ struct Buffers<T: Number> {
     x_tail: Tail<T>,
     dy_tail: Tail<T>,
     added_tail: Tail<T>,
-    b_tail: Tail<T>,
-    c_tail: Tail<T>,
-    /// Factors of what is no position of x.
-    ones: [T; GROUP],
     g: Waiting<T::Accumulator>,
     sums: Sums<T::Accumulator>,
     /// Gradients of the final states.
     dfinal: [[T; GROUP]; MAX_WIDTH - 1],
     dx: Finished<T>,
-    db: Finished<T>,
-    dc: Finished<T>,
+    gates: Option<Box<GateBuffers<T>>>,
+    /// Rows of dB and of dC, for kernels with gates.
+    dgates: Option<Box<[Finished<T>; 2]>>,
 }
 
 impl<T, P, const WIDTH: usize, const GATED: bool> Kernel for AlongChannels<T, P, WIDTH, GATED>
@@ -100,15 +98,12 @@ where
             x_tail: Tail::new(),
             dy_tail: Tail::new(),
             added_tail: Tail::new(),
-            b_tail: Tail::new(),
-            c_tail: Tail::new(),
-            ones: [T::from_f64(1.0); GROUP],
             g: [[zero; GROUP]; MAX_WIDTH - 1],
             sums: [[zero; GROUP]; MAX_WIDTH + 1],
             dfinal: [[T::ZERO; GROUP]; MAX_WIDTH - 1],
             dx: [[T::ZERO; GROUP]; BLOCK],
-            db: [[T::ZERO; GROUP]; BLOCK],
-            dc: [[T::ZERO; GROUP]; BLOCK],
+            gates: GATED.then(GateBuffers::new),
+            dgates: GATED.then(|| Box::new([[[T::ZERO; GROUP]; BLOCK]; 2])),
         };
         let mut totals = vec![[0.0; GROUP]; width + 1];
         let mut pieces = Vec::new();
@@ -221,31 +216,35 @@ where
                         rows.x = buffers.x_tail.copy(&rows.x, span.first, channels);
                         rows.dy = buffers.dy_tail.copy(&rows.dy, span.first, channels);
                         rows.added = buffers.added_tail.copy(&rows.added, span.first, channels);
-                        if GATED {
+                        if let Some(buffers) = buffers.gates.as_mut().filter(|_| GATED) {
                             rows.b = buffers.b_tail.copy(&rows.b, span.first, channels);
                             rows.c = buffers.c_tail.copy(&rows.c, span.first, channels);
                         }
                     }
                 }
                 rows.dx = destination.of_span(span, &mut buffers.dx);
-                rows.db = of_db.as_ref().map(|(_, db)| db.of_span(span, &mut buffers.db));
-                rows.dc = of_dc.as_ref().map(|(_, dc)| dc.of_span(span, &mut buffers.dc));
+                if let Some([db, dc]) = buffers.dgates.as_deref_mut().filter(|_| GATED) {
+                    rows.db = of_db.as_ref().map(|(_, of_db)| of_db.of_span(span, db));
+                    rows.dc = of_dc.as_ref().map(|(_, of_dc)| of_dc.of_span(span, dc));
+                }
                 // SAFETY: rows hold whole pairs from the span's first channel on.
                 unsafe {
                     let sums = (from < piece.to).then_some(&mut buffers.sums);
                     passes.walk(simd, span, &rows, &mut buffers.g, sums);
                 }
             }
-            if let Some((target, destination)) = of_dc {
-                for (row, position) in buffers.dc.iter().zip(from..to) {
-                    // SAFETY: the channels lie in dC, and no other task writes to them at this position.
-                    unsafe { destination.finish(simd, &row[..channels], target(position)) };
+            if let Some([db, dc]) = buffers.dgates.as_deref().filter(|_| GATED) {
+                if let Some((target, destination)) = of_dc {
+                    for (row, position) in dc.iter().zip(from..to) {
+                        // SAFETY: the channels lie in dC, and no other task writes to them at this position.
+                        unsafe { destination.finish(simd, &row[..channels], target(position)) };
+                    }
                 }
-            }
-            if let Some((target, destination)) = of_db {
-                for (row, position) in buffers.db.iter().zip(late.clone()).filter(|(_, p)| *p >= piece.from) {
-                    // SAFETY: as above, in dB.
-                    unsafe { destination.finish(simd, &row[..channels], target(position)) };
+                if let Some((target, destination)) = of_db {
+                    for (row, position) in db.iter().zip(late.clone()).filter(|(_, p)| *p >= piece.from) {
+                        // SAFETY: as above, in dB.
+                        unsafe { destination.finish(simd, &row[..channels], target(position)) };
+                    }
                 }
             }
             for (row, position) in buffers.dx.iter().zip(late) {
@@ -300,7 +299,7 @@ where
                 *row = problem.dy.at([piece.batch, channel, position]);
             }
         }
-        if GATED {
+        if let Some(buffers) = buffers.gates.as_ref().filter(|_| GATED) {
             if let Some(gate) = &problem.history.gate {
                 for (row, position) in rows.b.iter_mut().zip(from - self.before()..to) {
                     let at = (channel, position);

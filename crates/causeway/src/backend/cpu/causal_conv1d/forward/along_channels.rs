@@ -1,5 +1,6 @@
 //! Forward with vectors along the channels; see [`super::super::rows`] for the traversal.
 
+use super::super::gates::GateBuffers;
 use super::super::partition::Partition;
 use super::super::registers::{INTERLEAVED, WIDE_LANES};
 use super::super::rows::{
@@ -21,12 +22,9 @@ pub(super) struct AlongChannels<T: Number, const WIDTH: usize, const GATED: bool
 struct Buffers<T: Number> {
     history: HistoryRows<T>,
     x_tail: Tail<T>,
-    b_tail: Tail<T>,
-    c_tail: Tail<T>,
     residual_tail: Tail<T>,
     y: Finished<T>,
-    /// Factors of what is no position of x.
-    ones: [T; GROUP],
+    gates: Option<Box<GateBuffers<T>>>,
 }
 
 impl<T: Number, const WIDTH: usize, const GATED: bool> Kernel for AlongChannels<T, WIDTH, GATED> {
@@ -49,11 +47,9 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> Kernel for AlongChannels<
         let mut buffers = Buffers {
             history: HistoryRows::new(problem.width),
             x_tail: Tail::new(),
-            b_tail: Tail::new(),
-            c_tail: Tail::new(),
             residual_tail: Tail::new(),
             y: [[T::ZERO; GROUP]; BLOCK],
-            ones: [T::from_f64(1.0); GROUP],
+            gates: GATED.then(GateBuffers::new),
         };
         let count = channels.clone().count();
         let mut pieces = Vec::new();
@@ -109,7 +105,7 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
             }
         }
         let (mut b, mut c) = ([std::ptr::null(); ROWS], [std::ptr::null(); ROWS]);
-        if GATED && !piece.is_padding() {
+        if let Some(buffers) = buffers.gates.as_ref().filter(|_| GATED && !piece.is_padding()) {
             let sequences = &self.problem.sequences;
             if let Some(gate) = &self.problem.history.gate {
                 let rows = b[..count + self.width() - 1].iter_mut();
@@ -136,7 +132,7 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
                 // SAFETY: the rows hold the channels of the task; the rest is less than a pair.
                 unsafe {
                     x = buffers.x_tail.copy(&x, span.first, channels);
-                    if GATED {
+                    if let Some(buffers) = buffers.gates.as_mut().filter(|_| GATED) {
                         b = buffers.b_tail.copy(&b, span.first, channels);
                         c = buffers.c_tail.copy(&c, span.first, channels);
                     }
