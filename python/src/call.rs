@@ -16,6 +16,8 @@ const SMALL: i64 = 1 << 14;
 
 /// An operation of the library.
 pub trait Call: Send {
+    /// Checks the arguments, and computes nothing.
+    fn check(&self) -> Result<()>;
     /// Computes on a device.
     fn run(&mut self, device: &Device) -> Result<()>;
     /// The launches that it is on a GPU, in order.
@@ -25,6 +27,9 @@ pub trait Call: Send {
 macro_rules! calls {
     ($($operation:ty, $launches:ident => $result:expr;)*) => {$(
         impl Call for $operation {
+            fn check(&self) -> Result<()> {
+                <$operation>::validate(self).map(drop)
+            }
             fn run(&mut self, device: &Device) -> Result<()> {
                 <$operation>::run(self, device)
             }
@@ -56,11 +61,15 @@ pub struct Place<'a, 'py> {
     pub size: i64,
 }
 
-/// Runs a call on the device that its first tensor is on: for a GPU, on PyTorch's current stream, without waiting.
-pub fn run(call: &mut impl Call, place: &Place<'_, '_>, renamed: Renamed) -> PyResult<()> {
-    match place.tensor.location {
-        Location::Host => on_host(place, call),
-        Location::Cuda(ordinal) | Location::Hip(ordinal) => on_gpu(place.first, ordinal, call),
+/// Runs a call on the device that its first tensor is on: for a GPU, on PyTorch's current stream, without waiting. A call that has no
+/// place is only checked.
+pub fn run(call: &mut impl Call, place: Option<&Place<'_, '_>>, renamed: Renamed) -> PyResult<()> {
+    match place {
+        None => call.check().map_err(Failure::Library),
+        Some(place) => match place.tensor.location {
+            Location::Host => on_host(place, call),
+            Location::Cuda(ordinal) | Location::Hip(ordinal) => on_gpu(place.first, ordinal, call),
+        },
     }
     .map_err(|failure| match failure {
         Failure::Library(error) => exception(error, renamed),

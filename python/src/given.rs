@@ -1,6 +1,7 @@
 //! What a call was given for each argument of its operation, and the way from there to its results.
 
 use causeway::operation::MOST;
+use causeway::{DType, Location};
 use pyo3::Borrowed;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -147,13 +148,26 @@ impl<'a, 'py> Given<'a, 'py> {
                 tensors[at] = Some(library.read(&self.operation.named[at], result)?);
             }
         }
-        let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
-        let first_output = self.operation.inputs;
+        let place = Place { first, tensor, size: self.operation.entry.size(tensors) };
         // SAFETY: the caller holds the objects during the call, and no output shares memory with another tensor. Threads
         // that write to an input meanwhile would race with NumPy and PyTorch just so.
-        unsafe {
-            for (at, tensor) in tensors.iter().enumerate() {
-                let Some(tensor) = tensor else { continue };
+        unsafe { self.call(tensors, choice, Some(&place)) }?;
+        library.note_changes(self.py, (self.operation.inputs..MOST).filter_map(|at| self.object(at)))?;
+        self.results(made)
+    }
+
+    /// Computes, or only checks the arguments if the call has no place.
+    ///
+    /// # Safety
+    /// Unless the call is only checked, the tensors have their memory during the call, and nobody else writes to an input or uses an
+    /// output. Indices on the host have theirs in any case.
+    unsafe fn call(&self, tensors: &Tensors, choice: Choice, place: Option<&Place<'_, 'py>>) -> PyResult<()> {
+        let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
+        let first_output = self.operation.inputs;
+        for (at, tensor) in tensors.iter().enumerate() {
+            let Some(tensor) = tensor else { continue };
+            // SAFETY: the caller's promise.
+            unsafe {
                 if at < first_output {
                     read[at] = Some(tensor.view()?);
                 } else {
@@ -161,19 +175,49 @@ impl<'a, 'py> Given<'a, 'py> {
                 }
             }
         }
-        let place = Place { first, tensor, size: self.operation.entry.size(tensors) };
-        (self.operation.entry.compute)(choice, &read, &mut written, &place)?;
-        library.note_changes(self.py, (first_output..MOST).filter_map(|at| self.object(at)))?;
-        self.results(made)
+        (self.operation.entry.compute)(choice, &read, &mut written, place)
     }
 
-    /// The results of a call that is not computed.
+    /// The results of a call of PyTorch's tensors that have no memory, and so is not computed. Shapes and dtypes are checked as in
+    /// other calls, unless a size is a symbol of a compiler's.
     ///
     /// # Errors
     /// As from PyTorch.
     pub fn empty(&self) -> PyResult<Bound<'py, PyAny>> {
-        let made = self.make(&Library::torch(self.py)?, &Sizes::Asked)?;
+        let library = Library::torch(self.py)?;
+        let made = self.make(&library, &Sizes::Asked)?;
+        if let Library::Torch(torch) = library
+            && self.is_complete()
+            && let Some(tensors) = self.without_memory(torch, &made)?
+        {
+            // SAFETY: it is checked only, and has no indices on the host.
+            unsafe { self.call(&tensors, self.operation.entry.any_choice(), None) }?;
+        }
         self.results(made)
+    }
+
+    /// What can be said of tensors without memory: their shapes and dtypes. None if that is too little to check a call.
+    fn without_memory(&self, torch: &Torch, made: &Made<'py>) -> PyResult<Option<Tensors>> {
+        let mut tensors = [None; MOST];
+        for (at, tensor) in tensors.iter_mut().enumerate() {
+            let Some(object) = self.object(at).map(|object| object.to_owned()).or_else(|| made[at].clone())
+            else {
+                continue;
+            };
+            *tensor = Tensor::without_memory(&self.operation.named[at], &object, torch)?;
+            if tensor.is_none() {
+                return Ok(None);
+            }
+        }
+        // Values of indices on the host would be read; and a GPU has no kernels for f64.
+        let there = || tensors.iter().flatten();
+        let has_indices = there().any(|tensor| matches!(tensor.dtype(), DType::I32 | DType::I64));
+        if !has_indices {
+            tensors.iter_mut().flatten().for_each(|tensor| tensor.location = Location::Host);
+        } else if there().any(|tensor| tensor.dtype() == DType::F64) {
+            return Ok(None);
+        }
+        Ok(Some(tensors))
     }
 
     fn make(&self, library: &Library<'_>, sizes: &Sizes<'_>) -> PyResult<Made<'py>> {

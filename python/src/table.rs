@@ -4,6 +4,7 @@ use causeway::causal_conv1d::{Activation, Backward, Forward, Update, VarlenState
 use causeway::gemm::{self, Algorithm};
 use causeway::operation::{Argument, Operation as _};
 use causeway::{TensorMut, TensorRef};
+use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -29,12 +30,13 @@ pub enum Chooses {
     Nothing,
 }
 
-/// What computes a call from its option and the views of its inputs and of its outputs, each in the order of the table.
+/// What computes a call from its option and the views of its inputs and of its outputs, each in the order of the table; without a
+/// place, the call is only checked.
 type Compute = for<'a> fn(
     Choice,
     &[Option<TensorRef<'a>>],
     &mut [Option<TensorMut<'a>>],
-    &Place<'_, '_>,
+    Option<&Place<'_, '_>>,
 ) -> PyResult<()>;
 
 /// An operation.
@@ -120,16 +122,27 @@ impl Entry {
         Ok(silu.then_some(Choice::Convolution(Activation::Silu, rounds)))
     }
 
+    /// An option of calls that are not computed.
+    pub fn any_choice(&self) -> Choice {
+        match self.chooses {
+            Chooses::Convolution => Choice::Convolution(Activation::None, false),
+            Chooses::Algorithm => Choice::Algorithm(Algorithm::Exact),
+            Chooses::Nothing => Choice::None,
+        }
+    }
+
     /// The option as kernels take it: whether there is SiLU, or the name of an algorithm.
     pub fn choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Choice> {
         Ok(match self.chooses {
             Chooses::Convolution => {
                 let (silu, rounds) = with_rounding(option)?;
-                let activation = if silu.extract()? { Activation::Silu } else { Activation::None };
+                let silu = silu.extract().map_err(|_| wrong_option("silu", &silu, "True or False"))?;
+                let activation = if silu { Activation::Silu } else { Activation::None };
                 Choice::Convolution(activation, rounds)
             }
             Chooses::Algorithm => {
-                let name: &str = option.extract()?;
+                let wrong = |_| wrong_option("algorithm", option, "\"exact\" or \"fast\"");
+                let name: &str = option.extract().map_err(wrong)?;
                 Choice::Algorithm(name.parse().map_err(|error| exception(error, self.said))?)
             }
             Chooses::Nothing => Choice::None,
@@ -147,6 +160,13 @@ impl Entry {
 /// The activation, and whether products are rounded: a pair of both, or an activation alone.
 fn with_rounding<'py>(option: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, bool)> {
     if option.is_exact_instance_of::<PyTuple>() { option.extract() } else { Ok((option.clone(), false)) }
+}
+
+fn wrong_option(name: &str, found: &Bound<'_, PyAny>, expected: &str) -> PyErr {
+    match found.repr() {
+        Ok(found) => PyTypeError::new_err(format!("{name} is {found}: expected {expected}")),
+        Err(error) => error,
+    }
 }
 
 fn other_name(names: Renamed, name: &'static str) -> &'static str {

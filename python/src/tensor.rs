@@ -13,7 +13,7 @@ use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyVal
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::{PyInt, PyTuple, PyType};
 
 use crate::dlpack::Description;
 use crate::error::exception;
@@ -157,6 +157,35 @@ impl Tensor {
         }
     }
 
+    /// Shape and dtype of a tensor of PyTorch's that has no memory, as if it were dense on a GPU; None if a size is no number.
+    ///
+    /// # Errors
+    /// `TypeError` for a dtype, `ValueError` for too many axes.
+    pub fn without_memory(named: &Named, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Self>> {
+        let dtype = Self::dtype_of_torch(named, object, torch)?;
+        let shape = object.getattr(intern!(object.py(), "shape"))?;
+        if !shape.try_iter()?.all(|size| size.is_ok_and(|size| size.is_exact_instance_of::<PyInt>())) {
+            return Ok(None);
+        }
+        let (rank, shape) = sizes(named.name, &shape)?;
+        let mut strides = [1_i64; MAX_RANK];
+        for axis in (1..rank).rev() {
+            strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1));
+        }
+        // No address of anything, and aligned to every dtype.
+        let pointer = std::ptr::without_provenance_mut(64);
+        let location = Location::Cuda(0);
+        Ok(Some(Tensor { pointer, dtype, rank, shape, strides, location, is_torch: true, read_only: false }))
+    }
+
+    fn dtype_of_torch(named: &Named, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<DType> {
+        let found = object.getattr(intern!(object.py(), "dtype"))?;
+        torch.dtype(&found).ok_or_else(|| {
+            let (argument, expected) = (named.name, named.expected_dtypes());
+            PyTypeError::new_err(format!("{argument} has dtype {found}: expected {expected}"))
+        })
+    }
+
     fn of_torch(named: &Named, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Self> {
         let (py, argument) = (object.py(), named.name);
         let location = if object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
@@ -173,11 +202,7 @@ impl Tensor {
                 "{argument} is on {device}: kernels run on cuda (NVIDIA or AMD) and cpu tensors"
             )));
         };
-        let found = object.getattr(intern!(py, "dtype"))?;
-        let Some(dtype) = torch.dtype(&found) else {
-            let expected = named.expected_dtypes();
-            return Err(PyTypeError::new_err(format!("{argument} has dtype {found}: expected {expected}")));
-        };
+        let dtype = Self::dtype_of_torch(named, object, torch)?;
         let (rank, shape) = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
         let unreadable =
             |error: PyErr| PyRuntimeError::new_err(format!("{argument} cannot be read: {}", error.value(py)));
@@ -262,6 +287,11 @@ impl Tensor {
     /// True for a tensor of PyTorch's.
     pub fn is_torch(&self) -> bool {
         self.is_torch
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// Its sizes.

@@ -1,5 +1,7 @@
 """Bad input: the exception that PyTorch would raise, a sentence with the argument's name, nothing written."""
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -199,6 +201,36 @@ def test_a_meta_tensor_beside_one_with_memory(name):
         causeway.causal_conv1d_fn(**(meta | {name: arguments[name]}))
 
 
+# Of shapes and dtypes alone, which tensors without memory have too.
+WITHOUT_MEMORY = [
+    case
+    for case in FORWARD
+    if all(isinstance(value, torch.Tensor) and not value.is_sparse for value in case[0].values())
+    and not re.search(r"cu_seqlens ends|cu_seqlens\[|final_states_out", case[2])
+    and case[1] is not RuntimeError
+]
+
+
+@pytest.mark.parametrize("case", WITHOUT_MEMORY, ids=describe)
+def test_forward_of_meta_tensors(case):
+    change, exception, words = case
+    arguments = dict(x=X, weight=WEIGHT, bias=BIAS) | change
+    with pytest.raises(exception) as raised:
+        causeway.causal_conv1d_fn(**{name: value.to("meta") for name, value in arguments.items()})
+    assert words in str(raised.value)
+
+
+def test_every_kind_of_error_of_meta_tensors():
+    assert len(WITHOUT_MEMORY) > 15
+
+
+def test_outputs_of_meta_tensors():
+    x, weight = X.to("meta"), WEIGHT.to("meta")
+    y = torch.empty(2, 4, 7, device="meta")
+    with pytest.raises(ValueError, match="y has seqlen 7: expected 8"):
+        causeway.kernels.causal_conv1d_forward(x, weight, None, None, None, None, None, True, y, None)
+
+
 def test_update_of_meta_tensors_on_two_devices():
     x, state, weight = (t.to("meta") for t in (X, torch.zeros(2, 4, 2), WEIGHT))
     assert causeway.causal_conv1d_update(x, state, weight).shape == X.shape
@@ -286,6 +318,7 @@ GEMM = [
     (dict(b=torch.randn(4, 2).half()), ValueError, "b has K 4: expected 3"),
     (dict(b=torch.randn(3, 2).bfloat16()), TypeError, "b has dtype bf16"),
     (dict(algorithm="best"), ValueError, "algorithm is"),
+    (dict(algorithm=None), TypeError, 'algorithm is None: expected "exact" or "fast"'),
     (dict(b=np.zeros((3, 2), np.float16)), TypeError, "b is a ndarray"),
     (dict(b=None), TypeError, "b is a NoneType"),
 ]

@@ -109,15 +109,18 @@ class Operator:
 
     def option(self, arguments):
         """What is said besides tensors among the arguments of the operator."""
+        return self._option(self._padded(arguments))
+
+    def _option(self, arguments):
         if not self._options:
             return None
-        arguments = self._padded(arguments)
         option, *others = [arguments[at] for at in self._options]
         return (option, True) if any(others) else option
 
     def _kernel(self, *arguments):
+        arguments = self._padded(arguments)
         inputs, outputs = self._of_table(arguments)
-        results = self._run(inputs, self.option(arguments), outputs)
+        results = self._run(inputs, self._option(arguments), outputs)
         if self._is_out:
             return None
         return results if len(self._dtypes) == 1 else self._returned(inputs, results)
@@ -126,10 +129,10 @@ class Operator:
         require_one_device(
             {a.name: value for a, value in zip(self.arguments, arguments) if isinstance(value, torch.Tensor)}
         )
+        inputs, outputs = self._of_table(self._padded(arguments))
+        results = self._empty(inputs, outputs)
         if self._is_out:
             return None
-        inputs, outputs = self._of_table(arguments)
-        results = self._empty(inputs, outputs)
         return results if len(self._dtypes) == 1 else self._returned(inputs, results)
 
     def _padded(self, arguments):
@@ -138,8 +141,7 @@ class Operator:
         return (*arguments, *(None,) * missing) if missing else arguments
 
     def _of_table(self, arguments):
-        """Inputs and outputs in the order of the table."""
-        arguments = self._padded(arguments)
+        """Inputs and outputs in the order of the table, from all arguments."""
         if self._makes_all:
             return self._inputs(arguments), None
         outputs = [... if at is None else arguments[at] for at in self._outputs]
