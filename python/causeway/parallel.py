@@ -1,75 +1,32 @@
 """Sequence parallelism: every rank of a process group holds one slice of the sequence.
 
 A convolution of width w reads w-1 positions to the left, so each rank needs the last w-1 positions before its slice (a
-*halo*), and nothing else. The halo is the initial state of an ordinary call; its gradient, which is the gradient of that
-state, travels back:
+*halo*), and nothing else. The halo is the initial state of an ordinary call, and the final state of the rank before; its gradient
+travels back:
 
     rank 0   [ initial_states | x_0 ]
     rank 1           [ end of x_0 | x_1 ]              forward: halos go right
     rank 2                   [ end of x_1 | x_2 ]      backward: their gradients go left
 
-Each call sends (batch, dim, w-1) elements to one neighbour, whatever the length. All ranks compute at the same time,
-unless a slice is shorter than w-1: it passes on a part of the halo that it got, and waits for it.
+Each call sends (batch, dim, w-1) elements to one neighbour, whatever the length. The kernel of the whole slice does not wait for
+them: while they travel, it computes without the halo, and then the first w-1 outputs are computed again, or, in backward, the
+last w-1 gradients of x. A slice of fewer than 2 (w-1) positions waits for its halo, of which it may have to pass on a part.
 """
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from causeway import causal_conv1d_fn as _convolve
+from causeway import kernels as _kernels
+from causeway._activation import is_silu
+from causeway._torch.eager import autocast_dtype, cast
 
 __all__ = ["causal_conv1d_fn"]
 
 
 # What has been sent and may not have left yet, with its memory.
 _pending = []
-
-
-class _Send(torch.autograd.Function):
-    """Sends a tensor to the next rank, and gets its gradient from there. The result is a token without elements.
-
-    `anchor` requires a gradient on either every rank or none, so that both ends of a message agree on whether its
-    gradient comes back.
-    """
-
-    @staticmethod
-    def forward(ctx, tensor, anchor, ring):
-        ctx.ring, ctx.shape, ctx.like = ring, tensor.shape, tensor.new_empty(0)
-        ring.send(tensor.detach().contiguous(), ring.next)
-        return tensor.new_empty(0)
-
-    @staticmethod
-    def backward(ctx, token):
-        gradient = ctx.like.new_empty(ctx.shape)
-        ctx.ring.receive(gradient, ctx.ring.next)
-        return gradient, None, None
-
-
-class _Receive(torch.autograd.Function):
-    """Gets a tensor from the rank before, and sends its gradient there."""
-
-    @staticmethod
-    def forward(ctx, anchor, like, ring):
-        ctx.ring = ring
-        halo = like.new_empty(like.shape)
-        ring.receive(halo, ring.previous)
-        return halo
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.ring.send(gradient.contiguous(), ctx.ring.previous)
-        return None, None, None
-
-
-class _After(torch.autograd.Function):
-    """y, once a token is there: so that the token's backward pass runs."""
-
-    @staticmethod
-    def forward(ctx, y, token):
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy, dy.new_empty(0)
 
 
 class _Ring:
@@ -84,19 +41,21 @@ class _Ring:
 
     def send(self, tensor, rank):
         """Starts to send; the tensor is kept until it has left."""
+        tensor = tensor.contiguous()
         _pending[:] = [(work, kept) for work, kept in _pending if not work.is_completed()]
         _pending.append((dist.isend(tensor, rank, group=self.group), tensor))
 
     def receive(self, tensor, rank):
-        """Receives, in the order of the current stream."""
-        dist.irecv(tensor, rank, group=self.group).wait()
+        """Starts to receive; a function waits for it, in the order of the current stream, and gives the tensor."""
+        work = dist.irecv(tensor, rank, group=self.group)
+        return lambda: (work.wait(), tensor)[1]
 
     def lengths(self, x):
         """The length of every rank's slice."""
         mine = torch.tensor([x.shape[-1]], device=x.device)
         lengths = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(lengths, mine, group=self.group)
-        return [int(length) for length in lengths]
+        return torch.cat(lengths).tolist()
 
 
 class _Slice:
@@ -127,27 +86,252 @@ class _Slice:
         ]
 
 
-def _tail(before, x, count):
-    """The last columns of [before, x]."""
-    if x.shape[-1] >= count:
-        return x[..., x.shape[-1] - count :]
-    return torch.cat([before[..., before.shape[-1] - (count - x.shape[-1]) :], x], dim=-1)
+class _Weights:
+    """What every call of a slice shares, and the kernels with it."""
+
+    def __init__(self, weight, bias, silu):
+        self.weight, self.bias, self.silu = weight, bias, silu
+        self.count = weight.shape[1] - 1
+
+    def forward(self, x, states=None, seq_idx=None, cu_seqlens=None, residual=None, wants_final=False):
+        """y, and final states if they are wanted."""
+        y, final_states = torch.empty_like(x), None
+        if wants_final:
+            rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+            final_states = x.new_empty(rows, x.shape[1], self.count)
+        _kernels.causal_conv1d_forward(
+            x, self.weight, self.bias, states, seq_idx, cu_seqlens, residual, self.silu, y, final_states
+        )
+        return y, final_states
+
+    def backward(self, x, dy, states=None, seq_idx=None, cu_seqlens=None, dfinal_states=None, dtype=None):
+        """The gradients of x, weight, bias and states; those of the parameters in a dtype of their own."""
+        dx, dstates = torch.empty_like(x), None if states is None else torch.empty_like(states)
+        like = self.weight, self.bias
+        dweight, dbias = (None if t is None else torch.empty_like(t, dtype=dtype or t.dtype) for t in like)
+        _kernels.causal_conv1d_backward(
+            x, self.weight, self.bias, dy, states, seq_idx, cu_seqlens, dfinal_states, self.silu,
+            dx, dweight, dbias, dstates,
+        )  # fmt: skip
+        return dx, dweight, dbias, dstates
 
 
-def _exchange(ring, anchor, own_state, tail_of, waits):
-    """(halo, token): sends this rank's tail and receives the halo, first whichever needs no waiting."""
-    token = None
-    if ring.next is not None and not waits:
-        token = _Send.apply(tail_of(None), anchor, ring)
-    halo = own_state if ring.previous is None else _Receive.apply(anchor, own_state, ring)
-    if ring.next is not None and waits:
-        token = _Send.apply(tail_of(halo), anchor, ring)
-    return halo, token
+class _Part:
+    """The call of one rank, and how it is joined to those of its neighbours.
+
+    Its first sequence, or each of its rows, `continues` one of the rank before; the last one goes on at the next rank unless it is
+    `finished` here. `first` and `last` are the lengths that these have on this rank, `rows` the sequences of a packed batch that
+    have a part here.
+    """
+
+    def __init__(self, ring, x, count, seq_idx=None, cu_seqlens=None, packed=None):
+        self.ring, self.count, self.seq_idx, self.cu_seqlens = ring, count, seq_idx, None
+        self.rows = None if packed is None else packed.rows
+        self.continues, self.finished = ring.previous is not None, ring.next is None
+        self.first = self.last = x.shape[-1]
+        self.halo_shape = x.shape[0], x.shape[1], count
+        # Without a position, a packed batch is a row that hands on what it gets.
+        if self.rows:
+            ends = packed.boundaries
+            self.cu_seqlens = torch.tensor(ends, dtype=cu_seqlens.dtype, device=x.device)
+            self.continues, self.finished = packed.continues, len(self.rows) - 1 in packed.finished
+            self.first, self.last = ends[1], ends[-1] - ends[-2]
+
+    def is_long(self):
+        """Whether what is computed again at one end of the slice does not concern the other, nor a sequence between."""
+        least = 2 * self.count
+        return (not self.continues or self.first >= least) and (self.finished or self.last >= least)
+
+    def receive_halo(self, x):
+        """Starts to receive the halo and its indices; the first rank has none."""
+        if self.ring.previous is None:
+            return lambda: (None, None)
+        halo = self.ring.receive(x.new_empty(self.halo_shape), self.ring.previous)
+        if self.seq_idx is None:
+            return lambda: (halo(), None)
+        index = self.ring.receive(self.seq_idx.new_empty(x.shape[0], self.count), self.ring.previous)
+        return lambda: (halo(), index())
+
+    def send_tail(self, tail, index):
+        """Sends the next rank its halo."""
+        if self.ring.next is not None:
+            self.ring.send(tail, self.ring.next)
+            if self.seq_idx is not None:
+                self.ring.send(index, self.ring.next)
+
+    def own_states(self, x, given):
+        """The initial states that were given for what has a part here."""
+        if given is None or self.rows is None:
+            return given
+        return given[self.rows] if self.rows else None
+
+    def states(self, x, halo, given):
+        """Initial states of the call."""
+        own = self.own_states(x, given)
+        if not self.continues:
+            return own
+        if self.cu_seqlens is None:
+            return halo
+        others = x.new_zeros(len(self.rows) - 1, *halo.shape[1:]) if own is None else own[1:]
+        return torch.cat([halo, others])
+
+    def joined(self, halo, index, x, other):
+        """The halo and x as one sequence, its indices, and another tensor with zeros in front."""
+        indices = torch.cat([index, self.seq_idx[:, : x.shape[-1]]], -1)
+        if other is not None:
+            other = torch.cat([torch.zeros_like(halo), other], -1)
+        return torch.cat([halo, x], -1), indices, other
+
+    def forward(self, weights, x, given, residual, wants_final):
+        """y, final states, the halo and its indices."""
+        count = self.count
+        received = self.receive_halo(x)
+        if not self.is_long():
+            return self.forward_behind(weights, x, given, residual, *received())
+        # Nobody reads a tail behind the end of a last sequence, however short.
+        tail = x[..., -count:] if x.shape[-1] >= count else x.new_zeros(self.halo_shape)
+        self.send_tail(tail, None if self.seq_idx is None else self.seq_idx[:, -count:])
+        # What lacks the halo here is computed again.
+        states = None if self.continues and self.cu_seqlens is None else self.own_states(x, given)
+        y, final_states = weights.forward(x, states, self.seq_idx, self.cu_seqlens, residual, wants_final)
+        halo, index = received()
+        if self.continues:
+            head, added = (None if t is None else t[..., :count] for t in (x, residual))
+            indices = None
+            if self.seq_idx is not None:
+                head, indices, added = self.joined(halo, index, head, added)
+            again, _ = weights.forward(head, halo if indices is None else None, indices, None, added)
+            y[..., :count] = again[..., -count:]
+        return y, final_states, halo, index
+
+    def forward_behind(self, weights, x, given, residual, halo, index):
+        """As `forward`, where the call waits for the halo."""
+        if self.seq_idx is None:
+            states = self.states(x, halo, given)
+            y, final_states = weights.forward(x, states, None, self.cu_seqlens, residual, True)
+            self.send_tail(final_states if self.cu_seqlens is None else final_states[-1:], None)
+            return y, final_states, halo, index
+        if halo is not None:
+            whole, indices, added = self.joined(halo, index, x, residual)
+            y, final_states = weights.forward(whole, None, indices, None, added, True)
+            y = y[..., self.count :]
+        else:
+            y, final_states = weights.forward(x, given, self.seq_idx, None, residual, True)
+            # Initial states carry the index of the first position; without a position, any will do.
+            first = self.seq_idx[:, :1] if x.shape[-1] else self.seq_idx.new_zeros(x.shape[0], 1)
+            indices = torch.cat([first.expand(-1, self.count), self.seq_idx], -1)
+        self.send_tail(final_states, indices[:, indices.shape[1] - self.count :])
+        return y, final_states, halo, index
+
+    def backward(self, weights, x, given, halo, index, dy, dfinal_states, exchanges):
+        """The gradients of x, weight, bias and given states; `exchanges` says whether those of halos travel."""
+        count, ring = self.count, self.ring
+        received = lambda: None  # noqa: E731
+        if exchanges and ring.next is not None:
+            received = ring.receive(x.new_empty(self.halo_shape), ring.next)
+        if not self.is_long():
+            *gradients, dstates, dhalo = self.backward_behind(
+                weights, x, given, halo, index, dy, dfinal_states, received()
+            )
+            self.send_gradient(dhalo, x, exchanges)
+            return *gradients, self.gradient_of_given(dstates, given)
+
+        states, head = self.states(x, halo, given), None
+        if self.continues:
+            head = self.backward_of_head(weights, x, halo, index, dy)
+            if self.seq_idx is not None:
+                # Initial states carry the first position's index.
+                states = torch.where((index == self.seq_idx[:, :1])[:, None], halo, 0)
+        self.send_gradient(None if head is None else head[3], x, exchanges)
+        dx, dweight, dbias, dstates = weights.backward(
+            x, dy, states, self.seq_idx, self.cu_seqlens, dfinal_states
+        )
+        if head is not None and self.seq_idx is not None:
+            # What positions of other indices have given the first outputs.
+            first = x[..., :count], dy[..., :count], states, self.seq_idx[:, :count]
+            seen = weights.backward(*first, dtype=_dtype_of_sums(x))
+            for gradient, whole, part in zip((dx[..., :count], dweight, dbias), head, seen):
+                if gradient is not None:
+                    # Equal ones may be infinite.
+                    gradient += torch.where(whole == part, 0, whole - part).to(gradient.dtype)
+        dtail = received()
+        if dtail is not None and not self.finished:
+            last = slice(x.shape[-1] - 2 * count, None)
+            indices = None if self.seq_idx is None else self.seq_idx[:, last]
+            again, *_ = weights.backward(x[..., last], dy[..., last], None, indices, None, dtail)
+            dx[..., -count:] = again[..., count:]
+        return dx, dweight, dbias, self.gradient_of_given(dstates, given)
+
+    def backward_of_head(self, weights, x, halo, index, dy):
+        """The first outputs' share of the gradients of x there, of weight and bias, and all of the halo's."""
+        count, dtype = self.count, _dtype_of_sums(x)
+        head, dhead = x[..., :count], dy[..., :count]
+        if self.seq_idx is None:
+            return weights.backward(head, dhead, halo, dtype=dtype)
+        head, indices, dhead = self.joined(halo, index, head, dhead)
+        dx, dweight, dbias, _ = weights.backward(head, dhead, None, indices, dtype=dtype)
+        return dx[..., count:], dweight, dbias, dx[..., :count]
+
+    def backward_behind(self, weights, x, given, halo, index, dy, dfinal_states, dtail):
+        """As `backward`, where the call waits for the gradient of its final states; the gradients of its states and of the halo."""
+        if dtail is not None and not self.finished:
+            if self.cu_seqlens is None:
+                dfinal_states = dtail
+            else:
+                if dfinal_states is None:
+                    dfinal_states = x.new_zeros(len(self.rows), *dtail.shape[1:])
+                dfinal_states = torch.cat([dfinal_states[:-1], dtail])
+        if self.seq_idx is None or halo is None:
+            states = self.states(x, halo, given)
+            *gradients, dstates = weights.backward(x, dy, states, self.seq_idx, self.cu_seqlens, dfinal_states)
+            return *gradients, dstates, dstates[: len(halo)] if self.continues else None
+        whole, indices, dwhole = self.joined(halo, index, x, dy)
+        dx, *gradients, _ = weights.backward(whole, dwhole, None, indices, None, dfinal_states)
+        return dx[..., self.count :], *gradients, None, dx[..., : self.count]
+
+    def send_gradient(self, dhalo, x, exchanges):
+        """Sends the rank before the gradient of the halo that came from there, be it read or not."""
+        if exchanges and self.ring.previous is not None:
+            self.ring.send(x.new_zeros(self.halo_shape) if dhalo is None else dhalo, self.ring.previous)
+
+    def gradient_of_given(self, dstates, given):
+        """The gradient of the initial states that were given, zero for those that are not read here."""
+        if given is None:
+            return None
+        if self.rows is None and not self.continues:
+            return dstates
+        gradient = torch.zeros_like(given)
+        if self.rows:
+            own = slice(1 if self.continues else 0, None)
+            gradient[self.rows[own]] = dstates[own]
+        return gradient
 
 
-def _anchor(x, initial_states):
-    """What requires a gradient if x or initial_states does."""
-    return initial_states if initial_states is not None and initial_states.requires_grad else x
+def _dtype_of_sums(x):
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+class _Convolution(torch.autograd.Function):
+    """The call of one rank."""
+
+    @staticmethod
+    def forward(ctx, part, silu, wants_final, x, weight, bias, given, residual):
+        weights = _Weights(weight, bias, silu)
+        y, final_states, halo, index = part.forward(weights, x, given, residual, wants_final)
+        ctx.part, ctx.silu = part, silu
+        ctx.save_for_backward(x, weight, bias, given, halo, index)
+        ctx.set_materialize_grads(False)
+        return y, final_states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy, dfinal_states):
+        x, weight, bias, given, halo, index = ctx.saved_tensors
+        exchanges = ctx.needs_input_grad[3] or ctx.needs_input_grad[6]
+        dy = torch.zeros_like(x) if dy is None else dy
+        weights = _Weights(weight, bias, ctx.silu)
+        gradients = ctx.part.backward(weights, x, given, halo, index, dy, dfinal_states, exchanges)
+        return None, None, None, *gradients, dy if ctx.needs_input_grad[7] else None
 
 
 def causal_conv1d_fn(
@@ -220,101 +404,38 @@ def causal_conv1d_fn(
         raise NotImplementedError(
             "seq_idx and cu_seqlens cannot be given together across ranks: use one of them"
         )
-    call = _packed if cu_seqlens is not None else _indexed if seq_idx is not None else _plain
-    index = cu_seqlens if cu_seqlens is not None else seq_idx
-    y, final_states, token = call(ring, x, weight, bias, index, initial_states, activation, residual)
-    if token is not None:
-        y = _After.apply(y, token)
-    if initial_states is not None and initial_states.requires_grad:
-        # Where none of them is read, their gradient is zero and not None, for a sum over the ranks.
-        y = _After.apply(y, initial_states[..., :0].flatten())
-    return (y, final_states) if return_final_states else y
+    if (dtype := autocast_dtype(x)) is not None:
+        x, initial_states, residual = (cast(tensor, dtype) for tensor in (x, initial_states, residual))
+    if weight.shape[1] == 1:
+        # Every position is on its own.
+        y = _convolve(x, weight, bias, seq_idx, activation=activation, residual=residual)
+        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        return (y, x.new_zeros(rows, x.shape[1], 0)) if return_final_states else y
+    tensors = x, weight, bias, initial_states, residual
+    return _over_ranks(ring, tensors, seq_idx, cu_seqlens, is_silu(activation), return_final_states)
 
 
-def _zeros(x, weight, rows):
-    return x.new_zeros(rows, x.shape[1], weight.shape[1] - 1)
-
-
-def _plain(ring, x, weight, bias, _, initial_states, activation, residual):
-    count = weight.shape[1] - 1
-    state = _zeros(x, weight, x.shape[0]) if initial_states is None else initial_states
-    waits = x.shape[-1] < count
-    halo, token = _exchange(
-        ring, _anchor(x, initial_states), state, lambda halo: _tail(halo, x, count), waits
-    )
-    y, final_states = _convolve(x, weight, bias, None, halo, True, None, activation, residual=residual)
-    # Only the last rank sees the end.
-    return y, final_states if ring.next is None else torch.zeros_like(final_states), token
-
-
-def _indexed(ring, x, weight, bias, seq_idx, initial_states, activation, residual):
-    """The halo has indices of its own, so it is a part of the sequence, whose outputs are dropped."""
-    count = weight.shape[1] - 1
-    waits = x.shape[-1] < count
-    state = _zeros(x, weight, x.shape[0]) if initial_states is None else initial_states
-    halo, token = _exchange(
-        ring, _anchor(x, initial_states), state, lambda halo: _tail(halo, x, count), waits
-    )
-    # Initial states carry the index of the first position; without a position, any will do.
-    first = seq_idx[:, :1] if seq_idx.shape[1] else seq_idx.new_zeros(seq_idx.shape[0], 1)
-    index = first.expand(-1, count).contiguous()
-    if not waits and ring.next is not None:
-        ring.send(_tail(None, seq_idx, count).contiguous(), ring.next)
-    if ring.previous is not None:
-        index = torch.empty_like(index)
-        ring.receive(index, ring.previous)
-    if waits and ring.next is not None:
-        ring.send(_tail(index, seq_idx, count).contiguous(), ring.next)
-    y, final_states = _convolve(
-        torch.cat([halo, x], dim=-1),
-        weight,
-        bias,
-        torch.cat([index, seq_idx], dim=-1),
-        None,
-        True,
-        None,
-        activation,
-    )
-    y = y[..., count:] if residual is None else y[..., count:] + residual
-    return y, final_states if ring.next is None else torch.zeros_like(final_states), token
-
-
-def _packed(ring, x, weight, bias, cu_seqlens, initial_states, activation, residual):
-    count = weight.shape[1] - 1
-    ends = cu_seqlens.tolist()
-    part = _Slice(ring.lengths(x), ring.rank, ends)
-    given = _zeros(x, weight, len(ends) - 1) if initial_states is None else initial_states
-    own = given[part.rows]
-    last = x[..., part.boundaries[-2] :] if part.rows else x
-    # The last sequence is cut out of a longer one on the left, or nothing of any sequence is here.
-    only = not part.rows or (part.continues and len(part.rows) == 1)
-    waits = only and last.shape[-1] < count
-    before = lambda halo: halo if only else own[-1:]  # noqa: E731
-    halo, token = _exchange(
-        ring,
-        _anchor(x, initial_states),
-        _zeros(x, weight, 1),
-        lambda halo: _tail(before(halo), last, count),
-        waits,
-    )
-    states = torch.cat([halo, own[1:]]) if part.continues else own
-    final_states = torch.zeros_like(given)
-    if part.rows:
-        boundaries = torch.tensor(part.boundaries, dtype=cu_seqlens.dtype, device=x.device)
-        y, ended = _convolve(
-            x, weight, bias, None, states, True, None, activation, cu_seqlens=boundaries, residual=residual
-        )
-        rows = [part.rows[at] for at in part.finished]
-        final_states = final_states.index_put(
-            (torch.tensor(rows, dtype=torch.long, device=x.device),), ended[part.finished]
-        )
-    else:
-        # Without a position, for the gradients of weight and bias, which are zero.
-        y = _convolve(x, weight, bias, activation=activation, residual=residual)
-    if part.empty:
-        rows = torch.tensor(part.empty, dtype=torch.long, device=x.device)
-        final_states = final_states.index_put((rows,), given[rows])
-    if ring.previous is not None and not part.continues:
-        # No sequence here reads the halo, whose sender waits for a gradient all the same.
-        y = _After.apply(y, halo[..., :0].flatten())
-    return y, final_states, token
+# Nothing here is of use to a compiler: messages are not traced.
+@torch.compiler.disable
+def _over_ranks(ring, tensors, seq_idx, cu_seqlens, silu, return_final_states):
+    x, weight, _, given, _ = tensors
+    packed, ends = None, None
+    if cu_seqlens is not None:
+        ends = cu_seqlens.tolist()
+        packed = _Slice(ring.lengths(x), ring.rank, ends)
+    part = _Part(ring, x, weight.shape[1] - 1, seq_idx, cu_seqlens, packed)
+    wants_final = return_final_states and (packed is not None or ring.next is None)
+    y, final_states = _Convolution.apply(part, silu, wants_final, *tensors)
+    if not return_final_states:
+        return y
+    if packed is None:
+        # Only the last rank sees the end.
+        return y, x.new_zeros(part.halo_shape) if ring.next is not None else final_states
+    states = x.new_zeros(len(ends) - 1, *part.halo_shape[1:])
+    for rows, values in (
+        ([part.rows[at] for at in packed.finished], final_states[packed.finished] if packed.finished else None),
+        (packed.empty, None if given is None else given[packed.empty]),
+    ):
+        if rows and values is not None:
+            states = states.index_put((torch.tensor(rows, device=x.device),), values)
+    return y, states

@@ -29,8 +29,8 @@ def run(world, directory, backend):
     finally:
         for rank in ranks:
             rank.kill()
-    for rank, error in zip(ranks, errors):
-        assert rank.returncode == 0, error[-4000:]
+    # One that fails ends the others.
+    assert not any(rank.returncode for rank in ranks), "\n".join(error[-3000:] for error in errors)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
