@@ -58,7 +58,7 @@ impl<'a> Library<'a> {
     ) -> PyResult<Bound<'py, PyAny>> {
         if let Some(like) = given.operation.like[at].and_then(|input| given.object(input)) {
             return match self {
-                Library::Torch(torch) => torch.empty_like(&like),
+                Library::Torch(torch) => torch.empty_like(&like, sizes.read(given.operation.like[at])),
                 // Of no subclass.
                 Library::NumPy(numpy) => {
                     numpy.empty_like.bind(like.py()).call1((like, None::<()>, "K", false))
@@ -108,6 +108,12 @@ impl<'a> Library<'a> {
 }
 
 impl Sizes<'_> {
+    /// What was read of an input.
+    fn read(&self, input: Option<usize>) -> Option<&Tensor> {
+        let Sizes::Read(tensors) = self else { return None };
+        tensors[input?].as_ref()
+    }
+
     /// The size of an input's axis, and what is added to it. What the operation will refuse is no reason to fail here.
     fn size<'py>(
         &self,

@@ -299,6 +299,22 @@ impl Tensor {
         &self.shape[..self.rank]
     }
 
+    /// Strides without gaps in the order of its own; None where elements share memory, or two axes have no order.
+    pub fn dense_strides(&self) -> Option<[i64; MAX_RANK]> {
+        let mut axes: [usize; MAX_RANK] = std::array::from_fn(|axis| axis);
+        let axes = &mut axes[..self.rank];
+        axes.sort_by_key(|axis| self.strides[*axis]);
+        let (mut strides, mut dense) = ([0; MAX_RANK], 1_i64);
+        for (at, &axis) in axes.iter().enumerate() {
+            if self.strides[axis] <= 0 || (at > 0 && self.strides[axis] == self.strides[axes[at - 1]]) {
+                return None;
+            }
+            strides[axis] = dense;
+            dense = dense.checked_mul(self.shape[axis].max(1))?;
+        }
+        Some(strides)
+    }
+
     /// Number of elements.
     pub fn element_count(&self) -> i64 {
         self.shape[..self.rank].iter().fold(1, |product, &size| product.saturating_mul(size))

@@ -2,8 +2,8 @@
 //!
 //! Nothing is imported here that somebody has not imported before.
 
-use causeway::DType;
 use causeway::backend::gpu::plan::Vendor;
+use causeway::{DType, Location};
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -11,6 +11,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyInt, PyTuple, PyType};
 
 use crate::dlpack::{Description, Reader};
+use crate::tensor::Tensor;
 
 /// What is needed of PyTorch, once it has been imported by whoever made the tensors.
 pub struct Torch {
@@ -22,10 +23,33 @@ pub struct Torch {
     current_stream: Option<Py<PyAny>>,
     thread_count: Py<PyAny>,
     empty_like: Py<PyAny>,
+    allocators: Option<Allocators>,
     increment_version: IncrementVersion,
     watchers: Watchers,
     /// Keyword arguments for `Tensor.new_empty`.
     bytes: Py<PyDict>,
+}
+
+/// Functions that make a tensor of sizes, strides and dtype, for programs that PyTorch's compiler writes: they take half of the time of
+/// `empty_like`, which goes through the dispatcher.
+struct Allocators {
+    cpu: Py<PyAny>,
+    /// On the current device; None where there may be another one.
+    cuda: Option<Py<PyAny>>,
+}
+
+impl Allocators {
+    /// None where PyTorch lacks them.
+    fn of(module: &Bound<'_, PyAny>) -> Option<Self> {
+        let guards = module.getattr("_C").ok()?.getattr("_dynamo").ok()?.getattr("guards").ok()?;
+        let devices: PyResult<usize> =
+            module.getattr("cuda").and_then(|cuda| cuda.call_method0("device_count")?.extract());
+        let cuda = guards.getattr("_empty_strided_cuda").ok();
+        Some(Allocators {
+            cpu: guards.getattr("_empty_strided_cpu").ok()?.unbind(),
+            cuda: cuda.filter(|_| devices.is_ok_and(|count| count == 1)).map(Bound::unbind),
+        })
+    }
 }
 
 /// PyTorch's function that notes that values have changed.
@@ -134,6 +158,7 @@ impl Torch {
             current_stream: of_inner("_cuda_getCurrentRawStream").ok(),
             thread_count: module.getattr("get_num_threads")?.unbind(),
             empty_like: module.getattr("empty_like")?.unbind(),
+            allocators: Allocators::of(module),
             increment_version,
             watchers: Watchers {
                 dispatch_modes: of_inner("_len_torch_dispatch_stack")?,
@@ -205,9 +230,36 @@ impl Torch {
         self.thread_count.bind(py).call0()?.extract()
     }
 
-    /// `torch.empty_like(like)`.
-    pub fn empty_like<'py>(&self, like: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.empty_like.bind(like.py()).call1((like,))
+    /// `torch.empty_like(like)`, of a tensor that may have been read.
+    pub fn empty_like<'py>(
+        &self,
+        like: &Bound<'py, PyAny>,
+        read: Option<&Tensor>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = like.py();
+        if let Some(read) = read
+            && let Some(made) = self.dense_like(py, read)?
+        {
+            return Ok(made);
+        }
+        self.empty_like.bind(py).call1((like,))
+    }
+
+    /// A tensor in the order of another one's strides; None where that is left to PyTorch.
+    fn dense_like<'py>(&self, py: Python<'py>, read: &Tensor) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(allocators) = &self.allocators else { return Ok(None) };
+        let allocate = match read.location {
+            Location::Host => Some(&allocators.cpu),
+            Location::Cuda(_) | Location::Hip(_) => allocators.cuda.as_ref(),
+        };
+        let dtype = self.dtypes.iter().find(|(_, known)| *known == read.dtype());
+        let (Some(allocate), Some((dtype, _)), Some(strides)) = (allocate, dtype, read.dense_strides())
+        else {
+            return Ok(None);
+        };
+        let sizes = PyTuple::new(py, read.shape())?;
+        let strides = PyTuple::new(py, &strides[..read.shape().len()])?;
+        allocate.bind(py).call1((sizes, strides, dtype)).map(Some)
     }
 
     /// Tells autograd that the values of tensors have changed.
