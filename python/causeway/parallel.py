@@ -18,11 +18,13 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from causeway import causal_conv1d_fn as _convolve
-from causeway import kernels as _kernels
+from causeway import _native
 from causeway._activation import is_silu
 from causeway._torch.eager import autocast_dtype, cast
 
 __all__ = ["causal_conv1d_fn"]
+
+_forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_backward.run
 
 
 # What has been sent and may not have left yet, with its memory.
@@ -93,27 +95,22 @@ class _Weights:
         self.weight, self.bias, self.silu = weight, bias, silu
         self.count = weight.shape[1] - 1
 
-    def forward(self, x, states=None, seq_idx=None, cu_seqlens=None, residual=None, wants_final=False):
+    def forward(self, x, states=None, seq_idx=None, cu_seqlens=None, residual=None, wants_final=False, y=...):
         """y, and final states if they are wanted."""
-        y, final_states = torch.empty_like(x), None
-        if wants_final:
-            rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-            final_states = x.new_empty(rows, x.shape[1], self.count)
-        _kernels.causal_conv1d_forward(
-            x, self.weight, self.bias, states, seq_idx, cu_seqlens, residual, self.silu, y, final_states
-        )
-        return y, final_states
+        inputs = x, self.weight, self.bias, states, seq_idx, cu_seqlens, residual
+        result = _forward(inputs, self.silu, (y, ... if wants_final else None))
+        return result if wants_final else (result, None)
 
-    def backward(self, x, dy, states=None, seq_idx=None, cu_seqlens=None, dfinal_states=None, dtype=None):
+    def backward(
+        self, x, dy, states=None, seq_idx=None, cu_seqlens=None, dfinal_states=None, dx=..., sums_dtype=None
+    ):
         """The gradients of x, weight, bias and states; those of the parameters in a dtype of their own."""
-        dx, dstates = torch.empty_like(x), None if states is None else torch.empty_like(states)
-        like = self.weight, self.bias
-        dweight, dbias = (None if t is None else torch.empty_like(t, dtype=dtype or t.dtype) for t in like)
-        _kernels.causal_conv1d_backward(
-            x, self.weight, self.bias, dy, states, seq_idx, cu_seqlens, dfinal_states, self.silu,
-            dx, dweight, dbias, dstates,
-        )  # fmt: skip
-        return dx, dweight, dbias, dstates
+        inputs = x, self.weight, self.bias, dy, states, seq_idx, cu_seqlens, dfinal_states
+        sums = ..., ...
+        if sums_dtype is not None:
+            like = self.weight, self.bias
+            sums = [None if t is None else torch.empty_like(t, dtype=sums_dtype) for t in like]
+        return _backward(inputs, self.silu, (dx, *sums, ...))[:4]
 
 
 class _Part:
@@ -196,12 +193,12 @@ class _Part:
         y, final_states = weights.forward(x, states, self.seq_idx, self.cu_seqlens, residual, wants_final)
         halo, index = received()
         if self.continues:
-            head, added = (None if t is None else t[..., :count] for t in (x, residual))
-            indices = None
-            if self.seq_idx is not None:
+            head, added = x[..., :count], None if residual is None else residual[..., :count]
+            if self.seq_idx is None:
+                weights.forward(head, halo, None, None, added, y=y[..., :count])
+            else:
                 head, indices, added = self.joined(halo, index, head, added)
-            again, _ = weights.forward(head, halo if indices is None else None, indices, None, added)
-            y[..., :count] = again[..., -count:]
+                y[..., :count] = weights.forward(head, None, indices, None, added)[0][..., count:]
         return y, final_states, halo, index
 
     def forward_behind(self, weights, x, given, residual, halo, index):
@@ -249,27 +246,31 @@ class _Part:
         if head is not None and self.seq_idx is not None:
             # What positions of other indices have given the first outputs.
             first = x[..., :count], dy[..., :count], states, self.seq_idx[:, :count]
-            seen = weights.backward(*first, dtype=_dtype_of_sums(x))
+            seen = weights.backward(*first, sums_dtype=_dtype_of_sums(x))
             for gradient, whole, part in zip((dx[..., :count], dweight, dbias), head, seen):
                 if gradient is not None:
                     # Equal ones may be infinite.
                     gradient += torch.where(whole == part, 0, whole - part).to(gradient.dtype)
         dtail = received()
         if dtail is not None and not self.finished:
-            last = slice(x.shape[-1] - 2 * count, None)
-            indices = None if self.seq_idx is None else self.seq_idx[:, last]
-            again, *_ = weights.backward(x[..., last], dy[..., last], None, indices, None, dtail)
-            dx[..., -count:] = again[..., count:]
+            if self.seq_idx is None:
+                tail = x[..., -count:], dy[..., -count:], x[..., -2 * count : -count], None, None, dtail
+                weights.backward(*tail, dx=dx[..., -count:])
+            else:
+                # Initial states have no indices of their own.
+                last = slice(-2 * count, None)
+                tail = x[..., last], dy[..., last], None, self.seq_idx[:, last], None, dtail
+                dx[..., -count:] = weights.backward(*tail)[0][..., count:]
         return dx, dweight, dbias, self.gradient_of_given(dstates, given)
 
     def backward_of_head(self, weights, x, halo, index, dy):
         """The first outputs' share of the gradients of x there, of weight and bias, and all of the halo's."""
-        count, dtype = self.count, _dtype_of_sums(x)
+        count = self.count
         head, dhead = x[..., :count], dy[..., :count]
         if self.seq_idx is None:
-            return weights.backward(head, dhead, halo, dtype=dtype)
+            return weights.backward(head, dhead, halo)
         head, indices, dhead = self.joined(halo, index, head, dhead)
-        dx, dweight, dbias, _ = weights.backward(head, dhead, None, indices, dtype=dtype)
+        dx, dweight, dbias, _ = weights.backward(head, dhead, None, indices, sums_dtype=_dtype_of_sums(x))
         return dx[..., count:], dweight, dbias, dx[..., :count]
 
     def backward_behind(self, weights, x, given, halo, index, dy, dfinal_states, dtail):

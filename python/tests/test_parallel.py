@@ -1,8 +1,10 @@
 """The convolution over the ranks of a process group against one process, values and gradients."""
 
 import pathlib
+import queue
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -43,6 +45,84 @@ def test_nccl(tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
     run(2, tmp_path, "nccl")
+
+
+class Mailboxes:
+    """What `_Ring` is, for ranks that are threads."""
+
+    def __init__(self, rank, size, boxes):
+        self.rank, self.size, self.boxes = rank, size, boxes
+        self.previous = rank - 1 if rank > 0 else None
+        self.next = rank + 1 if rank + 1 < size else None
+
+    def send(self, tensor, rank):
+        self.boxes[self.rank, rank].put(tensor.clone())
+
+    def receive(self, tensor, rank):
+        return lambda: tensor.copy_(self.boxes[rank, self.rank].get(timeout=60))
+
+    def lengths(self, x):
+        for rank in range(self.size):
+            self.boxes["lengths", rank].put((self.rank, x.shape[-1]))
+        return [length for _, length in sorted(self.boxes["lengths", self.rank].get(timeout=60) for _ in range(self.size))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["channel-first", "channel-last"])
+@pytest.mark.parametrize("kind", ["plain", "states", "some-indices", "long-sequences", "cu_seqlens"])
+def test_ranks_in_threads(device, dtype, layout, kind, monkeypatch):
+    """Slices of a hundred positions and more on one device, in the layouts and dtypes that kernels are made for."""
+    monkeypatch.syspath_prepend(WORKER.parent)
+    from parallel_worker import call, make
+
+    lengths = (160, 5, 131)
+    world, total, boxes = len(lengths), sum(lengths), {}
+    for rank in range(world):
+        boxes["lengths", rank] = queue.Queue()
+        boxes |= {(rank, other): queue.Queue() for other in range(world)}
+    rank_of_thread = threading.local()
+    monkeypatch.setattr(causeway.parallel, "_Ring", lambda group: Mailboxes(rank_of_thread.value, world, boxes))
+
+    def of_layout(t):
+        return t.transpose(1, 2).contiguous().transpose(1, 2) if layout == "channel-last" else t.contiguous()
+
+    def converted(name, value):
+        if not value.is_floating_point():
+            return value.to(device)
+        value = value.to(device, torch.float32 if name in ("weight", "bias") else dtype)
+        return of_layout(value) if value.dim() == 3 else value
+
+    whole = {name: converted(name, value) for name, value in make(kind, total).items()}
+    found, errors = {}, []
+
+    def work(rank):
+        rank_of_thread.value = rank
+        here = slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
+        sliced = "x", "residual", "dy", "seq_idx"
+        part = {n: v[..., here] if n in sliced else v for n, v in whole.items()}
+        part = {n: of_layout(v) if v.dim() == 3 else v for n, v in part.items()}
+        try:
+            with torch.autograd.set_multithreading_enabled(False):
+                found[rank] = call(causeway.parallel.causal_conv1d_fn, part)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and len(found) == world
+    y, final_states, gradients = call(causeway.causal_conv1d_fn, dict(whole))
+    assert torch.equal(torch.cat([found[rank][0] for rank in range(world)], -1), y)
+    states = sum(found[rank][1].float() for rank in range(world))
+    torch.testing.assert_close(states, final_states.float(), atol=0, rtol=0)
+    close = dict(atol=2e-4, rtol=2e-4) if dtype == torch.float32 else dict(atol=5e-2, rtol=2e-2)
+    for name, expected in gradients.items():
+        parts = [found[rank][2][name].float() for rank in range(world)]
+        joined = torch.cat(parts, -1) if name in ("x", "residual") else sum(parts)
+        torch.testing.assert_close(joined, expected.float(), msg=lambda m: f"{name}: {m}", **close)
 
 
 def test_one_rank_is_an_ordinary_call(tmp_path):
