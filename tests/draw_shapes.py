@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Draws shapes that nobody has tuned for, as a suite for `causeway bench`.
+
+    draw_shapes.py conv1d|gemm [--seed N] [--count N] > drawn.toml
+    causeway bench --suite drawn.toml --device cuda --save drawn.json
+    draw_shapes.py summary drawn.json...
+
+Convolutions: x of 1 to 256 MB in 16 bits, dim 64 to 8,192 and seqlen 16 to 65,536, log-uniform, one of four no multiple of 8, both
+layouts, width 3 or 4, with SiLU. Products: each of M, N, K 16 to 32,768, log-uniform, multiples of 8, at most 2 GB of tensors and
+10 TFLOP. A summary gives the geometric mean and the worst ratio to the floor (of products: of cuBLASLt) by pass and class.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+
+
+def log_uniform(draw, low, high, step):
+    """A multiple of step."""
+    value = math.exp(draw.uniform(math.log(low), math.log(high)))
+    return max(step, round(value / step) * step)
+
+
+def convolution(draw):
+    """One row of a suite."""
+    while True:
+        step = 1 if draw.random() < 0.25 else 8
+        dim, seqlen = log_uniform(draw, 64, 8192, step), log_uniform(draw, 16, 65536, step)
+        if draw.random() < 0.25:
+            dim = 2 ** round(math.log2(dim))
+        batch = round(math.exp(draw.uniform(math.log(2**19), math.log(2**27))) / (dim * seqlen))
+        if 1 <= batch <= 4096:
+            layout = draw.choice(["channel-first", "channel-last"])
+            return {"shape": [batch, dim, seqlen], "layout": layout, "width": draw.choice([3, 4])}
+
+
+def product(draw):
+    """One row of a suite."""
+    while True:
+        m, n, k = (log_uniform(draw, 16, 32768, 8) for _ in range(3))
+        if 2 * (m * k + k * n + m * n) <= 2e9 and 2 * m * n * k <= 1e13:
+            return {"shape": [m, n, k], "layout": "row-major", "algorithm": "fast"}
+
+
+ROWS = {"conv1d": convolution, "gemm": product}
+
+
+def suite(kind, seed, count):
+    """The text of a suite."""
+    draw = random.Random(seed)
+    yield f'name = "drawn-{kind}-{seed}"\nabout = "Shapes drawn with seed {seed}"\n'
+    for at in range(count):
+        row = {"name": f"drawn-{at}", "dtype": "bf16", **ROWS[kind](draw)}
+        if kind == "conv1d":
+            row |= {"activation": "silu", "bias": True}
+        yield f"[[{kind}]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in row.items())
+
+
+def classes(row):
+    """The classes that a row of a run belongs to."""
+    yield "all"
+    if "operations" in row:
+        m, n, k = row["shape"]
+        tiles = -(-m // 128) * -(-n // 128)
+        if tiles <= 100 and k >= 2048:
+            yield "100 tiles of 128 or fewer, K of 2,048 or more"
+        if 132 < tiles <= 264:
+            yield "133 to 264 tiles of 128"
+        if min(m, n) <= 128:
+            yield "M or N of 128 or less"
+        return
+    batch, dim, seqlen = row["shape"]
+    yield row["layout"]
+    if dim % 8 or seqlen % 8:
+        yield f"{row['layout']}, dim or seqlen no multiple of 8"
+    elif 2 * batch * dim * seqlen >= 60e6:
+        power = ", dim a power of two" if row["layout"] == "channel-last" and dim & (dim - 1) == 0 else ""
+        yield f"{row['layout']}, 60 MB or more{power}"
+
+
+def summary(files):
+    """A table: of each class and call, how many rows, the geometric mean and the worst of time / floor."""
+    ratios = {}
+    for file in files:
+        with open(file) as run:
+            for row in json.load(run)["rows"]:
+                for name in classes(row):
+                    ratios.setdefault((name, row["call"]), []).append((row["ratio"], row["case"], row["shape"]))
+    for (name, call), found in sorted(ratios.items()):
+        mean = statistics.geometric_mean(ratio for ratio, _, _ in found)
+        ratio, case, shape = max(found)
+        print(f"{name:48} {call:12} {len(found):4} rows  {mean:.3f}  worst {ratio:.3f} ({case}, {shape})")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=[*ROWS, "summary"])
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=40)
+    options = parser.parse_args()
+    if options.action == "summary":
+        summary(options.files)
+    else:
+        print("\n".join(suite(options.action, options.seed, options.count)))
+
+
+if __name__ == "__main__":
+    main()
