@@ -25,6 +25,7 @@
 //
 // Cost per element: x, dy and dx once, and x once more for (width-1) / (rows of a segment) of the elements. Instructions, width
 // 4, SiLU, 16 bit: 24.5 (pre 4, g 7, dweight and dbias 5, dx 4, conversion 2.5, memory 2); without SiLU 13.5.
+// BackwardArguments, what the kernel is given, is written in backend/gpu/causal_conv1d/backward.rs.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 #include "causal_conv1d_backward_rings.cuh"
@@ -239,6 +240,7 @@ private:
             if constexpr (Problem::dC) {
                 if (Inside || t + p < last) store(dc + (i64)(t + p) * a.dc_pitch, pack<X, BYTES>(row_dc));
             }
+            // Its sum is (p + 1) mod width.
             const i32 finished = t + p - HALO;
             if (Inside || (finished >= first && finished < last)) {
                 if constexpr (!Problem::B) {
@@ -555,9 +557,9 @@ private:
     const BackwardArguments& a;
     i64 channel;
     i32 entry;
-    i32 first, last, fetch_end;  // the segment's first row and its end; the end of the rows that it reads
+    i32 first, last, fetch_end;  // the segment's first row and the one behind its last; the end of the rows that it reads
     bool shares_above, runs_over = true;
-    const char *x, *dy, *b, *gate;
+    const char *x, *dy, *b, *gate;  // gate: of C
     char *dx, *db, *dc;
     Packet<BYTES> factors[WIDTH][2];               // of x and B, of the rows in the window
     float row_gate[CHANNELS], row_dc[CHANNELS];    // C of a row, and its gradient

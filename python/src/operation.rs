@@ -158,8 +158,9 @@ impl Operation {
         }
     }
 
-    /// As `eager`, with autograd among those who may want to see the call, and autocast unless the tensors are cast already. The option
-    /// has its name. If a gradient has to be recorded, gives how many of the inputs take part, those behind them being absent.
+    /// Computes as `eager` does, unless autograd wants to see the call too, or autocast, if the tensors are not cast already. The activation
+    /// has its name here. Where a gradient has to be recorded it computes nothing, and gives how many of the inputs take part, those
+    /// behind them being absent.
     #[pyo3(signature = (inputs, option, outputs, is_cast))]
     fn record<'py>(
         &self,

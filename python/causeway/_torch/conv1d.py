@@ -77,6 +77,7 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
         outputs = ..., ... if final_states_out is None else final_states_out
     if not is_compiling():
         try:
+            # Computes; if a gradient has to be recorded, gives a number of inputs instead.
             result = _record_forward(inputs, option, outputs, is_cast)
         except RuntimeError:
             # A nested tensor of the older kind is a plain one by its class, and has no words for what it lacks.

@@ -1,4 +1,5 @@
-//! What the table of arguments does not say: the sizes that x, weight and cu_seqlens give, and values of indices.
+//! What the table of arguments does not say: the dtypes of x and weight (`OWN` there), the sizes that x, weight and cu_seqlens give, and
+//! values of indices.
 
 use super::{MAX_WIDTH, Sizes};
 use crate::checks;
@@ -25,10 +26,10 @@ impl<'a> Check<'a> {
 
     /// For operations whose x has another shape: checks its dtype only.
     pub fn of_values(x: &'a TensorRef<'_>) -> Result<Self> {
-        let host_only: &[DType] = &[DType::F32, DType::F16, DType::BF16, DType::F64];
+        let on_cpu = &[DType::F32, DType::F16, DType::BF16, DType::F64];
         let (allowed, because) = match x.location() {
-            Location::Host => (host_only, "the dtypes of a convolution on a CPU"),
-            _ => (&host_only[..3], "the dtypes of a convolution on a GPU"),
+            Location::Host => (&on_cpu[..], "the dtypes of a convolution on a CPU"),
+            _ => (&on_cpu[..3], "the dtypes of a convolution on a GPU"),
         };
         checks::dtype("x", x.meta(), allowed, because)?;
         Ok(Check { x: x.meta() })

@@ -38,7 +38,7 @@ macro_rules! operation {
             /// The launch that the call is on a GPU with these facts; `None` if all outputs are empty.
             ///
             /// # Errors
-            /// As for `validate`; [`Error::Unsupported`](crate::Error::Unsupported) for f64.
+            /// As for `validate`; [`Error::Unsupported`](crate::Error::Unsupported) for f64 tensors of the host: a GPU's are refused before.
             pub fn plan(&self, facts: &DeviceFacts) -> Result<Option<Plan>> {
                 let plan: fn(&Self, &_, &DeviceFacts) -> Result<Option<Plan>> = $plan;
                 plan(self, &self.validate()?, facts)

@@ -54,7 +54,7 @@ pub struct Plan {
     pub workspace_bytes: u64,
     /// 32-bit arrival counters; zero before the launch and after it.
     pub counters: u32,
-    /// The kernel's one argument, as bytes; a `#[repr(C)]` struct that mirrors the one in `kernels/`.
+    /// The kernel's one argument, as bytes: a struct of `device_struct!`, from which the kernel's own is rendered.
     pub arguments: Vec<u8>,
     /// Where in `arguments` the workspace address goes (8 bytes), if one is used.
     pub workspace_at: Option<usize>,

@@ -144,7 +144,8 @@ fn weight_access(weight: &TensorRef<'_>, channels: u32) -> u32 {
     power_of_two_in(view.address | (view.step_bytes(0).wrapping_mul(i64::from(channels)) | run) as u64)
 }
 
-/// GPUs compute in f32.
+/// GPUs compute in f32. `validate` refuses f64 where x lies in a GPU's memory; this is for tensors of the host, which simulated devices
+/// and `causeway plan` have.
 fn refuse_f64(x: DType, facts: &DeviceFacts) -> Result<()> {
     if x != DType::F64 {
         return Ok(());
