@@ -57,6 +57,11 @@ pub struct Description {
 }
 
 impl Description {
+    /// True for a tensor with elements and no address.
+    pub fn has_no_memory(&self) -> bool {
+        self.pointer.is_null() && !self.shape[..self.rank].contains(&0)
+    }
+
     /// False if the values are those of memory for certain. PyTorch negates the imaginary parts of conjugated numbers only when
     /// they are read; they lie between the real parts, so that they have no odd stride.
     pub fn may_be_negated(&self) -> bool {

@@ -11,7 +11,7 @@ use crate::call::Place;
 use crate::operation::Operation;
 use crate::results::{Library, Sizes};
 use crate::table::Choice;
-use crate::tensor::{First, Tensor};
+use crate::tensor::{First, Named, Tensor};
 use crate::torch::Torch;
 
 /// An object that lives as long as the tuple which it came in.
@@ -209,10 +209,13 @@ impl<'a, 'py> Given<'a, 'py> {
                 return Ok(None);
             }
         }
-        // Values of indices on the host would be read; and a GPU has no kernels for f64.
+        // Values of indices on the host would be read, but for those of seq_idx; and a GPU has no kernels for f64.
         let there = || tensors.iter().flatten();
-        let has_indices = there().any(|tensor| matches!(tensor.dtype(), DType::I32 | DType::I64));
-        if !has_indices {
+        let has_values = |(tensor, named): (&Option<Tensor>, &Named)| {
+            tensor.is_some_and(|tensor| matches!(tensor.dtype(), DType::I32 | DType::I64))
+                && named.name != "seq_idx"
+        };
+        if !tensors.iter().zip(&self.operation.named).any(has_values) {
             tensors.iter_mut().flatten().for_each(|tensor| tensor.location = Location::Host);
         } else if there().any(|tensor| tensor.dtype() == DType::F64) {
             return Ok(None);

@@ -143,6 +143,9 @@ impl Tensor {
     /// The short way; None for a tensor that only [`Tensor::of_torch`] has words for.
     pub fn of_dlpack(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Self>> {
         let Some(found) = torch.describe(object) else { return Ok(None) };
+        if found.has_no_memory() {
+            return Ok(None);
+        }
         if found.may_be_negated() && object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()? {
             return Ok(None);
         }
@@ -215,16 +218,15 @@ impl Tensor {
             )));
         }
         let pointer: usize = object.call_method0(intern!(py, "data_ptr")).map_err(unreadable)?.extract()?;
-        Ok(Tensor {
-            pointer: pointer as *mut u8,
-            dtype,
-            rank,
-            shape,
-            strides,
-            location,
-            is_torch: true,
-            read_only: false,
-        })
+        let (pointer, is_torch, read_only) = (pointer as *mut u8, true, false);
+        let tensor = Tensor { pointer, dtype, rank, shape, strides, location, is_torch, read_only };
+        // Fake tensors, tensors around others, and zeros that PyTorch has not written down.
+        if pointer.is_null() && tensor.element_count() > 0 {
+            return Err(PyRuntimeError::new_err(format!(
+                "{argument} cannot be read: it has no memory of its own; pass {argument}.clone() of a tensor that holds values"
+            )));
+        }
+        Ok(tensor)
     }
 
     fn of_numpy(named: &Named, object: &Bound<'_, PyAny>, ndarray: &Bound<'_, PyType>) -> PyResult<Self> {

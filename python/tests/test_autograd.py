@@ -206,3 +206,40 @@ def test_saved_tensor_hooks_and_checkpointing():
     expected = torch.autograd.grad(function(x, weight).sum(), (x, weight))
     found = torch.autograd.grad(checkpoint(function, x, weight, use_reentrant=False).sum(), (x, weight))
     assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+class Wrapper(torch.Tensor):
+    """A tensor around another one, without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, strides=inner.stride())
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        inner = lambda t: t.inner if isinstance(t, Wrapper) else t  # noqa: E731
+        found = function(*torch.utils._pytree.tree_map(inner, args), **(kwargs or {}))
+        return torch.utils._pytree.tree_map(lambda t: cls(t) if isinstance(t, torch.Tensor) else t, found)
+
+
+def test_a_gradient_of_another_class():
+    x, weight = draw(2, 3, 7), draw(3, 4)
+    (causeway.causal_conv1d_fn(x, weight) * Wrapper(torch.ones(2, 3, 7, dtype=torch.float64))).sum().backward()
+    expected = torch.autograd.grad(causeway.causal_conv1d_fn(x, weight).sum(), (x, weight))
+    for found, truth in zip((x.grad, weight.grad), expected):
+        torch.testing.assert_close(getattr(found, "inner", found), truth)
+
+
+def test_tensors_without_memory():
+    x, weight = draw(2, 3, 7), draw(3, 4)
+    zeros = torch._efficientzerotensor(2, 3, 7, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="x cannot be read: it has no memory"):
+        causeway.causal_conv1d_fn(zeros, weight)
+    with pytest.raises(RuntimeError, match="dy cannot be read: it has no memory"):
+        torch.autograd.grad(causeway.causal_conv1d_fn(x, weight), x, zeros)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        y = causeway.causal_conv1d_fn(x, weight)
+        assert torch.autograd.grad(y.sum(), x)[0].shape == x.shape

@@ -224,6 +224,12 @@ def test_every_kind_of_error_of_meta_tensors():
     assert len(WITHOUT_MEMORY) > 15
 
 
+def test_float64_meta_tensors_with_indices():
+    x, weight = torch.zeros(2, 5, 9, dtype=torch.float64, device="meta"), torch.zeros(7, 4, dtype=torch.float64, device="meta")
+    with pytest.raises(ValueError, match="weight has dim 7: expected 5"):
+        causeway.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(2, 9, dtype=I32, device="meta"))
+
+
 def test_outputs_of_meta_tensors():
     x, weight = X.to("meta"), WEIGHT.to("meta")
     y = torch.empty(2, 4, 7, device="meta")

@@ -8,8 +8,10 @@ from causeway import _native
 from causeway._activation import kernel_option
 from causeway._torch import operators, transforms
 from causeway._torch.eager import (
+    PLAIN,
     autocast_dtype,
     cast,
+    dispatch_modes,
     expect_tensor,
     expect_tensors,
     is_batched_gradient,
@@ -31,10 +33,12 @@ _forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_b
 _record_forward, _record_update = _native.causal_conv1d_forward.record, _native.causal_conv1d_update.record
 
 
-def is_watched_gradient(dy):
-    """True for a backward pass that goes through the operator: its gradients are refused in words, a compiler sees it, and
-    batched gradients are taken apart."""
-    return _is_grad_enabled() or is_compiling() or (dy is not None and is_batched_gradient(dy))
+def is_watched_gradient(*given):
+    """True for a backward pass that goes through the operator: its gradients are refused in words, a compiler or a mode sees it,
+    batched gradients are taken apart, and those of other classes than PyTorch's have no memory that could be read."""
+    if _is_grad_enabled() or is_compiling() or dispatch_modes():
+        return True
+    return not PLAIN.issuperset(map(type, given)) or any(dy is not None and is_batched_gradient(dy) for dy in given)
 
 
 @functools.cache
@@ -62,7 +66,7 @@ def _recorded(count, option, returns_states, has_states):
 
         @staticmethod
         def backward(ctx, *given):
-            through = operators.backward_results if is_watched_gradient(given[0]) else _backward
+            through = operators.backward_results if is_watched_gradient(*given) else _backward
             found = gradients.of(ctx, given, through, option)
             return (*found, None) if has_states else found
 
