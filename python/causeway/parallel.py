@@ -20,11 +20,16 @@ from torch.autograd.function import once_differentiable
 from causeway import causal_conv1d_fn as _convolve
 from causeway import _native
 from causeway._activation import is_silu
-from causeway._torch.eager import autocast_dtype, cast
+from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_direct, require_one_device
+from causeway._torch.tables import Table
 
 __all__ = ["causal_conv1d_fn"]
 
 _forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_backward.run
+_TABLE = Table(_native.causal_conv1d_forward)
+
+# Stands for the index of the first position that follows, where a rank has initial states and no position. Padding is -1 on its way.
+_NEXT_INDEX = -2
 
 
 # What has been sent and may not have left yet, with its memory.
@@ -147,7 +152,15 @@ class _Part:
         if self.seq_idx is None:
             return lambda: (halo(), None)
         index = self.ring.receive(self.seq_idx.new_empty(x.shape[0], self.count), self.ring.previous)
-        return lambda: (halo(), index())
+        if not x.shape[-1]:
+            return lambda: (halo(), index())
+
+        def received():
+            # In the order in which they were sent.
+            values = halo(), index()
+            return values[0], torch.where(values[1] == _NEXT_INDEX, self.seq_idx[:, :1], values[1])
+
+        return received
 
     def send_tail(self, tail, index):
         """Sends the next rank its halo."""
@@ -174,6 +187,9 @@ class _Part:
 
     def joined(self, halo, index, x, other):
         """The halo and x as one sequence, its indices, and another tensor with zeros in front."""
+        if not x.shape[-1]:
+            # Before the first position of all, any index will do.
+            index = torch.where(index == _NEXT_INDEX, 0, index)
         indices = torch.cat([index, self.seq_idx[:, : x.shape[-1]]], -1)
         if other is not None:
             other = torch.cat([torch.zeros_like(halo), other], -1)
@@ -187,7 +203,7 @@ class _Part:
             return self.forward_behind(weights, x, given, residual, *received())
         # Nobody reads a tail behind the end of a last sequence, however short.
         tail = x[..., -count:] if x.shape[-1] >= count else x.new_zeros(self.halo_shape)
-        self.send_tail(tail, None if self.seq_idx is None else self.seq_idx[:, -count:])
+        self.send_tail(tail, None if self.seq_idx is None else self.seq_idx[:, -count:].clamp(min=-1))
         # What lacks the halo here is computed again.
         states = None if self.continues and self.cu_seqlens is None else self.own_states(x, given)
         y, final_states = weights.forward(x, states, self.seq_idx, self.cu_seqlens, residual, wants_final)
@@ -211,12 +227,14 @@ class _Part:
         if halo is not None:
             whole, indices, added = self.joined(halo, index, x, residual)
             y, final_states = weights.forward(whole, None, indices, None, added, True)
-            y = y[..., self.count :]
+            y = torch.empty_like(x).copy_(y[..., self.count :])
         else:
             y, final_states = weights.forward(x, given, self.seq_idx, None, residual, True)
-            # Initial states carry the index of the first position; without a position, any will do.
-            first = self.seq_idx[:, :1] if x.shape[-1] else self.seq_idx.new_zeros(x.shape[0], 1)
-            indices = torch.cat([first.expand(-1, self.count), self.seq_idx], -1)
+            # Initial states carry the index of the first position.
+            none = self.seq_idx.new_full((x.shape[0], 1), _NEXT_INDEX)
+            first = self.seq_idx[:, :1].clamp(min=-1) if x.shape[-1] else none
+            index = first.expand(-1, self.count)
+        indices = torch.cat([index, self.seq_idx.clamp(min=-1)], -1)
         self.send_tail(final_states, indices[:, indices.shape[1] - self.count :])
         return y, final_states, halo, index
 
@@ -359,12 +377,12 @@ def causal_conv1d_fn(
     seq_idx, residual : of this rank's slice
     initial_states : (batch, dim, width-1), on every rank, or on none
         Before the whole sequence. With cu_seqlens, (n, dim, width-1), before every sequence. Its gradient is on the rank
-        where the sequence begins, and zero elsewhere.
+        where the sequence begins, and zero elsewhere. It requires a gradient on all ranks or on none.
     cu_seqlens : (n+1,), the boundaries in the whole sequence, the same on every rank
         Its values are read on the host, which waits for a GPU.
     return_final_states : bool
         Return ``(y, final_states)``. A sequence's final states are on the rank where it ends, and zero elsewhere: their
-        sum over the ranks is the whole.
+        sum over the ranks is the whole. Zeros have no graph, so y takes part in the loss of every rank, if only times 0.
     group : torch.distributed.ProcessGroup, optional
         The ranks; all of them by default. Every rank calls, forward and backward alike,
         and x requires a gradient on all of them or on none.
@@ -375,13 +393,16 @@ def causal_conv1d_fn(
 
     Raises
     ------
-    As `causeway.causal_conv1d_fn`; NotImplementedError for seq_idx together with cu_seqlens.
+    As `causeway.causal_conv1d_fn`; NotImplementedError for seq_idx together with cu_seqlens, and for tensors of other classes. An
+    error that not all ranks have leaves the others waiting: the group is of no use then.
 
     Examples
     --------
     >>> part = x.tensor_split(world_size, dim=2)[rank].contiguous().requires_grad_()
     >>> y = causeway.parallel.causal_conv1d_fn(part, weight, bias, activation="silu", group=group)
     """
+    inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
+    expect_tensors(_TABLE, *inputs)
     ring = _Ring(group)
     if ring.size == 1:
         return _convolve(
@@ -396,37 +417,39 @@ def causal_conv1d_fn(
             cu_seqlens=cu_seqlens,
             residual=residual,
         )
-    if x.dim() != 3 or weight.dim() != 2:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}: expected (batch, dim, seqlen) and "
-            "(dim, width)"
+    return _over_ranks(ring, inputs, is_silu(activation), return_final_states)
+
+
+# Nothing here is of use to a compiler: messages are not traced.
+@torch.compiler.disable
+def _over_ranks(ring, inputs, silu, return_final_states):
+    if not is_direct(*inputs):
+        raise NotImplementedError(
+            "the convolution over ranks takes plain tensors, outside of torch.func, dispatch modes and forward-mode gradients"
         )
+    x, weight, bias, given, seq_idx, cu_seqlens, residual = inputs
     if cu_seqlens is not None and seq_idx is not None:
         raise NotImplementedError(
             "seq_idx and cu_seqlens cannot be given together across ranks: use one of them"
         )
     if (dtype := autocast_dtype(x)) is not None:
-        x, initial_states, residual = (cast(tensor, dtype) for tensor in (x, initial_states, residual))
+        x, given, residual = (cast(tensor, dtype) for tensor in (x, given, residual))
+    # What one device's call raises for shapes, dtypes and devices, all ranks raise before one waits for another.
+    inputs = x, weight, bias, given, seq_idx, cu_seqlens, residual
+    require_one_device({name: tensor for name, tensor in zip(_TABLE.names, inputs) if tensor is not None})
+    _native.causal_conv1d_forward.empty(inputs, (x, None))
     if weight.shape[1] == 1:
         # Every position is on its own.
-        y = _convolve(x, weight, bias, seq_idx, activation=activation, residual=residual)
+        y = _convolve(x, weight, bias, seq_idx, activation="silu" if silu else None, residual=residual)
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         return (y, x.new_zeros(rows, x.shape[1], 0)) if return_final_states else y
-    tensors = x, weight, bias, initial_states, residual
-    return _over_ranks(ring, tensors, seq_idx, cu_seqlens, is_silu(activation), return_final_states)
-
-
-# Nothing here is of use to a compiler: messages are not traced.
-@torch.compiler.disable
-def _over_ranks(ring, tensors, seq_idx, cu_seqlens, silu, return_final_states):
-    x, weight, _, given, _ = tensors
     packed, ends = None, None
     if cu_seqlens is not None:
         ends = cu_seqlens.tolist()
         packed = _Slice(ring.lengths(x), ring.rank, ends)
     part = _Part(ring, x, weight.shape[1] - 1, seq_idx, cu_seqlens, packed)
     wants_final = return_final_states and (packed is not None or ring.next is None)
-    y, final_states = _Convolution.apply(part, silu, wants_final, *tensors)
+    y, final_states = _Convolution.apply(part, silu, wants_final, x, weight, bias, given, residual)
     if not return_final_states:
         return y
     if packed is None:

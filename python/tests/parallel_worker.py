@@ -12,8 +12,8 @@ from causeway import parallel
 
 DIM, WIDTH = 5, 4
 # (lengths of the slices, one per rank)
-SLICES = [(9, 9), (3, 12), (12, 1), (16, 7), (1, 1, 7), (9, 20, 8), (6, 2, 5, 5), (2, 1, 1, 9), (10, 6, 6, 7), (5, 0, 4)]
-KINDS = ["plain", "states", "seq_idx", "some-indices", "cu_seqlens", "long-sequences", "no-gradient"]
+SLICES = [(9, 9), (0, 9), (0, 0, 5), (0, 4, 0), (3, 12), (12, 1), (16, 7), (1, 1, 7), (9, 20, 8), (6, 2, 5, 5), (2, 1, 1, 9), (10, 6, 6, 7), (5, 0, 4)]
+KINDS = ["plain", "states", "seq_idx", "some-indices", "indices-and-states", "cu_seqlens", "long-sequences", "no-gradient"]
 
 
 def make(kind, total):
@@ -23,13 +23,13 @@ def make(kind, total):
     batch = 1 if kind in ("cu_seqlens", "long-sequences") else 2
     t = {"x": draw(batch, DIM, total), "weight": draw(DIM, WIDTH), "bias": draw(DIM)}
     t["residual"], t["dy"] = draw(batch, DIM, total), draw(batch, DIM, total)
-    if kind == "states":
+    if kind in ("states", "indices-and-states"):
         t["initial_states"], t["dfinal"] = draw(batch, DIM, WIDTH - 1), draw(batch, DIM, WIDTH - 1)
     if kind == "seq_idx":
         row = (torch.arange(total) // 4).int()
         row[total // 2] = -1
         t["seq_idx"] = torch.stack([row, row.flip(0)])
-    if kind == "some-indices":
+    if kind in ("some-indices", "indices-and-states"):
         # An index may come back behind another one.
         t["seq_idx"] = torch.randint(-1, 2, (batch, total), generator=generator, dtype=torch.int32)
     if kind == "long-sequences":

@@ -125,6 +125,25 @@ def test_ranks_in_threads(device, dtype, layout, kind, monkeypatch):
         torch.testing.assert_close(joined, expected.float(), msg=lambda m: f"{name}: {m}", **close)
 
 
+WRONG = [
+    (dict(bias=torch.zeros(4)), ValueError, "bias has dim 4: expected 3"),
+    (dict(seq_idx=torch.zeros(2, 7, dtype=torch.int64)), TypeError, "seq_idx has dtype i64"),
+    (dict(residual=torch.zeros(2, 3, 6)), ValueError, "residual has seqlen 6"),
+    (dict(initial_states=torch.zeros(2, 3, 4)), ValueError, "initial_states has length 4"),
+    (dict(initial_states=torch.zeros(7, 3, 3), cu_seqlens=torch.tensor([0, 14])), ValueError, "x has batch 2"),
+    (dict(weight=None), TypeError, "weight is a NoneType"),
+]
+
+
+@pytest.mark.parametrize("change, error, words", WRONG)
+def test_errors_come_before_messages(change, error, words, monkeypatch):
+    """A ring that nobody answers on: what is wrong on every rank is found before any of them waits."""
+    monkeypatch.setattr(causeway.parallel, "_Ring", lambda group: Mailboxes(1, 3, {}))
+    arguments = dict(x=torch.zeros(2, 3, 7), weight=torch.zeros(3, 4)) | change
+    with pytest.raises(error, match=words):
+        causeway.parallel.causal_conv1d_fn(**arguments)
+
+
 def test_one_rank_is_an_ordinary_call(tmp_path):
     from causeway import parallel
 
