@@ -160,7 +160,7 @@ impl<'a, 'py> Given<'a, 'py> {
     ///
     /// # Safety
     /// Unless the call is only checked, the tensors have their memory during the call, and nobody else writes to an input or uses an
-    /// output. Indices on the host have theirs in any case.
+    /// output. Indices on the host, of which checks read all but seq_idx, have theirs in any case.
     unsafe fn call(&self, tensors: &Tensors, choice: Choice, place: Option<&Place<'_, 'py>>) -> PyResult<()> {
         let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
         let first_output = self.operation.inputs;
@@ -190,7 +190,7 @@ impl<'a, 'py> Given<'a, 'py> {
             && self.is_complete()
             && let Some(tensors) = self.without_memory(torch, &made)?
         {
-            // SAFETY: it is checked only, and has no indices on the host.
+            // SAFETY: it is checked only, and has no indices on the host but seq_idx, whose values no check reads.
             unsafe { self.call(&tensors, self.operation.entry.any_choice(), None) }?;
         }
         self.results(made)
