@@ -98,7 +98,6 @@ class _Weights:
 
     def __init__(self, weight, bias, silu):
         self.weight, self.bias, self.silu = weight, bias, silu
-        self.count = weight.shape[1] - 1
 
     def forward(self, x, states=None, seq_idx=None, cu_seqlens=None, residual=None, wants_final=False, y=...):
         """y, and final states if they are wanted."""

@@ -220,7 +220,7 @@ def test_forward_of_meta_tensors(case):
     assert words in str(raised.value)
 
 
-def test_every_kind_of_error_of_meta_tensors():
+def test_there_are_errors_of_meta_tensors():
     assert len(WITHOUT_MEMORY) > 15
 
 
