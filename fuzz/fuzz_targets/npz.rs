@@ -1,6 +1,4 @@
-//! Any bytes as an npz file.
+//! `causeway_fuzz::npz` as a fuzz target.
 #![no_main]
 
-use causeway::files::Format;
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::files::read_all(Format::Npz, data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::npz(data));

@@ -1,6 +1,4 @@
-//! Any bytes as a safetensors file.
+//! `causeway_fuzz::safetensors` as a fuzz target.
 #![no_main]
 
-use causeway::files::Format;
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::files::read_all(Format::Safetensors, data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| causeway_fuzz::safetensors(data));
