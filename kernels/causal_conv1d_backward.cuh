@@ -85,29 +85,50 @@ CAUSEWAY_DEVICE void load_weights(const BackwardArguments& a, i64 channel, float
     bias = biases[0];
 }
 
-// Adds and writes the sums of a block's channels: first over the lanes of a wave, then over the `Waves` waves of a channel by way
-// of shared memory at `at`. `channel` is this wave's.
-template <class Problem, int Channels, int Waves, int Sums>
+// Adds and writes the sums of a group of channels: over the lanes of a wave; over the `Waves` waves that a block has for a channel, by way
+// of shared memory at `at`; and, where `parts` blocks share the group (Split), over those. `channel` is this wave's.
+template <class Problem, int Channels, int Waves, bool Split>
 CAUSEWAY_DEVICE void write_channel_sums(const BackwardArguments& a, const float (&sums)[Problem::width + 1], u32 at,
-                                        u32 block, i32 channel) {
-    float addends[Sums];
+                                        u32 group, u32 part, i64 channel) {
+    constexpr int SUMS = Problem::dbias ? Problem::width + 1 : Problem::width, TOGETHER = SUMS < 8 ? SUMS : 8;
+    float addends[TOGETHER];
 #pragma unroll
-    for (int j = 0; j < Sums; ++j) addends[j] = sums[j];
+    for (int j = 0; j < TOGETHER; ++j) addends[j] = sums[j];
     int index;
     const float sum = wave_sums(addends, index);
-    if constexpr (Waves == 1) {
-        if (index < Sums && channel < a.dim) write_sum<Problem>(a, channel, index, sum);
+    if constexpr (Waves == 1 && !Split && SUMS <= 8) {
+        if (index < SUMS && channel < a.dim) write_sum<Problem>(a, channel, index, sum);
     } else {
-        const u32 wave = thread_index() / WAVE_SIZE;
-        if (index < Sums) write_shared(at + (wave * Sums + index) * 4, sum);
+        const u32 own = at + thread_index() / WAVE_SIZE * SUMS * 4;
+        if (index < TOGETHER) write_shared(own + index * 4, sum);
+        if constexpr (SUMS > TOGETHER) {
+            // The ninth sum: dbias at width 8.
+            const float last[1] = {sums[SUMS - 1]};
+            const float last_sum = wave_sums(last, index);
+            if (index == 0) write_shared(own + TOGETHER * 4, last_sum);
+        }
         block_barrier();
-        const int i = (int)thread_index(), c = i / Sums;
-        const i64 own = (i64)block * Channels + c;
-        if (c >= Channels || own >= a.dim) return;
-        float all = 0.0f;
+        const auto block_sum = [at](int i) {
+            const int c = i / SUMS, j = i - c * SUMS;
+            float all = 0.0f;
 #pragma unroll
-        for (int w = 0; w < Waves; ++w) all += read_shared(at + ((c * Waves + w) * Sums + i - c * Sums) * 4);
-        write_sum<Problem>(a, own, i - c * Sums, all);
+            for (int w = 0; w < Waves; ++w) all += read_shared(at + ((c * Waves + w) * SUMS + j) * 4);
+            return all;
+        };
+        const auto total = [&](int i, float value) {
+            const i64 c = (i64)group * Channels + i / SUMS;
+            if (c < a.dim) write_sum<Problem>(a, c, i % SUMS, value);
+        };
+        if constexpr (Split) {
+            constexpr int THREADS = Channels * Waves * (int)WAVE_SIZE;
+            sum_over_blocks<THREADS, 1>(
+                a.workspace, a.counters, group, part, a.parts, Channels * SUMS, at + Channels * Waves * SUMS * 4,
+                [&](int i, float (&value)[1]) { value[0] = block_sum(i); },
+                [&](int i, const float (&value)[1]) { total(i, value[0]); });
+        } else {
+            const int i = (int)thread_index();
+            if (i < Channels * SUMS) total(i, block_sum(i));
+        }
     }
 }
 

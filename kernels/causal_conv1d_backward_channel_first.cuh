@@ -10,7 +10,7 @@
 // read once. Between lanes both halos move by shuffles.
 //
 // A block owns channels. `waves_per_channel` waves share the rows of a channel, or pieces of long rows, and keep its sums in
-// registers to the end. Only with few channels do several blocks (`parts`) share a channel group.
+// registers to the end. Several blocks (`parts`) may share a channel group.
 //
 // Ragged rows do not start or end on a multiple of the packet. Their tiles start at the multiple before the row: position t
 // lies at u = t + shift, where shift is the distance in elements and the same for x, dy and dx. The packets at both ends then
@@ -56,12 +56,11 @@ public:
     CAUSEWAY_DEVICE void run(u32 block) {
         const u32 group = quotient(block, a.parts_divisor), part = block - group * a.parts;
         const u32 wave = thread_index() / WAVE_SIZE;
-        const i64 first_channel = (i64)group * CHANNELS;
-        channel = first_channel + wave / WAVES_PER_CHANNEL;
+        channel = (i64)group * CHANNELS + wave / WAVES_PER_CHANNEL;
 #pragma unroll
         for (int j = 0; j <= WIDTH; ++j) sums[j] = 0.0f;
         if (channel < a.dim) walk(part * WAVES_PER_CHANNEL + wave % WAVES_PER_CHANNEL);
-        reduce(group, part, first_channel, wave);
+        write_channel_sums<Problem, CHANNELS, WAVES_PER_CHANNEL, true>(a, sums, SUMS_AT, group, part, channel);
     }
 
 private:
@@ -492,41 +491,6 @@ private:
                 if (i >= HALO) d[i - HALO] = 0.0f;
             }
         }
-    }
-
-    // ---- sums over lanes, the channel's waves, then blocks ---------------------------------------------------------
-
-    CAUSEWAY_DEVICE void reduce(u32 group, u32 part, i64 first_channel, u32 wave) {
-        constexpr int SUMS = Problem::dbias ? WIDTH + 1 : WIDTH;
-        constexpr int TOGETHER = SUMS < 8 ? SUMS : 8;
-        const u32 at = SUMS_AT + wave * SUMS * 4;
-        float addends[TOGETHER];
-#pragma unroll
-        for (int j = 0; j < TOGETHER; ++j) addends[j] = sums[j];
-        int index;
-        const float sum = wave_sums(addends, index);
-        if (index < TOGETHER) write_shared(at + index * 4, sum);
-        if constexpr (SUMS > TOGETHER) {
-            // The ninth sum: dbias at width 8.
-            const float last[1] = {sums[WIDTH]};
-            const float last_sum = wave_sums(last, index);
-            if (index == 0) write_shared(at + TOGETHER * 4, last_sum);
-        }
-        block_barrier();
-        sum_over_blocks<THREADS, 1>(
-            a.workspace, a.counters, group, part, a.parts, CHANNELS * SUMS, SUMS_AT + WAVES * SUMS * 4,
-            [&](int i, float (&sum)[1]) {
-                const int c = i / SUMS, j = i - c * SUMS;
-                sum[0] = 0.0f;
-#pragma unroll
-                for (int w = 0; w < WAVES_PER_CHANNEL; ++w) {
-                    sum[0] += read_shared(SUMS_AT + ((c * WAVES_PER_CHANNEL + w) * SUMS + j) * 4);
-                }
-            },
-            [&](int i, const float (&sum)[1]) {
-                const i64 c = first_channel + i / SUMS;
-                if (c < a.dim) write_sum<Problem>(a, c, i % SUMS, sum[0]);
-            });
     }
 
     char *dx_channel, *dx_row, *db_row, *dc_row;

@@ -1,12 +1,13 @@
-// Causal conv1d backward where neighbouring positions are neighbours in memory, for calls too small to fill the device.
+// Causal conv1d backward where neighbouring positions are neighbours in memory, for calls too small to fill the device, and for
+// rows that fill the tiles of walking waves badly.
 //
 //              seqlen →
 //   channel c  │thread 0│thread 1│ …        a thread owns one packet of 16 bytes along the sequence
 //
-// Such a call is bound by latency: by the number of steps that wait for each other. So nothing is exchanged between threads. A
+// A small call is bound by latency: by the number of steps that wait for each other. So nothing is exchanged between threads. A
 // thread loads its packets of x and dy, the packet of x before them and both packets after them, and computes itself the
-// width-1 gradients to its right that its dx needs. A block owns whole channels, `threads` / `channels` threads each. If
-// there are more packets than threads, they are taken in several rounds.
+// width-1 gradients to its right that its dx needs. A block has `threads` / `channels` threads for each of its channels, and
+// `parts` blocks may share them. If there are more packets than threads, they are taken in several rounds.
 //
 // Cost per element: x three times and dy twice, mostly from the L1 cache; dx once. Instructions: 24.5 · (1 + (width-1)/COUNT)
 // with SiLU, where COUNT is the positions of a packet.
@@ -16,24 +17,28 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Rows begin on a multiple of 16 bytes and are `pieces` whole packets long.
+// Rows lie in `pieces` packets, which begin on a multiple of 16 bytes.
 //
 //   struct Tile {
 //       static constexpr int threads;        of a block
 //       static constexpr int channels;       of a block, a power of two; whole waves work on one channel
+//       static constexpr bool ragged;        rows may begin or end inside a packet; all tensors do so at the same element
+//       static constexpr bool split;         `parts` blocks have the same channels
 //       static constexpr int weight_bytes;   see load_parameters
 //   };
 template <class Problem, class Tile> class ShortFirstBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads, CHANNELS = Tile::channels, EACH = THREADS / CHANNELS;
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, COUNT = ELEMENTS<X, 16>;
-    static constexpr int SUMS = Problem::dbias ? WIDTH + 1 : WIDTH;
     static constexpr int WAVES = EACH / (int)WAVE_SIZE;  // of a channel
-    static_assert(EACH % (int)WAVE_SIZE == 0 && HALO <= COUNT && SUMS <= 8, "whole waves, near neighbours, few sums");
+    static_assert(EACH % (int)WAVE_SIZE == 0 && HALO <= COUNT, "whole waves, near neighbours");
     static_assert(!PACKED<Problem> && !Problem::seq_idx, "short rows know no boundaries");
+
+    static constexpr bool RAGGED = Tile::ragged;
 
     struct Packets {
         i32 entry, packet;
+        i32 first;               // position of the packet's first element; with ragged rows it may be negative
         Packet<16> x[3], dy[2];  // x before, here and after; dy here and after
     };
 
@@ -41,25 +46,27 @@ public:
     CAUSEWAY_DEVICE explicit ShortFirstBackward(const BackwardArguments& a) : a(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
-        channel = (i32)(block * CHANNELS + thread_index() / EACH);
+        const u32 group = Tile::split ? quotient(block, a.parts_divisor) : block;
+        const u32 part = Tile::split ? block - group * a.parts : 0, step = Tile::split ? a.parts * EACH : EACH;
+        channel = (i32)(group * CHANNELS + thread_index() / EACH);
 #pragma unroll
         for (int j = 0; j <= WIDTH; ++j) sums[j] = 0.0f;
         const u32 units = (u32)a.batch * a.pieces;
-        u32 unit = thread_index() % EACH;
+        u32 unit = part * EACH + thread_index() % EACH;
         if (channel < a.dim && unit < units) {
             Packets packets = load_packets(unit);
             load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
 #pragma unroll 1
             while (true) {
                 compute(packets);
-                unit += EACH;
+                unit += step;
                 if (unit >= units) break;
                 // Computes the channel's offsets again: kept from round to round they would take too many registers.
                 channel = opaque(channel);
                 packets = load_packets(unit);
             }
         }
-        write_channel_sums<Problem, CHANNELS, WAVES, SUMS>(a, sums, 0, block, channel);
+        write_channel_sums<Problem, CHANNELS, WAVES, Tile::split>(a, sums, 0, group, part, channel);
     }
 
 private:
@@ -67,35 +74,77 @@ private:
         Packets out;
         out.entry = (i32)quotient(unit, a.pieces_divisor);
         out.packet = (i32)(unit - (u32)out.entry * a.pieces);
-        const bool has_next = out.packet + 1 < (i32)a.pieces;
-        const char* const x = at(a.x, out);
-        const char* const dy = at(a.dy, out);
-        out.x[1] = load<16>(x);
-        out.dy[0] = load<16>(dy);
-        out.x[0] = load_if<16>(HALO > 0 && out.packet > 0, x - 16);
-        out.x[2] = load_if<16>(HALO > 0 && has_next, x + 16);
-        out.dy[1] = load_if<16>(HALO > 0 && has_next, dy + 16);
+        const char* const x_row = row(a.x, out.entry);
+        const i32 shift = RAGGED ? (i32)((u64)x_row & 15) / (i32)sizeof(X) : 0;
+        out.first = out.packet * COUNT - shift;
+        const char* const x = x_row + out.first * (i64)sizeof(X);
+        const char* const dy = row(a.dy, out.entry) + out.first * (i64)sizeof(X);
+        if constexpr (RAGGED) {
+            const i64 x_at = (i64)(u64)x, dy_at = (i64)(u64)dy;
+            // Packets of the tensors' memory are loaded as a whole, and what lies in other rows is masked.
+            if (x_at - 16 >= a.x_begin && x_at + 32 <= a.x_end && dy_at >= a.dy_begin && dy_at + 32 <= a.dy_end) {
+                out.x[1] = load<16>(x);
+                out.dy[0] = load<16>(dy);
+                out.x[0] = load<16>(x - 16);
+                out.x[2] = load<16>(x + 16);
+                out.dy[1] = load<16>(dy + 16);
+            } else {
+#pragma unroll
+                for (int p = 0; p < 3; ++p) out.x[p] = gather(x + (p - 1) * 16, out.first + (p - 1) * COUNT);
+#pragma unroll
+                for (int p = 0; p < 2; ++p) out.dy[p] = gather(dy + p * 16, out.first + p * COUNT);
+            }
+        } else {
+            const bool has_next = out.packet + 1 < (i32)a.pieces;
+            out.x[1] = load<16>(x);
+            out.dy[0] = load<16>(dy);
+            out.x[0] = load_if<16>(HALO > 0 && out.packet > 0, x - 16);
+            out.x[2] = load_if<16>(HALO > 0 && has_next, x + 16);
+            out.dy[1] = load_if<16>(HALO > 0 && has_next, dy + 16);
+        }
         return out;
     }
 
-    CAUSEWAY_DEVICE char* at(const Memory& view, const Packets& packets) const {
-        return (char*)view.data + (packets.entry * view.entry + channel * view.channel) * (i64)sizeof(X) +
-               (i64)packets.packet * 16;
+    // A packet by elements: those of the row, whose positions begin at `first`, and zeros for others.
+    CAUSEWAY_DEVICE Packet<16> gather(const char* address, i32 first) const {
+        float values[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const bool exists = first + i >= 0 && first + i < (i32)a.seqlen;
+            values[i] = exists ? load_element((const X*)address + i) : 0.0f;
+        }
+        return pack<X, 16>(values);
+    }
+
+    CAUSEWAY_DEVICE char* row(const Memory& view, i32 entry) const {
+        return (char*)view.data + (entry * view.entry + channel * view.channel) * (i64)sizeof(X);
     }
 
     CAUSEWAY_DEVICE void compute(const Packets& packets) {
+        const i32 first = packets.first, seqlen = (i32)a.seqlen;
         float x[3 * COUNT], d[2 * COUNT], g[COUNT + HALO], out[COUNT];
 #pragma unroll
         for (int p = 0; p < 3; ++p) put(packets.x[p], x, p * COUNT);
 #pragma unroll
         for (int p = 0; p < 2; ++p) put(packets.dy[p], d, p * COUNT);
-        if constexpr (Problem::initial_states) {
-            if (packets.packet == 0) {
+        const auto in_row = [first, seqlen](int v) { return first + v >= 0 && first + v < seqlen; };
+        if constexpr (RAGGED) {
+            if (first < COUNT || first + 2 * COUNT > seqlen) {
 #pragma unroll
-                for (int k = 0; k < HALO; ++k) x[COUNT - HALO + k] = read<X>(a.initial_states, packets.entry, channel, k);
+                for (int i = 0; i < 3 * COUNT; ++i) x[i] = in_row(i - COUNT) ? x[i] : 0.0f;
             }
         }
-        const bool is_last = packets.packet + 1 == (i32)a.pieces;
+        if constexpr (Problem::initial_states) {
+            if (first < (RAGGED ? HALO : 1)) {
+#pragma unroll
+                for (int i = COUNT - HALO; i < 2 * COUNT + HALO; ++i) {
+                    const i32 k = first - COUNT + i + HALO;
+                    if (!RAGGED && i >= COUNT) continue;
+                    if (k >= 0 && k < HALO) x[i] = read<X>(a.initial_states, packets.entry, channel, k);
+                }
+            }
+        }
+        const bool is_last = first + COUNT >= seqlen;
 #pragma unroll
         for (int v = 0; v < COUNT + HALO; ++v) {
             float pre = bias;
@@ -104,9 +153,10 @@ private:
                 for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j], x[COUNT + v - j], pre);
             }
             g[v] = activation_gradient<Problem::silu>(pre, d[v]);
-            // Behind the row, pre may overflow all the same, and a dy of 0 makes a NaN of that.
-            if (Problem::silu && v >= COUNT && is_last) g[v] = 0.0f;
-            if (v >= COUNT) continue;
+            // Outside the row, pre may overflow all the same, and a dy of 0 makes a NaN of that.
+            const bool counts = RAGGED ? in_row(v) : !(Problem::silu && v >= COUNT && is_last);
+            if (!counts) g[v] = 0.0f;
+            if (v >= COUNT || (RAGGED && !counts)) continue;
             sums[WIDTH] += g[v];
 #pragma unroll
             for (int j = 0; j < WIDTH; ++j) sums[j] = multiply_add(g[v], x[COUNT + v - j], sums[j]);
@@ -115,13 +165,21 @@ private:
         for (int v = 0; v < COUNT; ++v) {
             out[v] = 0.0f;
             if constexpr (Problem::dfinal_states) {
-                const int k = HALO - (COUNT - v);
-                if (k >= 0 && is_last) out[v] = read<X>(a.dfinal_states, packets.entry, channel, k);
+                const i32 k = first + v - (seqlen - HALO);
+                if (k >= 0 && k < HALO) out[v] = read<X>(a.dfinal_states, packets.entry, channel, k);
             }
 #pragma unroll
             for (int j = 0; j < WIDTH; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
         }
-        store(at(a.dx, packets), pack<X, 16>(out));
+        char* const dx = row(a.dx, packets.entry) + first * (i64)sizeof(X);
+        if (!RAGGED || (first >= 0 && first + COUNT <= seqlen)) {
+            store(dx, pack<X, 16>(out));
+        } else {
+#pragma unroll
+            for (int v = 0; v < COUNT; ++v) {
+                if (in_row(v)) store_element((X*)dx + v, out[v]);
+            }
+        }
     }
 
     template <int Size> static CAUSEWAY_DEVICE void put(const Packet<16>& packet, float (&values)[Size], int from) {
@@ -132,7 +190,7 @@ private:
     }
 
     const BackwardArguments& a;
-    i32 channel;  // this kernel is for calls of fewer than 2^31 elements
+    i32 channel;  // of fewer than 2^31
     float weight[WIDTH], bias, sums[WIDTH + 1];
 };
 

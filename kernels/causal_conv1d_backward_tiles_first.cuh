@@ -33,7 +33,6 @@ template <class Problem, class Tile> class TilesFirstBackward {
     static constexpr int THREADS = Tile::threads, WAVES = THREADS / (int)WAVE_SIZE;
     static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel, CHANNELS = WAVES / WAVES_PER_CHANNEL;
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, COUNT = ELEMENTS<X, 16>, SIZE = sizeof(X);
-    static constexpr int SUMS = Problem::dbias ? WIDTH + 1 : WIDTH;
     // Tiles in the ring, of a piece, and of a step of the walk.
     static constexpr int STAGES = 4, TILES = Tile::tiles, UNROLL = TILES % 4 == 0 ? 4 : 2;
     static constexpr bool ONE_STEP = TILES == UNROLL;
@@ -42,7 +41,7 @@ template <class Problem, class Tile> class TilesFirstBackward {
     static constexpr u32 SUMS_AT = WAVES * 2 * RING;
     static_assert(!PACKED<Problem> && !Problem::seq_idx, "plain rows");
     static_assert(!Problem::initial_states && !Problem::dinitial_states && !Problem::dfinal_states, "plain rows");
-    static_assert(HALO <= COUNT && SUMS <= 8, "near neighbours, few sums");
+    static_assert(HALO <= COUNT, "near neighbours");
 
 public:
     CAUSEWAY_DEVICE explicit TilesFirstBackward(const BackwardArguments& a) : a(a) {}
@@ -53,7 +52,7 @@ public:
 #pragma unroll
         for (int j = 0; j <= WIDTH; ++j) sums[j] = 0.0f;
         if (channel < a.dim) walk(wave, wave % WAVES_PER_CHANNEL);
-        write_channel_sums<Problem, CHANNELS, WAVES_PER_CHANNEL, SUMS>(a, sums, SUMS_AT, block, channel);
+        write_channel_sums<Problem, CHANNELS, WAVES_PER_CHANNEL, false>(a, sums, SUMS_AT, block, 0, channel);
     }
 
 private:

@@ -62,11 +62,11 @@ impl Planner<'_> {
         }
         let aligned = self.all_streams().all(|view| view.access(2) >= bytes);
         let whole = aligned.then_some(bytes);
-        let plain = || self.tiles_first(whole).or_else(|| self.short_first(whole));
+        let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
+        let plain = || self.tiles_first(whole).or_else(|| self.short_first(bytes, ragged));
         if let Some(plain) = (!self.is_gated()).then(plain).flatten() {
             return Some(plain);
         }
-        let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
         let has_states = self.meets_states();
         let masked = ragged || has_states || self.has_boundaries();
         let all_options = self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states;
@@ -151,27 +151,19 @@ impl Planner<'_> {
         let lanes = positions.div_ceil(count).next_power_of_two().clamp(fewest, u64::from(wave));
         let tiles = positions.div_ceil(lanes * count);
 
-        // Enough waves to fill the device, as long as there are rows, or pieces of rows, for them.
-        let filling = u64::from(self.facts.multiprocessors * tile.resident_threads / wave);
-        let wanted =
-            (filling * 3 / 2 / dim as u64).clamp(u64::from(tile.least_waves), u64::from(tile.most_waves));
         let splittable = lanes == u64::from(wave);
-        let rows_at_once = u64::from(wave) / lanes;
-        // A piece pays for its halos, so it is some tiles long.
-        let most_pieces = if splittable { (tiles / tile.least_tiles).max(1) } else { 1 };
-        let most_jobs = (batch as u64).div_ceil(rows_at_once) * most_pieces;
-        let waves = 1u64 << wanted.min(most_jobs).ilog2();
-        let threads = (waves as u32 * wave).max(tile.threads);
-        let group_channels = u64::from(threads / wave) / waves;
-        let channel_groups = (dim as u64).div_ceil(group_channels);
-        // With too few channels for that, several blocks share a channel.
-        let blocks = filling * u64::from(wave) / u64::from(threads);
-        let parts = if channel_groups * 4 <= blocks {
-            (blocks / channel_groups).clamp(1, most_jobs / waves)
-        } else {
-            1
-        };
-        let pieces = (waves * parts).div_ceil(batch as u64).min(most_pieces);
+        let shares = tiles::shares(&tiles::Walk {
+            tile,
+            multiprocessors: u64::from(self.facts.multiprocessors),
+            wave: u64::from(wave),
+            dim: dim as u64,
+            batch: batch as u64,
+            rows_at_once: u64::from(wave) / lanes,
+            tiles,
+            // A piece pays for its halos, so it is some tiles long.
+            most_pieces: if splittable { (tiles / tile.least_tiles).max(1) } else { 1 },
+        });
+        let tiles::Shares { waves, threads, group_channels, channel_groups, parts, pieces } = shares;
         let steps = |unroll: u64| tiles.div_ceil(pieces).next_multiple_of(unroll);
         // Two tiles per step, where a piece has an even number of them. Indices take registers and shared memory for that.
         let few_options = !masked
@@ -230,41 +222,40 @@ impl Planner<'_> {
         self.op.seq_idx.as_ref().map_or(4, |indices| View::of(indices).access(1))
     }
 
-    /// A packet per thread and round, for a call too small to fill the device. `bytes`: what rows and their packets are
-    /// aligned to, if they are.
-    fn short_first(&self, bytes: Option<u32>) -> Option<Launch> {
+    /// A packet per thread and round. `bytes`: what all rows have in common.
+    fn short_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
         let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
-        let element = i64::from(self.element());
-        let each = self.elements_per_multiprocessor();
-        let whole = bytes == Some(PACKET) && (seqlen * element) % i64::from(PACKET) == 0;
-        if !whole || self.has_boundaries() || !tiles::is_short_first(width, each) {
+        if bytes != PACKET || self.has_boundaries() || i32::try_from(dim).is_err() {
             return None;
         }
-        let pieces = (seqlen * element) as u64 / u64::from(PACKET);
-        let units = batch as u64 * pieces;
-        let wave = u64::from(self.facts.wave_size);
-        // Threads of a channel: one per packet, as far as all of them can be resident.
-        let room = u64::from(self.facts.multiprocessors) * tiles::SHORT_FIRST_RESIDENT / dim as u64;
-        let most = 1 << room.max(1).ilog2();
-        let own = units.next_power_of_two().min(most).clamp(wave, tiles::SHORT_FIRST_THREADS);
-        let channels = (2 * wave / own).max(1);
-        let threads = (own * channels) as u32;
-        let channel_groups = (dim as u64).div_ceil(channels);
-        let sums = channels * self.sums_per_channel();
+        let count = u64::from(PACKET / self.element());
+        // A row that begins inside a packet has one more.
+        let pieces = (seqlen as u64 + if ragged { count - 1 } else { 0 }).div_ceil(count);
+        let (wave, each) = (u64::from(self.facts.wave_size), self.elements_per_multiprocessor());
+        if !tiles::is_short_first(width, each, pieces, wave, ragged) {
+            return None;
+        }
+        let units = (batch as u64).checked_mul(pieces)?;
+        let cut = tiles::short_first(units, pieces, dim as u64, wave, u64::from(self.facts.multiprocessors));
+        let threads = (cut.own * cut.channels) as u32;
+        let sums = cut.channels * self.sums_per_channel();
         Some(Launch {
             kernel: &SHORT_FIRST,
             tile: Constants::new("Tile")
                 .int("threads", threads)
-                .int("channels", channels)
+                .int("channels", cut.channels)
+                .flag("ragged", ragged)
+                .flag("split", cut.parts > 1)
                 .int("weight_bytes", weight_access(&self.op.weight, 1)),
             threads,
             resident: (tiles::SHORT_FIRST_RESIDENT as u32 / threads).min(16),
             cluster: 1,
             early: false,
-            shared_bytes: threads / self.facts.wave_size * self.sums_per_channel() as u32 * 4,
+            // Sums of each wave, and a flag.
+            shared_bytes: threads / self.facts.wave_size * self.sums_per_channel() as u32 * 4 + 4,
             sums,
-            channel_groups: u32::try_from(channel_groups).ok()?,
-            parts: 1,
+            channel_groups: u32::try_from((dim as u64).div_ceil(cut.channels)).ok()?,
+            parts: u32::try_from(cut.parts).ok()?,
             pieces: u32::try_from(pieces).ok()?,
             piece: PACKET / self.element(),
             tile_channels: 0,

@@ -211,10 +211,175 @@ pub(super) const SHORT_FIRST_RESIDENT: u64 = 1024;
 /// Most threads of a block of the short channel-first kernel.
 pub(super) const SHORT_FIRST_THREADS: u64 = 1024;
 
-/// Whether a call of this width and this many elements of x per multiprocessor is one for the short channel-first
-/// kernel.
-pub(super) fn is_short_first(width: i64, elements: u64) -> bool {
-    width <= 4 && elements <= 32 << 10
+/// Whether a call is one for the short channel-first kernel: one that does not fill the device, or whose rows of `packets` packets cost
+/// walking waves more than they hold. Measured on an H200 (docs/kernels/history/backward.md).
+pub(super) fn is_short_first(width: i64, elements: u64, packets: u64, wave: u64, ragged: bool) -> bool {
+    if width > 4 {
+        return false;
+    }
+    // What a wave pays for a row, in percent of what its packets need: lanes without a packet, a quarter of a tile to enter the row,
+    // and a tile's worth of masks at ragged ends.
+    let lanes = packets.next_power_of_two().clamp(wave / 4, wave);
+    let paid = (packets.div_ceil(lanes) * 100 + if ragged { 120 } else { 25 }) * lanes / packets;
+    paid > 130 || !ragged && elements <= 32 << 10
+}
+
+/// How a call is cut for the short channel-first kernel.
+#[derive(Clone, Copy)]
+pub(super) struct ShortFirst {
+    /// Threads of a channel in a block.
+    pub own: u64,
+    /// Channels of a block.
+    pub channels: u64,
+    /// Blocks of a channel group.
+    pub parts: u64,
+}
+
+/// `dim` channels of `units` packets, `packets` of them in a row.
+pub(super) fn short_first(units: u64, packets: u64, dim: u64, wave: u64, multiprocessors: u64) -> ShortFirst {
+    /// Threads that read 4 KB side by side, which memory is good at.
+    const NEIGHBOURS: u64 = 256;
+    // Threads of a channel: one per packet, as far as all of them can be resident.
+    let room = multiprocessors * SHORT_FIRST_RESIDENT / dim;
+    let channels = |own: u64| (2 * wave / own).max(1);
+    if units.next_power_of_two() <= room.min(SHORT_FIRST_THREADS).max(wave) {
+        let own = units.next_power_of_two().max(wave);
+        return ShortFirst { own, channels: channels(own), parts: 1 };
+    }
+    let most = units.next_power_of_two().clamp(wave, SHORT_FIRST_THREADS);
+    let least = packets.next_power_of_two().min(NEIGHBOURS).clamp(wave, most);
+    let sizes = (least.ilog2()..=most.ilog2()).map(|power| 1u64 << power);
+    let cuts = sizes.map(|own| {
+        let channels = channels(own);
+        let threads = own * channels;
+        let (resident, waves) = (SHORT_FIRST_RESIDENT / threads, threads / wave);
+        let grid = Grid { multiprocessors, resident, waves, latency: 20 };
+        let steps = |parts: u64| units.div_ceil(own * parts);
+        let (time, parts) = grid.parts(dim.div_ceil(channels), (units / own).max(1), steps);
+        (time, ShortFirst { own, channels, parts })
+    });
+    cuts.min_by_key(|&(time, _)| time).expect("a wave is a size").1
+}
+
+/// A grid of equal blocks on a device: a model of what it takes. Its unit is a wave's step, the 1.5 KB of x, dy and dx that
+/// 32 lanes move by 16 bytes each, at the multiprocessor's share of the memory's bandwidth: 50 ns on an H200.
+struct Grid {
+    multiprocessors: u64,
+    /// Blocks of a multiprocessor.
+    resident: u64,
+    /// Waves of a block.
+    waves: u64,
+    /// Waves of a multiprocessor that take as long for a step as one alone.
+    latency: u64,
+}
+
+impl Grid {
+    /// From a block's start to its first step, and from its last step to its end.
+    const START: u64 = 40;
+    /// To add the sums of `parts` blocks: the last one reads those of four at a time.
+    fn split(parts: u64) -> u64 {
+        if parts > 1 { 20 + 3 * parts } else { 0 }
+    }
+
+    /// `parts` blocks for each of `groups` groups of channels. Each wave takes `steps`.
+    fn time(&self, groups: u64, parts: u64, steps: u64) -> u64 {
+        let blocks = groups * parts;
+        let slots = self.multiprocessors * self.resident;
+        let (full, rest) = (blocks / slots, blocks % slots);
+        // No memory holds as many steps as would not fit.
+        let round = |resident: u64| {
+            steps.saturating_mul((resident * self.waves).max(self.latency)).saturating_add(Self::START)
+        };
+        let last = if rest > 0 { round(rest.div_ceil(self.multiprocessors)) } else { 0 };
+        round(self.resident).saturating_mul(full).saturating_add(last).saturating_add(Self::split(parts))
+    }
+
+    /// The least time, and with how many blocks for each group it is reached, `most` or fewer.
+    fn parts(&self, groups: u64, most: u64, steps: impl Fn(u64) -> u64) -> (u64, u64) {
+        let timed = |parts: u64| (self.time(groups, parts, steps(parts)), parts);
+        // As many as fill one round, or two.
+        let filling = (1..=2).map(|rounds| rounds * self.multiprocessors * self.resident / groups);
+        filling.filter(|&parts| parts > 1).map(|parts| timed(parts.min(most))).fold(timed(1), std::cmp::min)
+    }
+}
+
+/// Rows that waves walk, to be shared out.
+pub(super) struct Walk {
+    pub tile: FirstTile,
+    pub multiprocessors: u64,
+    /// Lanes of a wave.
+    pub wave: u64,
+    pub dim: u64,
+    pub batch: u64,
+    /// Rows that share a wave.
+    pub rows_at_once: u64,
+    /// Tiles of a row.
+    pub tiles: u64,
+    /// Pieces that a row may be cut into.
+    pub most_pieces: u64,
+}
+
+/// Who walks them.
+#[derive(Clone, Copy)]
+pub(super) struct Shares {
+    /// Waves of a channel in a block, a power of two.
+    pub waves: u64,
+    /// Of a block.
+    pub threads: u32,
+    /// Channels of a block.
+    pub group_channels: u64,
+    pub channel_groups: u64,
+    /// Blocks of a channel.
+    pub parts: u64,
+    /// Pieces of a row.
+    pub pieces: u64,
+}
+
+/// The shares that take least by the model of a grid.
+pub(super) fn shares(walk: &Walk) -> Shares {
+    /// Steps that a job costs beside its tiles where rows are cut: halos on both sides.
+    const HALOS: u64 = 1;
+    let &Walk { tile, multiprocessors, wave, dim, batch, rows_at_once, tiles, most_pieces } = walk;
+    let most_jobs = batch.div_ceil(rows_at_once) * most_pieces;
+    let most_waves = u64::from(tile.most_waves).min(most_jobs);
+    let mut best = None;
+    for waves in [1, 2, 4, 8].into_iter().filter(|&waves| waves <= most_waves) {
+        if waves < u64::from(tile.least_waves).min(1 << most_jobs.ilog2()) {
+            continue;
+        }
+        let threads = (waves * wave).max(u64::from(tile.threads));
+        let resident = (u64::from(tile.resident_threads) / threads).max(1);
+        let group_channels = threads / wave / waves;
+        let channel_groups = dim.div_ceil(group_channels);
+        let grid = Grid { multiprocessors, resident, waves: threads / wave, latency: 12 };
+        let mut tried = 0;
+        for rounds in 0..=2 {
+            let parts = (rounds * multiprocessors * resident / channel_groups).clamp(1, most_jobs / waves);
+            if parts == tried {
+                continue;
+            }
+            tried = parts;
+            let walkers = waves * parts * rows_at_once;
+            // Rows that are many are even as they are.
+            for jobs in 1..=if batch >= 4 * walkers { 1 } else { 4 } {
+                let pieces = (jobs * walkers / batch).clamp(1, most_pieces);
+                let halos = if pieces > 1 { HALOS } else { 0 };
+                let steps = (batch * pieces).div_ceil(walkers) * (tiles.div_ceil(pieces) + halos);
+                let time = grid.time(channel_groups, parts, steps);
+                if best.is_none_or(|(least, _)| time < least) {
+                    let threads = threads as u32;
+                    best = Some((
+                        time,
+                        Shares { waves, threads, group_channels, channel_groups, parts, pieces },
+                    ));
+                }
+                if pieces == most_pieces {
+                    break;
+                }
+            }
+        }
+    }
+    best.expect("one wave is always tried").1
 }
 
 /// Shared memory that a multiprocessor sets aside for each block.
