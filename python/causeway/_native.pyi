@@ -5,11 +5,16 @@ See the functions of `causeway` instead.
 
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeVar, final
+
+_Tensor = TypeVar("_Tensor")
 
 __version__: str
 
 def main(arguments: Sequence[str]) -> int: ...
+def prefer_large_pages(tensor: _Tensor) -> _Tensor:
+    """The tensor, whose memory was just allocated; results that operations make need no such word."""
+
 def verify(
     suites: Sequence[str],
     case: str | None,

@@ -145,7 +145,9 @@ impl<'a, 'py> Given<'a, 'py> {
         let made = self.make(library, &Sizes::Read(tensors))?;
         for (at, result) in made.iter().enumerate() {
             if let Some(result) = result {
-                tensors[at] = Some(library.read(&self.operation.named[at], result)?);
+                let result = library.read(&self.operation.named[at], result)?;
+                result.prefer_large_pages();
+                tensors[at] = Some(result);
             }
         }
         let place = Place { first, tensor, size: self.operation.entry.size(tensors) };

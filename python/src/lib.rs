@@ -30,6 +30,8 @@ mod _native {
     #[pymodule_export]
     use super::operation::{Argument, Operation};
     #[pymodule_export]
+    use super::results::prefer_large_pages;
+    #[pymodule_export]
     use super::verify::verify;
 
     #[pymodule_export]

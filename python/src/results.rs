@@ -1,6 +1,6 @@
 //! Room for results, from the library that the tensors of a call are of.
 
-use causeway::operation::size_source;
+use causeway::operation::{DTypes, size_source};
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -136,4 +136,15 @@ impl Sizes<'_> {
         let size = shape.get_item(axis)?;
         if plus == 0 { Ok(size) } else { size.add(plus) }
     }
+}
+
+/// A tensor whose memory was just allocated, and may now come in large pages. Results that operations make need no such word.
+#[pyfunction]
+pub fn prefer_large_pages<'py>(tensor: Bound<'py, PyAny>) -> Bound<'py, PyAny> {
+    let named = Named { name: "tensor", dtypes: DTypes::Own };
+    // What kernels cannot read is refused where it is used.
+    if let Ok(read) = Tensor::read(&named, &tensor, None) {
+        read.prefer_large_pages();
+    }
+    tensor
 }

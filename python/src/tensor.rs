@@ -8,7 +8,7 @@ use std::fmt::Display;
 use causeway::backend::gpu::plan::Vendor;
 use causeway::operation::DTypes;
 use causeway::tensor::MAX_RANK;
-use causeway::{DType, Location, TensorMut, TensorRef};
+use causeway::{DType, Location, TensorMut, TensorRef, memory};
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -349,6 +349,14 @@ impl Tensor {
         // SAFETY: as in `view`.
         unsafe { TensorMut::from_raw(self.pointer, self.dtype, shape, strides, self.location) }
             .map_err(|error| exception(error, &[]))
+    }
+
+    /// Lets memory of the processor that was just allocated for it come in large pages.
+    pub fn prefer_large_pages(&self) {
+        if let (Location::Host, Some((lowest, highest))) = (self.location, self.extent()) {
+            let bytes = highest - lowest + self.dtype.size() as i128;
+            memory::prefer_large_pages(self.pointer.with_addr(lowest as usize), bytes as usize);
+        }
     }
 
     /// Lowest and highest address of an element's first byte; None without elements.

@@ -10,6 +10,11 @@ import time
 import causeway
 import numpy as np
 import pytest
+from causeway import kernels
+
+has_large_pages = pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="this system has no large pages"
+)
 
 
 def resident_bytes():
@@ -125,6 +130,73 @@ def test_memory_does_not_grow():
     # One leaked tensor of 512 KiB per step would be 500 MiB.
     assert resident_bytes() - before < 32 << 20
     assert len(gc.get_objects()) - objects < 200
+
+
+def wants_large_pages(address):
+    """Whether the mapping around an address is marked so."""
+    inside = False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            first, _, rest = line.partition(" ")
+            if "-" in first and ":" not in first:
+                start, end = (int(bound, 16) for bound in first.split("-"))
+                inside = start <= address < end
+            elif inside and first == "VmFlags:":
+                return "hg" in rest.split()
+    raise AssertionError(f"no mapping holds {address:x}")
+
+
+# So much that the allocator gives a mapping of its own, which nobody had before: 48 MiB.
+LARGE = 3, 1024, 4096
+
+
+def middle(tensor):
+    """An address with large pages around it."""
+    data = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+    return data + tensor.nbytes // 2
+
+
+@has_large_pages
+def test_large_results_come_in_large_pages():
+    torch = pytest.importorskip("torch")
+    x, weight = torch.randn(LARGE), torch.randn(1024, 4)
+    assert not wants_large_pages(middle(x))
+    plain = causeway.causal_conv1d_fn(x, weight, activation="silu")
+    assert wants_large_pages(middle(plain))
+    x.requires_grad_()
+    y = causeway.causal_conv1d_fn(x, weight, activation="silu")
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert wants_large_pages(middle(y)) and wants_large_pages(middle(dx))
+    packed = torch.randn(3, 3 * 1024, 4096, requires_grad=True)
+    (dpacked,) = torch.autograd.grad(causeway.causal_conv1d_gated_packed(packed, weight).sum(), packed)
+    assert wants_large_pages(middle(dpacked))
+    in_numpy = causeway.causal_conv1d_fn(x.detach().numpy(), weight.numpy(), activation="silu")
+    assert wants_large_pages(middle(in_numpy)) and np.array_equal(in_numpy, plain.numpy())
+
+
+@has_large_pages
+def test_memory_of_a_caller_is_left_alone():
+    torch = pytest.importorskip("torch")
+    x, weight, y = torch.randn(LARGE), torch.randn(1024, 4), torch.empty(LARGE)
+    kernels.causal_conv1d_forward(x, weight, None, None, None, None, None, False, y, None)
+    assert not wants_large_pages(middle(x)) and not wants_large_pages(middle(y))
+
+
+@has_large_pages
+def test_a_process_without_large_pages():
+    """Where the system refuses them, results are the same."""
+    program = """
+import ctypes, hashlib, sys, numpy, causeway
+PR_SET_THP_DISABLE = 41
+if sys.argv[1] == "without":
+    assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
+x, weight = numpy.random.default_rng(0).random((2, 1024, 4096), numpy.float32), numpy.ones((1024, 4), numpy.float32)
+print(hashlib.sha256(causeway.causal_conv1d_fn(x, weight).tobytes()).hexdigest())
+"""
+    run = lambda how: subprocess.run(  # noqa: E731
+        [sys.executable, "-c", program, how], capture_output=True, text=True, check=True
+    )
+    assert run("with").stdout == run("without").stdout
 
 
 def test_the_command():

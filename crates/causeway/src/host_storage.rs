@@ -1,5 +1,8 @@
 //! The memory of host tensors: zeroed, aligned, and for large tensors whole pages that can be used again.
 
+#[cfg(target_os = "linux")]
+use crate::memory::LARGE;
+
 /// Bytes that elements are aligned to, and storage is a multiple of: enough for any vector width.
 pub(crate) const ALIGNMENT: usize = 64;
 
@@ -24,25 +27,19 @@ enum Memory {
 }
 
 impl Storage {
-    /// `None` if there is no such memory.
+    /// `None` if there is no such memory. Where there is enough of it to gain from that, it comes in pages of its own, large
+    /// ones where the system has them.
     pub fn zeroed(bytes: usize) -> Option<Self> {
         let length = bytes.checked_next_multiple_of(ALIGNMENT)?;
+        #[cfg(target_os = "linux")]
+        if bytes >= LARGE {
+            let (pages, skipped) = pages::Pages::zeroed(length)?;
+            return Some(Storage { memory: Memory::Pages(pages), skipped, length });
+        }
         let chunks = length.checked_add(ALIGNMENT)? / size_of::<Chunk>();
         let chunks = bytemuck::allocation::try_zeroed_slice_box::<Chunk>(chunks).ok()?;
         let skipped = chunks.as_ptr().cast::<u8>().align_offset(ALIGNMENT);
         Some(Storage { memory: Memory::Heap(chunks), skipped, length })
-    }
-
-    /// The same in pages of its own, large ones where the system has them, if there is enough of it to gain from that:
-    /// memory that comes in small pages takes as long as several copies of it.
-    pub fn zeroed_pages(bytes: usize) -> Option<Self> {
-        #[cfg(target_os = "linux")]
-        if bytes >= pages::FROM {
-            let length = bytes.checked_next_multiple_of(ALIGNMENT)?;
-            let (pages, skipped) = pages::Pages::zeroed(length)?;
-            return Some(Storage { memory: Memory::Pages(pages), skipped, length });
-        }
-        Self::zeroed(bytes)
     }
 
     /// True if the memory goes back to the system when it is dropped, and so is never anybody else's in this process.
@@ -105,12 +102,9 @@ impl Clone for Storage {
 mod pages {
     use std::ptr::NonNull;
 
-    use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+    use rustix::mm::{self, MapFlags, ProtFlags};
 
-    /// Storage from so many bytes on has pages of its own, where that is wanted.
-    pub const FROM: usize = 4 << 20;
-    /// The large pages of most systems; where they have another size, fewer of them fit.
-    const LARGE_PAGE: usize = 2 << 20;
+    use crate::memory::{LARGE_PAGE, prefer_large_pages};
 
     /// A private mapping, unmapped when it is dropped.
     pub struct Pages {
@@ -133,15 +127,10 @@ mod pages {
             let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) }.ok()?;
             let pages = Pages { start: NonNull::new(start.cast())?, bytes };
             let skipped = pages.start.align_offset(LARGE_PAGE);
-            // SAFETY: the range is whole pages of this mapping, and the advice changes nothing of what they hold.
-            // It may be refused by a system that has no large ones.
-            let _ = unsafe {
-                mm::madvise(
-                    pages.start.add(skipped).cast().as_ptr(),
-                    length.next_multiple_of(LARGE_PAGE).min(bytes - skipped),
-                    Advice::LinuxHugepage,
-                )
-            };
+            prefer_large_pages(
+                pages.start.as_ptr().wrapping_add(skipped),
+                length.next_multiple_of(LARGE_PAGE).min(bytes - skipped),
+            );
             Some((pages, skipped))
         }
 
@@ -170,24 +159,22 @@ mod tests {
 
     #[test]
     fn storage_is_zero_aligned_and_large_enough() {
-        for make in [Storage::zeroed, Storage::zeroed_pages] {
-            for bytes in [0, 1, 63, 64, 65, 1 << 20, (4 << 20) - 1, 4 << 20, (6 << 20) + 1] {
-                let mut storage = make(bytes).unwrap();
-                assert!(storage.bytes().as_ptr().addr().is_multiple_of(ALIGNMENT));
-                assert_eq!(storage.bytes().len(), bytes.next_multiple_of(ALIGNMENT));
-                assert!(storage.capacity() >= storage.bytes().len());
-                assert!(storage.bytes().iter().all(|&byte| byte == 0));
-                storage.bytes_mut().fill(7);
-                assert!(storage.clone().bytes().iter().all(|&byte| byte == 7));
-            }
+        for bytes in [0, 1, 63, 64, 65, 1 << 20, (4 << 20) - 1, 4 << 20, (6 << 20) + 1] {
+            let mut storage = Storage::zeroed(bytes).unwrap();
+            assert!(storage.bytes().as_ptr().addr().is_multiple_of(ALIGNMENT));
+            assert_eq!(storage.bytes().len(), bytes.next_multiple_of(ALIGNMENT));
+            assert!(storage.capacity() >= storage.bytes().len());
+            assert!(storage.bytes().iter().all(|&byte| byte == 0));
+            storage.bytes_mut().fill(7);
+            assert!(storage.clone().bytes().iter().all(|&byte| byte == 7));
         }
-        assert!(Storage::zeroed_pages(usize::MAX - 100).is_none());
-        assert!(Storage::zeroed_pages(isize::MAX as usize).is_none());
+        assert!(Storage::zeroed(usize::MAX - 100).is_none());
+        assert!(Storage::zeroed(isize::MAX as usize).is_none());
     }
 
     #[test]
     fn memory_is_used_again_for_fewer_bytes() {
-        let mut storage = Storage::zeroed_pages(5 << 20).unwrap();
+        let mut storage = Storage::zeroed(5 << 20).unwrap();
         assert_eq!(storage.has_own_pages(), cfg!(target_os = "linux"));
         storage.bytes_mut().fill(7);
         let storage = storage.resized((4 << 20) + 1);

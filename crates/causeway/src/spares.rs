@@ -27,7 +27,7 @@ impl Spares {
 
     /// The same, or new memory; `None` if there is none either.
     pub(crate) fn take_or_new(&self, bytes: usize) -> Option<Storage> {
-        self.take(bytes).or_else(|| Storage::zeroed_pages(bytes))
+        self.take(bytes).or_else(|| Storage::zeroed(bytes))
     }
 
     /// Keeps the memory of a tensor that is done with, and lets go of the oldest for it.
@@ -65,7 +65,7 @@ mod tests {
     use crate::tensor::DType;
 
     fn tensor(mebibytes: i64) -> HostTensor {
-        HostTensor::allocate(DType::I64, &[mebibytes << 17], Storage::zeroed_pages).unwrap()
+        HostTensor::allocate(DType::I64, &[mebibytes << 17], Storage::zeroed).unwrap()
     }
 
     #[test]

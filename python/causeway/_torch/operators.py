@@ -43,7 +43,7 @@ def write(name, inputs, option, outputs):
 
 def make_varlen_states(x, cu_seqlens, state_len):
     """States of all sequences."""
-    states = _empty_varlen_states(x, cu_seqlens, state_len)
+    states = _native.prefer_large_pages(_empty_varlen_states(x, cu_seqlens, state_len))
     _native.causal_conv1d_varlen_states.run((x, cu_seqlens), None, (states,))
     return states
 
