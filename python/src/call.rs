@@ -10,14 +10,15 @@ use crate::tensor::Tensor;
 use crate::threads;
 use crate::torch::{Torch, data_ptr};
 
-/// Work below this stays on the calling thread, in elements (convolutions) or products (GEMM). The library's own
-/// threshold is higher; what it runs on one thread needs no pool.
+/// Work below this keeps Python's lock, in elements (convolutions) or products (GEMM): it is done before others could take it.
 const SMALL: i64 = 1 << 14;
 
 /// An operation of the library.
 pub trait Call: Send {
     /// Checks the arguments, and computes nothing.
     fn check(&self) -> Result<()>;
+    /// Whether threads take part in it on a processor.
+    fn uses_threads(&self) -> bool;
     /// Computes on a device.
     fn run(&mut self, device: &Device) -> Result<()>;
     /// The launches that it is on a GPU, in order.
@@ -29,6 +30,9 @@ macro_rules! calls {
         impl Call for $operation {
             fn check(&self) -> Result<()> {
                 <$operation>::validate(self).map(drop)
+            }
+            fn uses_threads(&self) -> bool {
+                <$operation>::uses_threads(self)
             }
             fn run(&mut self, device: &Device) -> Result<()> {
                 <$operation>::run(self, device)
@@ -98,8 +102,11 @@ impl From<PyErr> for Failure {
 /// With as many threads as the tensor's library uses.
 fn on_host(place: &Place<'_, '_>, call: &mut impl Call) -> Result<(), Failure> {
     let (device, py) = (Device::cpu(), place.first.py());
-    if place.size < SMALL {
+    if place.size < SMALL && !call.uses_threads() {
         return Ok(call.run(&device)?);
+    }
+    if !call.uses_threads() {
+        return Ok(py.detach(|| call.run(&device))?);
     }
     let threads = if place.tensor.is_torch() { Torch::of_tensors(py)?.thread_count(py)? } else { 0 };
     let pool = threads::pool(threads)?;

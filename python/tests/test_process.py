@@ -199,6 +199,28 @@ print(hashlib.sha256(causeway.causal_conv1d_fn(x, weight).tobytes()).hexdigest()
     assert run("with").stdout == run("without").stdout
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="threads are counted in /proc")
+def test_small_calls_start_no_threads():
+    program = """
+import os, sys
+import torch, causeway
+names = lambda: {open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")}
+weight, bias, state = torch.randn(2048, 4), torch.randn(2048), torch.zeros(8, 2048, 3)
+causeway.causal_conv1d_update(torch.randn(8, 2048), state, weight, bias, "silu")
+causeway.causal_conv1d_fn(torch.randn(8, 2048, 1), weight, bias, activation="silu")
+y = causeway.causal_conv1d_fn(torch.randn(1, 256, 64, requires_grad=True), weight[:256], activation="silu")
+y.sum().backward()
+causeway.gemm(torch.randn(64, 256).half(), torch.randn(256, 128).half())
+print(*(name for name in names() if name.startswith("causeway")))
+causeway.causal_conv1d_fn(torch.randn(4, 2048, 64), weight, bias, activation="silu")
+print(*(name for name in names() if name.startswith("causeway")))
+"""
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    small, large = done.stdout.split("\n")[:2]
+    assert small == "" and large.startswith("causeway-"), done.stdout
+
+
 def test_the_command():
     run = lambda *words: subprocess.run(  # noqa: E731
         [sys.executable, "-m", "causeway", *words], capture_output=True, text=True

@@ -3,6 +3,7 @@
 //! Operations know no backend and backends know no device: they meet here and nowhere else.
 
 use super::Device;
+use crate::backend::cpu::causal_conv1d::Work;
 use crate::backend::gpu::gemm::Problem;
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::backend::gpu::{GpuDevice, Ready};
@@ -13,8 +14,15 @@ use crate::gemm;
 
 /// An operation of one launch: its first tensor, which says where the call is, what computes it on a CPU, and its planner.
 macro_rules! operation {
-    ($operation:ty, $first:literal: $argument:ident, cpu: $cpu:expr, gpu: $plan:expr) => {
+    ($operation:ty, $first:literal: $argument:ident, cpu: $cpu:expr, threads: $threads:expr, gpu: $plan:expr) => {
         impl $operation {
+            /// Whether threads of the current rayon pool take part in it on a CPU. What is too small for that stays on the calling
+            /// thread, and needs no pool.
+            pub fn uses_threads(&self) -> bool {
+                let uses_threads: fn(&Self) -> bool = $threads;
+                uses_threads(self)
+            }
+
             /// Validates, then computes on `device`, which has to be where the tensors are. A GPU is given the work, and is not
             /// waited for.
             ///
@@ -58,40 +66,52 @@ macro_rules! operation {
 operation!(
     Forward<'_>, "x": x,
     cpu: cpu::causal_conv1d::forward,
+    threads: |call| Work::Forward.of_x_is_worth_threads(&call.x),
     gpu: gpu::causal_conv1d::forward::plan
 );
 operation!(
     Backward<'_>, "x": x,
     cpu: cpu::causal_conv1d::backward,
+    threads: |call| Work::Backward.of_x_is_worth_threads(&call.x),
     gpu: gpu::causal_conv1d::backward::plan
 );
 operation!(
     Update<'_>, "x": x,
     cpu: cpu::causal_conv1d::update,
+    threads: |call| Work::Update.is_worth_threads(call.x.shape().iter().copied()),
     gpu: gpu::causal_conv1d::update::plan
 );
 operation!(
     VarlenStates<'_>, "x": x,
     cpu: |_, call, sizes| cpu::causal_conv1d::varlen_states(call, sizes),
+    threads: |call| Work::Copy.is_worth_threads(call.states.shape().iter().copied()),
     gpu: gpu::causal_conv1d::varlen_states::plan
 );
 operation!(
     gemm::Forward<'_>, "A": a,
     cpu: |cpu, call, _| cpu::gemm::forward(cpu, call),
+    threads: |call| cpu::gemm::is_worth_threads(call.a.shape(), call.c.shape()),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::forward(call, sizes), facts)
 );
 operation!(
     gemm::GradA<'_>, "grad_C": grad_c,
     cpu: |cpu, call, _| cpu::gemm::grad_a(cpu, call),
+    threads: |call| cpu::gemm::is_worth_threads(call.grad_c.shape(), call.grad_a.shape()),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::grad_a(call, sizes), facts)
 );
 operation!(
     gemm::GradB<'_>, "grad_C": grad_c,
     cpu: |cpu, call, _| cpu::gemm::grad_b(cpu, call),
+    threads: |call| cpu::gemm::is_worth_threads(call.a.shape(), call.grad_b.shape()),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::grad_b(call, sizes), facts)
 );
 
 impl gemm::GradAB<'_> {
+    /// As that of [`GradA`](gemm::GradA).
+    pub fn uses_threads(&self) -> bool {
+        cpu::gemm::is_worth_threads(self.grad_c.shape(), self.grad_a.shape())
+    }
+
     /// Validates, then computes grad_A and grad_B on `device`, which has to be where the tensors are.
     ///
     /// # Errors

@@ -103,7 +103,7 @@ fn along_channels<T, P, const WIDTH: usize, const GATED: bool>(
         weights: rows::Weights::new(),
         slope: PhantomData,
     };
-    kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+    kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
 }
 
@@ -117,17 +117,18 @@ where
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());
     let kernel = AlongSequence::<T, P> { partition, problem, slope: PhantomData };
-    kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+    kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
 }
 
 fn write_sums(sums: &Sums, call: &mut Backward<'_>) {
+    let has_threads = call.uses_threads();
     let dweight = ParameterMut::new(&mut call.dweight);
     let dbias = call.dbias.as_mut().map(ParameterMut::new);
     // SAFETY: every task has run, and each has put the sums of its chunk and channels. Channel and taps lie in the tensors, and each
     // call has a channel of its own.
     unsafe {
-        sums.write(|channel, sums| {
+        sums.write(has_threads, |channel, sums| {
             let (bias, taps) = sums.split_last().expect("the last sum is that of the bias");
             taps.iter().zip(0..).for_each(|(&sum, tap)| dweight.write(channel, tap, sum));
             if let Some(dbias) = dbias {

@@ -60,7 +60,7 @@ fn along_channels<T: Number, const WIDTH: usize, const GATED: bool>(
     let partition = rows::partition(sizes, i64::MAX);
     if let Some(problem) = Problem::new(call, sizes) {
         let kernel = AlongChannels::<T, WIDTH, GATED> { partition, problem, weights: rows::Weights::new() };
-        kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+        kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     }
 }
 
@@ -69,7 +69,7 @@ fn along_sequence<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
     let partition = Partition::along_sequence(sizes, contiguous, i64::MAX);
     if let Some(problem) = Problem::new(call, sizes) {
         let kernel = AlongSequence::<T> { partition, problem };
-        kernel.partition.for_each_task(|task| T::run(cpu, &kernel, task));
+        kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     }
 }
 
@@ -87,8 +87,10 @@ impl<T: Number> Problem<T> {
         let gate = |view| Gate::new(view, call.round_products);
         let history =
             History::new(&call.x, call.initial_states.as_ref(), sizes.width).gated(gate(call.b.as_ref()));
+        let has_threads = call.uses_threads();
         if let Some(final_states) = &mut call.final_states {
-            states::write_final_states::<T>(sizes, &sequences, &history, Target::new(final_states));
+            let target = Target::new(final_states);
+            states::write_final_states::<T>(sizes, &sequences, &history, target, has_threads);
         }
         (!call.y.meta().is_empty()).then(|| Problem {
             sequences,

@@ -5,6 +5,7 @@
 //! [`partition`]'s tasks, and [`sequences`] tells which positions belong together.
 
 mod backward;
+mod columns;
 mod forward;
 mod gates;
 mod partition;
@@ -20,6 +21,7 @@ mod varlen_states;
 
 pub(crate) use backward::backward;
 pub(crate) use forward::forward;
+pub(crate) use partition::Work;
 pub(crate) use update::update;
 pub(crate) use varlen_states::varlen_states;
 

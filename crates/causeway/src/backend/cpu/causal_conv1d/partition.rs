@@ -7,12 +7,48 @@ use rayon::prelude::*;
 use super::tile::TILE;
 use crate::backend::cpu::Ieee754;
 use crate::causal_conv1d::Sizes;
+use crate::tensor::TensorRef;
 
 /// Elements that a task should have at least, to be worth handing to another thread.
 const TASK_ELEMENTS: i64 = 1 << 16;
 
-/// Calls below this many elements stay on the calling thread: waking others costs more than it saves.
-const SERIAL_ELEMENTS: i64 = 1 << 15;
+/// What takes less, in picoseconds on one core, stays on the calling thread: two threads, woken one after the other, and the
+/// caller after them, have been seen to take as long.
+const WORTH_THREADS: i64 = 60_000_000;
+
+/// What a row that is taken along the sequence takes besides its elements.
+const ROW: i64 = 40_000;
+
+/// What an element takes about, in picoseconds on one core with wide vectors and warm caches.
+#[derive(Clone, Copy)]
+pub(crate) enum Work {
+    Forward = 400,
+    Backward = 1000,
+    Update = 700,
+    /// One element after the other, whatever the strides.
+    Copy = 1200,
+}
+
+impl Work {
+    /// Whether a result with the shape of x is worth more than the calling thread.
+    pub(crate) fn of_x_is_worth_threads(self, x: &TensorRef<'_>) -> bool {
+        let rows = match (x.shape(), x.strides()) {
+            (&[_, _, _], &[_, 1, _]) => 0,
+            (&[batch, dim, _], _) => batch.saturating_mul(dim).saturating_mul(ROW),
+            _ => 0,
+        };
+        rows.saturating_add(self.picoseconds(x.shape().iter().copied())) >= WORTH_THREADS
+    }
+
+    /// Whether so many elements are worth more than the calling thread.
+    pub(crate) fn is_worth_threads(self, elements: impl IntoIterator<Item = i64>) -> bool {
+        self.picoseconds(elements) >= WORTH_THREADS
+    }
+
+    fn picoseconds(self, elements: impl IntoIterator<Item = i64>) -> i64 {
+        elements.into_iter().fold(self as i64, i64::saturating_mul)
+    }
+}
 
 /// A grid of channel groups times chunks of columns. A *column* is a segment of a row of x.
 #[derive(Debug, Clone)]
@@ -28,7 +64,6 @@ pub(super) struct Partition {
     columns: i64,
     /// Chunks of columns.
     pub chunks: i64,
-    parallel: bool,
 }
 
 /// A segment of a row.
@@ -50,8 +85,7 @@ impl Partition {
         let column_elements = group.min(dim).max(1) * segment.min(seqlen).max(1);
         let columns_per_task = (TASK_ELEMENTS / column_elements).max(1);
         let chunks = (columns / columns_per_task).clamp(1, max_chunks);
-        let parallel = is_worth_threads(batch, dim, seqlen);
-        Partition { dim, seqlen, group, groups, segment, segments, columns, chunks, parallel }
+        Partition { dim, seqlen, group, groups, segment, segments, columns, chunks }
     }
 
     /// As [`Partition::new`], for kernels that work along the sequence. Where positions are not neighbours in memory, a
@@ -88,15 +122,10 @@ impl Partition {
         })
     }
 
-    /// Does every task, on the threads of the current pool if there is enough to do.
-    pub fn for_each_task(&self, task: impl Fn(usize) + Sync) {
-        for_each(self.tasks(), self.parallel, task);
+    /// Does every task, on the threads of the current pool if `parallel`.
+    pub fn for_each_task(&self, parallel: bool, task: impl Fn(usize) + Sync) {
+        for_each(self.tasks(), parallel, task);
     }
-}
-
-/// Whether a tensor of these sizes is worth more than the calling thread.
-pub(super) fn is_worth_threads(batch: i64, dim: i64, seqlen: i64) -> bool {
-    batch.saturating_mul(dim).saturating_mul(seqlen) >= SERIAL_ELEMENTS
 }
 
 /// Calls `task` with 0 to `count - 1`, on the threads of the current pool if `parallel`.

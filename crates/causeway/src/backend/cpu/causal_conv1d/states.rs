@@ -1,7 +1,7 @@
 //! What comes before a sequence, and what is left after it.
 
 use super::gates::Gate;
-use super::partition::{for_each, is_worth_threads};
+use super::partition::{Work, for_each};
 use super::sequences::{Piece, Sequences};
 use super::tensors::{Source, Target};
 use crate::backend::cpu::simd::Number;
@@ -68,18 +68,19 @@ impl<T: Number> History<T> {
 }
 
 /// The last `width - 1` columns of `[initial_states, x]` of every sequence; zero at padding, and in front where
-/// there are fewer.
+/// there are fewer. Threads may take part if the call has them.
 pub(super) fn write_final_states<T: Number>(
     sizes: &Sizes,
     sequences: &Sequences,
     history: &History<T>,
     target: Target<T, 3>,
+    has_threads: bool,
 ) {
     let before = history.before;
     if sizes.dim == 0 || before == 0 {
         return;
     }
-    let parallel = is_worth_threads(sizes.sequences, sizes.dim, before);
+    let parallel = has_threads && Work::Copy.is_worth_threads([sizes.sequences, sizes.dim, before]);
     for_each(sizes.sequences as usize, parallel, |sequence| {
         let sequence = sequence as i64;
         let (batch, start, end) = sequences.bounds(sequence);

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::partition::{for_each, is_worth_threads};
+use super::partition::{Work, for_each};
 use crate::causal_conv1d::Sizes;
 
 /// Channels whose chunks are added together.
@@ -38,12 +38,14 @@ impl Sums {
         SumsTarget { values: self.values.as_mut_ptr().cast(), dim: self.dim, terms: self.terms }
     }
 
-    /// Adds the chunks in order, and hands each channel's sums to `write`: those of the taps, then that of the bias.
+    /// Adds the chunks in order, and hands each channel's sums to `write`: those of the taps, then that of the bias. Threads may
+    /// take part if the call has them.
     ///
     /// # Safety
     /// The sums of every chunk, channel and term have been put.
-    pub unsafe fn write(&self, write: impl Fn(i64, &[f64]) + Sync) {
-        let parallel = is_worth_threads(self.chunks as i64, self.dim as i64, self.terms as i64);
+    pub unsafe fn write(&self, has_threads: bool, write: impl Fn(i64, &[f64]) + Sync) {
+        let sums = [self.chunks, self.dim, self.terms].map(|count| count as i64);
+        let parallel = has_threads && Work::Copy.is_worth_threads(sums);
         for_each(self.dim.div_ceil(TOGETHER), parallel, |group| {
             let first = group * TOGETHER;
             let count = TOGETHER.min(self.dim - first);

@@ -72,6 +72,11 @@ impl Parameter {
         Parameter { pointer: view.pointer(), dtype: view.dtype(), strides: strides(view.strides()) }
     }
 
+    /// The tensor, if its elements are of type `T`.
+    pub fn of_type<T: Number>(&self) -> Option<Source<T, 2>> {
+        (self.dtype == T::DTYPE).then(|| Source { pointer: self.pointer.cast(), strides: self.strides })
+    }
+
     /// One element; of a NaN no more than that it is one, as [`Lanes::store`] wants it.
     ///
     /// [`Lanes::store`]: crate::backend::cpu::simd::Lanes::store

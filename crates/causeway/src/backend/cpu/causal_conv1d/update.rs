@@ -5,16 +5,19 @@
 
 use std::ops::Range;
 
+use super::columns::{self, BLOCK, Row};
 use super::gates::Gate;
-use super::partition::{for_each, is_worth_threads};
+use super::partition::for_each;
 use super::tensors::{Parameter, Source, Target};
 use super::{tile, with_number};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 use crate::causal_conv1d::{Activation, Update, UpdateSizes};
 
-/// Channels in a block: a multiple of every number of lanes.
-const BLOCK: usize = 64;
+/// Vectors whose arithmetic is interleaved; a block has whole groups of them.
+const TOGETHER: usize = 4;
+/// Columns of a state that a task keeps beside its window.
+const MOST_COLUMNS: usize = 8;
 /// New positions in a window.
 const ROWS: usize = 16;
 /// New elements that a task should have at least.
@@ -46,9 +49,9 @@ fn typed<T: Number>(cpu: Cpu, call: &mut Update<'_>, sizes: &UpdateSizes) {
         b: Gate::new(call.b.as_ref(), call.round_products),
         c: Gate::new(call.c.as_ref(), call.round_products),
         y: Target::new(&mut call.y),
+        keeps_state: call.cache_seqlens.is_none() && sizes.state_len <= MOST_COLUMNS as i64,
     };
-    let parallel = is_worth_threads(sizes.batch, sizes.dim, sizes.seqlen);
-    for_each((blocks * chunks) as usize, parallel, |task| T::run(cpu, &kernel, task));
+    for_each((blocks * chunks) as usize, call.uses_threads(), |task| T::run(cpu, &kernel, task));
 }
 
 /// A block of channels of some batch entries per task.
@@ -69,16 +72,20 @@ struct AlongChannels<T: Number> {
     c: Option<Gate<T>>,
     y: Target<T, 3>,
     silu: bool,
+    /// Whether states are read and written as a whole: they are short, and shifted.
+    keeps_state: bool,
 }
 
-/// What a task works in: rows of `BLOCK` channels.
-struct Buffers<A> {
+/// What a task works in.
+struct Buffers<T: Number> {
     /// A row per tap.
-    weight: Vec<A>,
-    bias: [A; BLOCK],
+    weight: Vec<Row<T::Accumulator>>,
+    bias: Row<T::Accumulator>,
+    /// A state, if it is kept.
+    state: [Row<T>; MOST_COLUMNS],
     /// `width - 1` positions of history, then `ROWS` new ones.
-    window: Vec<A>,
-    y: [A; BLOCK],
+    window: Vec<Row<T::Accumulator>>,
+    y: Row<T::Accumulator>,
 }
 
 /// The channels of a task, and the rows of a batch entry.
@@ -104,29 +111,34 @@ impl<T: Number> Kernel for AlongChannels<T> {
         let channels = first..(first + BLOCK as i64).min(dim);
         let zero = T::Accumulator::ZERO;
         let mut buffers = Buffers {
-            weight: vec![zero; width as usize * BLOCK],
-            bias: [zero; BLOCK],
-            window: vec![zero; (width as usize - 1 + ROWS.min(seqlen as usize)) * BLOCK],
-            y: [zero; BLOCK],
+            weight: vec![Row([zero; BLOCK]); width as usize],
+            bias: Row([zero; BLOCK]),
+            state: [Row([T::ZERO; BLOCK]); MOST_COLUMNS],
+            window: vec![Row([zero; BLOCK]); width as usize - 1 + ROWS.min(seqlen as usize)],
+            y: Row([zero; BLOCK]),
         };
-        for (i, channel) in channels.clone().enumerate() {
-            for tap in 0..width {
-                // SAFETY: channel and tap lie in the weight.
-                buffers.weight[tap as usize * BLOCK + i] = unsafe { self.weight.read(channel, tap) };
-            }
-            // SAFETY: the channel lies in the bias.
-            buffers.bias[i] = self.bias.map_or(zero, |bias| unsafe { bias.read(channel, 0) });
+        self.load_weight(simd, channels.clone(), &mut buffers.weight);
+        if let Some(bias) = self.bias {
+            // SAFETY: the channels lie in the bias.
+            unsafe { bias.read_channels(channels.clone(), 0, |i, value| buffers.bias[i] = value) };
         }
+        let columns = self.columns_of_step(&channels);
         for entry in chunk * self.entries..((chunk + 1) * self.entries).min(batch) {
             // SAFETY: there is an index per batch entry.
             let row = self.indices.map_or(entry, |indices| unsafe { i64::from(*indices.at([entry])) });
             let place = Place { channels: channels.clone(), batch: entry, row };
             if row < 0 {
                 self.write_zeros(&place);
-            } else {
-                self.load_history(simd, &place, &mut buffers);
-                self.convolve(simd, &place, &mut buffers);
-                self.update_state(&place);
+                continue;
+            }
+            // SAFETY: just asked.
+            unsafe {
+                match columns {
+                    2 => self.step::<S, 2>(simd, &place, &mut buffers),
+                    3 => self.step::<S, 3>(simd, &place, &mut buffers),
+                    4 => self.step::<S, 4>(simd, &place, &mut buffers),
+                    _ => self.positions(simd, &place, &mut buffers),
+                }
             }
         }
     }
@@ -142,6 +154,71 @@ impl<T: Number> AlongChannels<T> {
         }
     }
 
+    /// Columns of the state, if [`Self::step`] can take a block; else 0.
+    fn columns_of_step(&self, channels: &Range<i64>) -> i64 {
+        let UpdateSizes { seqlen, width, state_len, .. } = self.sizes;
+        let are_neighbours = self.x.strides[1] == 1 && self.y.strides[1] == 1;
+        let is_plain = self.keeps_state && seqlen == 1 && self.b.is_none() && self.c.is_none();
+        let is_whole = columns::are_whole(self.state_strides(), channels.clone().count(), state_len as isize);
+        if are_neighbours && is_plain && is_whole && width == state_len + 1 { state_len } else { 0 }
+    }
+
+    /// One position of a whole block without gaps and gates, as most decoding has it: with all counts known, the compiler keeps
+    /// sums in registers, and unrolls every loop.
+    ///
+    /// # Safety
+    /// [`Self::columns_of_step`] has said `N`.
+    #[inline(always)]
+    unsafe fn step<S, const N: usize>(&self, simd: S, place: &Place, buffers: &mut Buffers<T>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let Buffers { weight, bias, state: window, .. } = buffers;
+        let state = self.state.at([place.row, place.channels.start, 0]);
+        let index = [place.batch, place.channels.start, 0];
+        let (x, y) = (self.x.at(index), self.y.at(index));
+        // SAFETY: the caller's promise: the block lies in x, y and the state, whose row belongs to this batch entry alone. All rows
+        // are `BLOCK` long, a multiple of the number of lanes in a group.
+        unsafe {
+            columns::split::<T, N>(state, &mut window[..N]);
+            x.copy_to_nonoverlapping(window[N].as_mut_ptr(), BLOCK);
+            for first in (0..BLOCK).step_by(TOGETHER * S::LANES) {
+                let lane = |i| first + i * S::LANES;
+                let mut sums: [_; TOGETHER] = std::array::from_fn(|i| simd.load(bias.as_ptr().add(lane(i))));
+                for tap in 0..=N {
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        let x = T::load(simd, window[tap].as_ptr().add(lane(i)));
+                        *sum = simd.mul_add(simd.load(weight[tap].as_ptr().add(lane(i))), x, *sum);
+                    }
+                }
+                if self.silu {
+                    sums = simd.silu::<T, TOGETHER>(sums);
+                }
+                for (i, sum) in sums.into_iter().enumerate() {
+                    T::store(simd, y.add(lane(i)), sum);
+                }
+            }
+            columns::join::<T, N>(&window[1..=N], state);
+        }
+    }
+
+    /// All positions of a block, whatever its strides.
+    #[inline(always)]
+    fn positions<S>(&self, simd: S, place: &Place, buffers: &mut Buffers<T>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        self.load_history(simd, place, buffers);
+        self.convolve(simd, place, buffers);
+        if self.keeps_state {
+            self.write_state(simd, place, buffers);
+        } else {
+            self.update_state(place);
+        }
+    }
+
     /// Positions seen so far, where the state is a ring buffer.
     fn seen(&self, place: &Place) -> Option<i64> {
         // SAFETY: there is a length per batch entry.
@@ -149,58 +226,96 @@ impl<T: Number> AlongChannels<T> {
     }
 
     #[inline(always)]
-    fn load_history<S>(&self, simd: S, place: &Place, buffers: &mut Buffers<T::Accumulator>)
+    fn load_weight<S>(&self, simd: S, channels: Range<i64>, weight: &mut [Row<T::Accumulator>])
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let Some(source) = self.weight.of_type::<T>() else {
+            for (tap, row) in weight.iter_mut().enumerate() {
+                // SAFETY: channels and taps lie in the weight.
+                unsafe { self.weight.read_channels(channels.clone(), tap as i64, |i, value| row[i] = value) };
+            }
+            return;
+        };
+        let mut rows = vec![Row([T::ZERO; BLOCK]); weight.len()];
+        // SAFETY: as above; and rows are whole vectors.
+        unsafe {
+            columns::read(source.at([channels.start, 0]), source.strides, channels.count(), &mut rows);
+            for (row, weight) in rows.iter().zip(weight) {
+                tile::gather(simd, row.as_ptr(), 1, &mut **weight);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn load_history<S>(&self, simd: S, place: &Place, buffers: &mut Buffers<T>)
     where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
         let (before, state_len) = (self.sizes.width - 1, self.sizes.state_len);
         let count = place.channels.clone().count();
-        for i in 0..before {
+        let history = &mut buffers.window[..before as usize];
+        if self.keeps_state {
+            let state = &mut buffers.state[..state_len as usize];
+            let source = self.state.at([place.row, place.channels.start, 0]).cast_const();
+            // SAFETY: the channels lie in the state, whose row belongs to this batch entry alone.
+            unsafe { columns::read(source, self.state_strides(), count, state) };
+            for (row, state) in history.iter_mut().zip(&state[(state_len - before) as usize..]) {
+                // SAFETY: rows are whole vectors.
+                unsafe { tile::gather(simd, state.as_ptr(), 1, &mut **row) };
+            }
+            return;
+        }
+        for (i, row) in (0..).zip(history) {
             let column = match self.seen(place) {
                 Some(seen) => (seen - before + i).rem_euclid(state_len),
                 None => state_len - before + i,
             };
             let source = self.state.at([place.row, place.channels.start, column]);
-            let row = &mut buffers.window[i as usize * BLOCK..][..count];
             // SAFETY: the indices lie in the state, whose row belongs to this batch entry alone.
-            unsafe { tile::gather(simd, source.cast_const(), self.state.strides[1], row) };
+            unsafe { tile::gather(simd, source.cast_const(), self.state.strides[1], &mut row[..count]) };
         }
     }
 
     #[inline(always)]
-    fn convolve<S>(&self, simd: S, place: &Place, buffers: &mut Buffers<T::Accumulator>)
+    fn convolve<S>(&self, simd: S, place: &Place, buffers: &mut Buffers<T>)
     where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
         let before = self.sizes.width as usize - 1;
         let count = place.channels.clone().count();
-        let Buffers { weight, bias, window, y } = buffers;
+        let Buffers { weight, bias, window, y, .. } = buffers;
         let mut position = 0;
         while position < self.sizes.seqlen {
             let rows = (self.sizes.seqlen - position).min(ROWS as i64) as usize;
             for row in 0..rows {
                 let index = [place.batch, place.channels.start, position + row as i64];
-                let new = &mut window[(before + row) * BLOCK..][..count];
+                let new = &mut window[before + row][..count];
                 // SAFETY: the indices lie in x.
                 unsafe {
                     tile::gather(simd, self.x.at(index), self.x.strides[1], new);
                     self.b.inspect(|gate| gate.multiply(simd, index, 1, new));
                 }
-                for lane in (0..BLOCK).step_by(S::LANES) {
-                    // SAFETY: all rows are `BLOCK` long, a multiple of the number of lanes.
+                for lane in (0..BLOCK).step_by(TOGETHER * S::LANES) {
+                    // SAFETY: all rows are `BLOCK` long, a multiple of the number of lanes in a group.
                     unsafe {
-                        let mut sum = simd.load(bias.as_ptr().add(lane));
-                        for tap in 0..=before {
-                            let weight = simd.load(weight[tap * BLOCK..].as_ptr().add(lane));
-                            let x = simd.load(window[(row + tap) * BLOCK..].as_ptr().add(lane));
-                            sum = simd.mul_add(weight, x, sum);
+                        let load =
+                            |row: &Row<T::Accumulator>, i| simd.load(row.as_ptr().add(lane + i * S::LANES));
+                        let mut sums: [_; TOGETHER] = std::array::from_fn(|i| load(bias, i));
+                        for (weight, x) in weight.iter().zip(&window[row..]) {
+                            for (i, sum) in sums.iter_mut().enumerate() {
+                                *sum = simd.mul_add(load(weight, i), load(x, i), *sum);
+                            }
                         }
                         if self.silu {
-                            [sum] = simd.silu::<T, 1>([sum]);
+                            sums = simd.silu::<T, TOGETHER>(sums);
                         }
-                        simd.store(y.as_mut_ptr().add(lane), sum);
+                        for (i, sum) in sums.into_iter().enumerate() {
+                            simd.store(y.as_mut_ptr().add(lane + i * S::LANES), sum);
+                        }
                     }
                 }
                 let y = &mut y[..count];
@@ -213,12 +328,54 @@ impl<T: Number> AlongChannels<T> {
                     tile::scatter(simd, y, self.y.at(index), self.y.strides[1], false);
                 }
             }
-            window.copy_within(rows * BLOCK..(rows + before) * BLOCK, 0);
+            window.copy_within(rows..rows + before, 0);
             position += rows as i64;
         }
     }
 
-    /// Writes x into the ring, or shifts the state to the left and appends x.
+    /// Strides of a state's channels and columns.
+    fn state_strides(&self) -> [isize; 2] {
+        let [_, channels, columns] = self.state.strides;
+        [channels, columns]
+    }
+
+    /// Shifts a state that was kept to the left, appends x, and writes it.
+    #[inline(always)]
+    fn write_state<S>(&self, simd: S, place: &Place, buffers: &mut Buffers<T>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        let UpdateSizes { seqlen, state_len, .. } = self.sizes;
+        let count = place.channels.clone().count();
+        let state = &mut buffers.state[..state_len as usize];
+        for column in 0..state_len {
+            let from = column + seqlen;
+            if from < state_len {
+                state[column as usize] = state[from as usize];
+                continue;
+            }
+            let index = [place.batch, place.channels.start, from - state_len];
+            let row = &mut state[column as usize];
+            // SAFETY: the channels lie in x, and rows are as long as a block.
+            unsafe {
+                if let Some(gate) = &self.b {
+                    let products = &mut buffers.y[..count];
+                    tile::gather(simd, self.x.at(index), self.x.strides[1], products);
+                    gate.multiply(simd, index, 1, products);
+                    tile::scatter(simd, products, row.as_mut_ptr(), 1, false);
+                } else {
+                    let strides = [self.x.strides[1], self.x.strides[2]];
+                    columns::read(self.x.at(index), strides, count, std::slice::from_mut(row));
+                }
+            }
+        }
+        let target = self.state.at([place.row, place.channels.start, 0]);
+        // SAFETY: the channels lie in the state, whose row belongs to this batch entry alone.
+        unsafe { columns::write(state, target, self.state_strides(), count) };
+    }
+
+    /// Writes x into the ring, or shifts a state that was not kept to the left and appends x.
     fn update_state(&self, place: &Place) {
         let UpdateSizes { seqlen, state_len, .. } = self.sizes;
         for channel in place.channels.clone() {

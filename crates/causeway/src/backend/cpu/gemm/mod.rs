@@ -20,6 +20,13 @@ use crate::tensor::{DType, TensorMut, TensorRef};
 use fast::Fast;
 use matrix::{Matrix, MatrixMut};
 
+/// Whether a product is worth more than the calling thread, by any algorithm: one with a multiplication for each element of `matrix`
+/// and column of `other`.
+pub(crate) fn is_worth_threads(matrix: &[i64], other: &[i64]) -> bool {
+    let sizes = matrix.iter().chain(other.last());
+    sizes.copied().fold(1, i64::saturating_mul) >= 2 * exact::WORTH_A_THREAD as i64
+}
+
 /// `C = A · B`.
 pub(crate) fn forward(cpu: Cpu, call: &mut Forward<'_>) {
     multiply(cpu, call.algorithm, call.a, call.b, call.c.reborrow());
