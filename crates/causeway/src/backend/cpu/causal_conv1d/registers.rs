@@ -217,18 +217,13 @@ pub(super) unsafe fn convolve<S, T, F, const WIDTH: usize>(
     let mut before = load_history::<S, T>(simd, history);
     // SAFETY: the caller's promise.
     unsafe {
-        let at = if S::LANES == WIDE_LANES {
-            source.groups::<{ 2 * INTERLEAVED }>(simd, before, 0)
-        } else {
-            source.groups::<INTERLEAVED>(simd, before, 0)
-        };
-        if at > 0 {
-            before = T::load_pair(simd, x.add(at - 2 * S::LANES));
+        let mut at = 0;
+        if S::LANES == WIDE_LANES {
+            (before, at) = source.groups::<{ 2 * INTERLEAVED }>(simd, before, at);
         }
-        source.groups::<2>(simd, before, at);
-        if out.count > 0 {
-            before = T::load_pair(simd, x.add(out.count - 2 * S::LANES));
-        }
+        // What is left of a row, or all of a short one.
+        (before, at) = source.groups::<INTERLEAVED>(simd, before, at);
+        (before, _) = source.groups::<2>(simd, before, at);
     }
     store_history::<S, T>(simd, before, history);
 }
@@ -247,17 +242,22 @@ where
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
     F: Finish<S>,
 {
-    /// Groups of `N` vectors from `at` on, as many as there are, and where they end. The sums of a group are taken before
+    /// Groups of `N` vectors from `at` on, as many as there are; the last pair of them, and where they end. The sums of a group are taken before
     /// those of the one before it are finished: two chains that do not depend on each other lie side by side, and
     /// the processor's scheduler, which one chain would fill, has work for all of its units.
     ///
     /// # Safety
     /// As for [`convolve`]; `before` is the pair before `at`.
     #[inline(always)]
-    unsafe fn groups<const N: usize>(&self, simd: S, mut before: [S::Vector; 2], mut at: usize) -> usize {
+    unsafe fn groups<const N: usize>(
+        &self,
+        simd: S,
+        mut before: [S::Vector; 2],
+        mut at: usize,
+    ) -> ([S::Vector; 2], usize) {
         let groups = (self.out.count - at) / (N * S::LANES);
         if groups == 0 {
-            return at;
+            return (before, at);
         }
         // SAFETY: the caller's promise; groups end at the count.
         unsafe {
@@ -272,7 +272,7 @@ where
                 at += N * S::LANES;
             }
         }
-        at
+        (before, at)
     }
 
     /// Takes the results of `N` vectors to their place.

@@ -53,6 +53,18 @@ impl<T: Number> History<T> {
         self.initial_state(sequences, piece, channel, column).widen()
     }
 
+    /// What a piece's convolution sees at the `width - 1` positions before it.
+    #[inline(always)]
+    pub fn values(&self, sequences: &Sequences, piece: &Piece, channel: i64, values: &mut [T::Accumulator]) {
+        if piece.from == piece.start && self.initial_states.is_none() {
+            values.fill(T::Accumulator::ZERO);
+            return;
+        }
+        for (value, position) in values.iter_mut().zip(piece.from - self.before..) {
+            *value = self.value(sequences, piece, channel, position);
+        }
+    }
+
     /// The column of its initial states that a piece sees; zero where there is none, or where they take no part.
     pub fn initial_state(&self, sequences: &Sequences, piece: &Piece, channel: i64, column: i64) -> T {
         match &self.initial_states {

@@ -18,8 +18,10 @@ pub(super) struct AlongSequence<T: Number> {
 
 /// What a task works in.
 struct Buffers<A> {
-    /// Weights of one channel.
+    /// Weights of each channel of the task, one channel after the other.
     weight: Vec<A>,
+    /// Of each channel of the task.
+    bias: Vec<A>,
     /// `width - 1` positions of history, then a tile.
     x: Vec<A>,
     /// A tile.
@@ -36,24 +38,30 @@ impl<T: Number> Kernel for AlongSequence<T> {
         T: Lanes<S>,
     {
         let (problem, zero) = (&self.problem, T::Accumulator::ZERO);
+        let (channels, chunk) = self.partition.task(task);
+        let width = problem.width;
         let mut buffers = Buffers {
-            weight: vec![zero; problem.width],
+            weight: vec![zero; self.partition.group() * width],
+            bias: vec![zero; self.partition.group()],
             x: vec![zero; problem.width - 1 + TILE],
             y: vec![zero; TILE],
         };
         let mut pieces = Vec::new();
-        let (channels, chunk) = self.partition.task(task);
+        // SAFETY: the channels and taps lie in weight and bias.
+        unsafe {
+            for tap in 0..width {
+                let put = |i: usize, value| buffers.weight[i * width + tap] = value;
+                problem.weight.read_channels(channels.clone(), tap as i64, put);
+            }
+            if let Some(bias) = problem.bias {
+                bias.read_channels(channels.clone(), 0, |i, value| buffers.bias[i] = value);
+            }
+        }
         for column in self.partition.columns(chunk) {
             problem.sequences.pieces(column.batch, column.from, column.to, &mut pieces);
-            for channel in channels.clone() {
-                for (tap, weight) in buffers.weight.iter_mut().enumerate() {
-                    // SAFETY: channel and tap lie in the weight.
-                    *weight = unsafe { problem.weight.read(channel, tap as i64) };
-                }
-                // SAFETY: the channel lies in the bias.
-                let bias = problem.bias.map_or(zero, |bias| unsafe { bias.read(channel, 0) });
+            for (i, channel) in channels.clone().enumerate() {
                 for piece in &pieces {
-                    self.piece(simd, piece, channel, bias, &mut buffers);
+                    self.piece(simd, piece, (i, channel), &mut buffers);
                 }
             }
         }
@@ -67,8 +75,7 @@ impl<T: Number> AlongSequence<T> {
         &self,
         simd: S,
         piece: &Piece,
-        channel: i64,
-        bias: T::Accumulator,
+        (in_task, channel): (usize, i64),
         buffers: &mut Buffers<T::Accumulator>,
     ) where
         S: Simd<Scalar = T::Accumulator>,
@@ -76,10 +83,7 @@ impl<T: Number> AlongSequence<T> {
     {
         let problem = &self.problem;
         let before = problem.width - 1;
-        for (i, value) in buffers.x[..before].iter_mut().enumerate() {
-            let position = piece.from - before as i64 + i as i64;
-            *value = problem.history.value(&problem.sequences, piece, channel, position);
-        }
+        problem.history.values(&problem.sequences, piece, channel, &mut buffers.x[..before]);
         let residual_stride = problem.residual.as_ref().map_or(1, |residual| residual.strides[2]);
         let strides = [problem.history.x.strides[2], problem.y.strides[2], residual_stride];
         let gated = problem.history.gate.is_some() || problem.gate.is_some();
@@ -94,7 +98,7 @@ impl<T: Number> AlongSequence<T> {
             } else if neighbours {
                 let whole = registers::whole_pairs(simd, problem.width, count);
                 if whole > 0 {
-                    self.vectors(simd, piece, channel, from, whole, bias, buffers);
+                    self.vectors(simd, piece, (in_task, channel), from, whole, buffers);
                     from += whole as i64;
                     continue;
                 }
@@ -103,7 +107,7 @@ impl<T: Number> AlongSequence<T> {
             if piece.is_padding() {
                 buffers.y[..count].fill(T::Accumulator::ZERO);
             } else {
-                self.tile(simd, piece, channel, from, count, bias, buffers);
+                self.tile(simd, piece, (in_task, channel), from, count, buffers);
             }
             let y = &mut buffers.y[..count];
             if let Some(residual) = &problem.residual {
@@ -123,10 +127,9 @@ impl<T: Number> AlongSequence<T> {
         &self,
         simd: S,
         piece: &Piece,
-        channel: i64,
+        (in_task, channel): (usize, i64),
         from: i64,
         count: usize,
-        bias: T::Accumulator,
         buffers: &mut Buffers<T::Accumulator>,
     ) where
         S: Simd<Scalar = T::Accumulator>,
@@ -138,6 +141,7 @@ impl<T: Number> AlongSequence<T> {
         let residual = problem.residual.as_ref().map_or(std::ptr::null(), |residual| residual.at(index));
         let y = Output { pointer: problem.y.at(index), count, stream: problem.stream };
         let Buffers { weight, x: history, .. } = buffers;
+        let (weight, bias) = (&weight[in_task * problem.width..][..problem.width], buffers.bias[in_task]);
         let history = &mut history[..problem.width - 1];
         // SAFETY: these are positions of the row, whole pairs of them; no other task writes to them.
         unsafe {
@@ -162,10 +166,9 @@ impl<T: Number> AlongSequence<T> {
         &self,
         simd: S,
         piece: &Piece,
-        channel: i64,
+        (in_task, channel): (usize, i64),
         from: i64,
         count: usize,
-        bias: T::Accumulator,
         buffers: &mut Buffers<T::Accumulator>,
     ) where
         S: Simd<Scalar = T::Accumulator>,
@@ -174,7 +177,8 @@ impl<T: Number> AlongSequence<T> {
         let problem = &self.problem;
         let before = problem.width - 1;
         let source = problem.history.x.at([piece.batch, channel, from]);
-        let Buffers { weight, x, y } = buffers;
+        let Buffers { weight, x, y, .. } = buffers;
+        let (weight, bias) = (&weight[in_task * problem.width..][..problem.width], buffers.bias[in_task]);
         // SAFETY: `from .. from + count` are positions of the row.
         unsafe { tile::gather(simd, source, problem.history.x.strides[2], &mut x[before..before + count]) };
         if let Some(gate) = problem.history.gate {
