@@ -16,7 +16,7 @@ use crate::backend::cpu::{Cpu, Level};
 const LARGEST_TILE: (usize, usize) = (256, 576);
 
 /// Multiply-adds below which another thread costs more than it gives.
-pub const WORTH_A_THREAD: usize = 1 << 21;
+pub const WORTH_A_THREAD: usize = 1 << 19;
 
 /// `output = left · right`, by chains. `right` is transposed: its rows are the output's columns.
 pub fn multiply<T: Half>(cpu: Cpu, left: &Matrix<T>, right: &Matrix<T>, output: &MatrixMut<T>) {

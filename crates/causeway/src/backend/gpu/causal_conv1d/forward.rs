@@ -233,7 +233,15 @@ impl Planner<'_> {
         let positions = seqlen as u64 + u64::from(if shifted { count - 1 } else { 0 });
         let packets = positions.div_ceil(u64::from(count));
         let (lanes, tiles) = first_shape(packets, tile.tiles, self.facts.wave_size);
-        let groups = tile.threads / lanes;
+        // Short rows leave lanes without work. More of them in a block keep blocks, which take time to start, few enough.
+        let useful = packets.min(u64::from(lanes * tiles)) * u64::from(tile.threads / lanes * PACKET);
+        let threads = match tile.tiles {
+            2 if !self.has_boundaries() => {
+                tile.threads * (LEAST_BLOCK_BYTES / useful).clamp(1, 4).next_power_of_two() as u32
+            }
+            _ => tile.threads,
+        };
+        let groups = threads / lanes;
         let pieces = packets.div_ceil(u64::from(lanes * tiles));
         let checked = CheckedCall {
             element: self.element(),
@@ -254,7 +262,7 @@ impl Planner<'_> {
             return None;
         }
         let tile_divisor = u32::try_from(pieces).ok()?;
-        let geometry = Geometry { threads: tile.threads, blocks, tile_divisor, early: false };
+        let geometry = Geometry { threads, blocks, tile_divisor, early: false };
         let constants = Constants::new("Tile")
             .int("access", access)
             .int("lanes", lanes)
@@ -275,11 +283,8 @@ impl Planner<'_> {
             && tiles > 1
             && !shifted
             && access == PACKET;
-        let resident = if crowded {
-            checked.threads().min(self.facts.threads_per_multiprocessor) / tile.threads
-        } else {
-            1
-        };
+        let resident =
+            if crowded { checked.threads().min(self.facts.threads_per_multiprocessor) / threads } else { 1 };
         self.tiled(&CHANNEL_FIRST, &geometry, constants, resident)
     }
 
@@ -390,6 +395,9 @@ impl Planner<'_> {
         }
     }
 }
+
+/// Bytes of x that a channel-first block of a large call should have at least.
+const LEAST_BLOCK_BYTES: u64 = 2 << 10;
 
 /// Threads of a group and packets per thread, at most `most`, that waste the fewest places on a row of `packets`; the
 /// widest group of those.
