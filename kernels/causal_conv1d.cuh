@@ -10,6 +10,7 @@
 //       static constexpr bool silu = true;       activation
 //       static constexpr bool bias, initial_states, final_states, seq_idx, residual, B, C;   which arguments are there
 //       static constexpr bool round_products;    products with B and C are rounded to X
+//       static constexpr bool norm;              what the activation gives is divided by the norm of its head
 //       static constexpr int cu_seqlens = 0;     bytes of an element of cu_seqlens: 4 or 8; 0: not given
 //   };
 #pragma once
@@ -104,6 +105,16 @@ template <class Problem> CAUSEWAY_DEVICE float activate_gated(float pre, float f
     } else {
         return gated<Problem>(factor, kept<Problem>(activate<Problem>(pre)));
     }
+}
+
+// ---- norms ---------------------------------------------------------------------------------------------------------
+// y = scale · u / √(Σ u² + eps) of u = act(pre), over the channels of each head.
+
+// The sum of a number of each lane of the wave, in every lane; all lanes take part.
+CAUSEWAY_DEVICE float add_over_wave(float value) {
+#pragma unroll
+    for (u32 distance = WAVE_SIZE / 2; distance > 0; distance /= 2) value += shuffle(value, lane_index() ^ distance);
+    return value;
 }
 
 // ---- sequences -----------------------------------------------------------------------------------------------------

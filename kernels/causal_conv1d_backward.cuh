@@ -6,7 +6,7 @@
 //   dweight[width-1-j] = Σ_t g[t] · x[t-j]         dbias = Σ_t g[t]
 //
 // With gates B ⊙ x stands for x and C ⊙ dy for dy; the sum above is d(B ⊙ x), of which dx = B ⊙ d(B ⊙ x), dB = x ⊙ d(B ⊙ x),
-// and dC = dy ⊙ act(pre).
+// and dC = dy ⊙ act(pre). With a norm, the gradient of act(pre) stands for dy.
 //
 // Here and below j = 0 … width-1 counts positions back from an output: *tap j* of position t reads x[t-j] with
 // weight[width-1-j]. Arrays of weights in registers are in this order: weight[j] is the weight of tap j.
@@ -243,12 +243,67 @@ CAUSEWAY_DEVICE float gated_gradient_at(const BackwardArguments& a, const Span<i
     return activation_gradient<Problem::silu>(pre, dy);
 }
 
+// ---- norms ---------------------------------------------------------------------------------------------------------
+//
+//   n = u · r,  r = 1 / √(Σ u² + eps)        du = scale · r · (dy - n · Σ dy·n)        sums over the channels of a head
+
+// pre at a position, newest tap first.
+template <class Problem>
+CAUSEWAY_DEVICE float pre_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel, i64 position,
+                             i32 index) {
+    using X = typename Problem::X;
+    const int width = Problem::width ? Problem::width : a.width;
+    float pre = read_bias<Problem>(a, channel);
+#pragma unroll 1
+    for (int j = 0; j < width; ++j) {
+        const Packet<sizeof(X)> tap = load_tap<Problem>(a, sequence, entry, channel, position, index, j);
+        pre = multiply_add(read_weight<Problem>(a, channel, j), element<X, 0>(tap), pre);
+    }
+    return pre;
+}
+
+// A head at a position: r, and Σ dy·n.
+struct HeadAt {
+    float inverse, projection;
+
+    // g of a channel of it.
+    template <class Problem> CAUSEWAY_DEVICE float gradient(const BackwardArguments& a, float pre, float dy) const {
+        const float n = activate<Problem>(pre) * inverse;
+        return activation_gradient<Problem::silu>(pre, as_float(a.norm.scale) * inverse * (dy - n * projection));
+    }
+};
+
+// The head that starts at channel `first`, at a position that is no padding: by all lanes of a wave together, or by one thread.
+template <class Problem, bool ByWave>
+CAUSEWAY_DEVICE HeadAt head_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 first, i64 position,
+                               i32 index) {
+    float squares = 0.0f, projection = 0.0f;
+    for (i64 c = ByWave ? lane_index() : 0; c < a.norm.head_dim; c += ByWave ? WAVE_SIZE : 1) {
+        const float u = activate<Problem>(pre_at<Problem>(a, sequence, entry, first + c, position, index));
+        squares = multiply_add(u, u, squares);
+        projection = multiply_add(read<typename Problem::X>(a.dy, entry, first + c, position), u, projection);
+    }
+    if constexpr (ByWave) {
+        squares = add_over_wave(squares);
+        projection = add_over_wave(projection);
+    }
+    const float inverse = inverse_root(squares + as_float(a.norm.eps));
+    return {inverse, projection * inverse};
+}
+
 // g at a position, computed from memory alone: for the few positions for which a kernel has no window in registers.
 template <class Problem>
 CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel,
                                   i64 position) {
     if constexpr (Problem::B || Problem::C) return gated_gradient_at<Problem>(a, sequence, entry, channel, position);
     using X = typename Problem::X;
+    if constexpr (Problem::norm) {
+        const i32 index = position_index<Problem>(a, entry, position);
+        if (index < 0) return 0.0f;
+        const HeadAt head = head_at<Problem, false>(a, sequence, entry, channel - channel % a.norm.head_dim, position, index);
+        const float pre = pre_at<Problem>(a, sequence, entry, channel, position, index);
+        return head.template gradient<Problem>(a, pre, read<X>(a.dy, entry, channel, position));
+    }
     const int width = Problem::width ? Problem::width : a.width;
     const i32 index = position_index<Problem>(a, entry, position);
     const i64 offset = offset_of(a.dy, entry, channel, position);

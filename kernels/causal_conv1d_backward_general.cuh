@@ -63,7 +63,11 @@ public:
             load_tables();
             load_x();
             block_barrier();
-            compute_g();
+            if constexpr (Problem::norm) {
+                compute_g_of_heads();
+            } else {
+                compute_g();
+            }
             block_barrier();
             write_dx();
             add_sums();
@@ -184,6 +188,34 @@ private:
                 if (own) write<X>(a.dc, entry, first_channel + c, position(i), dc);
             }
             write_shared(g_at + (c * pitch + i) * 4, g);
+        }
+    }
+
+    // The same of a call with a norm: a wave has a head at a position. It reads all of its channels from memory, and computes g
+    // of those that are the block's.
+    CAUSEWAY_DEVICE void compute_g_of_heads() const {
+        const int count = tile + states, head_dim = (int)minimum<i64>(a.norm.head_dim, a.dim), lane = (int)lane_index();
+        const int own = (int)minimum<i64>(channels, a.dim - first_channel);
+        const i64 first_head = first_channel / head_dim, heads = (first_channel + own - 1) / head_dim - first_head + 1;
+        for (i64 n = thread / (int)WAVE_SIZE; n < heads * count; n += THREADS / (int)WAVE_SIZE) {
+            const i64 number = n / count, first = (first_head + number) * head_dim;
+            const int i = states + (int)(n - number * count), index = look_up(index_at, i);
+            HeadAt head{0.0f, 0.0f};
+            // Positions outside the sequence count as padding.
+            if (index >= 0) {
+                const Span<i64> sequence = sequence_at<Problem, i64>(a, entry, position(i));
+                head = head_at<Problem, true>(a, sequence, entry, first, position(i), index);
+            }
+            for (int k = lane; k < head_dim; k += (int)WAVE_SIZE) {
+                const i64 c = first + k - first_channel;
+                if (c < 0 || c >= own) continue;
+                float g = 0.0f;
+                if (index >= 0) {
+                    const float dy = read<X>(a.dy, entry, first + k, position(i));
+                    g = head.template gradient<Problem>(a, sum_of_taps<false>((int)c, i), dy);
+                }
+                write_shared(g_at + ((int)c * pitch + i) * 4, g);
+            }
         }
     }
 

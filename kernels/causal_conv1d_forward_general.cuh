@@ -14,17 +14,15 @@
 //       static constexpr bool dim_fastest = false;   neighbouring threads are neighbouring channels
 //   };
 #pragma once
-#include "causal_conv1d_forward.cuh"
+#include "causal_conv1d_forward_norm.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const ForwardArguments& a) {
+template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_of_runs(const ForwardArguments& a, i64 self, i64 threads) {
     using X = typename Problem::X;
     using Weight = typename Problem::Weight;
     constexpr int RUN = 4;
-    const i64 threads = (i64)Tile::threads * a.blocks;
-    const i64 self = (i64)block_index<0>() * Tile::threads + thread_index();
     const i64 states = a.width - 1;
     const i64 runs = (a.seqlen + RUN - 1) / RUN;
     const Boundaries<Problem::cu_seqlens, i64> boundaries{a.cu_seqlens, a.cu_seqlens_stride, a.sequences, a.seqlen};
@@ -110,7 +108,18 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const 
                           result);
         }
     }
+}
 
+template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const ForwardArguments& a) {
+    const i64 threads = (i64)Tile::threads * a.blocks;
+    const i64 self = (i64)block_index<0>() * Tile::threads + thread_index();
+    if constexpr (Problem::norm) {
+        forward_of_heads<Problem, Tile>(a);
+    } else {
+        forward_of_runs<Problem, Tile>(a, self, threads);
+    }
+    const i64 states = a.width - 1;
+    const Boundaries<Problem::cu_seqlens, i64> boundaries{a.cu_seqlens, a.cu_seqlens_stride, a.sequences, a.seqlen};
     if constexpr (Problem::final_states) {
         for (i64 task = self; task < a.sequences * a.dim * states; task += threads) {
             const i64 pair = task / states, sequence = pair / a.dim;

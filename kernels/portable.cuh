@@ -356,6 +356,19 @@ CAUSEWAY_DEVICE float reciprocal_fast(float x) {
 #endif
 }
 
+// 1/√x within 2 units in the last place, for a normal x; 0 for infinity.
+CAUSEWAY_DEVICE float inverse_root(float x) {
+#if defined(CAUSEWAY_NVIDIA)
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#elif defined(CAUSEWAY_AMD)
+    return __builtin_amdgcn_rsqf(x);
+#else
+    return 1.0f / __builtin_sqrtf(x);
+#endif
+}
+
 // tanh(x) with a relative error up to 2^-11 where the hardware has it (NVIDIA), else through exp2_fast.
 CAUSEWAY_DEVICE float tanh_fast(float x) {
 #if defined(CAUSEWAY_NVIDIA)

@@ -4,16 +4,18 @@ Every argument is a tensor of one library, NumPy's or PyTorch's, or None where i
 with a place for each element, and share no memory with an input. Nothing is returned.
 
     causal_conv1d_forward(x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, silu, y, final_states,
-                          B=None, C=None, round_products=False)
+                          B=None, C=None, round_products=False, head_dim=0, eps=1e-6, scale=1.0)
     causal_conv1d_backward(x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, silu,
                            dx, dweight, dbias, dinitial_states,
-                           B=None, C=None, dB=None, dC=None, round_products=False)
+                           B=None, C=None, dB=None, dC=None, round_products=False,
+                           head_dim=0, eps=1e-6, scale=1.0)
     causal_conv1d_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out,
                          B=None, C=None, round_products=False)
     causal_conv1d_varlen_states(x, cu_seqlens, states)
 
 Shapes, dtypes and errors are those of `causeway.causal_conv1d_fn` and, with the gates B and C, of `causeway.causal_conv1d_gated`;
-dweight and dbias may also be float32.
+dweight and dbias may also be float32. With a head_dim, what the activation gives is divided by its L2 norm over the channels of each
+head: ``y = scale * u / sqrt(sum(u ** 2) + eps)``.
 
 They can be compiled with ``torch.compile(fullgraph=True)``, and take fake and meta tensors: a compiler sees the operators
 ``torch.ops.causeway.causal_conv1d_forward_out`` and so on, which say what they write.
@@ -27,7 +29,7 @@ import importlib
 import sys
 
 from causeway import _native
-from causeway._activation import with_rounding
+from causeway._activation import with_norm, with_rounding
 
 __all__ = [
     "causal_conv1d_backward",
@@ -80,10 +82,13 @@ def causal_conv1d_forward(
     B=None,
     C=None,
     round_products=False,
+    head_dim=0,
+    eps=1e-6,
+    scale=1.0,
 ):
     """Writes y, of x's shape and dtype, and final_states where they are given."""
     inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, B, C
-    option, outputs = with_rounding(silu, round_products), (y, final_states)
+    option, outputs = with_norm(silu, round_products, head_dim, eps, scale), (y, final_states)
     if _is_compiling is None or _is_compiling() or _forward(inputs, option, outputs) is None:
         _seen("causal_conv1d_forward", inputs, option, outputs)
 
@@ -107,10 +112,13 @@ def causal_conv1d_backward(
     dB=None,
     dC=None,
     round_products=False,
+    head_dim=0,
+    eps=1e-6,
+    scale=1.0,
 ):
     """Writes dx, dweight, and the other gradients where they are given. The gradient of a residual is dy."""
     inputs = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, B, C
-    option, outputs = with_rounding(silu, round_products), (dx, dweight, dbias, dinitial_states, dB, dC)
+    option, outputs = with_norm(silu, round_products, head_dim, eps, scale), (dx, dweight, dbias, dinitial_states, dB, dC)
     if _is_compiling is None or _is_compiling() or _backward(inputs, option, outputs) is None:
         _seen("causal_conv1d_backward", inputs, option, outputs)
 

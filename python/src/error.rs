@@ -36,6 +36,9 @@ pub fn exception(error: Error, renamed: Renamed) -> PyErr {
         | Error::CuSeqlensEmpty
         | Error::Missing { .. }
         | Error::Unexpected { .. }
+        | Error::HeadDim { .. }
+        | Error::NormNumber { .. }
+        | Error::UnknownNorm { .. }
         | Error::UnknownAlgorithm { .. }
         | Error::UnknownDevice { .. } => PyValueError::new_err(text),
         _ => PyRuntimeError::new_err(text),

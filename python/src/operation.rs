@@ -106,11 +106,12 @@ impl Operation {
         self.entry.name
     }
 
-    /// What it is told besides tensors. Calls have one alone as it is, or a pair.
+    /// What it is told besides tensors. Calls have the first one alone as it is, or a tuple, of the first two or of all.
     #[getter]
     fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let names: &[&str] = match self.entry.chooses {
-            Chooses::Convolution => &["silu", "round_products"],
+            Chooses::Convolution => &["silu", "round_products", "head_dim", "eps", "scale"],
+            Chooses::Step => &["silu", "round_products"],
             Chooses::Algorithm => &["algorithm"],
             Chooses::Nothing => &[],
         };

@@ -1,6 +1,6 @@
 //! The operations that Python can call, by the names that it has for them and their arguments.
 
-use causeway::causal_conv1d::{Activation, Backward, Forward, Update, VarlenStates};
+use causeway::causal_conv1d::{Activation, Backward, Forward, HeadNorm, Update, VarlenStates};
 use causeway::gemm::{self, Algorithm};
 use causeway::operation::{Argument, Operation as _};
 use causeway::{TensorMut, TensorRef};
@@ -16,8 +16,8 @@ use crate::tensor::Tensor;
 /// What an operation was told besides its tensors.
 #[derive(Clone, Copy)]
 pub enum Choice {
-    /// The activation, and whether products with gates are rounded.
-    Convolution(Activation, bool),
+    /// The activation, whether products with gates are rounded, and the norm of heads.
+    Convolution(Activation, bool, Option<HeadNorm>),
     Algorithm(Algorithm),
     None,
 }
@@ -26,6 +26,8 @@ pub enum Choice {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Chooses {
     Convolution,
+    /// That of an update, which has no norm.
+    Step,
     Algorithm,
     Nothing,
 }
@@ -76,7 +78,11 @@ macro_rules! entries {
         <$operation>::from_named($read, $write)
     }};
     (@call $operation:ty, Convolution, $choice:ident, $read:expr, $write:expr) => {{
-        let Choice::Convolution(activation, rounds) = $choice else { unreachable!("read as the operation's") };
+        let Choice::Convolution(activation, rounds, norm) = $choice else { unreachable!("read as the operation's") };
+        <$operation>::from_named(activation, rounds, norm, $read, $write)
+    }};
+    (@call $operation:ty, Step, $choice:ident, $read:expr, $write:expr) => {{
+        let Choice::Convolution(activation, rounds, _) = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named(activation, rounds, $read, $write)
     }};
     (@call $operation:ty, $kind:ident, $choice:ident, $read:expr, $write:expr) => {{
@@ -87,7 +93,7 @@ macro_rules! entries {
 entries! {
     causal_conv1d_forward: Forward<'_>, Convolution, &[], &[("final_states", "final_states_out")];
     causal_conv1d_backward: Backward<'_>, Convolution, &[], &[];
-    causal_conv1d_update: Update<'_>, Convolution, &[("y", "out")], &[("y", "out")];
+    causal_conv1d_update: Update<'_>, Step, &[("y", "out")], &[("y", "out")];
     causal_conv1d_varlen_states: VarlenStates<'_>, Nothing, &[], &[];
     gemm: gemm::Forward<'_>, Algorithm, MATRICES, MATRICES;
     gemm_grad_a: gemm::GradA<'_>, Algorithm, MATRICES, MATRICES;
@@ -106,26 +112,31 @@ impl Entry {
         other_name(self.said, name)
     }
 
+    /// Whether the operation is a convolution, with the options of one.
+    fn convolves(&self) -> bool {
+        matches!(self.chooses, Chooses::Convolution | Chooses::Step)
+    }
+
     /// The option by the name that it has for people; None for a name that Python has the error for.
     pub fn named_choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
-        if self.chooses != Chooses::Convolution {
+        if !self.convolves() {
             return self.choice(option).map(Some);
         }
-        let (activation, rounds) = with_rounding(option)?;
+        let (activation, rounds, norm) = self.options(option)?;
         if activation.is_none() {
-            return Ok(Some(Choice::Convolution(Activation::None, rounds)));
+            return Ok(Some(Choice::Convolution(Activation::None, rounds, norm)));
         }
         let py = option.py();
         // A name that a program spells out is one object with every other of its letters.
         let is = |known: &Bound<'_, _>| Ok::<_, PyErr>(activation.is(known) || activation.eq(known)?);
         let silu = is(intern!(py, "silu"))? || is(intern!(py, "swish"))?;
-        Ok(silu.then_some(Choice::Convolution(Activation::Silu, rounds)))
+        Ok(silu.then_some(Choice::Convolution(Activation::Silu, rounds, norm)))
     }
 
     /// An option of calls that are not computed.
     pub fn any_choice(&self) -> Choice {
         match self.chooses {
-            Chooses::Convolution => Choice::Convolution(Activation::None, false),
+            Chooses::Convolution | Chooses::Step => Choice::Convolution(Activation::None, false, None),
             Chooses::Algorithm => Choice::Algorithm(Algorithm::Exact),
             Chooses::Nothing => Choice::None,
         }
@@ -134,11 +145,11 @@ impl Entry {
     /// The option as kernels take it: whether there is SiLU, or the name of an algorithm.
     pub fn choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Choice> {
         Ok(match self.chooses {
-            Chooses::Convolution => {
-                let (silu, rounds) = with_rounding(option)?;
+            Chooses::Convolution | Chooses::Step => {
+                let (silu, rounds, norm) = self.options(option)?;
                 let silu = silu.extract().map_err(|_| wrong_option("silu", &silu, "True or False"))?;
                 let activation = if silu { Activation::Silu } else { Activation::None };
-                Choice::Convolution(activation, rounds)
+                Choice::Convolution(activation, rounds, norm)
             }
             Chooses::Algorithm => {
                 let wrong = |_| wrong_option("algorithm", option, "\"exact\" or \"fast\"");
@@ -149,17 +160,29 @@ impl Entry {
         })
     }
 
+    /// The options of a convolution: an activation alone, or a tuple that has behind it whether products are rounded, and behind
+    /// that head_dim, eps and scale of a norm.
+    fn options<'py>(
+        &self,
+        option: &Bound<'py, PyAny>,
+    ) -> PyResult<(Bound<'py, PyAny>, bool, Option<HeadNorm>)> {
+        let Ok(tuple) = option.cast_exact::<PyTuple>() else { return Ok((option.clone(), false, None)) };
+        if tuple.len() == 2 || self.chooses == Chooses::Step {
+            let (activation, rounds) = tuple.extract()?;
+            return Ok((activation, rounds, None));
+        }
+        let (activation, rounds, head_dim, eps, scale) = tuple.extract()?;
+        // No heads are no norm, so that operators have a number in any case.
+        let norm = (head_dim != 0).then_some(HeadNorm { head_dim, eps, scale });
+        Ok((activation, rounds, norm))
+    }
+
     /// Work of a call: elements of a convolution, or at least the multiplications of a product.
     pub fn size(&self, inputs: &[Option<Tensor>]) -> i64 {
         let count = |tensor: &Option<Tensor>| tensor.as_ref().map_or(1, Tensor::element_count);
         let factors = if self.chooses == Chooses::Algorithm { 2 } else { 1 };
         inputs.iter().take(factors).map(count).fold(1, i64::saturating_mul)
     }
-}
-
-/// The activation, and whether products are rounded: a pair of both, or an activation alone.
-fn with_rounding<'py>(option: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, bool)> {
-    if option.is_exact_instance_of::<PyTuple>() { option.extract() } else { Ok((option.clone(), false)) }
 }
 
 fn wrong_option(name: &str, found: &Bound<'_, PyAny>, expected: &str) -> PyErr {

@@ -201,6 +201,7 @@ fn run(case: &Case, simulator: &Arc<Simulator>, guard: Guard, wrong: [i32; 6]) {
         c: None,
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         y: TensorMut::strided(y.slice_mut(), 0, &shape, &strides).unwrap(),
         final_states: case.states.then(|| TensorMut::new(last.slice_mut(), &states_shape).unwrap()),
     };
@@ -218,6 +219,7 @@ fn run(case: &Case, simulator: &Arc<Simulator>, guard: Guard, wrong: [i32; 6]) {
         c: None,
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         dx: TensorMut::strided(dx.slice_mut(), 0, &shape, &strides).unwrap(),
         dweight: TensorMut::new(dweight.slice_mut(), &[DIM, width]).unwrap(),
         dbias: Some(TensorMut::new(dbias.slice_mut(), &[DIM]).unwrap()),

@@ -1,6 +1,6 @@
 //! The oracle against things that know nothing of it: finite differences, hand-set numbers, slicing, plain f32 sums.
 
-use causeway::causal_conv1d::{Activation, Backward, Forward};
+use causeway::causal_conv1d::{Activation, Backward, Forward, HeadNorm};
 use causeway::operation::Operation;
 use causeway::{DType, HostTensor};
 use causeway_verify::oracle::causal_conv1d::{Inputs, Truth, backward, forward};
@@ -16,6 +16,7 @@ struct Call {
     seq_idx: Option<HostTensor>,
     cu_seqlens: Option<HostTensor>,
     activation: Activation,
+    norm: Option<HeadNorm>,
     dy: HostTensor,
     dfinal_states: HostTensor,
 }
@@ -33,7 +34,7 @@ impl Call {
             ("dfinal_states", Some(&self.dfinal_states)),
         ];
         let given: Vec<_> = given.into_iter().filter_map(|(name, tensor)| Some((name, tensor?))).collect();
-        inputs::<O>(self.activation, &given)
+        inputs::<O>(self.activation, &given).normalised(self.norm)
     }
 
     fn forward(&self) -> Truth {
@@ -84,6 +85,7 @@ fn call(shape: [i64; 3], width: i64, sequences: i64, activation: Activation) -> 
         seq_idx: None,
         cu_seqlens: None,
         activation,
+        norm: None,
         dy: wave(&shape, 0.5),
         dfinal_states: wave(&states, 0.6),
     }
@@ -122,6 +124,17 @@ fn gradients_agree_with_finite_differences() {
         for width in [1, 2, 4, 6] {
             check_gradients(&call([2, 2, 5], width, 2, activation));
         }
+    }
+}
+
+#[test]
+fn gradients_agree_with_finite_differences_with_a_norm() {
+    for (activation, head_dim) in [(Activation::None, 2), (Activation::Silu, 3), (Activation::Silu, 6)] {
+        let mut call = call([2, 6, 5], 4, 2, activation);
+        call.norm = Some(HeadNorm { head_dim, eps: 0.25, scale: -1.5 });
+        check_gradients(&call);
+        call.seq_idx = Some(integers(DType::I32, &[2, 5], &[0, 0, 1, -1, 1, /* */ -1, 3, 3, 0, 3]));
+        check_gradients(&call);
     }
 }
 

@@ -183,6 +183,7 @@ fn bench(options: &Options, device: &Device, dtype: DType, shape: [i64; 3], last
                         c: None,
                         activation,
                         round_products: false,
+                        norm: None,
                         dx: y.view_mut(),
                         dweight: dweight.view_mut(),
                         dbias: Some(dbias.view_mut()),
@@ -204,6 +205,7 @@ fn bench(options: &Options, device: &Device, dtype: DType, shape: [i64; 3], last
                         c: None,
                         activation,
                         round_products: false,
+                        norm: None,
                         y: y.view_mut(),
                         final_states: None,
                     }

@@ -30,6 +30,7 @@ fn main() -> causeway::Result<()> {
             c: None,
             activation: Activation::Silu,
             round_products: false,
+            norm: None,
             y: y.view_mut(),
             final_states: final_states.map(HostTensor::view_mut),
         }

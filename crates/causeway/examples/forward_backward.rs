@@ -30,6 +30,7 @@ fn main() -> causeway::Result<()> {
         c: None,
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         y: y.view_mut(),
         final_states: None,
     }
@@ -53,6 +54,7 @@ fn main() -> causeway::Result<()> {
         c: None,
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         dx: dx.view_mut(),
         dweight: dweight.view_mut(),
         dbias: Some(dbias.view_mut()),
@@ -86,6 +88,7 @@ fn main() -> causeway::Result<()> {
         c: None,
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         y: y.view_mut(),
         final_states: None,
     }

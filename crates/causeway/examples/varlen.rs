@@ -41,6 +41,7 @@ fn main() -> causeway::Result<()> {
         c: None,
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         y: y.view_mut(),
         final_states: Some(final_states.view_mut()),
     }
@@ -62,6 +63,7 @@ fn main() -> causeway::Result<()> {
             c: None,
             activation: Activation::Silu,
             round_products: false,
+            norm: None,
             y: alone.view_mut(),
             final_states: None,
         }

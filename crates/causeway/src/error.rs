@@ -231,6 +231,30 @@ pub enum Error {
         /// Why it has no meaning here.
         because: &'static str,
     },
+    /// Channels that are no whole number of heads.
+    #[error("norm has head_dim {found}: expected a divisor of dim, which is {dim}")]
+    HeadDim {
+        /// The channels of a head that were given.
+        found: i64,
+        /// All channels.
+        dim: i64,
+    },
+    /// A number of a norm that it cannot have.
+    #[error("norm has {name} {found:e}: expected a number {expected}")]
+    NormNumber {
+        /// Which one.
+        name: &'static str,
+        /// What it was.
+        found: f64,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// Text that describes no norm.
+    #[error("norm is {found:?}: expected head_dim, or head_dim,eps, or head_dim,eps,scale")]
+    UnknownNorm {
+        /// The text that was given.
+        found: String,
+    },
     /// Text that names no activation.
     #[error("activation is {found:?}: expected none, silu or swish")]
     UnknownActivation {

@@ -103,6 +103,7 @@ impl Tensors {
             c: None,
             activation: case.activation,
             round_products: false,
+            norm: None,
             y: self.y.view_mut(),
             final_states: Some(self.final_states.view_mut()),
         }
@@ -121,6 +122,7 @@ impl Tensors {
             c: None,
             activation: case.activation,
             round_products: false,
+            norm: None,
             dx: self.dx.view_mut(),
             dweight: self.dweight.view_mut(),
             dbias: self.dbias.as_mut().map(HostTensor::view_mut),
@@ -259,6 +261,7 @@ fn an_input_may_be_expanded() {
             c: None,
             activation: Activation::None,
             round_products: false,
+            norm: None,
             y: y.view_mut(),
             final_states: None,
         }
@@ -330,6 +333,7 @@ fn an_infinite_x_at_the_end_of_a_row_counts_where_it_is_seen() {
                     c: None,
                     activation: Activation::None,
                     round_products: false,
+                    norm: None,
                     dx: dx.view_mut(),
                     dweight: dweight.view_mut(),
                     dbias: None,

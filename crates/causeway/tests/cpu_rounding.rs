@@ -42,6 +42,7 @@ fn check(dtype: DType, widen: impl Fn(u16) -> f32, narrow: impl Fn(f32) -> u16) 
                     c: None,
                     activation: Activation::None,
                     round_products: false,
+                    norm: None,
                     y: y.view_mut(),
                     final_states: None,
                 }
@@ -103,6 +104,7 @@ fn gradients_of_parameters_are_rounded_once() {
                     c: None,
                     activation: Activation::None,
                     round_products: false,
+                    norm: None,
                     dx: dx.view_mut(),
                     dweight: dweight.view_mut(),
                     dbias: None,

@@ -21,6 +21,7 @@ fn silu(x: &HostTensor, level: Level) -> Option<Vec<f64>> {
         c: None,
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         y: y.view_mut(),
         final_states: None,
     }

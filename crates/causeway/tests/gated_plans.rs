@@ -40,6 +40,7 @@ fn entries(strides: &[i64; 3], gates: [Option<&[i64; 3]>; 2], width: i64) -> [&'
         c: gate(c),
         activation: Activation::None,
         round_products: false,
+        norm: None,
         y: written(&SHAPE, strides),
         final_states: None,
     };
@@ -56,6 +57,7 @@ fn entries(strides: &[i64; 3], gates: [Option<&[i64; 3]>; 2], width: i64) -> [&'
         c: gate(c),
         activation: Activation::None,
         round_products: false,
+        norm: None,
         dx: written(&SHAPE, strides),
         dweight: written(&[2048, width], &[width, 1]),
         dbias: None,

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from causeway._activation import DEFAULTS
 from causeway._torch.eager import require_one_device
 from causeway._torch.tables import picker
 
@@ -20,6 +21,10 @@ def define(schema, kernel, fake):
     library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"causeway::{name}", fake, lib=library)
     return getattr(torch.ops.causeway, name).default
+
+
+# The types of options in schemas; all others are flags.
+_TYPES = {"algorithm": "str", "head_dim": "int", "eps": "float", "scale": "float"}
 
 
 class _Argument(NamedTuple):
@@ -40,7 +45,7 @@ def _arguments(operation, order, is_out):
     for name, default in order.items():
         tensor = tensors.get(name)
         if tensor is None:
-            yield _Argument(name, f"{'str' if name == 'algorithm' else 'bool'} {name}{default}", name)
+            yield _Argument(name, f"{_TYPES.get(name, 'bool')} {name}{default}", name)
             continue
         kind = "Tensor?" if tensor.optional else "Tensor"
         if tensor.role == "input":
@@ -89,8 +94,9 @@ class Operator:
         """The arguments of the operator. Outputs that come by themselves need not stand there."""
         # The last inputs may be missing.
         missing = (None,) * (self._input_count - len(inputs))
-        options = option if type(option) is tuple else (option, False)
-        table = *inputs, *missing, *options[: len(self._options)], *outputs
+        options = option if type(option) is tuple else (option,)
+        options = (*options, *DEFAULTS[len(options) :])[: len(self._options)]
+        table = *inputs, *missing, *options, *outputs
         return [table[place] is not None if asks else table[place] for place, asks in self._places]
 
     def __call__(self, inputs, option, outputs=()):
@@ -114,8 +120,13 @@ class Operator:
     def _option(self, arguments):
         if not self._options:
             return None
-        option, *others = [arguments[at] for at in self._options]
-        return (option, True) if any(others) else option
+        # One that is left out has its default.
+        option, *others = [
+            default if arguments[at] is None else arguments[at] for at, default in zip(self._options, DEFAULTS)
+        ]
+        if len(others) > 1 and others[1] != 0:
+            return (option, *others)
+        return (option, True) if others and others[0] else option
 
     def _kernel(self, *arguments):
         arguments = self._padded(arguments)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use causeway::causal_conv1d::Activation;
+use causeway::causal_conv1d::{Activation, HeadNorm};
 use causeway::files::{self, TensorFile};
 use causeway::gemm::Algorithm;
 use causeway::named::{Call, CallError, Inputs, Layout, Operation};
@@ -58,6 +58,11 @@ pub(crate) struct Args {
     /// conv1d with gates (B, C): round products to the dtype of x, as separate kernels do
     #[arg(long)]
     round_products: bool,
+
+    /// conv1d-forward, conv1d-backward: divide the activation by its L2 norm over heads of so many channels; eps and scale are
+    /// 1e-6 and 1 by default
+    #[arg(long, value_name = "HEAD_DIM[,EPS[,SCALE]]")]
+    norm: Option<HeadNorm>,
 
     /// conv1d: how x, and what has its shape, lies in the file, as (batch, dim, seqlen) or (batch, seqlen, dim)
     /// [default: channel-first]
@@ -143,6 +148,7 @@ impl Args {
             operation: self.operation,
             activation: self.activation,
             round_products: self.round_products,
+            norm: self.norm,
             layout: self.layout,
             return_final_states: self.return_final_states,
             algorithm: self.algorithm,

@@ -65,6 +65,12 @@ impl Arithmetic {
         if value.is_finite() { self.unit * value.abs() + self.accumulator.smallest() } else { 0.0 }
     }
 
+    /// u: the largest relative error of one operation.
+    #[inline(always)]
+    pub fn relative(&self) -> f64 {
+        self.unit
+    }
+
     /// Whether a partial sum of terms with these magnitudes, taken together, may overflow when it is rounded as often.
     #[inline(always)]
     pub fn may_overflow(&self, terms: usize, magnitude: f64) -> bool {

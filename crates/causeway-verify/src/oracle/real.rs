@@ -20,6 +20,8 @@ pub(super) trait Real:
     fn value(self) -> f64;
     /// e to this power.
     fn exp(self) -> Self;
+    /// Of a number that is not negative.
+    fn sqrt(self) -> Self;
 }
 
 impl Real for f64 {
@@ -33,6 +35,10 @@ impl Real for f64 {
     }
     fn exp(self) -> Self {
         f64::exp(self)
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        f64::sqrt(self)
     }
 }
 
@@ -157,6 +163,15 @@ impl Real for DoubleDouble {
         let half = (k / 2.0).trunc();
         result.scaled(half.exp2()).scaled((k - half).exp2())
     }
+
+    /// One step of Newton's from f64's root, which doubles its digits.
+    fn sqrt(self) -> Self {
+        let root = DoubleDouble::new(self.high.sqrt());
+        if root.high == 0.0 || !root.high.is_finite() {
+            return root;
+        }
+        root + (self - root * root) / root.scaled(2.0)
+    }
 }
 
 #[cfg(test)]
@@ -195,6 +210,16 @@ mod tests {
         // e = 2.71828182845904523536028747135266249775724709…
         let e = DoubleDouble { high: std::f64::consts::E, low: 1.445_646_891_729_250_2e-16 };
         assert!(relative_difference(DoubleDouble::new(1.0).exp(), e) < 1e-29);
+    }
+
+    #[test]
+    fn a_root_squared_is_the_number() {
+        for value in [2.0, 1e-300, 3e300, 0.7] {
+            let value = DoubleDouble::new(value);
+            assert!(relative_difference(value.sqrt() * value.sqrt(), value) < 1e-30, "{value:?}");
+        }
+        assert_eq!(DoubleDouble::new(0.0).sqrt().value(), 0.0);
+        assert_eq!(DoubleDouble::new(f64::INFINITY).sqrt().value(), f64::INFINITY);
     }
 
     #[test]

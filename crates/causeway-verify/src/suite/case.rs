@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use causeway::Arrangement;
-use causeway::causal_conv1d::{Activation, GATES};
+use causeway::causal_conv1d::{Activation, GATES, HeadNorm};
 use causeway::device::Device;
 use causeway::error::Result;
 use causeway::memory;
@@ -71,6 +71,8 @@ pub struct Conv1d {
     pub activation: Activation,
     /// Products with gates are rounded to the dtype.
     pub round_products: bool,
+    /// The activation is divided by its norm over heads.
+    pub norm: Option<HeadNorm>,
     /// Which of [`Conv1d::flags`] the calls have, and with them their gradients.
     pub given: BTreeSet<&'static str>,
     /// With seq_idx.
@@ -418,6 +420,7 @@ impl Problem {
                 options.push(c.activation.to_string());
                 options.extend(Conv1d::flags().filter(|name| c.has(name)).map(str::to_string));
                 options.extend(c.round_products.then(|| "round_products".into()));
+                options.extend(c.norm.map(|norm| format!("norm {norm}")));
                 options.extend(c.seq_idx.as_ref().map(|_| "seq_idx".into()));
                 options.extend(c.cu_seqlens.as_ref().map(CuSeqlens::describe));
                 options.extend((c.weight_dtype != c.dtype).then(|| format!("weight {}", c.weight_dtype)));

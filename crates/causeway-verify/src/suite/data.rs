@@ -96,13 +96,14 @@ impl Tensors {
     /// What forward has to give.
     pub fn forward_truth(&self, conv1d: &Conv1d) -> Truth {
         let inputs = self.oracle_inputs::<Forward<'_>>(conv1d.activation);
-        oracle::forward(&inputs.rounding_products(conv1d.round_products))
+        oracle::forward(&inputs.rounding_products(conv1d.round_products).normalised(conv1d.norm))
     }
 
     /// What backward has to give.
     pub fn backward_truth(&self, conv1d: &Conv1d) -> Truth {
         let inputs = self.oracle_inputs::<Backward<'_>>(conv1d.activation);
-        oracle::backward(&inputs.rounding_products(conv1d.round_products), conv1d.dweight_dtype)
+        let inputs = inputs.rounding_products(conv1d.round_products).normalised(conv1d.norm);
+        oracle::backward(&inputs, conv1d.dweight_dtype)
     }
 
     /// What an update has to give.

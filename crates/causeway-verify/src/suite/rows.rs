@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use causeway::causal_conv1d::{Activation, GATES, MAX_WIDTH};
+use causeway::causal_conv1d::{Activation, GATES, HeadNorm, MAX_WIDTH};
 use causeway::gemm::Algorithm;
 use causeway::tensor::DType;
 use serde::Deserialize;
@@ -257,6 +257,7 @@ pub(super) struct Conv1dRow {
     activation: Named<Activation>,
     #[serde(default)]
     round_products: bool,
+    norm: Option<Named<HeadNorm>>,
     #[serde(default)]
     given: Given,
     seq_idx: Option<Vec<(i64, i32)>>,
@@ -299,8 +300,19 @@ impl Row for Conv1dRow {
         if let Some(name) = self.omit.iter().find(|name| !omissible.contains(&name.as_str())) {
             return Err(format!("omit has {name:?}: expected any of {}", omissible.join(", ")));
         }
+        let norm = self.norm.map(|norm| norm.0);
+        if let Some(HeadNorm { head_dim, .. }) = norm {
+            let whole = head_dim > 0 && dim % head_dim == 0;
+            require(
+                whole,
+                format!("norm has head_dim {head_dim}: expected a divisor of dim, which is {dim}"),
+            )?;
+            let other = GATES.into_iter().chain(["residual"]).find(|other| self.given.0.contains(other));
+            require(other.is_none(), "such a row can have no gates and no residual: a norm comes last")?;
+        }
         let output_layout = self.output_layout.map_or(layout, |layout| layout.0);
         if self.sample {
+            require(norm.is_none(), "sample is true: such a row can have no norm, whose heads it would cut")?;
             let plain = self.given.0.iter().all(|name| *name == "bias") && self.values.is_none();
             let plain = plain && self.memory.0.is_empty();
             let dense = [Layout::ChannelFirst, Layout::ChannelLast];
@@ -325,6 +337,7 @@ impl Row for Conv1dRow {
             output_layout,
             activation: self.activation.0,
             round_products: self.round_products,
+            norm,
             given: self.given.0.clone(),
             seq_idx: self.seq_idx.clone().map(|runs| SeqIdx { runs }),
             cu_seqlens,
@@ -393,6 +406,7 @@ impl Row for ParityRow {
             output_layout: Layout::ChannelFirst,
             activation: self.activation.0,
             round_products: false,
+            norm: None,
             given: self.given.0.clone(),
             seq_idx: None,
             cu_seqlens: None,

@@ -267,8 +267,8 @@ impl Conv1d {
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
     ) -> Forward<'a> {
         let mut results = results.views_mut(view);
-        let round = self.round_products;
-        Forward::from_named(self.activation, round, |name| inputs.view(name), |name| results.take(name))
+        let (activation, round, norm) = (self.activation, self.round_products, self.norm);
+        Forward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
     }
 
     /// The call of backward.
@@ -279,8 +279,8 @@ impl Conv1d {
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
     ) -> Backward<'a> {
         let mut results = results.views_mut(view);
-        let round = self.round_products;
-        Backward::from_named(self.activation, round, |name| inputs.view(name), |name| results.take(name))
+        let (activation, round, norm) = (self.activation, self.round_products, self.norm);
+        Backward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
     }
 }
 

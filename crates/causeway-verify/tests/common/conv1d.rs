@@ -67,6 +67,7 @@ impl Inputs {
             c: None,
             activation: self.activation,
             round_products: false,
+            norm: None,
             y: outputs.y.view_mut(),
             final_states: outputs.final_states.as_mut().map(HostTensor::view_mut),
         }
@@ -87,6 +88,7 @@ impl Inputs {
             c: None,
             activation: self.activation,
             round_products: false,
+            norm: None,
             dx: gradients.dx.view_mut(),
             dweight: gradients.dweight.view_mut(),
             dbias: gradients.dbias.as_mut().map(HostTensor::view_mut),

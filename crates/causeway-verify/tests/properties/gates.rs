@@ -55,6 +55,7 @@ impl Gated {
             c: gated.then(|| self.c.view()),
             activation: self.activation,
             round_products: gated,
+            norm: None,
             y: y.view_mut(),
             final_states: None,
         }
@@ -80,6 +81,7 @@ impl Gated {
             c: gated.then(|| self.c.view()),
             activation: self.activation,
             round_products: gated,
+            norm: None,
             dx: dx.view_mut(),
             dweight: dweight.view_mut(),
             dbias: Some(dbias.view_mut()),

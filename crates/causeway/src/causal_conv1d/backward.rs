@@ -2,7 +2,7 @@
 
 use super::arguments::*;
 use super::validate::Check;
-use super::{Activation, Sizes};
+use super::{Activation, HeadNorm, Sizes};
 use crate::error::Result;
 use crate::operation::{check, operation};
 
@@ -23,6 +23,12 @@ operation! {
     ///
     /// ```text
     /// dC = dy ⊙ act(pre)        dx = B ⊙ d(B ⊙ x)        dB = x ⊙ d(B ⊙ x)
+    /// ```
+    ///
+    /// With a norm, n = u / √(Σ u² + eps) of u = act(pre), and the gradient of u stands for dy above:
+    ///
+    /// ```text
+    /// du = scale / √(Σ u² + eps) · (dy - n · Σ dy·n)
     /// ```
     pub struct Backward;
     reads {
@@ -53,6 +59,8 @@ operation! {
         /// Rounds B ⊙ x, C ⊙ dy, the activation and d(B ⊙ x) to x's dtype, as separate kernels do; without it they stay in
         /// f32. Of no effect without gates.
         round_products: bool;
+        /// As in forward.
+        norm: Option<HeadNorm>;
     }
     writes {
         /// `(batch, dim, seqlen)`, of x's dtype: gradient of x.
@@ -78,6 +86,8 @@ impl Backward<'_> {
     pub fn validate(&self) -> Result<Sizes> {
         let sizes = Check::new(&self.x)?.sizes(&self.weight, self.cu_seqlens.as_ref())?;
         check(self, &sizes.table())?;
+        let others = [("B", self.b.is_some()), ("C", self.c.is_some()), ("dC", self.dc.is_some())];
+        HeadNorm::check(self.norm.as_ref(), sizes.dim, others)?;
         Ok(sizes)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::arguments::*;
 use super::validate::Check;
-use super::{Activation, Sizes};
+use super::{Activation, HeadNorm, Sizes};
 use crate::error::Result;
 use crate::operation::{check, operation};
 
@@ -16,6 +16,8 @@ operation! {
     ///
     /// With gates, what taps read is B ⊙ x, and so is what final_states hold; states are not multiplied again. What the
     /// activation gives is multiplied with C, before the residual is added: `y = C ⊙ act(pre) + residual`.
+    ///
+    /// With a norm, `y = scale · u / √(Σ u² + eps)` of `u = act(pre)`, summed over the channels of each head.
     ///
     /// The [module](super) says where taps stop between sequences.
     pub struct Forward;
@@ -45,6 +47,8 @@ operation! {
         /// Rounds B ⊙ x, the activation and C ⊙ it to x's dtype, as separate kernels do; without it they stay in f32. Of no
         /// effect without gates.
         round_products: bool;
+        /// Divides the activation by its norm over each head. Without gates and residual.
+        norm: Option<HeadNorm>;
     }
     writes {
         /// `(batch, dim, seqlen)`, of x's dtype: the result.
@@ -65,6 +69,9 @@ impl Forward<'_> {
     pub fn validate(&self) -> Result<Sizes> {
         let sizes = Check::new(&self.x)?.sizes(&self.weight, self.cu_seqlens.as_ref())?;
         check(self, &sizes.table())?;
+        let others =
+            [("B", self.b.is_some()), ("C", self.c.is_some()), ("residual", self.residual.is_some())];
+        HeadNorm::check(self.norm.as_ref(), sizes.dim, others)?;
         Ok(sizes)
     }
 }

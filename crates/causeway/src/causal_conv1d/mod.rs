@@ -21,16 +21,23 @@
 //! `y = C ⊙ act(conv(B ⊙ x))`: the gated short convolution. B and C have the shape of x and any strides, so that B, x and C may
 //! be thirds of one projection; each may be left out. Wherever positions are stored as states, it is B ⊙ x. At padded
 //! positions the gates are not read, and take no gradient.
+//!
+//! # Norm
+//!
+//! `y = scale · u / √(Σ u² + eps)` with `u = act(conv(x))`, the sum being over the channels of a head at one position: what a delta
+//! net does with its queries and keys. [`HeadNorm`] says how. Everything stays in x's accumulator until y is stored. States hold x.
 
 mod arguments;
 mod backward;
 mod forward;
+mod norm;
 mod update;
 mod validate;
 mod varlen_states;
 
 pub use backward::Backward;
 pub use forward::Forward;
+pub use norm::HeadNorm;
 pub use update::{Update, UpdateSizes};
 pub use varlen_states::{VarlenStates, VarlenStatesSizes};
 

@@ -17,7 +17,9 @@ pub enum CallError {
         found: String,
     },
     /// Text that names no option.
-    #[error("option {found:?} is not known: expected activation, layout, return_final_states or algorithm")]
+    #[error(
+        "option {found:?} is not known: expected activation, norm, layout, return_final_states or algorithm"
+    )]
     UnknownOption {
         /// The text that was given.
         found: String,

@@ -15,13 +15,13 @@ pub use error::CallError;
 pub use operation::Operation;
 pub use tensors::{Inputs, Layout, Results};
 
-use crate::causal_conv1d::Activation;
+use crate::causal_conv1d::{Activation, HeadNorm};
 use crate::device::Device;
 use crate::error::Result;
 use crate::gemm::Algorithm;
 
 /// An operation and its options. An option that is absent has its default.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Call {
     /// What to compute.
     pub operation: Operation,
@@ -29,6 +29,8 @@ pub struct Call {
     pub activation: Option<Activation>,
     /// conv1d with gates: round products to x's dtype, as separate kernels do.
     pub round_products: bool,
+    /// conv1d-forward and its backward: divide the activation by its L2 norm over each head.
+    pub norm: Option<HeadNorm>,
     /// conv1d: how x, and what has its shape, is stored; channel-first by default.
     pub layout: Option<Layout>,
     /// conv1d-forward: return final_states too.
@@ -44,6 +46,7 @@ impl Call {
             operation,
             activation: None,
             round_products: false,
+            norm: None,
             layout: None,
             return_final_states: false,
             algorithm: None,
@@ -58,9 +61,11 @@ impl Call {
         let operation = self.operation;
         let conv1d = operation.is_conv1d();
         let forward = operation == Operation::Conv1dForward;
+        let backward = operation == Operation::Conv1dBackward;
         let misplaced = [
             ("activation", self.activation.is_some() && !conv1d, "conv1d operations"),
             ("round_products", self.round_products && !conv1d, "conv1d operations"),
+            ("norm", self.norm.is_some() && !(forward || backward), "conv1d-forward and conv1d-backward"),
             ("layout", self.layout.is_some() && !conv1d, "conv1d operations"),
             ("algorithm", self.algorithm.is_some() && conv1d, "gemm operations"),
             ("return_final_states", self.return_final_states && !forward, "conv1d-forward"),
@@ -100,6 +105,7 @@ impl Call {
         let options = run::Options {
             activation: self.activation.unwrap_or_default(),
             round_products: self.round_products,
+            norm: self.norm,
             algorithm: self.algorithm.unwrap_or_default(),
             optional_results: self.return_final_states,
         };
@@ -115,6 +121,9 @@ impl Call {
         if self.operation.is_conv1d() {
             option("activation", &self.activation.unwrap_or_default().to_string());
             option("layout", self.layout.unwrap_or_default().name());
+            if let Some(norm) = self.norm {
+                option("norm", &norm.to_string());
+            }
         } else {
             option("algorithm", self.algorithm.unwrap_or_default().name());
         }
@@ -140,6 +149,9 @@ impl Call {
                 "operation" => {}
                 "activation" => call.activation = Some(value.parse().map_err(|_| bad("none or silu"))?),
                 "algorithm" => call.algorithm = Some(value.parse().map_err(|_| bad("fast or exact"))?),
+                "norm" => {
+                    call.norm = Some(value.parse().map_err(|_| bad("head_dim,eps,scale"))?);
+                }
                 "layout" => call.layout = Some(value.parse()?),
                 "return_final_states" => {
                     call.return_final_states = value.parse().map_err(|_| bad("true or false"))?;

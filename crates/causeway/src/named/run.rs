@@ -2,7 +2,7 @@
 
 use super::Operation;
 use super::tensors::{Inputs, Outputs, Results, timed};
-use crate::causal_conv1d::{Activation, Backward, Forward, MAX_WIDTH, Update};
+use crate::causal_conv1d::{Activation, Backward, Forward, HeadNorm, MAX_WIDTH, Update};
 use crate::device::Device;
 use crate::error::Result;
 use crate::gemm::{self, Algorithm, GradA, GradAB, GradB};
@@ -13,6 +13,7 @@ use crate::placement::Output;
 pub(super) struct Options {
     pub activation: Activation,
     pub round_products: bool,
+    pub norm: Option<HeadNorm>,
     pub algorithm: Algorithm,
     /// Optional results that need no input are asked for.
     pub optional_results: bool,
@@ -25,7 +26,7 @@ pub(super) fn run(
     inputs: &Inputs,
     options: &Options,
 ) -> Result<Results> {
-    let &Options { activation, round_products, algorithm, optional_results } = options;
+    let &Options { activation, round_products, norm, algorithm, optional_results } = options;
     macro_rules! run {
         ($operation:ty, $($option:expr),*) => {{
             let placed = inputs.place(device)?;
@@ -40,8 +41,8 @@ pub(super) fn run(
         }};
     }
     match operation {
-        Operation::Conv1dForward => run!(Forward<'_>, activation, round_products),
-        Operation::Conv1dBackward => run!(Backward<'_>, activation, round_products),
+        Operation::Conv1dForward => run!(Forward<'_>, activation, round_products, norm),
+        Operation::Conv1dBackward => run!(Backward<'_>, activation, round_products, norm),
         Operation::Conv1dUpdate => run!(Update<'_>, activation, round_products),
         Operation::GemmForward => run!(gemm::Forward<'_>, algorithm),
         Operation::GemmGradA => run!(GradA<'_>, algorithm),

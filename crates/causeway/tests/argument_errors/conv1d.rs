@@ -57,6 +57,7 @@ fn run_forward(row: usize, change: Change) -> (Result<(), Error>, Vec<HostTensor
         c: arguments.get("C"),
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         y: y.view_mut(),
         final_states: final_states.as_mut().map(HostTensor::view_mut),
     }
@@ -86,6 +87,7 @@ fn run_backward(row: usize, change: Change) -> (Result<(), Error>, Vec<HostTenso
         c: arguments.get("C"),
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         dx: dx.view_mut(),
         dweight: dweight.view_mut(),
         dbias: dbias.as_mut().map(HostTensor::view_mut),

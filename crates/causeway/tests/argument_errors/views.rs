@@ -33,6 +33,7 @@ fn tensors_elsewhere_are_refused() {
             c: None,
             activation: Activation::None,
             round_products: false,
+            norm: None,
             y: y.view_mut(),
             final_states: None,
         }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use causeway::tensor::{DType, TensorRef};
 
 use super::long_sums::{Gradient, LANES, LongSums};
+use super::norm::Norms;
 use super::sequences::{Data, Pre, Sequence, Window, refill};
 use super::{Inputs, Truth, activate, gate, needs_double_double, sigmoid};
 use crate::oracle::Expected;
@@ -26,10 +27,12 @@ pub fn backward(inputs: &Inputs<'_>, parameter_dtype: DType) -> Truth {
 
 fn backward_in<R: Real>(inputs: &Inputs<'_>, parameter_dtype: DType) -> Truth {
     let data = Data::read(inputs);
+    let (dy, silu) = (inputs.required("dy"), inputs.is_silu());
     let problem = Problem {
-        dy: inputs.required("dy"),
+        dy,
         dfinal_states: inputs.numbers("dfinal_states"),
-        silu: inputs.is_silu(),
+        norms: Norms::<R>::of(inputs.norm.as_ref(), &data, silu, Some(dy)),
+        silu,
         dtype: data.x.dtype(),
         parameter_dtype,
         data,
@@ -73,9 +76,10 @@ fn backward_in<R: Real>(inputs: &Inputs<'_>, parameter_dtype: DType) -> Truth {
     Truth(truth)
 }
 
-struct Problem<'a> {
+struct Problem<'a, R> {
     data: Data<'a>,
     dy: TensorRef<'a>,
+    norms: Option<Norms<R>>,
     dfinal_states: Option<Vec<f64>>,
     silu: bool,
     dtype: DType,
@@ -114,7 +118,7 @@ struct Dx<R> {
 
 /// Some channels, from `channel` on, with their rows of dx and dinitial_states.
 struct Tile<'a, R> {
-    problem: &'a Problem<'a>,
+    problem: &'a Problem<'a, R>,
     channel: usize,
     dx: PairRows<'a>,
     dinitial: PairRows<'a>,
@@ -189,16 +193,10 @@ impl<R: Real> Loops for Tile<'_, R> {
     }
 }
 
-impl Problem<'_> {
+impl<R: Real> Problem<'_, R> {
     /// g = dy · act'(pre) of every position, which `own` are in the rows of dy; zero at padding.
     #[inline(always)]
-    fn fill_g<R: Real>(
-        &self,
-        sequence: &Sequence,
-        channel: usize,
-        own: Range<usize>,
-        scratch: &mut Scratch<R>,
-    ) {
+    fn fill_g(&self, sequence: &Sequence, channel: usize, own: Range<usize>, scratch: &mut Scratch<R>) {
         let Scratch { dy, c, window, pre, incoming, activated, g, g_errors, g_errors_in_sums, .. } = scratch;
         let (data, dy) = (&self.data, &dy[own.clone()]);
         let (arithmetic, terms) = (&data.arithmetic, data.terms());
@@ -212,13 +210,25 @@ impl Problem<'_> {
                 incoming.extend(dy.iter().zip(&c[own]).map(|(&dy, &c)| data.products.of_two::<R>(dy, c)));
             }
         }
-        if self.silu || data.c.is_some() {
+        if self.silu || data.c.is_some() || self.norms.is_some() {
             data.pre(sequence, channel, window, pre);
         }
         if self.silu {
             // e⁻ᵖʳᵉ first, since vectors have no exponential.
             for (g, &pre) in g.iter_mut().zip(&pre.sums) {
                 *g = (-pre).exp();
+            }
+        }
+        if let Some(norms) = &self.norms {
+            // What comes to the activation is the gradient of what is divided.
+            for (t, (incoming, &exponential)) in incoming.iter_mut().zip(&*g).enumerate() {
+                let error = pre.error(t, terms, arithmetic);
+                let approximate = Approximate { value: pre.sums[t].value(), error };
+                let sigmoid = self.silu.then(|| sigmoid(exponential));
+                let (u, evaluated) = activate(arithmetic, pre.sums[t], approximate, sigmoid);
+                let error = if error == f64::INFINITY { error } else { evaluated };
+                let at = (sequence.row, channel, sequence.start + t);
+                *incoming = norms.gradient(arithmetic, at, (u, error), dy[t]);
             }
         }
         if data.c.is_some() {
@@ -251,7 +261,7 @@ impl Problem<'_> {
 
     /// Σ_w weight[w] · g[p + (width-1) - w] at every place, and the gradient of the state that the place ends up in.
     #[inline(always)]
-    fn fill_dx<R: Real>(&self, sequence: &Sequence, channel: usize, scratch: &mut Scratch<R>) {
+    fn fill_dx(&self, sequence: &Sequence, channel: usize, scratch: &mut Scratch<R>) {
         let Scratch { g, g_errors, dx: Dx { sums, magnitudes, inherited }, .. } = scratch;
         let (data, history) = (&self.data, self.data.history());
         let places = history + sequence.len();
@@ -310,7 +320,7 @@ impl Problem<'_> {
 
     /// Factors times d(B ⊙ x) at the positions of a sequence: dx and dB.
     #[inline(always)]
-    fn finish_product<R: Real>(
+    fn finish_product(
         &self,
         sequence: &Sequence,
         dx: &Dx<R>,
@@ -332,7 +342,7 @@ impl Problem<'_> {
 
     /// dy · silu'(pre), and the errors that a backend's may have in dx and in the sums.
     #[inline(always)]
-    fn gradient<R: Real>(
+    fn gradient(
         &self,
         pre: R,
         approximate: Approximate,
@@ -361,7 +371,7 @@ impl Problem<'_> {
 
     /// Values and bounds from this place on.
     #[inline(always)]
-    fn finish_dx<R: Real>(&self, dx: &Dx<R>, first: usize, values: &mut [f64], bounds: &mut [f64]) {
+    fn finish_dx(&self, dx: &Dx<R>, first: usize, values: &mut [f64], bounds: &mut [f64]) {
         for (place, (value, bound)) in (first..).zip(values.iter_mut().zip(bounds)) {
             *value = dx.sums[place].value();
             let error = self.dx_error(dx, place);
@@ -371,7 +381,7 @@ impl Problem<'_> {
 
     /// The error of the sum of a place.
     #[inline(always)]
-    fn dx_error<R: Real>(&self, dx: &Dx<R>, place: usize) -> f64 {
+    fn dx_error(&self, dx: &Dx<R>, place: usize) -> f64 {
         let (arithmetic, magnitude, inherited) =
             (&self.data.arithmetic, dx.magnitudes[place], dx.inherited[place]);
         let overflows =

@@ -2,6 +2,7 @@
 
 use causeway::tensor::{DType, TensorRef};
 
+use super::norm::Norms;
 use super::sequences::{Data, Pre, Sequence, Window, refill};
 use super::{Inputs, Truth, activate, finish, gate, needs_double_double, sigmoid};
 use crate::oracle::Expected;
@@ -16,8 +17,9 @@ pub fn forward(inputs: &Inputs<'_>) -> Truth {
 
 fn forward_in<R: Real>(inputs: &Inputs<'_>) -> Truth {
     let data = Data::read(inputs);
-    let problem =
-        Problem { residual: inputs.get("residual"), silu: inputs.is_silu(), dtype: data.x.dtype(), data };
+    let silu = inputs.is_silu();
+    let norms = Norms::of(inputs.norm.as_ref(), &data, silu, None);
+    let problem = Problem { residual: inputs.get("residual"), silu, dtype: data.x.dtype(), norms, data };
     let Data { batch, dim, seqlen, .. } = problem.data;
 
     let mut values = vec![0.0; batch * dim * seqlen];
@@ -76,9 +78,10 @@ fn final_states(data: &Data<'_>) -> Vec<f64> {
     states
 }
 
-struct Problem<'a> {
+struct Problem<'a, R> {
     data: Data<'a>,
     residual: Option<TensorRef<'a>>,
+    norms: Option<Norms<R>>,
     silu: bool,
     dtype: DType,
 }
@@ -98,7 +101,7 @@ struct Scratch<R> {
 
 /// Some channels of y, from `channel` on, in one row of the batch.
 struct Tile<'a, R> {
-    problem: &'a Problem<'a>,
+    problem: &'a Problem<'a, R>,
     row: usize,
     channel: usize,
     values: &'a mut [f64],
@@ -144,18 +147,19 @@ impl<R: Real> Loops for Tile<'_, R> {
                 }
                 let exponentials = self.problem.silu.then_some(&*scratch.exponentials);
                 let (values, bounds) = (&mut values[own.clone()], &mut bounds[own]);
-                self.problem.outputs(sequence, pre, exponentials, [c, residual], values, bounds);
+                let of = (sequence, self.channel + i);
+                self.problem.outputs(of, pre, exponentials, [c, residual], values, bounds);
             }
         }
     }
 }
 
-impl Problem<'_> {
+impl<R: Real> Problem<'_, R> {
     /// y of one channel of a sequence, with the bounds of its rounded values, from its gate and its residual where it has them.
     #[inline(always)]
-    fn outputs<R: Real>(
+    fn outputs(
         &self,
-        sequence: &Sequence,
+        (sequence, channel): (&Sequence, usize),
         pre: &Pre<R>,
         exponentials: Option<&[R]>,
         [factor, residual]: [Option<&[f64]>; 2],
@@ -173,7 +177,11 @@ impl Problem<'_> {
                 let sigmoid = exponentials.map(|exponentials| sigmoid(exponentials[t]));
                 let activated = activate(&arithmetic, sum, approximate, sigmoid);
                 let activated = if error == f64::INFINITY { (activated.0, error) } else { activated };
-                gate(&arithmetic, activated, factor.map(|factor| factor[t]), kept_as)
+                if let Some(norms) = &self.norms {
+                    norms.divided(&arithmetic, (sequence.row, channel, sequence.start + t), activated)
+                } else {
+                    gate(&arithmetic, activated, factor.map(|factor| factor[t]), kept_as)
+                }
             };
             let y = finish(&arithmetic, activated, error, residual.map(|residual| residual[t]), self.dtype);
             (*value, *bound) = (y.value, y.error);

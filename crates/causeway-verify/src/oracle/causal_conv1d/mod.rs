@@ -4,6 +4,7 @@ mod backward;
 mod forward;
 mod gates;
 mod long_sums;
+mod norm;
 mod sequences;
 mod update;
 mod varlen_states;
@@ -13,7 +14,7 @@ pub use forward::forward;
 pub use update::update;
 pub use varlen_states::varlen_states;
 
-use causeway::causal_conv1d::Activation;
+use causeway::causal_conv1d::{Activation, HeadNorm};
 use causeway::operation::{Argument, Operation, Role};
 use causeway::tensor::{DType, TensorRef};
 
@@ -28,6 +29,7 @@ pub struct Inputs<'a> {
     tensors: Vec<(&'static str, TensorRef<'a>)>,
     activation: Activation,
     round_products: bool,
+    norm: Option<HeadNorm>,
 }
 
 impl<'a> Inputs<'a> {
@@ -35,12 +37,17 @@ impl<'a> Inputs<'a> {
     pub fn of<O: Operation>(activation: Activation, read: impl Fn(&str) -> Option<TensorRef<'a>>) -> Self {
         let inputs = O::ARGUMENTS.iter().filter(|argument| argument.role != Role::Output);
         let tensors = inputs.filter_map(|argument| Some((argument.name, read(argument.name)?))).collect();
-        Inputs { table: O::ARGUMENTS, tensors, activation, round_products: false }
+        Inputs { table: O::ARGUMENTS, tensors, activation, round_products: false, norm: None }
     }
 
     /// The same of a call that rounds products with gates.
     pub fn rounding_products(self, round_products: bool) -> Self {
         Inputs { round_products, ..self }
+    }
+
+    /// The same of a call that divides by norms.
+    pub fn normalised(self, norm: Option<HeadNorm>) -> Self {
+        Inputs { norm, ..self }
     }
 
     /// An input that may be absent.

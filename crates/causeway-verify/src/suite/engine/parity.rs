@@ -114,12 +114,9 @@ impl<'a> Ways<'a, '_, '_> {
             }),
         };
         let mut y = Some(y);
-        Forward::from_named(
-            self.plain.activation,
-            false,
-            input,
-            |name| if name == "y" { y.take() } else { None },
-        )
+        Forward::from_named(self.plain.activation, false, None, input, |name| {
+            if name == "y" { y.take() } else { None }
+        })
     }
 
     /// Makes a call. What the first one of a way launches goes into the report.

@@ -4,7 +4,7 @@
 //! are given. Its *sizes* are the rest, so that calls of one kernel can be drawn by drawing sizes again.
 
 use causeway::Device;
-use causeway::causal_conv1d::GATES;
+use causeway::causal_conv1d::{GATES, HeadNorm};
 use toml::{Table, Value};
 
 use super::super::gemm::MatrixLayout;
@@ -122,7 +122,11 @@ impl Space {
         }
         let (states, others) = conv1d_flags();
         flags(random, &mut table, &others, 6);
-        gates(random, &mut table);
+        if random.once_in(6) {
+            norm(random, &mut table);
+        } else {
+            gates(random, &mut table);
+        }
         // Half of the calls are plain; the others have what tells sequences apart in every combination.
         if random.once_in(2) {
             flags(random, &mut table, &states, 2);
@@ -170,6 +174,7 @@ impl Space {
         if let Some(Value::Table(packed)) = row.table.get_mut("cu_seqlens") {
             packed.insert("lengths".into(), integers(&sizes::lengths(random, width, batch * seqlen)));
         }
+        let dim = draw_heads(random, row, dim, elements / (batch * seqlen).max(1));
         row.table.insert("shape".into(), integers(&[batch, dim, seqlen]));
         self.draw_runs(random, row);
         row.table.insert("values".into(), values(random, row.table.contains_key("seq_idx")).name().into());
@@ -283,12 +288,33 @@ fn gates(random: &mut Random, table: &mut Table) {
     flags(random, table, &["round_products"], 2);
 }
 
+/// A norm, which goes with neither gates nor a residual.
+fn norm(random: &mut Random, table: &mut Table) {
+    table.remove("residual");
+    let eps = *random.one_of(&[1e-6, 1e-6, 1e-5, 1e-12, 0.5]);
+    // How many channels a head has is drawn with the sizes.
+    let norm = HeadNorm { eps, scale: *random.one_of(&[1.0, 0.125, -3.0]), ..HeadNorm::new(1) };
+    table.insert("norm".into(), norm.to_string().into());
+}
+
 fn flags(random: &mut Random, table: &mut Table, keys: &[&str], rarity: usize) {
     for &key in keys {
         if random.once_in(rarity) {
             table.insert(key.into(), true.into());
         }
     }
+}
+
+/// Heads of a row with a norm: how many channels the row then has, at most `most` where it had fewer.
+fn draw_heads(random: &mut Random, row: &mut Row, dim: i64, most: i64) -> i64 {
+    let Some(mut norm) = row.norm() else { return dim };
+    let usual = *random.one_of(&[1, 2, 3, 8, 16, 20, 32, 64, 64, 96, 128, 128, 256, 256]);
+    norm.head_dim = match random.below(8) {
+        0 => dim.max(1),
+        _ => usual.min(dim.max(most).max(1)),
+    };
+    row.table.insert("norm".into(), norm.to_string().into());
+    (dim + norm.head_dim - 1) / norm.head_dim * norm.head_dim
 }
 
 fn width(random: &mut Random) -> i64 {

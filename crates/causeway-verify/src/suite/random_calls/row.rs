@@ -1,5 +1,6 @@
 //! A call that was drawn, as the row of a suite that it is.
 
+use causeway::causal_conv1d::HeadNorm;
 use toml::{Table, Value};
 
 use super::super::case::{Case, Ceilings};
@@ -52,6 +53,11 @@ impl Row {
             Some(value) => value.as_integer().into_iter().collect(),
             None => Vec::new(),
         }
+    }
+
+    /// The norm that the row has.
+    pub(super) fn norm(&self) -> Option<HeadNorm> {
+        self.table.get("norm")?.as_str()?.parse().ok()
     }
 
     /// What the other keys say of each other: boundaries pack all sequences into one row, and a state holds the taps.

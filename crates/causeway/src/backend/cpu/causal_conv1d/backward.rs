@@ -4,13 +4,16 @@ use std::marker::PhantomData;
 
 mod along_channels;
 mod along_sequence;
+mod by_heads;
 mod passes;
 mod registers;
 
 use along_channels::AlongChannels;
 use along_sequence::AlongSequence;
+use by_heads::{ByHeads, Memory};
 
 use super::gates::Gate;
+use super::heads::Heads;
 use super::partition::Partition;
 use super::sequences::Sequences;
 use super::states::{self, History};
@@ -19,18 +22,20 @@ use super::tensors::{Parameter, ParameterMut, Source, Target};
 use super::{is_streamed, rows, with_number};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::simd::Number;
-use crate::causal_conv1d::{Activation, Backward, Sizes};
+use crate::causal_conv1d::{Activation, Backward, HeadNorm, Sizes};
 
 /// Most sums of dweight's size that are kept side by side.
 const MAX_CHUNKS: i64 = 32;
 
 /// A call as kernels see it.
-pub(super) struct Problem<T> {
+pub(super) struct Problem<T: Number> {
     pub sequences: Sequences,
     pub history: History<T>,
     pub weight: Parameter,
     pub bias: Option<Parameter>,
     pub dy: Source<T, 3>,
+    /// g where it has been computed before: there is a norm. It stands for dy then, and there is no activation.
+    pub g: Option<Source<T::Accumulator, 3>>,
     pub dfinal_states: Option<Source<T, 3>>,
     pub dx: Target<T, 3>,
     pub dinitial_states: Option<Target<T, 3>>,
@@ -49,13 +54,36 @@ pub(super) struct Problem<T> {
 
 /// Runs a call that has been validated.
 pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
-    if sizes.dim > 0 {
+    if sizes.dim == 0 {
+        return;
+    }
+    if let Some(norm) = call.norm {
+        with_number!(call.x.dtype(), by_heads(cpu, call, sizes, &norm))
+    } else {
         with_number!(call.x.dtype(), along_either | along_sequence_in_f64(cpu, call, sizes))
     }
 }
 
 fn along_sequence_in_f64<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
     along_sequence::<T, T>(cpu, call, sizes);
+}
+
+/// First g of all positions, then the rest along the sequence.
+fn by_heads<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &HeadNorm) {
+    let parallel = call.uses_threads();
+    let mut memory = Memory::new(sizes);
+    let (g, read) = memory.views();
+    let partition = Partition::along_sequence(sizes, false, MAX_CHUNKS);
+    let mut sums = Sums::new(sizes, partition.chunks);
+    let mut problem = Problem::<T>::new(call, sizes, sums.target());
+    let heads = Heads::new(norm);
+    let first =
+        ByHeads { partition: heads.partition(sizes), silu: problem.silu, problem: &problem, heads, g };
+    first.partition.for_each_task(parallel, |task| T::run(cpu, &first, task));
+    (problem.g, problem.silu) = (Some(read), false);
+    let kernel = AlongSequence::<T, T> { partition, problem, slope: PhantomData };
+    kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
+    write_sums(&sums, call);
 }
 
 /// The slope of the activation enters dx and the sums of dweight and dbias, and is as exact as the finest of them asks:
@@ -163,6 +191,7 @@ impl<T: Number> Problem<T> {
             weight: Parameter::new(&call.weight),
             bias: call.bias.as_ref().map(Parameter::new),
             dy: Source::new(&call.dy),
+            g: None,
             dfinal_states,
             dx: Target::new(&mut call.dx),
             dinitial_states,

@@ -1,12 +1,16 @@
-//! Forward: `y = C ⊙ act(bias + weight ∗ (B ⊙ x)) + residual`, without gates `act(bias + weight ∗ x) + residual`.
+//! Forward: `y = C ⊙ act(bias + weight ∗ (B ⊙ x)) + residual`, without gates `act(bias + weight ∗ x) + residual`, or that divided
+//! by the norms of heads.
 
 mod along_channels;
 mod along_sequence;
+mod by_heads;
 
 use along_channels::AlongChannels;
 use along_sequence::AlongSequence;
+use by_heads::ByHeads;
 
 use super::gates::Gate;
+use super::heads::Heads;
 use super::partition::Partition;
 use super::rows;
 use super::sequences::Sequences;
@@ -15,7 +19,7 @@ use super::tensors::{Parameter, Source, Target};
 use super::{is_streamed, with_number};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::simd::Number;
-use crate::causal_conv1d::{Activation, Forward, Sizes};
+use crate::causal_conv1d::{Activation, Forward, HeadNorm, Sizes};
 
 /// A call as kernels see it.
 pub(super) struct Problem<T> {
@@ -35,7 +39,20 @@ pub(super) struct Problem<T> {
 
 /// Runs a call that has been validated.
 pub(crate) fn forward(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
-    with_number!(call.x.dtype(), along_either | along_sequence(cpu, call, sizes))
+    if let Some(norm) = call.norm {
+        with_number!(call.x.dtype(), by_heads(cpu, call, sizes, &norm))
+    } else {
+        with_number!(call.x.dtype(), along_either | along_sequence(cpu, call, sizes))
+    }
+}
+
+fn by_heads<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes, norm: &HeadNorm) {
+    let parallel = call.uses_threads();
+    let heads = Heads::new(norm);
+    if let Some(problem) = Problem::<T>::new(call, sizes) {
+        let kernel = ByHeads { partition: heads.partition(sizes), problem, heads };
+        kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
+    }
 }
 
 fn along_either<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {

@@ -1,6 +1,6 @@
 //! Causal conv1d on a CPU.
 //!
-//! Two traversals: [`tile`] has its vectors along the sequence, one channel at a time, and takes any strides and
+//! With a norm, [`heads`] computes all channels of a head together. Else there are two traversals: [`tile`] has its vectors along the sequence, one channel at a time, and takes any strides and
 //! widths; [`rows`] has them along the channels, for channel-last tensors and widths up to 8. Kernels walk
 //! [`partition`]'s tasks, and [`sequences`] tells which positions belong together.
 
@@ -8,6 +8,7 @@ mod backward;
 mod columns;
 mod forward;
 mod gates;
+mod heads;
 mod partition;
 mod registers;
 mod rows;

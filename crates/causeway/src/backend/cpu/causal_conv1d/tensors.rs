@@ -18,13 +18,18 @@ pub(super) struct Source<T, const RANK: usize> {
     pub strides: [isize; RANK],
 }
 
-// SAFETY: a `Source` is made from a `TensorRef`, a shared borrow of plain numbers.
+// SAFETY: a `Source` is made from a `TensorRef`, a shared borrow of plain numbers, or of memory that nobody writes to meanwhile.
 unsafe impl<T: Sync, const RANK: usize> Sync for Source<T, RANK> {}
 
 impl<T, const RANK: usize> Source<T, RANK> {
     /// The caller has matched `T` with the view's dtype. Axes past the view's have size 1.
     pub fn new(view: &TensorRef<'_>) -> Self {
         Source { pointer: view.pointer().cast(), strides: strides(view.strides()) }
+    }
+
+    /// Of memory that kernels share among themselves.
+    pub fn of(pointer: *const T, strides: [isize; RANK]) -> Self {
+        Source { pointer, strides }
     }
 
     #[inline(always)]
@@ -48,6 +53,11 @@ impl<T, const RANK: usize> Target<T, RANK> {
     /// The caller has matched `T` with the view's dtype. Axes past the view's have size 1.
     pub fn new(view: &mut TensorMut<'_>) -> Self {
         Target { pointer: view.pointer().cast(), strides: strides(view.strides()) }
+    }
+
+    /// Of memory that kernels share among themselves.
+    pub fn of(pointer: *mut T, strides: [isize; RANK]) -> Self {
+        Target { pointer, strides }
     }
 
     #[inline(always)]

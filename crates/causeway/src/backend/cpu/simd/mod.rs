@@ -24,20 +24,41 @@ pub(crate) use plain::Plain;
 
 /// The types that sums are kept in: f32 for 16 and 32-bit tensors, f64 for f64 tensors.
 pub(crate) trait Accumulator:
-    Number<Accumulator = Self> + std::ops::AddAssign + std::ops::Mul<Output = Self>
+    Number<Accumulator = Self>
+    + std::ops::AddAssign
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
 {
+    const ONE: Self;
     fn to_f64(self) -> f64;
+    fn sqrt(self) -> Self;
 }
 
 impl Accumulator for f32 {
+    const ONE: Self = 1.0;
+
     fn to_f64(self) -> f64 {
         f64::from(self)
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        f32::sqrt(self)
     }
 }
 
 impl Accumulator for f64 {
+    const ONE: Self = 1.0;
+
     fn to_f64(self) -> f64 {
         self
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        f64::sqrt(self)
     }
 }
 

@@ -15,8 +15,8 @@ mod tiles;
 use tiles::{General, MOST_STEPS};
 
 use super::{
-    Constants, Divisor, Entry, KernelFunction, LaunchBounds, OfTensor, Strides2, Traffic, View, WIDEST,
-    device_struct, kernel, most_blocks, refuse_f64,
+    Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, OfTensor, Strides2, Traffic,
+    View, WIDEST, device_struct, kernel, most_blocks, refuse_f64,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
@@ -111,6 +111,7 @@ device_struct! {
         b_end: i64,
         c_begin: i64,
         c_end: i64,
+        norm: NormArguments,
     }
 }
 
@@ -130,7 +131,7 @@ pub fn plan(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Opt
     }
     let planner = Planner { op, sizes, facts };
     let fast = || planner.channel_last().or_else(|| planner.channel_first());
-    let is_fast = sizes.width <= WIDEST && sizes.batch > 0 && sizes.seqlen > 0;
+    let is_fast = sizes.width <= WIDEST && sizes.batch > 0 && sizes.seqlen > 0 && op.norm.is_none();
     let launch = is_fast.then(fast).flatten().unwrap_or_else(|| planner.general());
     Ok(Some(planner.finish(launch)))
 }
@@ -335,8 +336,8 @@ impl Planner<'_> {
         // The general kernel reads the width from its arguments: one compilation serves all of them.
         let width = if self.sizes.width <= WIDEST { self.sizes.width } else { 0 };
         let counts = |name: &str| match name {
-            // Without an activation g does not depend on pre; the gradient of its gate does.
-            "bias" => op.activation == Activation::Silu || op.dc.is_some(),
+            // Without an activation g does not depend on pre; the gradient of its gate does, and what a norm makes of dy.
+            "bias" => op.activation == Activation::Silu || op.dc.is_some() || op.norm.is_some(),
             "cu_seqlens" => self.sizes.sequences > 0,
             _ => true,
         };
@@ -347,6 +348,7 @@ impl Planner<'_> {
             .int("width", width)
             .silu(op.activation)
             .rounding_products(op.round_products, self.is_gated())
+            .flag("norm", op.norm.is_some())
             .given(op, counts)
     }
 
@@ -381,6 +383,7 @@ impl Planner<'_> {
             b_end,
             c_begin,
             c_end,
+            norm: NormArguments::new(op.norm.as_ref()),
             ..BackwardArguments::of(op)
         }
     }

@@ -5,9 +5,9 @@ mod tiles;
 use tiles::{CheckedCall, LastTile, first_tile, last_tile};
 
 use super::{
-    Constants, Divisor, Entry, KernelFunction, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View,
-    WIDEST, blocks_of, device_struct, kernel, layers, most_blocks, refuse_f64, striding_blocks,
-    takes_more_registers, weight_access,
+    Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, PACKET, Strides2, Strides3,
+    Traffic, View, WIDEST, blocks_of, device_struct, kernel, layers, most_blocks, refuse_f64,
+    striding_blocks, takes_more_registers, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Forward, Sizes};
@@ -67,6 +67,7 @@ device_struct! {
         b_end: u64,
         c_begin: u64,
         c_end: u64,
+        norm: NormArguments,
     }
 }
 
@@ -91,7 +92,7 @@ pub fn plan(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Opti
     // The fast paths read indices and boundaries side by side.
     let indices_dense = op.seq_idx.as_ref().is_none_or(|idx| View::of(idx).is_dense(1))
         && op.cu_seqlens.as_ref().is_none_or(|boundaries| View::of(boundaries).is_dense(0));
-    let fast = (has_output && sizes.width <= WIDEST && indices_dense)
+    let fast = (has_output && sizes.width <= WIDEST && indices_dense && op.norm.is_none())
         .then(|| planner.channel_last().or_else(|| planner.channel_first()));
     Ok(Some(fast.flatten().unwrap_or_else(|| planner.general())))
 }
@@ -342,8 +343,13 @@ impl Planner<'_> {
         let x = View::of(&self.op.x);
         let dim_fastest = x.stride(1).unsigned_abs() < x.stride(2).unsigned_abs();
         let tile = Constants::new("Tile").int("threads", THREADS).flag("dim_fastest", dim_fastest);
-        let tasks =
-            self.sizes.dim.saturating_mul(self.sizes.batch).saturating_mul(blocks_of(self.sizes.seqlen, RUN));
+        let Sizes { batch, dim, seqlen, .. } = *self.sizes;
+        // Threads: one for each run of a channel, or a wave for each head at a position.
+        let (across, along) = match self.op.norm {
+            Some(norm) => (dim / norm.head_dim * i64::from(self.facts.wave_size), seqlen),
+            None => (dim, blocks_of(seqlen, RUN)),
+        };
+        let tasks = across.saturating_mul(batch).saturating_mul(along);
         let blocks = striding_blocks(self.facts, tasks, THREADS);
         let arguments = ForwardArguments { blocks, ..self.arguments() };
         let entry = self.entry(&GENERAL, LaunchBounds::new(THREADS, 1), tile);
@@ -367,6 +373,7 @@ impl Planner<'_> {
             .int("width", width)
             .silu(op.activation)
             .rounding_products(op.round_products, self.is_gated())
+            .flag("norm", op.norm.is_some())
             .given(op, |_| true)
     }
 
@@ -391,6 +398,7 @@ impl Planner<'_> {
             b_end,
             c_begin,
             c_end,
+            norm: NormArguments::new(op.norm.as_ref()),
             ..ForwardArguments::of(op)
         }
     }

@@ -15,7 +15,7 @@ use super::choice::{Constants, KernelFunction, LaunchBounds};
 use super::device_struct::{OfTensor, device_struct};
 use super::launch::{Entry, PACKET, Traffic, most_blocks, power_of_two_in};
 use super::plan::{DeviceFacts, Vendor};
-use crate::causal_conv1d::Activation;
+use crate::causal_conv1d::{Activation, HeadNorm};
 use crate::error::{Error, Result};
 use crate::operation::View;
 use crate::tensor::{DType, TensorRef};
@@ -51,6 +51,27 @@ device_struct! {
     struct Strides2 in "causal_conv1d" {
         first: i64,
         second: i64,
+    }
+}
+
+device_struct! {
+    /// The norm of heads.
+    struct NormArguments in "causal_conv1d" {
+        head_dim: i64,
+        /// bits of f32 numbers
+        eps: u32,
+        scale: u32,
+    }
+}
+
+impl NormArguments {
+    fn new(norm: Option<&HeadNorm>) -> Self {
+        let bits = |number: f64| (number as f32).to_bits();
+        norm.map_or_else(NormArguments::default, |norm| NormArguments {
+            head_dim: norm.head_dim,
+            eps: bits(norm.eps),
+            scale: bits(norm.scale),
+        })
     }
 }
 

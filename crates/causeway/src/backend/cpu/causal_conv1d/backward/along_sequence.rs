@@ -152,7 +152,8 @@ where
         }
         buffers.g[..before].fill(T::Accumulator::ZERO);
         let strides = [problem.history.x.strides[2], problem.dy.strides[2], problem.dx.strides[2]];
-        let neighbours = strides == [1; 3] && problem.history.gate.is_none() && problem.gate.is_none();
+        let plain = problem.history.gate.is_none() && problem.gate.is_none() && problem.g.is_none();
+        let neighbours = strides == [1; 3] && plain;
         let mut from = piece.from;
         // dx is done up to here.
         let mut written = from - before as i64;
@@ -280,10 +281,16 @@ where
         let before = problem.width - 1;
         let x = problem.history.x.at([piece.batch, channel, from]);
         let dy = problem.dy.at([piece.batch, channel, from]);
-        // SAFETY: `from .. from + count` are positions of the row; dy has the shape of x.
+        // SAFETY: `from .. from + count` are positions of the row; dy has the shape of x, and so has g, whose positions are neighbours.
         unsafe {
             tile::gather(simd, x, problem.history.x.strides[2], &mut buffers.x[before..before + count]);
-            tile::gather(simd, dy, problem.dy.strides[2], &mut buffers.dy[..count]);
+            match problem.g {
+                None => tile::gather(simd, dy, problem.dy.strides[2], &mut buffers.dy[..count]),
+                Some(g) => {
+                    let g = std::slice::from_raw_parts(g.at([piece.batch, channel, from]), count);
+                    buffers.dy[..count].copy_from_slice(g);
+                }
+            }
             self.gates(simd, [piece.batch, channel, from], count, buffers);
         }
         self.gradient(simd, count, buffers);
@@ -378,8 +385,11 @@ where
                     let index = [piece.batch, channel, position];
                     // SAFETY: a position that takes part lies in the row.
                     buffers.dy[i] = unsafe {
-                        let dy = (*self.problem.dy.at(index)).widen();
-                        self.problem.gate.map_or(dy, |gate| gate.times(index, dy))
+                        match (self.problem.g, self.problem.gate) {
+                            (Some(g), _) => *g.at(index),
+                            (None, Some(gate)) => gate.times(index, (*self.problem.dy.at(index)).widen()),
+                            (None, None) => (*self.problem.dy.at(index)).widen(),
+                        }
                     };
                 }
             }

@@ -43,6 +43,7 @@ fn call<'a>(dtype: DType, shape: [i64; 3], strides: [i64; 3], width: i64) -> Bac
         c: None,
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         dx: written(DX, dtype, &shape, &strides),
         dweight: written(0x600_0000, dtype, &[dim, width], &[width, 1]),
         dbias: Some(written(0x700_0000, dtype, &[dim], &[1])),

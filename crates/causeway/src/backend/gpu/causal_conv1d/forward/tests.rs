@@ -43,6 +43,7 @@ fn call<'a>(dtype: DType, layout: Layout, shape: [i64; 3], width: i64) -> Forwar
         c: None,
         activation: Activation::Silu,
         round_products: false,
+        norm: None,
         y: written(Y, dtype, &shape, &strides),
         final_states: None,
     }
