@@ -18,12 +18,15 @@ import sys
 
 from causeway._gated import causal_conv1d_gated, causal_conv1d_gated_packed, causal_conv1d_gated_update
 from causeway._native import __version__
+from causeway._qkv import causal_conv1d_qkv, causal_conv1d_qkv_update
 
 __all__ = [
     "causal_conv1d_fn",
     "causal_conv1d_gated",
     "causal_conv1d_gated_packed",
     "causal_conv1d_gated_update",
+    "causal_conv1d_qkv",
+    "causal_conv1d_qkv_update",
     "causal_conv1d_ref",
     "causal_conv1d_update",
     "causal_conv1d_update_ref",

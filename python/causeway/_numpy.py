@@ -6,6 +6,7 @@ from causeway import _native
 from causeway._activation import kernel_option
 from causeway._gated import inputs_of_packed
 from causeway._integer import integer
+from causeway._qkv import parts_of
 
 
 def causal_conv1d_fn(inputs, option, return_final_states, final_states_out):
@@ -23,6 +24,25 @@ def causal_conv1d_update(inputs, conv_state, option):
 def causal_conv1d_gated_packed(packed, order, others, option, return_final_states):
     """See `causeway.causal_conv1d_gated_packed`."""
     return causal_conv1d_fn(inputs_of_packed(packed, order, others), option, return_final_states, None)
+
+
+def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
+    """See `causeway.causal_conv1d_qkv`: q, k and v, and their final states, in one array where x is one."""
+    results, states = [], []
+    for part in parts_of(given, sizes, options):
+        batch, dim, seqlen = part.x.shape
+        y = np.empty((batch, seqlen, dim), part.x.dtype)
+        outputs = y.swapaxes(1, 2), ... if returns_states else None
+        result = _native.causal_conv1d_forward.run(part.inputs(*indices), kernel_option(part.option), outputs)
+        results.append(y.reshape(batch, seqlen, dim // part.head_dim, part.head_dim))
+        states.append(result[1] if returns_states else None)
+    joined = np.concatenate(states, 1) if returns_states and sizes is not None else tuple(states)
+    return tuple(results), joined
+
+
+def concatenate(tensors, axis):
+    """One behind the other."""
+    return np.concatenate(tensors, axis)
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):

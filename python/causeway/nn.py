@@ -6,13 +6,15 @@ from causeway import (
     causal_conv1d_fn,
     causal_conv1d_gated_packed,
     causal_conv1d_gated_update,
+    causal_conv1d_qkv,
+    causal_conv1d_qkv_update,
     causal_conv1d_update,
 )
 from causeway._activation import is_silu
 from causeway._gated import parts
 from causeway._integer import integer
 
-__all__ = ["CausalConv1d", "GatedShortConv"]
+__all__ = ["CausalConv1d", "GatedShortConv", "QKVShortConv"]
 
 
 def _name_of(argument):
@@ -229,3 +231,93 @@ class GatedShortConv(torch.nn.Module):
         """For ``print``."""
         words = [f"order={self.order!r}"] if self.order != "BCx" else []
         return ", ".join(words + ["round_products=True"] * bool(self.round_products))
+
+
+class QKVShortConv(torch.nn.Module):
+    """Query, key and value of a gated delta net from one projection: short convolution, SiLU, and L2 norms of the heads of q and k.
+
+    The parameters have the names and shapes of ``Conv1d(channels, channels, kernel_size, groups=channels)`` over the channels of q, k
+    and v, as transformers' Qwen3-Next has them: ``conv.weight`` (channels, 1, kernel_size).
+
+    Parameters
+    ----------
+    sizes : (int, int, int)
+        Channels of q, k and v.
+    head_dim : int, or one each for q, k and v
+    kernel_size : int, 1 to 256
+    l2norm, scale, eps, activation : as in `causeway.causal_conv1d_qkv`
+    bias : bool
+    device, dtype : as for ``torch.nn.Conv1d``
+
+    Examples
+    --------
+    >>> conv = causeway.nn.QKVShortConv((64, 64, 128), 32, 4, scale=32**-0.5)
+    >>> q, k, v = conv(torch.randn(2, 128, 256))              # (batch, seqlen, channels)
+    >>> v.shape
+    torch.Size([2, 128, 4, 32])
+
+    Decoding goes on where a prompt has ended:
+
+    >>> with torch.no_grad():
+    ...     (q, k, v), state = conv(torch.randn(2, 128, 256), return_state=True)
+    ...     q, k, v = conv.step(torch.randn(2, 1, 256), state)  # changes state
+    """
+
+    def __init__(
+        self,
+        sizes,
+        head_dim,
+        kernel_size,
+        *,
+        l2norm=("q", "k"),
+        scale=1.0,
+        eps=1e-6,
+        activation="silu",
+        bias=False,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        self.conv = CausalConv1d(sum(sizes), kernel_size, bias=bias, activation=activation, device=device, dtype=dtype)
+        self.sizes = tuple(sizes)
+        self.options = {"sizes": self.sizes, "head_dim": head_dim, "l2norm": tuple(l2norm), "scale": scale, "eps": eps}
+
+    def forward(self, packed, state=None, *, seq_idx=None, cu_seqlens=None, return_state=False):
+        """q, k and v, each (batch, seqlen, heads, head_dim), of packed (batch, seqlen, channels), from a state on if one is given.
+
+        With ``return_state``, ``((q, k, v), state)``: the last kernel_size-1 positions of packed, for `step` or a further call.
+        """
+        conv = self.conv
+        return causal_conv1d_qkv(
+            packed.transpose(1, 2),
+            conv.weight.squeeze(1),
+            conv.bias,
+            seq_idx,
+            state,
+            return_state,
+            activation=conv.activation,
+            cu_seqlens=cu_seqlens,
+            **self.options,
+        )
+
+    def step(self, packed, state):
+        """q, k and v of one or more new positions packed (batch, n, channels); changes state. Without gradients."""
+        conv = self.conv
+        return causal_conv1d_qkv_update(
+            packed.transpose(1, 2),
+            state,
+            conv.weight.squeeze(1),
+            conv.bias,
+            activation=conv.activation,
+            **self.options,
+        )
+
+    def new_state(self, batch, *, device=None, dtype=None):
+        """The state before any position: zeros (batch, channels, kernel_size-1), of the weights' device and dtype."""
+        return self.conv.new_state(batch, device=device, dtype=dtype)
+
+    reset_state = staticmethod(CausalConv1d.reset_state)
+
+    def extra_repr(self):
+        """For ``print``."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

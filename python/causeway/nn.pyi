@@ -117,3 +117,52 @@ class GatedShortConv(torch.nn.Module):
     ) -> Tensor: ...
     @staticmethod
     def reset_state(state: Tensor, rows: int | slice | Sequence[int] | Tensor | None = None) -> Tensor: ...
+
+class QKVShortConv(torch.nn.Module):
+    conv: CausalConv1d
+    sizes: tuple[int, int, int]
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        head_dim: int | Sequence[int],
+        kernel_size: int | tuple[int],
+        *,
+        l2norm: Sequence[str] = ("q", "k"),
+        scale: float = 1.0,
+        eps: float = 1e-6,
+        activation: _Activation = "silu",
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None: ...
+    @overload
+    def forward(
+        self,
+        packed: Tensor,
+        state: Tensor | None = None,
+        *,
+        seq_idx: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_state: Literal[False] = False,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    @overload
+    def forward(
+        self,
+        packed: Tensor,
+        state: Tensor | None = None,
+        *,
+        seq_idx: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_state: Literal[True],
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]: ...
+    def step(self, packed: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def new_state(
+        self,
+        batch: int,
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor: ...
+    @staticmethod
+    def reset_state(state: Tensor, rows: int | slice | Sequence[int] | Tensor | None = None) -> Tensor: ...

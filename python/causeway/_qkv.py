@@ -1,0 +1,211 @@
+"""Query, key and value of a delta net; see the functions of `causeway`, which are these."""
+
+from typing import Any, NamedTuple
+
+import causeway
+from causeway._activation import is_silu, with_norm
+from causeway._integer import integer
+
+NAMES = "q", "k", "v"
+
+# Where x, weight, bias and initial_states have their channels.
+AXES = 1, 0, 0, 1
+
+
+class Part(NamedTuple):
+    """What one of q, k and v is made of."""
+
+    x: Any
+    weight: Any
+    bias: Any
+    initial_states: Any
+    option: Any
+    head_dim: int
+
+    def inputs(self, seq_idx, cu_seqlens):
+        """In the order of the convolution's table."""
+        return self.x, self.weight, self.bias, self.initial_states, seq_idx, cu_seqlens
+
+
+def causal_conv1d_qkv(
+    x,
+    weight,
+    bias=None,
+    seq_idx=None,
+    initial_states=None,
+    return_final_states=False,
+    *,
+    sizes=None,
+    head_dim,
+    l2norm=("q", "k"),
+    scale=1.0,
+    eps=1e-6,
+    activation="silu",
+    cu_seqlens=None,
+):
+    """Query, key and value of a gated delta net: a short convolution, SiLU, and an L2 norm over each head of q and k.
+
+    ``u = act(bias + weight * x)``; where there is a norm, ``u / sqrt(sum(u ** 2) + eps)`` over the channels of each head, in float32
+    up to the one rounding of the result.
+
+    Parameters
+    ----------
+    x : (batch, q + k + v channels, seqlen), or a tuple of three such tensors
+        In any strides: a projection (batch, seqlen, channels) comes as ``projection.transpose(1, 2)``.
+    weight : (channels, width), and bias : (channels,); tuples of three for three tensors
+    seq_idx, cu_seqlens : as in `causal_conv1d_fn`
+    initial_states : (batch, channels, width-1), of x's dtype, optional; a tuple of three for three tensors
+    return_final_states : bool
+    sizes : (int, int, int)
+        Channels of q, k and v, where x is one tensor.
+    head_dim : int, or one each for q, k and v
+        Channels of a head. q, k and v may have different numbers of heads.
+    l2norm : any of "q", "k" and "v"
+        What is divided by its norm.
+    scale : float
+        Multiplies q, which has a norm then: usually ``head_dim ** -0.5``.
+    eps : float
+    activation : None, "silu" or "swish"
+
+    Returns
+    -------
+    (q, k, v), each contiguous (batch, seqlen, heads, head_dim); or ``((q, k, v), final_states)``, with states as x is given.
+
+    Raises
+    ------
+    As `causal_conv1d_fn`.
+
+    Notes
+    -----
+    Differentiable in x, weight, bias and initial_states. The gradient of one x is one tensor, which the parts write to. Each part is
+    a launch of its own.
+
+    Examples
+    --------
+    >>> projection = torch.randn(2, 128, 3 * 64)                            # (batch, seqlen, channels)
+    >>> sizes = 64, 64, 64
+    >>> x, weight = projection.transpose(1, 2), torch.randn(192, 4)
+    >>> q, k, v = causeway.causal_conv1d_qkv(x, weight, sizes=sizes, head_dim=32, scale=32**-0.5)
+    >>> q.shape
+    torch.Size([2, 128, 2, 32])
+    """
+    calls = causeway._calls(x[0] if type(x) is tuple else x)
+    options = _options(head_dim, l2norm, scale, eps, activation)
+    given = x, weight, bias, initial_states
+    sizes = _sizes(given, sizes)
+    results, states = calls.causal_conv1d_qkv(given, sizes, options, (seq_idx, cu_seqlens), bool(return_final_states))
+    return (results, states) if return_final_states else results
+
+
+def causal_conv1d_qkv_update(
+    x,
+    conv_state,
+    weight,
+    bias=None,
+    *,
+    sizes,
+    head_dim,
+    l2norm=("q", "k"),
+    scale=1.0,
+    eps=1e-6,
+    activation="silu",
+):
+    """One or more new positions of every sequence through `causal_conv1d_qkv`, with the state changed in place. Not differentiable.
+
+    Parameters
+    ----------
+    x : (batch, channels) or (batch, channels, seqlen)
+    conv_state : (batch, channels, state_len), of x's dtype, state_len >= width-1
+        The last positions of x. New ones are shifted in.
+    The other arguments : as in `causal_conv1d_qkv`
+
+    Returns
+    -------
+    (q, k, v), each (batch, heads, head_dim), or (batch, seqlen, heads, head_dim) where x has three axes; the bits of the whole
+    sequence.
+
+    Examples
+    --------
+    >>> conv_state = torch.zeros(2, 192, 3)
+    >>> weight, sizes = torch.randn(192, 4), (64, 64, 64)
+    >>> q, k, v = causeway.causal_conv1d_qkv_update(torch.randn(2, 192), conv_state, weight, sizes=sizes, head_dim=32)
+    """
+    calls = causeway._calls(x)
+    positions = x[..., None] if x.ndim == 2 else x
+    before, state_len = weight.shape[1] - 1, conv_state.shape[-1]
+    if conv_state.ndim != 3 or state_len < before:
+        found = tuple(conv_state.shape)
+        raise ValueError(f"conv_state has shape {found}: expected (batch, channels, state_len), state_len {before} or more")
+    if conv_state.shape[:2] != positions.shape[:2]:
+        found, expected = tuple(conv_state.shape), tuple(positions.shape[:2])
+        raise ValueError(f"conv_state has shape {found}: expected {expected[0]} rows of {expected[1]} channels, as x has")
+    states = conv_state[..., state_len - before :] if before else None
+    results = causal_conv1d_qkv(
+        positions, weight, bias, None, states,
+        sizes=sizes, head_dim=head_dim, l2norm=l2norm, scale=scale, eps=eps, activation=activation,
+    )  # fmt: skip
+    if state_len:
+        kept = calls.concatenate((conv_state, positions), -1)
+        conv_state[...] = kept[..., kept.shape[-1] - state_len :]
+    return tuple(result[:, 0] for result in results) if x.ndim == 2 else results
+
+
+def _options(head_dim, l2norm, scale, eps, activation):
+    """head_dim and the option of each part."""
+    dims = tuple(head_dim) if isinstance(head_dim, (tuple, list)) else (head_dim,) * 3
+    if len(dims) != 3:
+        raise ValueError(f"head_dim is {head_dim!r}: expected an int, or three of them")
+    dims = [integer("head_dim", dim, 1) for dim in dims]
+    wrong = [name for name in l2norm if name not in NAMES]
+    if wrong:
+        raise ValueError(f'l2norm is {l2norm!r}: expected any of "q", "k" and "v"')
+    if scale != 1.0 and "q" not in l2norm:
+        raise ValueError(f"scale is {scale!r}: it is part of the norm of q, which l2norm {l2norm!r} lacks")
+    is_silu(activation)
+    numbers = zip(NAMES, dims, (float(scale), 1.0, 1.0))
+    return [
+        (dim, with_norm(activation, False, dim if name in l2norm else 0, float(eps), factor)) for name, dim, factor in numbers
+    ]
+
+
+def _sizes(given, sizes):
+    """The channels of q, k and v in one tensor; None for three tensors."""
+    names = "x", "weight", "bias", "initial_states"
+    if type(given[0]) is tuple:
+        for name, value in zip(names, given):
+            if value is not None and (type(value) is not tuple or len(value) != 3):
+                raise TypeError(f"{name} is a {type(value).__name__}: expected a tuple of three, for q, k and v")
+        if sizes is not None:
+            raise ValueError(f"sizes is {sizes!r}, but x is three tensors, which have their own")
+        return None
+    if sizes is None or len(sizes) != 3:
+        raise ValueError(f"sizes is {sizes!r}: expected the channels of q, k and v, which x has in one tensor")
+    sizes = tuple(integer("sizes", size, 0) for size in sizes)
+    for name, tensor, axis in zip(names, given, AXES):
+        if tensor is not None and (tensor.ndim <= axis or tensor.shape[axis] != sum(sizes)):
+            found, at = tuple(tensor.shape), "first" if axis == 0 else "second"
+            raise ValueError(f"{name} has shape {found}: expected {sum(sizes)} channels along its {at} axis, the sum of sizes {sizes}")
+    return sizes
+
+
+def parts_of(given, sizes, options):
+    """q, k and v, of x, weight, bias and initial_states."""
+    if sizes is None:
+        views = [value or (None,) * 3 for value in given]
+    else:
+        views = [split(value, axis, sizes) for value, axis in zip(given, AXES)]
+    parts = [Part(*row, option, dim) for *row, (dim, option) in zip(*views, options)]
+    for name, part in zip(NAMES, parts):
+        if part.x.ndim != 3 or part.x.shape[1] % part.head_dim:
+            found = tuple(part.x.shape)
+            raise ValueError(f"{name} has shape {found}: expected (batch, channels, seqlen), and channels in heads of {part.head_dim}")
+    return parts
+
+
+def split(tensor, axis, sizes):
+    """Views of the channels of q, k and v."""
+    if tensor is None:
+        return (None,) * 3
+    ends = sizes[0], sizes[0] + sizes[1], sum(sizes)
+    ranges = [slice(end - size, end) for end, size in zip(ends, sizes)]
+    return tuple(tensor[:, part] if axis == 1 else tensor[part] for part in ranges)

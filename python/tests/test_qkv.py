@@ -1,0 +1,161 @@
+"""Query, key and value with norms: against their composition in PyTorch, gradients, decoding, modules, NumPy and compilers."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import causeway  # noqa: E402
+
+SIZES, HEADS = (12, 12, 20), (4, 4, 10)
+CHANNELS = sum(SIZES)
+
+
+def draw(*shape, grad=True, dtype=torch.float64, seed=0, device="cpu"):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=dtype).to(device).requires_grad_(grad)
+
+
+def composed(x, weight, bias=None, states=None, *, l2norm=("q", "k"), scale=1.0, eps=1e-6, activation="silu"):
+    """Separate operations of PyTorch's."""
+    y = causeway.causal_conv1d_ref(x, weight, bias, states, activation=activation).transpose(1, 2)
+    results = []
+    for name, part, head_dim in zip("qkv", y.split(SIZES, -1), HEADS):
+        u = part.unflatten(-1, (-1, head_dim))
+        if name in l2norm:
+            u = u * torch.rsqrt(u.square().sum(-1, keepdim=True) + eps) * (scale if name == "q" else 1.0)
+        results.append(u)
+    return tuple(results)
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("kind", ["plain", "states", "seq_idx", "cu_seqlens", "three"])
+def test_gradcheck(activation, kind):
+    batch = 1 if kind == "cu_seqlens" else 2
+    x, weight, bias = draw(batch, CHANNELS, 5), draw(CHANNELS, 3), draw(CHANNELS)
+    states, seq_idx, cu_seqlens = None, None, None
+    if kind == "states":
+        states = draw(2, CHANNELS, 2)
+    if kind == "seq_idx":
+        seq_idx = torch.tensor([[0, 0, 1, -1, 1], [0] * 5], dtype=torch.int32)
+    if kind == "cu_seqlens":
+        cu_seqlens, states = torch.tensor([0, 2, 2, 5]), draw(3, CHANNELS, 2)
+
+    def function(x, weight, bias, states):
+        given, sizes = (x, weight, bias, seq_idx, states), SIZES
+        if kind == "three":
+            given = (x.split(SIZES, 1), weight.split(SIZES), bias.split(SIZES), seq_idx, None)
+            sizes = None
+        results, finals = causeway.causal_conv1d_qkv(
+            *given, True, sizes=sizes, head_dim=HEADS, scale=0.5, eps=0.25, activation=activation, cu_seqlens=cu_seqlens
+        )
+        return (*results, *(finals if kind == "three" else (finals,)))
+
+    assert torch.autograd.gradcheck(function, (x, weight, bias, states))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["channel-last", "channel-first"])
+@pytest.mark.parametrize("l2norm", [("q", "k"), ("k",), ()])
+def test_against_a_composition(device, dtype, layout, l2norm):
+    scale = 0.5 if "q" in l2norm else 1.0
+    if layout == "channel-last":
+        packed = draw(2, 65, CHANNELS, dtype=dtype, device=device, grad=False).transpose(1, 2)
+    else:
+        packed = draw(2, CHANNELS, 65, dtype=dtype, device=device, grad=False)
+    packed = packed.detach().requires_grad_()
+    weight = draw(CHANNELS, 4, dtype=torch.float32, device=device)
+    results = causeway.causal_conv1d_qkv(packed, weight, sizes=SIZES, head_dim=HEADS, l2norm=l2norm, scale=scale)
+    assert all(result.is_contiguous() and result.dtype == dtype for result in results)
+    found = torch.autograd.grad(results, (packed, weight), [torch.cos(r.detach().float()).to(dtype) for r in results])
+    exact = [t.detach().double().requires_grad_() for t in (packed, weight)]
+    truth = composed(*exact, l2norm=l2norm, scale=scale)
+    wanted = torch.autograd.grad(truth, exact, [torch.cos(r.detach().float()).to(dtype).double() for r in results])
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 2e-4, "atol": 2e-5}
+    for one, other in zip((*results, *found), (*truth, *wanted)):
+        torch.testing.assert_close(one.double(), other, **tolerance)
+    # The same bits where nobody records a gradient.
+    with torch.no_grad():
+        again = causeway.causal_conv1d_qkv(packed, weight, sizes=SIZES, head_dim=HEADS, l2norm=l2norm, scale=scale)
+    assert all(torch.equal(one, other) for one, other in zip(results, again))
+
+
+def test_decoding_has_the_bits_of_the_whole_sequence(device):
+    x, weight = draw(2, CHANNELS, 9, dtype=torch.float32, grad=False, device=device), None
+    weight = draw(CHANNELS, 4, dtype=torch.float32, grad=False, device=device)
+    options = {"sizes": SIZES, "head_dim": HEADS, "scale": 0.5}
+    whole = causeway.causal_conv1d_qkv(x, weight, **options)
+    for state_len in (3, 5):
+        state = torch.zeros(2, CHANNELS, state_len, device=device)
+        pieces = [causeway.causal_conv1d_qkv_update(x[..., t], state, weight, **options) for t in range(7)]
+        last = causeway.causal_conv1d_qkv_update(x[..., 7:], state, weight, **options)
+        for result, rest, *steps in zip(whole, last, *pieces):
+            assert torch.equal(torch.cat((torch.stack(steps, 1), rest), 1), result)
+        assert torch.equal(state, x[..., -state_len:])
+
+
+def test_module(device):
+    conv = causeway.nn.QKVShortConv(SIZES, HEADS, 4, scale=0.5, bias=True, device=device)
+    packed = draw(2, 12, CHANNELS, dtype=torch.float32, grad=False, device=device)
+    with torch.no_grad():
+        whole = conv(packed)
+        first, state = conv(packed[:, :8], return_state=True)
+        second = conv.step(packed[:, 8:], state)
+    for result, *parts in zip(whole, first, second):
+        assert torch.equal(torch.cat(parts, 1), result)
+    assert conv.conv.weight.shape == (CHANNELS, 1, 4) and "head_dim=" in repr(conv)
+
+
+def test_numpy_has_the_same_bits():
+    numpy = pytest.importorskip("numpy")
+    x, weight = draw(2, CHANNELS, 33, dtype=torch.float32, grad=False), draw(CHANNELS, 4, dtype=torch.float32, grad=False)
+    options = {"sizes": SIZES, "head_dim": HEADS, "return_final_states": True}
+    (results, states), (arrays, array_states) = (
+        causeway.causal_conv1d_qkv(*given, **options) for given in ((x, weight), (x.numpy(), weight.numpy()))
+    )
+    assert all(numpy.array_equal(one.numpy(), other) for one, other in zip((*results, states), (*arrays, array_states)))
+
+
+def test_compiled_and_transformed_calls_agree():
+    x, weight = draw(2, CHANNELS, 17), draw(CHANNELS, 4)
+
+    def function(x, weight):
+        q, k, v = causeway.causal_conv1d_qkv(x, weight, sizes=SIZES, head_dim=HEADS, scale=0.5)
+        return (q.sin().sum() + k.cos().sum() + v.square().sum()).clone()
+
+    wanted = torch.autograd.grad(function(x, weight), (x, weight))
+    found = torch.func.grad(function, (0, 1))(x, weight)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    traced = torch.autograd.grad(compiled(x, weight), (x, weight))
+    for one, *others in zip(wanted, found, traced):
+        for other in others:
+            torch.testing.assert_close(one, other)
+
+
+def test_autocast():
+    x, weight = draw(2, CHANNELS, 17, dtype=torch.float32), draw(CHANNELS, 4, dtype=torch.float32)
+    options = {"sizes": SIZES, "head_dim": HEADS}
+    with torch.autocast("cpu", torch.bfloat16):
+        results = causeway.causal_conv1d_qkv(x, weight, **options)
+    plain = causeway.causal_conv1d_qkv(x.bfloat16(), weight, **options)
+    assert all(torch.equal(one, other) for one, other in zip(results, plain))
+    sum(result.float().sum() for result in results).backward()
+    assert x.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"sizes": (12, 12, 19)}, ValueError, "expected 43 channels along its second axis"),
+        ({"sizes": None}, ValueError, "expected the channels of q, k and v"),
+        ({"head_dim": 5}, ValueError, "channels in heads of 5"),
+        ({"head_dim": 0}, ValueError, "head_dim is 0"),
+        ({"l2norm": ("w",)}, ValueError, "l2norm is"),
+        ({"l2norm": ("k",), "scale": 0.5}, ValueError, "scale is 0.5"),
+        ({"eps": 0.0}, ValueError, "norm has eps 0e0"),
+        ({"activation": "relu"}, NotImplementedError, "activation is 'relu'"),
+    ],
+)
+def test_errors_say_what_is_allowed(change, error, words):
+    x, weight = draw(2, CHANNELS, 5), draw(CHANNELS, 3)
+    with pytest.raises(error, match=words):
+        causeway.causal_conv1d_qkv(x, weight, **{"sizes": SIZES, "head_dim": HEADS, **change})
