@@ -14,6 +14,8 @@
 //
 // Gates are loaded with x, and multiplied in registers: B as the walk reaches a row, C before a row is stored.
 //
+// With a norm, the lanes of a head add their squares by shuffles, row by row. So a wave stays together to its end.
+//
 // The walk reads zeros before t = 0 and treats all rows as one sequence. Rows for which that is wrong are computed again
 // afterwards with masked taps: the width-1 rows at a sequence's start, and rows beside a change of seq_idx.
 //
@@ -23,6 +25,7 @@
 //       static constexpr int segments = 4;       threads along seqlen
 //       static constexpr int rows = 8;           positions per thread
 //       static constexpr int weight_bytes = 16;  see load_parameters
+//       static constexpr int head_lanes = 8;     with a norm: threads that have a head's channels, a power of two
 //   };
 #pragma once
 #include "causal_conv1d_forward.cuh"
@@ -64,6 +67,22 @@ template <class Problem, class Tile> struct LastThread {
             unpack<X>(gate, factors);
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) values[c] = gated<Problem>(factors[c], values[c]);
+        }
+    }
+
+    // Divides a row by the norm of the head, which lanes beside each other have: all lanes of the wave take part.
+    CAUSEWAY_DEVICE void divide(float (&sums)[CHANNELS]) const {
+        if constexpr (Problem::norm) {
+            float squares = 0.0f;
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) squares = multiply_add(sums[c], sums[c], squares);
+#pragma unroll
+            for (u32 distance = Tile::head_lanes / 2; distance > 0; distance /= 2) {
+                squares += shuffle(squares, lane_index() ^ distance);
+            }
+            const float factor = as_float(a.norm.scale) * inverse_root(squares + as_float(a.norm.eps));
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) sums[c] *= factor;
         }
     }
 
@@ -113,7 +132,7 @@ template <class Problem, class Tile> struct LastThread {
 
     // One row without the taps that are masked. Taps before its sequence read initial states. All of its loads are in flight
     // together.
-    CAUSEWAY_DEVICE void masked_row(i32 t, const Span<i32>& span, u32 cut) const {
+    CAUSEWAY_DEVICE void masked_row(i32 t, const Span<i32>& span, u32 cut, bool is_wanted = true) const {
         const char* x = row(a.x, a.x_strides) + (i64)(t - first) * step(a.x_strides);
         const i32 reach = t - span.start;
         Packet<BYTES> packets[WIDTH];
@@ -170,7 +189,8 @@ template <class Problem, class Tile> struct LastThread {
         if constexpr (Problem::C) unpack<X>(gate, factors);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) sums[c] = (cut & 1) != 0 ? 0.0f : activate_gated<Problem>(sums[c], factors[c]);
-        write(true, t, sums, residual);
+        divide(sums);
+        write(is_wanted, t, sums, residual);
     }
 
     // The sequence of the first row that this thread reads, or one before it; all lanes of the wave take part.
@@ -196,6 +216,21 @@ template <class Problem, class Tile> struct LastThread {
             const u32 cut = cut_taps(t, span.start);
             const bool early = (Problem::cu_seqlens != 0 || Problem::initial_states) && t - span.start < HALO;
             if (cut != 0 || early) masked_row(t, span, cut);
+        }
+    }
+
+    // The same with a norm, for which a wave stays together: where any of its threads has such a row, all compute one, and those that
+    // have none read and write nothing.
+    CAUSEWAY_DEVICE void redo_by_wave(Span<i32> span, bool active) const {
+#pragma unroll 1
+        for (i32 i = 0; i < ROWS; ++i) {
+            const i32 t = minimum(first + i, seqlen - 1);
+            u32 cut = 0;
+            if constexpr (Problem::cu_seqlens != 0) boundaries().advance(span, t);
+            if constexpr (Problem::seq_idx) cut = cut_taps(t, span.start);
+            const bool early = t - span.start < HALO && (span.start != 0 || Problem::initial_states);
+            const bool wanted = active && first + i < seqlen && (cut != 0 || early);
+            if (!wave_all(!wanted)) masked_row(t, span, wanted ? cut : 0xffffffffu, wanted);
         }
     }
 
@@ -238,7 +273,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
                   (i32)((row_block * Tile::segments + segment) * ROWS), seqlen};
     const i32 first = thread.first;
     const bool active = thread.channel < (i32)a.dim && first < seqlen;
-    if (!Thread::HAS_BOUNDARIES && !active) return;
+    if (!Thread::HAS_BOUNDARIES && !Problem::norm && !active) return;
 
     Packet<BYTES> packets[HALO + ROWS];
     const char* x = thread.row(a.x, a.x_strides);
@@ -314,7 +349,12 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
             }
             sums[c] = activate_gated<Problem>(sums[c], factors[c]);
         }
+        thread.divide(sums);
         thread.write(active, first + i, sums, residual[i]);
+    }
+    if constexpr (Problem::norm) {
+        if (Problem::cu_seqlens != 0 || Problem::initial_states || !one_index) thread.redo_by_wave(span, active);
+        return;
     }
     if (!active) return;
     if (!one_index) {

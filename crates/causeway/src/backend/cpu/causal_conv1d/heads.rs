@@ -72,8 +72,9 @@ pub(super) struct Channels<'a, T: Number> {
     pub weight: &'a Parameter,
     pub bias: Option<&'a Parameter>,
     taps: Vec<T::Accumulator>,
-    /// `width - 1` positions of history, then a tile.
+    /// `width - 1` positions of history, then a tile; of every channel where channels are neighbours in memory.
     x: Vec<T::Accumulator>,
+    pitch: usize,
 }
 
 impl<'a, T: Number> Channels<'a, T> {
@@ -82,20 +83,42 @@ impl<'a, T: Number> Channels<'a, T> {
         history: &'a History<T>,
         (weight, bias): (&'a Parameter, Option<&'a Parameter>),
         width: usize,
-        tile: usize,
+        heads: &Heads<T::Accumulator>,
     ) -> Self {
         let zero = T::Accumulator::ZERO;
-        let (taps, x) = (vec![zero; width], vec![zero; width - 1 + tile]);
-        Channels { sequences, history, weight, bias, taps, x }
+        // Lines a power of two apart would share few places in a cache.
+        let pitch = width - 1 + heads.tile + SQUARE;
+        let lines = if history.x.strides[1] == 1 { heads.head_dim } else { 1 };
+        let (taps, x) = (vec![zero; width], vec![zero; lines * pitch]);
+        Channels { sequences, history, weight, bias, taps, x, pitch }
     }
 
-    /// The convolution of a channel at some positions of a piece, at most a tile of them; `out` has whole steps.
+    /// Reads what the channels from `first` on have at some positions of a piece, where they are neighbours in memory.
+    #[inline(always)]
+    pub fn load<S>(&mut self, simd: S, piece: &Piece, first: i64, positions: &Range<i64>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        if self.history.x.strides[1] != 1 {
+            return;
+        }
+        let (before, count) = (self.taps.len() - 1, (positions.end - positions.start) as usize);
+        let inside = (positions.start - piece.from).min(before as i64) as usize;
+        let start = positions.start - inside as i64;
+        let source = |position: usize| self.history.x.at([piece.batch, first, start + position as i64]);
+        // SAFETY: these are positions of the piece, which have the head's channels side by side.
+        unsafe { transpose_in(simd, &mut self.x, (self.pitch, before - inside), inside + count, source) };
+    }
+
+    /// The convolution of a channel of a head at some positions of a piece, at most a tile of them, that have been loaded; `out` has
+    /// whole steps.
     #[inline(always)]
     pub fn convolve<S>(
         &mut self,
         simd: S,
         piece: &Piece,
-        channel: i64,
+        (first, index): (i64, usize),
         positions: Range<i64>,
         out: &mut [T::Accumulator],
     ) where
@@ -103,6 +126,7 @@ impl<'a, T: Number> Channels<'a, T> {
         T: Lanes<S>,
     {
         let (before, count) = (self.taps.len() - 1, (positions.end - positions.start) as usize);
+        let (channel, is_loaded) = (first + index as i64, self.history.x.strides[1] == 1);
         for (tap, weight) in self.taps.iter_mut().enumerate() {
             // SAFETY: channel and tap lie in the weight.
             *weight = unsafe { self.weight.read(channel, tap as i64) };
@@ -111,15 +135,24 @@ impl<'a, T: Number> Channels<'a, T> {
         let bias = self.bias.map_or(T::Accumulator::ZERO, |bias| unsafe { bias.read(channel, 0) });
         // What lies in the piece is read with the tile.
         let inside = (positions.start - piece.from).min(before as i64) as usize;
-        let first = positions.start - before as i64;
-        for (x, position) in self.x[..before - inside].iter_mut().zip(first..) {
+        let oldest = positions.start - before as i64;
+        let line = if is_loaded { &mut self.x[index * self.pitch..] } else { &mut self.x[..] };
+        for (x, position) in line[..before - inside].iter_mut().zip(oldest..) {
             *x = self.history.value(self.sequences, piece, channel, position);
         }
-        let source = self.history.x.at([piece.batch, channel, positions.start - inside as i64]);
-        let x = &mut self.x[before - inside..before + count];
-        // SAFETY: these are positions of the piece, which lie in the row.
-        unsafe { tile::gather(simd, source, self.history.x.strides[2], x) };
-        tile::convolve(simd, &self.taps, bias, &self.x, count, out, &Keep);
+        if !is_loaded {
+            let source = self.history.x.at([piece.batch, channel, positions.start - inside as i64]);
+            // SAFETY: these are positions of the piece, which lie in the row.
+            unsafe {
+                tile::gather(
+                    simd,
+                    source,
+                    self.history.x.strides[2],
+                    &mut line[before - inside..before + count],
+                )
+            };
+        }
+        tile::convolve(simd, &self.taps, bias, &line[..self.pitch], count, out, &Keep);
     }
 }
 
@@ -184,4 +217,75 @@ fn load<S: Simd, const N: usize>(simd: S, values: &[S::Scalar]) -> [S::Vector; N
 /// Positions rounded up to whole steps.
 pub(super) fn whole_steps(count: usize) -> usize {
     count.next_multiple_of(STEP)
+}
+
+/// Channels and positions that change places together: a line of memory each.
+const SQUARE: usize = 16;
+
+/// Rounds the first `count` positions of a tile into memory where the channels of a position are neighbours, a square at a time.
+///
+/// # Safety
+/// At `target` of a position is room for every channel of the tile, which nobody else uses meanwhile.
+#[inline(always)]
+pub(super) unsafe fn transpose_out<S, T>(
+    simd: S,
+    values: &[S::Scalar],
+    tile: usize,
+    count: usize,
+    target: impl Fn(usize) -> *mut T,
+) where
+    S: Simd,
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
+    let channels = values.len() / tile;
+    let mut square = [[S::Scalar::ZERO; SQUARE]; SQUARE];
+    for from in (0..count).step_by(SQUARE) {
+        let across = SQUARE.min(count - from);
+        for first in (0..channels).step_by(SQUARE) {
+            let down = SQUARE.min(channels - first);
+            for (channel, line) in values[first * tile..].chunks_exact(tile).take(down).enumerate() {
+                for (position, &value) in line[from..from + across].iter().enumerate() {
+                    square[position][channel] = value;
+                }
+            }
+            for (position, line) in square[..across].iter().enumerate() {
+                // SAFETY: the caller's promise.
+                unsafe { tile::narrow(simd, &line[..down], target(from + position).add(first)) };
+            }
+        }
+    }
+}
+
+/// The same of what is read: widens `count` positions into lines of `pitch` numbers, one for each channel, from place `at` of each on.
+///
+/// # Safety
+/// At `source` of a position are `lines.len() / pitch` elements.
+#[inline(always)]
+pub(super) unsafe fn transpose_in<S, T>(
+    simd: S,
+    lines: &mut [S::Scalar],
+    (pitch, at): (usize, usize),
+    count: usize,
+    source: impl Fn(usize) -> *const T,
+) where
+    S: Simd,
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
+    let channels = lines.len() / pitch;
+    let mut square = [[S::Scalar::ZERO; SQUARE]; SQUARE];
+    for from in (0..count).step_by(SQUARE) {
+        let across = SQUARE.min(count - from);
+        for first in (0..channels).step_by(SQUARE) {
+            let down = SQUARE.min(channels - first);
+            for (position, line) in square[..across].iter_mut().enumerate() {
+                // SAFETY: the caller's promise.
+                unsafe { tile::gather(simd, source(from + position).add(first), 1, &mut line[..down]) };
+            }
+            for (channel, line) in lines[first * pitch..].chunks_exact_mut(pitch).take(down).enumerate() {
+                for (position, value) in line[at + from..at + from + across].iter_mut().enumerate() {
+                    *value = square[position][channel];
+                }
+            }
+        }
+    }
 }

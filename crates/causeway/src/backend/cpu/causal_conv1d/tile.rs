@@ -269,7 +269,7 @@ pub(super) unsafe fn scatter<S: Simd, T>(
 /// # Safety
 /// There are as many elements, and nobody else uses them meanwhile.
 #[inline(always)]
-unsafe fn narrow<S: Simd, T>(simd: S, values: &[S::Scalar], target: *mut T)
+pub(super) unsafe fn narrow<S: Simd, T>(simd: S, values: &[S::Scalar], target: *mut T)
 where
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
 {

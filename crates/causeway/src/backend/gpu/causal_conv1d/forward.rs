@@ -92,7 +92,7 @@ pub fn plan(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Opti
     // The fast paths read indices and boundaries side by side.
     let indices_dense = op.seq_idx.as_ref().is_none_or(|idx| View::of(idx).is_dense(1))
         && op.cu_seqlens.as_ref().is_none_or(|boundaries| View::of(boundaries).is_dense(0));
-    let fast = (has_output && sizes.width <= WIDEST && indices_dense && op.norm.is_none())
+    let fast = (has_output && sizes.width <= WIDEST && indices_dense)
         .then(|| planner.channel_last().or_else(|| planner.channel_first()));
     Ok(Some(fast.flatten().unwrap_or_else(|| planner.general())))
 }
@@ -169,6 +169,14 @@ impl Planner<'_> {
                 ..tile
             };
         }
+        if let Some(norm) = self.op.norm {
+            // Packets so wide that a wave holds a head, and as many threads side by side.
+            let head = (norm.head_dim.max(1) as u64).saturating_mul(u64::from(self.element()));
+            let share = head.div_ceil(u64::from(self.facts.wave_size)).next_power_of_two();
+            let bytes = tile.bytes.max(share.min(u64::from(PACKET)) as u32);
+            let lanes = (head / u64::from(bytes)).next_power_of_two().min(u64::from(tile.threads)) as u32;
+            tile = LastTile { bytes, lanes: tile.lanes.max(lanes), rows: tile.rows.min(8), ..tile };
+        }
         let widest = self.streams().map(|view| view.access(1)).min()?.min(tile.bytes);
         let bytes = largest_divisor(widest, dim * i64::from(self.element()));
         let channels = bytes / self.element();
@@ -179,6 +187,8 @@ impl Planner<'_> {
         let segments = u64::from(tile.threads / lanes).min(reach) as u32;
         let threads = (lanes * segments).max(self.facts.wave_size);
         let (lanes, segments) = (lanes.max(threads / segments), segments);
+
+        let head_lanes = self.head_lanes(channels, lanes)?;
 
         let channel_blocks = (across as u64).div_ceil(u64::from(lanes));
         let row_blocks = (seqlen as u64).div_ceil(u64::from(tile.rows * segments));
@@ -206,16 +216,31 @@ impl Planner<'_> {
         } else {
             tile.resident
         };
+        let resident = if head_lanes > 1 { resident.min(8) } else { resident };
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
             .int("lanes", lanes)
             .int("segments", segments)
             .int("rows", tile.rows)
             .int("weight_bytes", weight_access(&self.op.weight, channels));
+        let constants =
+            if self.op.norm.is_some() { constants.int("head_lanes", head_lanes) } else { constants };
         self.tiled(&CHANNEL_LAST, &geometry, constants, resident)
     }
 
+    /// Threads that share a head's channels in the channel-last kernel, which lie side by side in a wave; 1 without a norm.
+    fn head_lanes(&self, channels: u32, lanes: u32) -> Option<u32> {
+        let Some(norm) = self.op.norm else { return Some(1) };
+        let (of_head, rest) = (norm.head_dim / i64::from(channels), norm.head_dim % i64::from(channels));
+        let most = i64::from(lanes.min(self.facts.wave_size));
+        let fits = rest == 0 && (1..=most).contains(&of_head) && (of_head as u64).is_power_of_two();
+        fits.then_some(of_head as u32)
+    }
+
     fn channel_first(&self) -> Option<Plan> {
+        if self.op.norm.is_some() {
+            return None;
+        }
         let Sizes { dim, seqlen, width, .. } = *self.sizes;
         if !self.streams().all(|view| view.is_dense(2)) {
             return None;

@@ -66,7 +66,7 @@ impl<T: Number> Kernel for ByHeads<'_, T> {
         };
         let parameters = (&problem.weight, problem.bias.as_ref());
         let mut channels =
-            Channels::new(&problem.sequences, &problem.history, parameters, problem.width, heads.tile);
+            Channels::new(&problem.sequences, &problem.history, parameters, problem.width, heads);
         let mut pieces = Vec::new();
         let (of_head, chunk) = self.partition.task(task);
         for column in self.partition.columns(chunk) {
@@ -103,10 +103,11 @@ impl<T: Number> ByHeads<'_, T> {
         let (squares, projections) = (&mut squares[..whole], &mut projections[..whole]);
         squares.fill(T::Accumulator::ZERO);
         projections.fill(T::Accumulator::ZERO);
+        channels.load(simd, piece, first, &(from..to));
         let lines = || (first..).take(heads.head_dim).zip((0..).step_by(heads.tile));
         for (channel, at) in lines() {
             let (pre, u, dy) = (&mut pre[at..][..whole], &mut u[at..][..whole], &mut dy[at..][..count]);
-            channels.convolve(simd, piece, channel, from..to, pre);
+            channels.convolve(simd, piece, (first, (channel - first) as usize), from..to, pre);
             activate::<S, T>(simd, self.silu, pre, u, squares);
             let source = problem.dy.at([piece.batch, channel, from]);
             // SAFETY: these are positions of the row; dy has the shape of x.

@@ -1,6 +1,6 @@
 //! Forward with a norm: u of a head is computed for a tile of positions, then divided and stored; see [`super::super::heads`].
 
-use super::super::heads::{Channels, Heads, activate, whole_steps};
+use super::super::heads::{Channels, Heads, activate, transpose_out, whole_steps};
 use super::super::partition::Partition;
 use super::super::sequences::Piece;
 use super::super::tile;
@@ -36,7 +36,7 @@ impl<T: Number> Kernel for ByHeads<T> {
             Buffers { u: heads.room(), pre: vec![zero; heads.tile], squares: vec![zero; heads.tile] };
         let parameters = (&problem.weight, problem.bias.as_ref());
         let mut channels =
-            Channels::new(&problem.sequences, &problem.history, parameters, problem.width, heads.tile);
+            Channels::new(&problem.sequences, &problem.history, parameters, problem.width, heads);
         let mut pieces = Vec::new();
         let (of_head, chunk) = self.partition.task(task);
         for column in self.partition.columns(chunk) {
@@ -76,18 +76,27 @@ impl<T: Number> ByHeads<T> {
             u.fill(T::Accumulator::ZERO);
         } else {
             squares.fill(T::Accumulator::ZERO);
-            for (channel, u) in rows().zip(u.chunks_exact_mut(heads.tile)) {
-                channels.convolve(simd, piece, channel, from..to, pre);
+            channels.load(simd, piece, first, &(from..to));
+            for (index, u) in u.chunks_exact_mut(heads.tile).enumerate() {
+                channels.convolve(simd, piece, (first, index), from..to, pre);
                 activate::<S, T>(simd, problem.silu, pre, &mut u[..whole], squares);
             }
             heads.invert(squares);
             squares.iter_mut().for_each(|inverse| *inverse = *inverse * heads.scale);
         }
-        for (channel, u) in rows().zip(u.chunks_exact_mut(heads.tile)) {
-            let y = &mut u[..count];
-            if !piece.is_padding() {
-                y.iter_mut().zip(&*squares).for_each(|(u, factor)| *u = *u * *factor);
+        if !piece.is_padding() {
+            for u in u.chunks_exact_mut(heads.tile) {
+                u[..count].iter_mut().zip(&*squares).for_each(|(u, factor)| *u = *u * *factor);
             }
+        }
+        if problem.y.strides[1] == 1 {
+            let target = |position: usize| problem.y.at([piece.batch, first, from + position as i64]);
+            // SAFETY: a position has the head's channels side by side, which no other task writes to.
+            unsafe { transpose_out(simd, u, heads.tile, count, target) };
+            return;
+        }
+        for (channel, u) in rows().zip(u.chunks_exact(heads.tile)) {
+            let y = &u[..count];
             let target = problem.y.at([piece.batch, channel, from]);
             // SAFETY: these are positions of the row, and no other task writes to them in this channel.
             unsafe { tile::scatter(simd, y, target, problem.y.strides[2], problem.stream) };
