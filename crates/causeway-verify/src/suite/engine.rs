@@ -21,7 +21,7 @@ use super::guards::Guards;
 use super::repeats::Reference;
 use super::report::{CaseReport, OutputReport, Timing};
 use super::results::Results;
-use super::sample::{Tiles, gather, sample_channels};
+use super::sample::{Tiles, gather};
 use super::tensors::{Tensors, channel_axis};
 use crate::oracle::causal_conv1d as oracle;
 use crate::oracle::gemm::Product;
@@ -136,7 +136,7 @@ impl Run<'_> {
     /// at a time.
     fn sampled_conv1d(&mut self, conv1d: &Conv1d) -> Result<()> {
         let (case, device) = (&self.case.name, self.device);
-        let channels = sample_channels(conv1d.dim);
+        let channels = conv1d.sample_channels();
         let list: Vec<_> = channels.iter().map(i64::to_string).collect();
         self.report.options.push(format!("checked: channels {}", list.join(", ")));
         let pairs: Tensors<(Input<'_>, HostTensor)> = conv1d.inputs(|name, arrangement| {

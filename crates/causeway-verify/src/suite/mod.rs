@@ -41,6 +41,6 @@ pub use memory::{Memory, Placement, Role};
 pub use plans::{distinct_plans, identity, plans, prepare};
 pub use report::{CaseReport, OutputReport, Timing};
 pub use results::Results;
-pub use sample::{gather, sample_channels};
+pub use sample::gather;
 pub use tensors::{Tensors, channel_axis};
 pub use values::Values;

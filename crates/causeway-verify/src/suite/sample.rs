@@ -3,6 +3,8 @@
 //! Channels do not mix, so a few of them are a convolution too, and the oracle computes that one. What is left is
 //! checked for having been written.
 
+use std::collections::BTreeSet;
+
 use causeway::error::Result;
 use causeway::tensor::{DType, TensorRef};
 use causeway::{Arrangement, HostTensor};
@@ -19,17 +21,6 @@ pub(super) const PERIOD: usize = 4_194_301;
 
 /// Rows and channels beyond this number do not fit the second and third axis of a grid.
 const GRID_LIMIT: i64 = 65_535;
-
-/// The channels to look at: the first, one in the middle, the first that a 16-bit number cannot name, and the last.
-pub fn sample_channels(dim: i64) -> Vec<i64> {
-    let mut channels: Vec<i64> = [0, dim / 2, GRID_LIMIT + 1, dim - 1]
-        .into_iter()
-        .filter(|channel| (0..dim).contains(channel))
-        .collect();
-    channels.sort_unstable();
-    channels.dedup();
-    channels
-}
 
 /// The parts of a tensor that belong to some channels, side by side: a dense tensor. `axis` is that of the channels.
 ///
@@ -83,7 +74,20 @@ impl Tiles {
     }
 }
 
+/// The channels of the heads of the first channel, one in the middle, the first that a 16-bit number cannot name, and the last.
+fn sample_channels(dim: i64, head_dim: i64) -> Vec<i64> {
+    let picked = [0, dim / 2, GRID_LIMIT + 1, dim - 1].into_iter();
+    let picked = picked.filter(|channel| (0..dim).contains(channel));
+    let heads: BTreeSet<i64> = picked.map(|channel| channel / head_dim).collect();
+    heads.into_iter().flat_map(|head| head * head_dim..(head + 1) * head_dim).collect()
+}
+
 impl Conv1d {
+    /// The channels to look at; with a norm, all of their heads.
+    pub fn sample_channels(&self) -> Vec<i64> {
+        sample_channels(self.dim, self.norm.map_or(1, |norm| norm.head_dim.max(1)))
+    }
+
     /// The convolution of some of the channels.
     pub fn of_channels(&self, channels: &[i64]) -> Conv1d {
         Conv1d { dim: channels.len() as i64, ..self.clone() }
@@ -135,11 +139,12 @@ mod tests {
 
     #[test]
     fn the_sample_has_both_ends_and_a_channel_past_the_grid() {
-        assert_eq!(sample_channels(1), [0]);
-        assert_eq!(sample_channels(2), [0, 1]);
-        assert_eq!(sample_channels(100), [0, 50, 99]);
-        assert_eq!(sample_channels(70_000), [0, 35_000, 65_536, 69_999]);
-        assert!(sample_channels(0).is_empty());
+        assert_eq!(sample_channels(1, 1), [0]);
+        assert_eq!(sample_channels(2, 1), [0, 1]);
+        assert_eq!(sample_channels(100, 1), [0, 50, 99]);
+        assert_eq!(sample_channels(70_000, 1), [0, 35_000, 65_536, 69_999]);
+        assert!(sample_channels(0, 1).is_empty());
+        assert_eq!(sample_channels(8, 2), [0, 1, 4, 5, 6, 7]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use causeway::{HostTensor, Result};
 use causeway_verify::oracle::Expected;
 use causeway_verify::oracle::causal_conv1d as oracle;
-use causeway_verify::suite::{channel_axis, gather, sample_channels};
+use causeway_verify::suite::{channel_axis, gather};
 
 use super::buffers::{Call, Inputs};
 
@@ -46,7 +46,7 @@ fn truths(inputs: &Inputs, call: Call) -> Result<(Vec<Truth>, Vec<i64>)> {
     let truth = |name, axis, expected| Truth { name, expected, axis };
     match inputs {
         Inputs::Conv1d(problem, tensors) => {
-            let channels = sample_channels(problem.dim);
+            let channels = problem.sample_channels();
             let part = problem.of_channels(&channels);
             let tensors = tensors.of_channels(&channels)?;
             let expected = match call {
