@@ -146,7 +146,9 @@ private:
                 float pre = bias[c];
 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], x[HALO + i - j][c], pre);
-                g[i][c] = exists ? activation_gradient<Problem::silu>(pre, g[i][c]) : 0.0f;
+                g[i][c] = activation_gradient<Problem::silu>(pre, g[i][c]);
+                // Not as a choice between two values, of which the compiler makes a branch for every row.
+                if (!exists) g[i][c] = 0.0f;
                 if (!counts) continue;
                 sums[WIDTH][c] += g[i][c];
 #pragma unroll
