@@ -236,7 +236,9 @@ impl Planner<'_> {
             return None;
         }
         let units = (batch as u64).checked_mul(pieces)?;
-        let cut = tiles::short_first(units, pieces, dim as u64, wave, u64::from(self.facts.multiprocessors));
+        let resident = tiles::short_first_resident(ragged, self.meets_states());
+        let multiprocessors = u64::from(self.facts.multiprocessors);
+        let cut = tiles::short_first(units, pieces, dim as u64, wave, multiprocessors, resident);
         let threads = (cut.own * cut.channels) as u32;
         let sums = cut.channels * self.sums_per_channel();
         Some(Launch {
@@ -248,7 +250,7 @@ impl Planner<'_> {
                 .flag("split", cut.parts > 1)
                 .int("weight_bytes", weight_access(&self.op.weight, 1)),
             threads,
-            resident: (tiles::SHORT_FIRST_RESIDENT as u32 / threads).min(16),
+            resident: (resident as u32 / threads).clamp(1, 16),
             cluster: 1,
             early: false,
             // Sums of each wave, and a flag.

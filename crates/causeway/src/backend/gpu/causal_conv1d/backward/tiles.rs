@@ -205,8 +205,11 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
 /// Threads of a multiprocessor that walk rows; more channels than such waves do not run at once.
 pub(super) const OVERFULL_THREADS: u32 = 640;
 
-/// Threads of a multiprocessor that the short channel-first kernel's registers allow.
-pub(super) const SHORT_FIRST_RESIDENT: u64 = 1024;
+/// Threads of a multiprocessor that the short channel-first kernel's registers allow. Ragged rows and states are masked and
+/// read by elements, for which 64 registers are one too few where the compiler builds for sm_80.
+pub(super) fn short_first_resident(ragged: bool, states: bool) -> u64 {
+    if ragged && states { 768 } else { 1024 }
+}
 
 /// Most threads of a block of the short channel-first kernel.
 pub(super) const SHORT_FIRST_THREADS: u64 = 1024;
@@ -235,12 +238,19 @@ pub(super) struct ShortFirst {
     pub parts: u64,
 }
 
-/// `dim` channels of `units` packets, `packets` of them in a row.
-pub(super) fn short_first(units: u64, packets: u64, dim: u64, wave: u64, multiprocessors: u64) -> ShortFirst {
+/// `dim` channels of `units` packets, `packets` of them in a row. `threads` of a multiprocessor are resident.
+pub(super) fn short_first(
+    units: u64,
+    packets: u64,
+    dim: u64,
+    wave: u64,
+    multiprocessors: u64,
+    threads: u64,
+) -> ShortFirst {
     /// Threads that read 4 KB side by side, which memory is good at.
     const NEIGHBOURS: u64 = 256;
     // Threads of a channel: one per packet, as far as all of them can be resident.
-    let room = multiprocessors * SHORT_FIRST_RESIDENT / dim;
+    let room = multiprocessors * threads / dim;
     let channels = |own: u64| (2 * wave / own).max(1);
     if units.next_power_of_two() <= room.min(SHORT_FIRST_THREADS).max(wave) {
         let own = units.next_power_of_two().max(wave);
@@ -251,8 +261,7 @@ pub(super) fn short_first(units: u64, packets: u64, dim: u64, wave: u64, multipr
     let sizes = (least.ilog2()..=most.ilog2()).map(|power| 1u64 << power);
     let cuts = sizes.map(|own| {
         let channels = channels(own);
-        let threads = own * channels;
-        let (resident, waves) = (SHORT_FIRST_RESIDENT / threads, threads / wave);
+        let (resident, waves) = ((threads / (own * channels)).max(1), own * channels / wave);
         let grid = Grid { multiprocessors, resident, waves, latency: 20 };
         let steps = |parts: u64| units.div_ceil(own * parts);
         let (time, parts) = grid.parts(dim.div_ceil(channels), (units / own).max(1), steps);
