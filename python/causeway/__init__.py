@@ -386,10 +386,11 @@ def install_lfm3():
 
 
 def patch_transformers(model):
-    """Gives the gated short convolutions of a model of `transformers` the fused operation: of LFM2, LFM2-MoE and LFM3.
+    """Gives modules of a model of `transformers` the fused operations: gated short convolutions and gated delta nets.
 
-    The modules keep their parameters; outputs and gradients are the same within rounding, since products with the gates stay in
-    float32. A call on a part of a model patches that part.
+    In LFM2, LFM2-MoE and LFM3, `causal_conv1d_gated`; in Qwen3-Next, Qwen3.5 and Qwen3.5-MoE, `causal_conv1d_qkv`, with the norms of
+    q and k. The modules keep their parameters; outputs and gradients are the same within rounding, since what lies between the
+    convolution and the gates or norms stays in float32. A call on a part of a model patches that part.
 
     Returns
     -------
@@ -404,9 +405,9 @@ def patch_transformers(model):
     --------
     >>> patched = causeway.patch_transformers(model)                     # doctest: +SKIP
     """
-    from causeway.drop_in import short_conv
+    from causeway.drop_in import patched
 
-    return short_conv.patch(model)
+    return patched.patch(model)
 
 
 def verify(

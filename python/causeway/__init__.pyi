@@ -3,7 +3,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, overload
 
 import causeway.drop_in.lfm3
-import causeway.drop_in.short_conv
+import causeway.drop_in.patched
 from causeway import _verify
 from causeway import drop_in as drop_in
 from causeway import kernels as kernels
@@ -305,7 +305,7 @@ def gemm_grad_ab(
 ) -> tuple[_Tensor, _Tensor]: ...
 def install_causal_conv1d() -> drop_in.Installed: ...
 def install_lfm3() -> drop_in.lfm3.Replaced: ...
-def patch_transformers(model: object) -> drop_in.short_conv.Patched: ...
+def patch_transformers(model: object) -> drop_in.patched.Patched: ...
 def verify(
     random: int = 1000,
     *,

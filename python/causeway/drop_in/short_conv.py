@@ -1,26 +1,28 @@
 """The gated short convolutions of models of `transformers`, LFM2 and LFM3, with Causeway's fused operation."""
 
 import sys
-import types
 
 import causeway
 
 # What a module has that computes `out_proj(C * conv(B * x))`, with B, C and x the thirds of `in_proj`.
 _PARTS = "in_proj", "conv", "out_proj", "layer_idx", "conv_kernel_size"
 
+CHILD = "conv"
 
-def _is_short_conv(module):
+
+def knows(module):
+    """Whether `forward` is one for a module."""
     kind = type(module)
     of_transformers = kind.__module__.startswith("transformers.models.lfm")
     return of_transformers and kind.__name__.endswith("ShortConv") and all(hasattr(module, name) for name in _PARTS)
 
 
-def _forward(self, hidden_states, past_key_values=None, attention_mask=None, seq_idx=None, **kwargs):
+def forward(self, hidden_states, past_key_values=None, attention_mask=None, seq_idx=None, **kwargs):
     """The module's own forward pass. Its convolution, both gates and all gradients are one launch each."""
     if past_key_values is not None and past_key_values.is_recording_past(self.layer_idx):
         # Such a cache keeps every position, for models that take tokens back.
         return type(self).forward(self, hidden_states, past_key_values, attention_mask, seq_idx=seq_idx, **kwargs)
-    hidden_states = _own(self).apply_mask_to_padding_states(hidden_states, attention_mask)
+    hidden_states = sys.modules[type(self).__module__].apply_mask_to_padding_states(hidden_states, attention_mask)
     packed = self.in_proj(hidden_states).transpose(-1, -2)
     weight, bias, state = self.conv.weight.squeeze(1), self.conv.bias, None
     if past_key_values is not None:
@@ -36,50 +38,3 @@ def _forward(self, hidden_states, past_key_values=None, attention_mask=None, seq
             B, _, x = packed[..., -self.conv_kernel_size :].chunk(3, dim=-2)
             past_key_values.update_conv_state(B * x, self.layer_idx, conv_kernel_size=self.conv_kernel_size)
     return self.out_proj(y.transpose(-1, -2))
-
-
-def _own(module):
-    """The module of transformers that a layer's class is from."""
-    return sys.modules[type(module).__module__]
-
-
-class Patched:
-    """What `patch_transformers` has done to a model. `remove` undoes it, and so does the end of a ``with`` block."""
-
-    def __init__(self, modules):
-        self._before = [(module, vars(module).get("forward")) for module in modules]
-        for module in modules:
-            # Parts of a model that is offloaded come to their device before the convolution's parameters are read.
-            hooks = getattr(_own(module), "force_accelerate_hooks", None)
-            module.forward = types.MethodType(_forward if hooks is None else hooks("conv")(_forward), module)
-
-    @property
-    def count(self):
-        """How many modules were given another forward pass."""
-        return len(self._before)
-
-    def remove(self):
-        """Gives the modules their own forward passes back. A second time does nothing."""
-        for module, before in self._before:
-            if before is None:
-                vars(module).pop("forward", None)
-            else:
-                module.forward = before
-        self._before = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.remove()
-
-
-def patch(model):
-    """See `causeway.patch_transformers`."""
-    modules = [module for module in model.modules() if _is_short_conv(module)]
-    if not modules:
-        raise ValueError(
-            f"model is a {type(model).__name__} without a gated short convolution: expected a model of LFM2, LFM2-MoE or "
-            "LFM3 from transformers 5.23; for the plain convolution of others, see causeway.install_causal_conv1d"
-        )
-    return Patched(modules)

@@ -1,0 +1,53 @@
+"""Modules of models of `transformers` that are given a forward pass of Causeway's; see `causeway.patch_transformers`."""
+
+import sys
+import types
+
+from causeway.drop_in import delta_net, short_conv
+
+# What knows a module, has its forward pass, and names the child whose parameters that reads by itself.
+_KINDS = short_conv, delta_net
+
+
+class Patched:
+    """What `patch_transformers` has done to a model. `remove` undoes it, and so does the end of a ``with`` block."""
+
+    def __init__(self, modules):
+        self._before = [(module, vars(module).get("forward")) for module, _ in modules]
+        for module, kind in modules:
+            # Parts of a model that is offloaded come to their device before the convolution's parameters are read.
+            hooks = getattr(sys.modules[type(module).__module__], "force_accelerate_hooks", None)
+            forward = kind.forward if hooks is None else hooks(kind.CHILD)(kind.forward)
+            module.forward = types.MethodType(forward, module)
+
+    @property
+    def count(self):
+        """How many modules were given another forward pass."""
+        return len(self._before)
+
+    def remove(self):
+        """Gives the modules their own forward passes back. A second time does nothing."""
+        for module, before in self._before:
+            if before is None:
+                vars(module).pop("forward", None)
+            else:
+                module.forward = before
+        self._before = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.remove()
+
+
+def patch(model):
+    """See `causeway.patch_transformers`."""
+    modules = [(module, kind) for module in model.modules() for kind in _KINDS if kind.knows(module)]
+    if not modules:
+        raise ValueError(
+            f"model is a {type(model).__name__} without a gated short convolution or a gated delta net: expected a model of LFM2, "
+            "LFM2-MoE, LFM3, Qwen3-Next, Qwen3.5 or Qwen3.5-MoE from transformers 5.23; for the plain convolution of others, see "
+            "causeway.install_causal_conv1d"
+        )
+    return Patched(modules)
