@@ -273,6 +273,20 @@ struct HeadAt {
     }
 };
 
+// Adds two numbers over the lanes of a group, in every lane. Even lanes add the one and odd lanes the other, in half the steps.
+template <int Lanes> CAUSEWAY_DEVICE void add_within(float& one, float& other) {
+    if constexpr (Lanes > 1) {
+        const auto of = [](float value, u32 distance) { return as_float(shuffle_within<Lanes>(as_bits(value), distance)); };
+        const bool odd = lane_index() % 2 != 0;
+        float own = (odd ? other : one) + of(odd ? one : other, 1);
+#pragma unroll
+        for (u32 distance = 2; distance < (u32)Lanes; distance *= 2) own += of(own, distance);
+        const float theirs = of(own, 1);
+        one = odd ? theirs : own;
+        other = odd ? own : theirs;
+    }
+}
+
 // The head that starts at channel `first`, at a position that is no padding: by all lanes of a wave together, or by one thread.
 template <class Problem, bool ByWave>
 CAUSEWAY_DEVICE HeadAt head_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 first, i64 position,

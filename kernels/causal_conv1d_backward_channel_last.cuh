@@ -20,6 +20,8 @@
 // Gates come through the ring too. The window holds products; the packets of x and B that they are made of wait in registers
 // for the sum that is finished, which gives dx and dB. dC is stored as its row is computed.
 //
+// With a norm, the lanes of a head add its squares and dy·u by shuffles, row by row.
+//
 // A chunk is computed without masks if its rows and prefetches all lie inside the segment and its window in one sequence. Other
 // chunks are masked.
 //
@@ -39,6 +41,7 @@ namespace causal_conv1d {
 //       static constexpr int channels;       of a packet
 //       static constexpr int stages;         of the ring
 //       static constexpr int weight_bytes;   see load_parameters
+//       static constexpr int head_lanes;     with a norm: threads of a head, which lie side by side in a wave
 //   };
 template <class Problem, class Tile> class ChannelLastBackward {
     using X = typename Problem::X;
@@ -307,11 +310,34 @@ private:
         }
     }
 
+    // The head of this thread's channels in a row, of which pre(c) is the sum of taps. All lanes of a head have the same rows.
+    template <class Pre> CAUSEWAY_DEVICE HeadAt head_of(const Pre& pre, const float (&d)[CHANNELS]) const {
+        float squares = 0.0f, projection = 0.0f;
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) {
+            const float u = activate<Problem>(pre(c));
+            squares = multiply_add(u, u, squares);
+            projection = multiply_add(d[c], u, projection);
+        }
+        add_within<Tile::head_lanes>(squares, projection);
+        const float inverse = inverse_root(squares + as_float(a.norm.eps));
+        return {inverse, projection * inverse};
+    }
+
     CAUSEWAY_DEVICE void unmasked_row(int p, const float (&d)[CHANNELS]) {
+        HeadAt head{};
+        if constexpr (Problem::norm) {
+            head = head_of([&](int c) {
+                float pre = bias[c];
+#pragma unroll
+                for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], window[(p + WIDTH - j) % WIDTH][c], pre);
+                return pre;
+            }, d);
+        }
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
             float pre = bias[c], forward_pre = bias[c];
-            if constexpr (Problem::silu) {
+            if constexpr (Problem::silu || Problem::norm) {
 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], window[(p + WIDTH - j) % WIDTH][c], pre);
             }
@@ -324,6 +350,8 @@ private:
             float g;
             if constexpr (Problem::C) {
                 g = gated_gradient(pre, forward_pre, d[c], c);
+            } else if constexpr (Problem::norm) {
+                g = head.template gradient<Problem>(a, pre, d[c]);
             } else {
                 g = activation_gradient<Problem::silu>(pre, d[c]);
             }
@@ -366,19 +394,28 @@ private:
                 }
             }
         }
+        const auto tap = [&](int c, int j) {
+            const float value = window[(p + WIDTH - j) % WIDTH][c];
+            if constexpr (!Problem::seq_idx) return value;
+            // A select, since 0 · NaN would be NaN.
+            return index < 0 || indices[HALO + p - j] != index ? 0.0f : value;
+        };
+        HeadAt head{};
+        if constexpr (Problem::norm) {
+            head = head_of([&](int c) {
+                float pre = bias[c];
+#pragma unroll
+                for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], tap(c, j), pre);
+                return pre;
+            }, d);
+        }
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
             float taps[WIDTH];
 #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) {
-                taps[j] = window[(p + WIDTH - j) % WIDTH][c];
-                if constexpr (Problem::seq_idx) {
-                    // A select, since 0 · NaN would be NaN.
-                    if (index < 0 || indices[HALO + p - j] != index) taps[j] = 0.0f;
-                }
-            }
+            for (int j = 0; j < WIDTH; ++j) taps[j] = tap(c, j);
             float pre = bias[c], forward_pre = bias[c];
-            if constexpr (Problem::silu) {
+            if constexpr (Problem::silu || Problem::norm) {
 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], taps[j], pre);
             }
@@ -389,11 +426,13 @@ private:
             float g;
             if constexpr (Problem::C) {
                 g = gated_gradient(pre, forward_pre, d[c], c);
+            } else if constexpr (Problem::norm) {
+                g = head.template gradient<Problem>(a, pre, d[c]);
             } else {
                 g = activation_gradient<Problem::silu>(pre, d[c]);
             }
             // Behind the row, pre may overflow, and a dy of 0 makes a NaN of that.
-            if (index < 0 || (Problem::silu && t >= (i32)a.seqlen)) g = 0.0f;
+            if (index < 0 || ((Problem::silu || Problem::norm) && t >= (i32)a.seqlen)) g = 0.0f;
             if (Problem::dC && index < 0) row_dc[c] = 0.0f;
             if (t < last) {
                 if constexpr (Problem::dbias) sums[WIDTH][c] += g;

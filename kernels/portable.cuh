@@ -91,6 +91,7 @@ unsigned char* shared_memory();
 void meet_block(Site site);
 void meet_wave(Site site);
 unsigned exchange(unsigned value, unsigned source_lane, Site site);
+unsigned exchange_within(unsigned value, unsigned lanes, unsigned distance, Site site);
 unsigned votes(bool predicate, Site site);
 void start_copy(unsigned shared_offset, const void* from, unsigned count, unsigned bytes);  // zeros after count
 void close_copies();
@@ -196,6 +197,19 @@ CAUSEWAY_DEVICE u32 shuffle(u32 value, u32 source CAUSEWAY_AND_SITE) {
     return (u32)__builtin_amdgcn_ds_bpermute((int)(source << 2), (int)value);
 #else
     return causeway_simulator::exchange(value, source, site);
+#endif
+}
+
+// The value that the lane whose number differs in the bits of `distance` passes. Lanes exchange in groups of `Lanes`, a power of two,
+// that lie beside each other; every lane of a group takes part, and groups of a wave need not meet. A kernel has one size of groups.
+template <int Lanes> CAUSEWAY_DEVICE u32 shuffle_within(u32 value, u32 distance CAUSEWAY_AND_SITE) {
+#if defined(CAUSEWAY_NVIDIA)
+    constexpr u32 GROUP = 0xffffffffu >> (32 - Lanes);
+    return __shfl_xor_sync(GROUP << (lane_index() & ~(Lanes - 1u)), value, (int)distance);
+#elif defined(CAUSEWAY_AMD)
+    return (u32)__builtin_amdgcn_ds_bpermute((int)((lane_index() ^ distance) << 2), (int)value);
+#else
+    return causeway_simulator::exchange_within(value, Lanes, distance, site);
 #endif
 }
 

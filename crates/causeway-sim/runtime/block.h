@@ -44,6 +44,7 @@ struct Fiber {
     Barrier* barrier = nullptr;  // what it waits for, if anything
     unsigned generation = 0;
     unsigned parity = 0;  // which of the two exchange slots the next exchange uses
+    unsigned group_parity = 0;  // the same of exchanges within groups of lanes
     bool done = false;
     std::vector<Copy> copies;   // under way
     unsigned closed_groups = 0;  // of copies
@@ -79,6 +80,7 @@ public:
             wave_barriers[w] = Barrier();
             wave_exited[w] = false;
         }
+        for (Barrier& group : group_barriers) group = Barrier();
         for (unsigned t = 0; t < threads; ++t) {
             fibers[t] = Fiber();
             prepare_context(fibers[t].context, stacks[t], entry);
@@ -114,6 +116,8 @@ public:
     Barrier wave_barriers[MAX_THREADS / 32];
     bool wave_exited[MAX_THREADS / 32] = {};
     unsigned slots[2][MAX_THREADS];
+    Barrier group_barriers[MAX_THREADS];
+    unsigned group_slots[2][MAX_THREADS];
     unsigned char* shared = nullptr;
     const Stacks stacks;
 };

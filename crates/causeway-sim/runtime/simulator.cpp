@@ -105,6 +105,16 @@ public:
         return slots[source];
     }
 
+    // The same within groups of lanes that lie beside each other, of which each is by itself.
+    unsigned exchange_within(unsigned value, unsigned lanes, unsigned distance, Site site) {
+        if (distance >= lanes) fail("shuffle at %s:%d reads a lane %u away in groups of %u", site.file, site.line, distance, lanes);
+        whole_wave(site);
+        unsigned* const slots = block->group_slots[block->fibers[current].group_parity ^= 1];
+        slots[current] = value;
+        wait(block->group_barriers[current / lanes], lanes, site, "shuffle");
+        return slots[current ^ distance];
+    }
+
     unsigned votes(bool predicate, Site site) {
         const unsigned* const slots = share(predicate, site, "vote");
         unsigned result = 0;
@@ -306,6 +316,9 @@ unsigned char* shared_memory() { return worker->block->shared; }
 void meet_block(Site site) { worker->meet_block(site); }
 void meet_wave(Site site) { worker->meet_wave(site); }
 unsigned exchange(unsigned value, unsigned source_lane, Site site) { return worker->exchange(value, source_lane, site); }
+unsigned exchange_within(unsigned value, unsigned lanes, unsigned distance, Site site) {
+    return worker->exchange_within(value, lanes, distance, site);
+}
 unsigned votes(bool predicate, Site site) { return worker->votes(predicate, site); }
 void start_copy(unsigned offset, const void* from, unsigned count, unsigned bytes) {
     worker->start_copy(offset, from, count, bytes);

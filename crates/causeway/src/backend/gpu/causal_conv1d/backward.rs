@@ -130,8 +130,9 @@ pub fn plan(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Opt
         return Ok(None);
     }
     let planner = Planner { op, sizes, facts };
-    let fast = || planner.channel_last().or_else(|| planner.channel_first());
-    let is_fast = sizes.width <= WIDEST && sizes.batch > 0 && sizes.seqlen > 0 && op.norm.is_none();
+    let first = || if op.norm.is_none() { planner.channel_first() } else { None };
+    let fast = || planner.channel_last().or_else(first);
+    let is_fast = sizes.width <= WIDEST && sizes.batch > 0 && sizes.seqlen > 0;
     let launch = is_fast.then(fast).flatten().unwrap_or_else(|| planner.general());
     Ok(Some(planner.finish(launch)))
 }

@@ -6,7 +6,7 @@ use tiles::{CheckedCall, LastTile, first_tile, last_tile};
 
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, PACKET, Strides2, Strides3,
-    Traffic, View, WIDEST, blocks_of, device_struct, kernel, layers, most_blocks, refuse_f64,
+    Traffic, View, WIDEST, blocks_of, device_struct, head_lanes, kernel, layers, most_blocks, refuse_f64,
     striding_blocks, takes_more_registers, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
@@ -188,7 +188,7 @@ impl Planner<'_> {
         let threads = (lanes * segments).max(self.facts.wave_size);
         let (lanes, segments) = (lanes.max(threads / segments), segments);
 
-        let head_lanes = self.head_lanes(channels, lanes)?;
+        let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;
 
         let channel_blocks = (across as u64).div_ceil(u64::from(lanes));
         let row_blocks = (seqlen as u64).div_ceil(u64::from(tile.rows * segments));
@@ -226,15 +226,6 @@ impl Planner<'_> {
         let constants =
             if self.op.norm.is_some() { constants.int("head_lanes", head_lanes) } else { constants };
         self.tiled(&CHANNEL_LAST, &geometry, constants, resident)
-    }
-
-    /// Threads that share a head's channels in the channel-last kernel, which lie side by side in a wave; 1 without a norm.
-    fn head_lanes(&self, channels: u32, lanes: u32) -> Option<u32> {
-        let Some(norm) = self.op.norm else { return Some(1) };
-        let (of_head, rest) = (norm.head_dim / i64::from(channels), norm.head_dim % i64::from(channels));
-        let most = i64::from(lanes.min(self.facts.wave_size));
-        let fits = rest == 0 && (1..=most).contains(&of_head) && (of_head as u64).is_power_of_two();
-        fits.then_some(of_head as u32)
     }
 
     fn channel_first(&self) -> Option<Plan> {

@@ -75,6 +75,15 @@ impl NormArguments {
     }
 }
 
+/// Threads that share a head, which lie side by side in a wave; 1 without a norm. `None` if packets of `channels` do not make
+/// heads that `most` threads hold.
+fn head_lanes(norm: Option<&HeadNorm>, channels: u32, most: u32) -> Option<u32> {
+    let Some(norm) = norm else { return Some(1) };
+    let (of_head, rest) = (norm.head_dim / i64::from(channels), norm.head_dim % i64::from(channels));
+    let fits = rest == 0 && (1..=i64::from(most)).contains(&of_head) && (of_head as u64).is_power_of_two();
+    fits.then_some(of_head as u32)
+}
+
 device_struct! {
     /// Divides by a number that is known before the launch: `quotient` in causal_conv1d.cuh.
     struct Divisor in "causal_conv1d" {

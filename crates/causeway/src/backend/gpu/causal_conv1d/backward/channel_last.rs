@@ -3,7 +3,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::super::{Constants, View, kernel, takes_more_registers, weight_access};
+use super::super::{Constants, View, head_lanes, kernel, takes_more_registers, weight_access};
 use super::tiles::{self, LastCall};
 use super::{BackwardArguments, Launch, Planner};
 use crate::causal_conv1d::Sizes;
@@ -28,7 +28,8 @@ impl Planner<'_> {
         let legal = streams.iter().map(|view| view.access(1)).min()? / element;
         let legal = legal.min(1 << (dim as u64).trailing_zeros().min(3));
         let elements_each = self.elements_per_multiprocessor();
-        let short = !self.is_gated() && tiles::is_short_last(width, elements_each, self.has_boundaries());
+        let plain = !self.is_gated() && self.op.norm.is_none();
+        let short = plain && tiles::is_short_last(width, elements_each, self.has_boundaries());
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);
         }
@@ -40,10 +41,14 @@ impl Planner<'_> {
             gated: self.is_gated(),
             takes_more_registers: takes_more_registers(self.facts),
         };
-        let tile = tiles::last(&call)?;
+        let tile = match &self.op.norm {
+            Some(norm) => tiles::last_of_heads(width, norm.head_dim, self.facts.wave_size),
+            None => tiles::last(&call)?,
+        };
         let channels = legal.min(tile.channels).min((tile.bytes / element).max(1));
         let across = (dim as u64).div_ceil(u64::from(channels));
         let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;
+        let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;
         let channel_groups = u32::try_from(across.div_ceil(u64::from(lanes))).ok()?;
 
         // Segments of about the length that lets the grid fill the device once.
@@ -77,6 +82,11 @@ impl Planner<'_> {
             .int("channels", channels)
             .int("stages", tile.stages)
             .int("weight_bytes", weight_access(&self.op.weight, channels));
+        let tile_constants = if self.op.norm.is_some() {
+            tile_constants.int("head_lanes", head_lanes)
+        } else {
+            tile_constants
+        };
         Some(Launch {
             kernel: &CHANNEL_LAST,
             tile: tile_constants,
