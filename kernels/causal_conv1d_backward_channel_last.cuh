@@ -164,7 +164,8 @@ private:
             if constexpr (HAS_BOUNDARIES) load_indices(t);
             const bool inside = t > first && t + (Ring::AHEAD + 1) * ROWS <= fetch_end;
             if (inside && (!HAS_BOUNDARIES || one_sequence(t))) {
-                chunk<true>(ring, t);
+                // With eight channels, what the compiler derives of t for both kinds of chunks at once is some registers too many.
+                chunk<true>(ring, CHANNELS > 4 ? opaque(t) : t);
             } else {
                 chunk<false>(ring, t);
             }

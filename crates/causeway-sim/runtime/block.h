@@ -16,7 +16,9 @@ struct Site {
     const char* file;
     int line;
 };
-inline bool same(const Site& a, const Site& b) { return a.line == b.line && strcmp(a.file, b.file) == 0; }
+inline bool same(const Site& a, const Site& b) {
+    return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
+}
 
 constexpr unsigned WAVE = CAUSEWAY_WAVE_SIZE;
 constexpr unsigned MAX_THREADS = 1024;

@@ -102,7 +102,7 @@ impl Compiler {
         let name = version.lines().next().unwrap_or_default().to_string();
         let compiler = Compiler { program, name, options, runtime, folder, identity, _temporary: temporary };
         if !compiler.runtime.exists() {
-            compiler.compile(RUNTIME, &["-c"], &compiler.runtime, "the simulator's runtime")?;
+            compiler.compile(RUNTIME, &["-c", "-O2"], &compiler.runtime, "the simulator's runtime")?;
         }
         Ok(compiler)
     }

@@ -42,7 +42,7 @@ impl Planner<'_> {
             takes_more_registers: takes_more_registers(self.facts),
         };
         let tile = match &self.op.norm {
-            Some(norm) => tiles::last_of_heads(width, norm.head_dim, self.facts.wave_size),
+            Some(norm) => tiles::last_of_heads(&call, norm.head_dim, element, self.facts.wave_size),
             None => tiles::last(&call)?,
         };
         let channels = legal.min(tile.channels).min((tile.bytes / element).max(1));

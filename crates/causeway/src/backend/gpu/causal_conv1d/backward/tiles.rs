@@ -144,10 +144,10 @@ pub(super) fn last(call: &LastCall) -> Option<LastTile> {
 }
 
 /// The tile for a call with a norm: packets so wide that a wave holds a head, and as many threads side by side.
-pub(super) fn last_of_heads(width: i64, head_dim: i64, wave: u32) -> LastTile {
+pub(super) fn last_of_heads(call: &LastCall, head_dim: i64, element: u32, wave: u32) -> LastTile {
     let wave = i64::from(wave);
     // Wider taps leave no registers for more.
-    let channels = if width > 4 {
+    let channels = if call.width > 4 {
         2
     } else if head_dim <= 4 * wave {
         4
@@ -155,7 +155,7 @@ pub(super) fn last_of_heads(width: i64, head_dim: i64, wave: u32) -> LastTile {
         8
     };
     let lanes = ((head_dim / channels) as u64).next_power_of_two().clamp(32, wave as u64) as u32;
-    let resident = if channels == 8 { 2 } else { 3 };
+    let resident = if channels == 8 || call.boundaries && element == 4 { 2 } else { 3 };
     LastTile { bytes: 16, channels: channels as u32, lanes, threads: 128, resident, stages: 2 }
 }
 
