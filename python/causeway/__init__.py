@@ -399,7 +399,7 @@ def patch_transformers(model):
 
     Raises
     ------
-    ValueError for a model without such a module.
+    ValueError for a model without such a module; RuntimeError if transformers is older than 5.23.
 
     Examples
     --------

@@ -6,7 +6,7 @@ from transformers_model import CONFIGS, COMMON
 
 import causeway
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", minversion="5.23")
 
 KINDS = "qwen3_next", "qwen3_5", "qwen3_5_moe"
 
@@ -105,3 +105,9 @@ def test_its_convolution_is_ours(monkeypatch):
 def test_an_activation_that_is_not_ours_is_left_alone():
     with pytest.raises(ValueError, match="without a gated short convolution or a gated delta net"):
         causeway.patch_transformers(_model("qwen3_5", hidden_act="gelu"))
+
+
+def test_other_caches_are_refused(monkeypatch):
+    monkeypatch.delattr(transformers.cache_utils.Cache, "is_recording_past")
+    with pytest.raises(RuntimeError, match="transformers is .*: expected 5.23 or later"):
+        causeway.patch_transformers(_model("qwen3_5"))

@@ -242,7 +242,7 @@ def test_module_loads_checkpoints_and_decodes():
 
 
 def _model(name):
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", minversion="5.23")
     if not hasattr(transformers, f"{name}Config"):
         pytest.skip(f"this transformers has no {name}")
     more = {"head_dim": 8} if name == "Lfm3" else {}

@@ -44,6 +44,9 @@ class Patched:
 def patch(model):
     """See `causeway.patch_transformers`."""
     modules = [(module, kind) for module in model.modules() for kind in _KINDS if kind.knows(module)]
+    if modules and not hasattr(sys.modules["transformers.cache_utils"].Cache, "is_recording_past"):
+        version = sys.modules["transformers"].__version__
+        raise RuntimeError(f"transformers is {version}, whose caches are others: expected 5.23 or later")
     if not modules:
         raise ValueError(
             f"model is a {type(model).__name__} without a gated short convolution or a gated delta net: expected a model of LFM2, "
