@@ -40,9 +40,22 @@ def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
     return tuple(results), joined
 
 
-def concatenate(tensors, axis):
-    """One behind the other."""
-    return np.concatenate(tensors, axis)
+def expect_all(*named):
+    """Every argument, in pairs with its name, is an array; a bias may be None."""
+    for name, value in named:
+        if not isinstance(value, np.ndarray) and (value is not None or name != "bias"):
+            raise TypeError(f"{name} is a {type(value).__name__}: expected a numpy.ndarray, as x is")
+
+
+def update_qkv(convolved, x, conv_state, before):
+    """q, k and v of new positions, by a function of those and the states in front of them. Shifts them into conv_state."""
+    if conv_state.dtype != x.dtype:
+        raise TypeError(f"conv_state has dtype {conv_state.dtype}: expected {x.dtype}, as x has")
+    state_len = conv_state.shape[-1]
+    results = convolved(x, conv_state[..., state_len - before :] if before else None)
+    if state_len:
+        conv_state[...] = np.concatenate((conv_state, x), -1)[..., -state_len:]
+    return results
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):

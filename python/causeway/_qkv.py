@@ -1,5 +1,6 @@
 """Query, key and value of a delta net; see the functions of `causeway`, which are these."""
 
+from numbers import Real
 from typing import Any, NamedTuple
 
 import causeway
@@ -45,8 +46,8 @@ def causal_conv1d_qkv(
 ):
     """Query, key and value of a gated delta net: a short convolution, SiLU, and an L2 norm over each head of q and k.
 
-    ``u = act(bias + weight * x)``; where there is a norm, ``u / sqrt(sum(u ** 2) + eps)`` over the channels of each head, in float32
-    up to the one rounding of the result.
+    ``u = act(bias + weight * x)``; where there is a norm, ``u / sqrt(sum(u ** 2) + eps)`` over the channels of each head (q times
+    ``scale``), in float32 up to the one rounding of the result. Call a delta rule with ``use_qk_l2norm_in_kernel=False`` then.
 
     Parameters
     ----------
@@ -61,9 +62,9 @@ def causal_conv1d_qkv(
     head_dim : int, or one each for q, k and v
         Channels of a head. q, k and v may have different numbers of heads.
     l2norm : any of "q", "k" and "v"
-        What is divided by its norm.
+        What is divided by its norm; an empty tuple for none.
     scale : float
-        Multiplies q, which has a norm then: usually ``head_dim ** -0.5``.
+        Multiplies q, which has a norm then. Leave it at 1 for a delta rule that scales q itself, as FLA's and transformers' do.
     eps : float
     activation : None, "silu" or "swish"
 
@@ -85,12 +86,13 @@ def causal_conv1d_qkv(
     >>> projection = torch.randn(2, 128, 3 * 64)                            # (batch, seqlen, channels)
     >>> sizes = 64, 64, 64
     >>> x, weight = projection.transpose(1, 2), torch.randn(192, 4)
-    >>> q, k, v = causeway.causal_conv1d_qkv(x, weight, sizes=sizes, head_dim=32, scale=32**-0.5)
+    >>> q, k, v = causeway.causal_conv1d_qkv(x, weight, sizes=sizes, head_dim=32)
     >>> q.shape
     torch.Size([2, 128, 2, 32])
     """
-    calls = causeway._calls(x[0] if type(x) is tuple else x)
-    options = _options(head_dim, l2norm, scale, eps, activation)
+    calls = _calls_of(x)
+    calls.expect_all(*(("x", one) for one in (x if type(x) is tuple else (x,))))
+    options = options_of(head_dim, l2norm, scale, eps, activation)
     given = x, weight, bias, initial_states
     sizes = _sizes(given, sizes)
     results, states = calls.causal_conv1d_qkv(given, sizes, options, (seq_idx, cu_seqlens), bool(return_final_states))
@@ -116,7 +118,7 @@ def causal_conv1d_qkv_update(
     ----------
     x : (batch, channels) or (batch, channels, seqlen)
     conv_state : (batch, channels, state_len), of x's dtype, state_len >= width-1
-        The last positions of x. New ones are shifted in.
+        The last positions of x. New ones are shifted in. It may not require a gradient.
     The other arguments : as in `causal_conv1d_qkv`
 
     Returns
@@ -130,35 +132,51 @@ def causal_conv1d_qkv_update(
     >>> weight, sizes = torch.randn(192, 4), (64, 64, 64)
     >>> q, k, v = causeway.causal_conv1d_qkv_update(torch.randn(2, 192), conv_state, weight, sizes=sizes, head_dim=32)
     """
-    calls = causeway._calls(x)
+    calls = _calls_of(x)
+    if type(x) is tuple:
+        raise TypeError("x is a tuple: expected one tensor of q, k and v, since conv_state is one")
+    calls.expect_all(("x", x), ("conv_state", conv_state), ("weight", weight), ("bias", bias))
+    if x.ndim not in (2, 3):
+        raise ValueError(f"x has shape {tuple(x.shape)}: expected (batch, channels) or (batch, channels, seqlen)")
+    if weight.ndim != 2:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}: expected (channels, width)")
     positions = x[..., None] if x.ndim == 2 else x
-    before, state_len = weight.shape[1] - 1, conv_state.shape[-1]
-    if conv_state.ndim != 3 or state_len < before:
+    before = weight.shape[1] - 1
+    if conv_state.ndim != 3 or conv_state.shape[-1] < before:
         found = tuple(conv_state.shape)
         raise ValueError(f"conv_state has shape {found}: expected (batch, channels, state_len), state_len {before} or more")
     if conv_state.shape[:2] != positions.shape[:2]:
         found, expected = tuple(conv_state.shape), tuple(positions.shape[:2])
-        raise ValueError(f"conv_state has shape {found}: expected {expected[0]} rows of {expected[1]} channels, as x has")
-    states = conv_state[..., state_len - before :] if before else None
-    results = causal_conv1d_qkv(
-        positions, weight, bias, None, states,
-        sizes=sizes, head_dim=head_dim, l2norm=l2norm, scale=scale, eps=eps, activation=activation,
-    )  # fmt: skip
-    if state_len:
-        kept = calls.concatenate((conv_state, positions), -1)
-        conv_state[...] = kept[..., kept.shape[-1] - state_len :]
+        raise ValueError(f"conv_state has shape {found}: expected {expected[0]} entries of {expected[1]} channels, as x has")
+
+    def convolved(positions, states):
+        return causal_conv1d_qkv(
+            positions, weight, bias, None, states,
+            sizes=sizes, head_dim=head_dim, l2norm=l2norm, scale=scale, eps=eps, activation=activation,
+        )  # fmt: skip
+
+    results = calls.update_qkv(convolved, positions, conv_state, before)
     return tuple(result[:, 0] for result in results) if x.ndim == 2 else results
 
 
-def _options(head_dim, l2norm, scale, eps, activation):
+def _calls_of(x):
+    """The calls for x's library."""
+    if isinstance(x, list) or (type(x) is tuple and len(x) != 3):
+        raise TypeError(f"x is a {type(x).__name__} of {len(x)}: expected one tensor, or a tuple of three, for q, k and v")
+    return causeway._calls(x[0] if type(x) is tuple else x)
+
+
+def options_of(head_dim, l2norm, scale, eps, activation):
     """head_dim and the option of each part."""
     dims = tuple(head_dim) if isinstance(head_dim, (tuple, list)) else (head_dim,) * 3
     if len(dims) != 3:
         raise ValueError(f"head_dim is {head_dim!r}: expected an int, or three of them")
     dims = [integer("head_dim", dim, 1) for dim in dims]
-    wrong = [name for name in l2norm if name not in NAMES]
-    if wrong:
-        raise ValueError(f'l2norm is {l2norm!r}: expected any of "q", "k" and "v"')
+    if not isinstance(l2norm, (tuple, list, set, frozenset, str)) or any(name not in NAMES for name in l2norm):
+        raise ValueError(f'l2norm is {l2norm!r}: expected a tuple of any of "q", "k" and "v", or () for no norm')
+    for name, value in (("scale", scale), ("eps", eps)):
+        if not isinstance(value, Real):
+            raise TypeError(f"{name} is {value!r}: expected a float")
     if scale != 1.0 and "q" not in l2norm:
         raise ValueError(f"scale is {scale!r}: it is part of the norm of q, which l2norm {l2norm!r} lacks")
     is_silu(activation)
@@ -178,14 +196,21 @@ def _sizes(given, sizes):
         if sizes is not None:
             raise ValueError(f"sizes is {sizes!r}, but x is three tensors, which have their own")
         return None
-    if sizes is None or len(sizes) != 3:
-        raise ValueError(f"sizes is {sizes!r}: expected the channels of q, k and v, which x has in one tensor")
-    sizes = tuple(integer("sizes", size, 0) for size in sizes)
+    sizes = three_sizes(sizes)
     for name, tensor, axis in zip(names, given, AXES):
-        if tensor is not None and (tensor.ndim <= axis or tensor.shape[axis] != sum(sizes)):
+        if isinstance(tensor, (tuple, list)):
+            raise TypeError(f"{name} is a {type(tensor).__name__}: expected one tensor, as x is, with q, k and v along its channels")
+        if tensor is not None and hasattr(tensor, "shape") and (tensor.ndim <= axis or tensor.shape[axis] != sum(sizes)):
             found, at = tuple(tensor.shape), "first" if axis == 0 else "second"
             raise ValueError(f"{name} has shape {found}: expected {sum(sizes)} channels along its {at} axis, the sum of sizes {sizes}")
     return sizes
+
+
+def three_sizes(sizes):
+    """The channels of q, k and v, checked."""
+    if not isinstance(sizes, (tuple, list)) or len(sizes) != 3:
+        raise ValueError(f"sizes is {sizes!r}: expected the channels of q, k and v, which x has in one tensor")
+    return tuple(integer("sizes", size, 0) for size in sizes)
 
 
 def parts_of(given, sizes, options):

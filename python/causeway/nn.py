@@ -13,6 +13,7 @@ from causeway import (
 from causeway._activation import is_silu
 from causeway._gated import parts
 from causeway._integer import integer
+from causeway._qkv import options_of, three_sizes
 
 __all__ = ["CausalConv1d", "GatedShortConv", "QKVShortConv"]
 
@@ -236,8 +237,8 @@ class GatedShortConv(torch.nn.Module):
 class QKVShortConv(torch.nn.Module):
     """Query, key and value of a gated delta net from one projection: short convolution, SiLU, and L2 norms of the heads of q and k.
 
-    The parameters have the names and shapes of ``Conv1d(channels, channels, kernel_size, groups=channels)`` over the channels of q, k
-    and v, as transformers' Qwen3-Next has them: ``conv.weight`` (channels, 1, kernel_size).
+    The weight, ``conv.weight`` (channels, 1, kernel_size) over the channels of q, k and v, has the shape of the ``conv1d.weight`` of
+    transformers' Qwen3.5 and Qwen3-Next. (The projection of the latter goes by groups of heads, and has to be put in this order first.)
 
     Parameters
     ----------
@@ -251,7 +252,7 @@ class QKVShortConv(torch.nn.Module):
 
     Examples
     --------
-    >>> conv = causeway.nn.QKVShortConv((64, 64, 128), 32, 4, scale=32**-0.5)
+    >>> conv = causeway.nn.QKVShortConv((64, 64, 128), 32, 4)
     >>> q, k, v = conv(torch.randn(2, 128, 256))              # (batch, seqlen, channels)
     >>> v.shape
     torch.Size([2, 128, 4, 32])
@@ -278,8 +279,11 @@ class QKVShortConv(torch.nn.Module):
         dtype=None,
     ):
         super().__init__()
+        self.sizes = three_sizes(sizes)
+        for name, size, (dim, _) in zip("qkv", self.sizes, options_of(head_dim, l2norm, scale, eps, activation)):
+            if size % dim:
+                raise ValueError(f"sizes is {sizes!r}: expected channels of {name} in heads of {dim}")
         self.conv = CausalConv1d(sum(sizes), kernel_size, bias=bias, activation=activation, device=device, dtype=dtype)
-        self.sizes = tuple(sizes)
         self.options = {"sizes": self.sizes, "head_dim": head_dim, "l2norm": tuple(l2norm), "scale": scale, "eps": eps}
 
     def forward(self, packed, state=None, *, seq_idx=None, cu_seqlens=None, return_state=False):
@@ -301,10 +305,10 @@ class QKVShortConv(torch.nn.Module):
         )
 
     def step(self, packed, state):
-        """q, k and v of one or more new positions packed (batch, n, channels); changes state. Without gradients."""
+        """q, k and v of a new position packed (batch, channels), or of several (batch, n, channels); changes state. No gradients."""
         conv = self.conv
         return causal_conv1d_qkv_update(
-            packed.transpose(1, 2),
+            packed.transpose(1, 2) if packed.ndim == 3 else packed,
             state,
             conv.weight.squeeze(1),
             conv.bias,

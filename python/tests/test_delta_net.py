@@ -103,7 +103,7 @@ def test_its_convolution_is_ours(monkeypatch):
 
 
 def test_an_activation_that_is_not_ours_is_left_alone():
-    with pytest.raises(ValueError, match="without a gated short convolution or a gated delta net"):
+    with pytest.raises(ValueError, match="without a gated short convolution, or a gated delta net with SiLU"):
         causeway.patch_transformers(_model("qwen3_5", hidden_act="gelu"))
 
 
@@ -111,3 +111,38 @@ def test_other_caches_are_refused(monkeypatch):
     monkeypatch.delattr(transformers.cache_utils.Cache, "is_recording_past")
     with pytest.raises(RuntimeError, match="transformers is .*: expected 5.23 or later"):
         causeway.patch_transformers(_model("qwen3_5"))
+
+
+def test_a_model_is_patched_once():
+    model = _model("qwen3_5")
+    with causeway.patch_transformers(model):
+        with pytest.raises(RuntimeError, match="model is patched already"):
+            causeway.patch_transformers(model)
+    with causeway.patch_transformers(model) as patched:
+        assert patched.count == 1
+    with pytest.raises(TypeError, match="model is a str: expected a torch.nn.Module"):
+        causeway.patch_transformers("qwen")
+
+
+def test_a_forward_pass_that_accelerate_calls():
+    # What accelerate makes of a module whose parameters it moves.
+    model, tokens = _model("qwen3_5"), _tokens("cpu")
+    layer = next(module for module in model.modules() if type(module).__name__.endswith("GatedDeltaNet"))
+    layer._hf_hook, layer._old_forward, moved = object(), layer.forward, []
+    layer.forward = lambda *given, **more: moved.append(1) or layer._old_forward(*given, **more)
+    with torch.no_grad():
+        expected, before = model(input_ids=tokens).logits, layer._old_forward
+        with causeway.patch_transformers(model):
+            assert layer._old_forward != before
+            torch.testing.assert_close(model(input_ids=tokens).logits, expected, atol=2e-5, rtol=1e-3)
+    assert moved == [1, 1] and layer._old_forward == before
+
+
+def test_one_tap(device):
+    model, tokens = _model("qwen3_5", linear_conv_kernel_dim=1).to(device), _tokens(device)
+    with torch.no_grad():
+        whole = model(input_ids=tokens).logits
+        with causeway.patch_transformers(model):
+            cache = model(input_ids=tokens[:, :9], use_cache=True).past_key_values
+            rest = model(input_ids=tokens[:, 9:], past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(rest, whole[:, 9:], atol=2e-4, rtol=1e-3)

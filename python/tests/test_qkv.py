@@ -150,12 +150,66 @@ def test_autocast():
         ({"head_dim": 5}, ValueError, "channels in heads of 5"),
         ({"head_dim": 0}, ValueError, "head_dim is 0"),
         ({"l2norm": ("w",)}, ValueError, "l2norm is"),
+        ({"l2norm": True}, ValueError, "expected a tuple of any of"),
+        ({"scale": None}, TypeError, "scale is None: expected a float"),
+        ({"sizes": 44}, ValueError, "sizes is 44: expected the channels"),
+        ({"weight": (1, 2, 3)}, TypeError, "weight is a tuple: expected one tensor, as x is"),
+        ({"weight": draw(CHANNELS, 3, grad=False).numpy()}, TypeError, "weight is a ndarray: expected a torch.Tensor"),
+        ({"x": [1, 2, 3]}, TypeError, "x is a list of 3: expected one tensor, or a tuple of three"),
+        ({"x": ()}, TypeError, "x is a tuple of 0: expected one tensor, or a tuple of three"),
         ({"l2norm": ("k",), "scale": 0.5}, ValueError, "scale is 0.5"),
         ({"eps": 0.0}, ValueError, "norm has eps 0e0"),
         ({"activation": "relu"}, NotImplementedError, "activation is 'relu'"),
     ],
 )
 def test_errors_say_what_is_allowed(change, error, words):
-    x, weight = draw(2, CHANNELS, 5), draw(CHANNELS, 3)
+    given = {"x": draw(2, CHANNELS, 5), "weight": draw(CHANNELS, 3), "sizes": SIZES, "head_dim": HEADS}
     with pytest.raises(error, match=words):
-        causeway.causal_conv1d_qkv(x, weight, **{"sizes": SIZES, "head_dim": HEADS, **change})
+        causeway.causal_conv1d_qkv(**{**given, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"x": torch.zeros(CHANNELS)}, ValueError, r"x has shape \(44,\): expected \(batch, channels\)"),
+        ({"x": (torch.zeros(2, 4),) * 3}, TypeError, "x is a tuple: expected one tensor"),
+        ({"conv_state": None}, TypeError, "conv_state is a NoneType: expected a torch.Tensor"),
+        ({"conv_state": torch.zeros(2, CHANNELS, 2, dtype=torch.float64)}, TypeError, "expected torch.float32, as x has"),
+        ({"conv_state": torch.zeros(2, CHANNELS, 2).requires_grad_()}, RuntimeError, "pass conv_state.detach"),
+        ({"conv_state": torch.zeros(3, CHANNELS, 2)}, ValueError, "expected 2 entries of 44 channels"),
+        ({"conv_state": torch.zeros(2, CHANNELS, 1)}, ValueError, "state_len 2 or more"),
+        ({"weight": torch.zeros(CHANNELS)}, ValueError, r"weight has shape \(44,\): expected \(channels, width\)"),
+    ],
+)
+def test_errors_of_update_say_what_is_allowed(change, error, words):
+    given = {"x": torch.zeros(2, CHANNELS), "conv_state": torch.zeros(2, CHANNELS, 2), "weight": torch.zeros(CHANNELS, 3)}
+    with pytest.raises(error, match=words):
+        causeway.causal_conv1d_qkv_update(**{**given, "sizes": SIZES, "head_dim": HEADS, **change})
+
+
+def test_update_records_no_graph():
+    x, weight, state = draw(2, CHANNELS), draw(CHANNELS, 3), torch.zeros(2, CHANNELS, 2, dtype=torch.float64)
+    results = causeway.causal_conv1d_qkv_update(x, state, weight, sizes=SIZES, head_dim=HEADS)
+    assert not state.requires_grad and not any(result.requires_grad for result in results)
+    assert torch.equal(state[..., 1], x.detach())
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (((8, 8), 4, 4), ValueError, "expected the channels of q, k and v"),
+        ((8, 4, 4), ValueError, "expected the channels of q, k and v"),
+        (((8, 8, 10), 4, 4), ValueError, "expected channels of v in heads of 4"),
+    ],
+)
+def test_a_module_is_checked_when_it_is_made(given, error, words):
+    with pytest.raises(error, match=words):
+        causeway.nn.QKVShortConv(*given)
+
+
+def test_a_module_takes_one_position():
+    conv = causeway.nn.QKVShortConv(SIZES, HEADS, 4)
+    packed = draw(2, CHANNELS, dtype=torch.float32, grad=False)
+    states = conv.new_state(2), conv.new_state(2)
+    for one, other in zip(conv.step(packed, states[0]), conv.step(packed[:, None], states[1])):
+        assert torch.equal(one, other[:, 0])

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from causeway import kernels
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
-from causeway._torch.eager import is_compiling, is_watched
+from causeway._torch.eager import expect_all, is_compiling, is_watched
 from causeway._torch.gated import causal_conv1d_gated_packed
 from causeway._torch.gemm import gemm, gemm_grad_a, gemm_grad_ab, gemm_grad_b
 from causeway._torch.operators import write
-from causeway._torch.qkv import causal_conv1d_qkv, concatenate
+from causeway._torch.qkv import causal_conv1d_qkv, update_qkv
 
 __all__ = [
     "Tensor",
@@ -24,13 +24,14 @@ __all__ = [
     "causal_conv1d_qkv",
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
-    "concatenate",
+    "expect_all",
     "gemm",
     "gemm_grad_a",
     "gemm_grad_ab",
     "gemm_grad_b",
     "is_compiling",
     "is_watched",
+    "update_qkv",
     "write",
 ]
 

@@ -81,6 +81,13 @@ def expect_tensors(table, *tensors):
             expect_tensor(name, value)
 
 
+def expect_all(*named):
+    """As `expect_tensors`, of pairs of a name and an argument. A bias may be None."""
+    for name, value in named:
+        if value is not None or name != "bias":
+            expect_tensor(name, value)
+
+
 def expect_tensor(name, value):
     """An argument is a tensor of PyTorch's, and not nested."""
     if not isinstance(value, torch.Tensor):

@@ -9,7 +9,19 @@ from causeway._torch.conv1d import causal_conv1d_fn, is_watched_gradient
 from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct
 from causeway._torch.operators import backward_results
 
-concatenate = torch.cat
+
+def update_qkv(convolved, x, conv_state, before):
+    """q, k and v of new positions, by a function of those and the states in front of them. Shifts them into conv_state."""
+    if conv_state.requires_grad:
+        raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
+    if conv_state.dtype != x.dtype and autocast_dtype(x) is None:
+        raise TypeError(f"conv_state has dtype {conv_state.dtype}: expected {x.dtype}, as x has")
+    state_len = conv_state.shape[-1]
+    with torch.no_grad():
+        results = convolved(x, conv_state[..., state_len - before :] if before else None)
+        if state_len:
+            conv_state.copy_(torch.cat((conv_state, x), -1)[..., -state_len:])
+    return results
 
 
 def _compute(given, sizes, options, indices, returns_states):
@@ -77,7 +89,7 @@ def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
         parts = parts_of(given, sizes, options)
     tensors = [tensor for part in parts for tensor in part.inputs(*indices)]
     direct = not is_compiling() and is_direct(*tensors) and not parts[0].x.is_nested
-    needs_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    needs_gradient = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
     if direct and needs_gradient and sizes is not None:
         results, states = _Packed.apply(sizes, options, returns_states, *given, *indices), None
         if returns_states:

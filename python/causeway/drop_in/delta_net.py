@@ -31,7 +31,7 @@ def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwarg
         state = cache_params.get_conv_state(self.layer_idx, state_idx=0)
         recurrent = cache_params.get_recurrent_state(self.layer_idx, state_idx=0)
     x, z, b, a = _projections(self, hidden_states)
-    q, k, v = _convolved(self, x, state, cache_params, kwargs.get("seq_idx"))
+    q, k, v = _convolved(self, x, hidden_states.shape[1], state, cache_params, kwargs.get("seq_idx"))
 
     is_step = recurrent is not None and hidden_states.shape[1] == 1
     rule = own.torch_recurrent_gated_delta_rule if is_step else own.torch_chunk_gated_delta_rule
@@ -64,7 +64,7 @@ def _projections(self, hidden_states):
     return (q.flatten(2), k.flatten(2), v.flatten(2)), z, b, a
 
 
-def _convolved(self, x, state, cache, seq_idx):
+def _convolved(self, x, seqlen, state, cache, seq_idx):
     """q, k and v, (batch, seqlen, heads, head_dim) each, q and k divided by their norms. Changes the cache."""
     sizes, taps = (self.key_dim, self.key_dim, self.value_dim), self.conv_kernel_size
     options = {"head_dim": (self.head_k_dim, self.head_k_dim, self.head_v_dim), "activation": self.activation}
@@ -73,7 +73,7 @@ def _convolved(self, x, state, cache, seq_idx):
     # The cache keeps as many positions as there are taps; it wants no others.
     last = [part[:, -taps:].transpose(1, 2) for part in (x if separate else (x,))] if cache is not None else []
     last = cat(last, 1) if last else None
-    if state is not None and last.shape[-1] == 1:
+    if state is not None and seqlen == 1:
         return causeway.causal_conv1d_qkv_update(last, state, weight, bias, sizes=sizes, **options)
     initial_states = None if state is None else state[..., 1:].to(last.dtype)
     if separate:
