@@ -113,6 +113,14 @@ def test_other_caches_are_refused(monkeypatch):
         causeway.patch_transformers(_model("qwen3_5"))
 
 
+def test_a_forward_pass_with_other_parameters_is_refused(monkeypatch):
+    model = _model("qwen3_5")
+    kind = next(type(module) for module in model.modules() if type(module).__name__.endswith("GatedDeltaNet"))
+    monkeypatch.setattr(kind, "forward", lambda self, hidden_states, memory=None: None)
+    with pytest.raises(RuntimeError, match="GatedDeltaNet has the parameter memory, which Causeway does not know"):
+        causeway.patch_transformers(model)
+
+
 def test_a_model_is_patched_once():
     model = _model("qwen3_5")
     with causeway.patch_transformers(model):

@@ -251,7 +251,7 @@ def _model(name):
     config = getattr(transformers, f"{name}Config")(
         vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, layer_types=["conv", "full_attention", "conv"], bos_token_id=1, eos_token_id=None,
-        pad_token_id=0, **more,
+        pad_token_id=0, initializer_range=0.2, **more,
     )  # fmt: skip
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config).eval()

@@ -19,19 +19,21 @@ def knows(module):
     return ours and module.activation in ("silu", "swish")
 
 
-def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
+def forward(self, hidden_states, cache=None, attention_mask=None, cache_params=None, **kwargs):
     """The module's own forward pass. The norms of q and k are computed with their convolution, and not by the delta rule."""
-    if cache_params is not None and cache_params.is_recording_past(self.layer_idx):
+    # Until transformers 5.24, the cache is cache_params.
+    cache = cache_params if cache is None else cache
+    if cache is not None and cache.is_recording_past(self.layer_idx):
         # Such a cache keeps every position, for models that take tokens back.
-        return type(self).forward(self, hidden_states, cache_params, attention_mask, **kwargs)
+        return type(self).forward(self, hidden_states, cache, attention_mask, **kwargs)
     own = sys.modules[type(self).__module__]
     hidden_states = own.apply_mask_to_padding_states(hidden_states, attention_mask)
     state = recurrent = None
-    if cache_params is not None:
-        state = cache_params.get_conv_state(self.layer_idx, state_idx=0)
-        recurrent = cache_params.get_recurrent_state(self.layer_idx, state_idx=0)
+    if cache is not None:
+        state = cache.get_conv_state(self.layer_idx, state_idx=0)
+        recurrent = cache.get_recurrent_state(self.layer_idx, state_idx=0)
     x, z, b, a = _projections(self, hidden_states)
-    q, k, v = _convolved(self, x, hidden_states.shape[1], state, cache_params, kwargs.get("seq_idx"))
+    q, k, v = _convolved(self, x, hidden_states.shape[1], state, cache, kwargs.get("seq_idx"))
 
     is_step = recurrent is not None and hidden_states.shape[1] == 1
     rule = own.torch_recurrent_gated_delta_rule if is_step else own.torch_chunk_gated_delta_rule
@@ -43,13 +45,13 @@ def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwarg
         g=-self.A_log.float().exp() * F.softplus(a.float() + self.dt_bias),
         beta=b.sigmoid(),
         initial_state=recurrent,
-        output_final_state=cache_params is not None,
+        output_final_state=cache is not None,
         use_qk_l2norm_in_kernel=False,
         cu_seqlens=kwargs.pop("cu_seq_lens_q", None),
         **kwargs,
     )
-    if cache_params is not None:
-        cache_params.update_recurrent_state(recurrent, self.layer_idx)
+    if cache is not None:
+        cache.update_recurrent_state(recurrent, self.layer_idx)
     out = self.norm(out.reshape(-1, self.head_v_dim), z.reshape(-1, self.head_v_dim))
     return self.out_proj(out.reshape(*hidden_states.shape[:2], -1))
 

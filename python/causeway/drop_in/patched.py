@@ -1,5 +1,6 @@
 """Modules of models of `transformers` that are given a forward pass of Causeway's; see `causeway.patch_transformers`."""
 
+import inspect
 import sys
 import types
 import weakref
@@ -66,6 +67,19 @@ def patch(model):
     if not hasattr(sys.modules["transformers.cache_utils"].Cache, "is_recording_past"):
         version = sys.modules["transformers"].__version__
         raise RuntimeError(f"transformers is {version}, whose caches are others: expected 5.23 or later")
+    for module, kind in modules:
+        _expect_parameters(module, kind)
     if any(module in _patched for module, _ in modules):
         raise RuntimeError("model is patched already: call remove() of what causeway.patch_transformers gave then")
     return Patched(modules)
+
+
+def _expect_parameters(module, kind):
+    """Ours would not notice a parameter that it does not know."""
+    unknown = inspect.signature(type(module).forward).parameters.keys() - inspect.signature(kind.forward).parameters.keys()
+    if unknown:
+        version, name = sys.modules["transformers"].__version__, type(module).__name__
+        raise RuntimeError(
+            f"transformers is {version}, where forward of {name} has the parameter {min(unknown)}, which Causeway does not know: "
+            "expected 5.23 or 5.24; update Causeway"
+        )

@@ -17,24 +17,26 @@ def knows(module):
     return of_transformers and kind.__name__.endswith("ShortConv") and all(hasattr(module, name) for name in _PARTS)
 
 
-def forward(self, hidden_states, past_key_values=None, attention_mask=None, seq_idx=None, **kwargs):
+def forward(self, hidden_states, cache=None, attention_mask=None, seq_idx=None, past_key_values=None, **kwargs):
     """The module's own forward pass. Its convolution, both gates and all gradients are one launch each."""
-    if past_key_values is not None and past_key_values.is_recording_past(self.layer_idx):
+    # Until transformers 5.24, the cache is past_key_values.
+    cache = past_key_values if cache is None else cache
+    if cache is not None and cache.is_recording_past(self.layer_idx):
         # Such a cache keeps every position, for models that take tokens back.
-        return type(self).forward(self, hidden_states, past_key_values, attention_mask, seq_idx=seq_idx, **kwargs)
+        return type(self).forward(self, hidden_states, cache, attention_mask, seq_idx=seq_idx, **kwargs)
     hidden_states = sys.modules[type(self).__module__].apply_mask_to_padding_states(hidden_states, attention_mask)
     packed = self.in_proj(hidden_states).transpose(-1, -2)
     weight, bias, state = self.conv.weight.squeeze(1), self.conv.bias, None
-    if past_key_values is not None:
-        state = past_key_values.get_conv_state(self.layer_idx, state_idx=0)
+    if cache is not None:
+        state = cache.get_conv_state(self.layer_idx, state_idx=0)
     if state is not None and packed.shape[-1] == 1:
         B, C, x = packed.chunk(3, dim=-2)
         y = causeway.causal_conv1d_gated_update(B, x, C, state, weight, bias)
     else:
         initial_states = None if state is None else state[..., 1:].to(packed.dtype)
         y = causeway.causal_conv1d_gated_packed(packed, weight, bias, seq_idx, initial_states, order="BCx")
-        if past_key_values is not None:
+        if cache is not None:
             # The cache keeps as many positions as there are taps; it wants no others.
             B, _, x = packed[..., -self.conv_kernel_size :].chunk(3, dim=-2)
-            past_key_values.update_conv_state(B * x, self.layer_idx, conv_kernel_size=self.conv_kernel_size)
+            cache.update_conv_state(B * x, self.layer_idx, conv_kernel_size=self.conv_kernel_size)
     return self.out_proj(y.transpose(-1, -2))
