@@ -8,9 +8,10 @@ travels back:
     rank 1           [ end of x_0 | x_1 ]              forward: halos go right
     rank 2                   [ end of x_1 | x_2 ]      backward: their gradients go left
 
-Each call sends (batch, dim, w-1) elements to one neighbour, whatever the length. The kernel of the whole slice does not wait for
+Each call sends (batch, dim, w-1) elements to one neighbour, whatever the length. The kernel of a large slice does not wait for
 them: while they travel, it computes without the halo, and then the first w-1 outputs are computed again, or, in backward, the
-last w-1 gradients of x. A slice of fewer than 2 (w-1) positions waits for its halo, of which it may have to pass on a part.
+last w-1 gradients of x. A small slice waits: two launches more would take the host longer than the halo travels. So does one of
+fewer than 2 (w-1) positions, which may have to pass on a part of its halo.
 """
 
 import torch
@@ -32,29 +33,38 @@ _TABLE = Table(_native.causal_conv1d_forward)
 _NEXT_INDEX = -2
 
 
+# Bytes of x from which a slice computes while its halo travels. A pass over so many takes a GPU some 0.05 ms.
+_OVERLAP_BYTES = 2**27
+
 # What has been sent and may not have left yet, with its memory.
 _pending = []
 
 
 class _Ring:
-    """This rank's neighbours."""
+    """This rank's neighbours, by their ranks in the group."""
 
     def __init__(self, group):
-        self.group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        neighbour = lambda rank: dist.get_global_rank(group or dist.group.WORLD, rank)  # noqa: E731
-        self.previous = neighbour(self.rank - 1) if self.rank > 0 else None
-        self.next = neighbour(self.rank + 1) if self.rank + 1 < self.size else None
+        if group is None:
+            # None if there is no default group, which get_rank says.
+            group = dist.group.WORLD or dist.get_rank()
+        if not isinstance(group, dist.ProcessGroup):
+            raise ValueError(f"group is {group!r}: expected a process group that this process is a rank of")
+        self.group, self.rank, self.size = group, group.rank(), group.size()
+        self.previous = self.rank - 1 if self.rank > 0 else None
+        self.next = self.rank + 1 if self.rank + 1 < self.size else None
+
+    # Messages go through the group's own methods: the functions of torch.distributed check again what is known here, which takes
+    # the host as long as the message.
 
     def send(self, tensor, rank):
         """Starts to send; the tensor is kept until it has left."""
         tensor = tensor.contiguous()
         _pending[:] = [(work, kept) for work, kept in _pending if not work.is_completed()]
-        _pending.append((dist.isend(tensor, rank, group=self.group), tensor))
+        _pending.append((self.group.send([tensor], rank, 0), tensor))
 
     def receive(self, tensor, rank):
         """Starts to receive; a function waits for it, in the order of the current stream, and gives the tensor."""
-        work = dist.irecv(tensor, rank, group=self.group)
+        work = self.group.recv([tensor], rank, 0)
         return lambda: (work.wait(), tensor)[1]
 
     def lengths(self, x):
@@ -143,6 +153,10 @@ class _Part:
         least = 2 * self.count
         return (not self.continues or self.first >= least) and (self.finished or self.last >= least)
 
+    def waits(self, x):
+        """Whether a long slice waits for its halo. With indices, halo and slice could only be joined by a copy."""
+        return self.seq_idx is None and x.nbytes < _OVERLAP_BYTES
+
     def receive_halo(self, x):
         """Starts to receive the halo and its indices; the first rank has none."""
         if self.ring.previous is None:
@@ -197,12 +211,17 @@ class _Part:
     def forward(self, weights, x, given, residual, wants_final):
         """y, final states, the halo and its indices."""
         count = self.count
-        received = self.receive_halo(x)
         if not self.is_long():
-            return self.forward_behind(weights, x, given, residual, *received())
+            return self.forward_behind(weights, x, given, residual, *self.receive_halo(x)())
         # Nobody reads a tail behind the end of a last sequence, however short.
         tail = x[..., -count:] if x.shape[-1] >= count else x.new_zeros(self.halo_shape)
+        # Messages of a group may follow each other on one stream: what arrives must not hold back what leaves.
         self.send_tail(tail, None if self.seq_idx is None else self.seq_idx[:, -count:].clamp(min=-1))
+        received = self.receive_halo(x)
+        if self.waits(x):
+            halo, index = received()
+            states = self.states(x, halo, given)
+            return *weights.forward(x, states, None, self.cu_seqlens, residual, wants_final), halo, index
         # What lacks the halo here is computed again.
         states = None if self.continues and self.cu_seqlens is None else self.own_states(x, given)
         y, final_states = weights.forward(x, states, self.seq_idx, self.cu_seqlens, residual, wants_final)
@@ -239,14 +258,10 @@ class _Part:
 
     def backward(self, weights, x, given, halo, index, dy, dfinal_states, exchanges):
         """The gradients of x, weight, bias and given states; `exchanges` says whether those of halos travel."""
-        count, ring = self.count, self.ring
-        received = lambda: None  # noqa: E731
-        if exchanges and ring.next is not None:
-            received = ring.receive(x.new_empty(self.halo_shape), ring.next)
+        count = self.count
         if not self.is_long():
-            *gradients, dstates, dhalo = self.backward_behind(
-                weights, x, given, halo, index, dy, dfinal_states, received()
-            )
+            dtail = self.receive_gradient(x, exchanges)()
+            *gradients, dstates, dhalo = self.backward_behind(weights, x, given, halo, index, dy, dfinal_states, dtail)
             self.send_gradient(dhalo, x, exchanges)
             return *gradients, self.gradient_of_given(dstates, given)
 
@@ -257,6 +272,11 @@ class _Part:
                 # Initial states carry the first position's index.
                 states = torch.where((index == self.seq_idx[:, :1])[:, None], halo, 0)
         self.send_gradient(None if head is None else head[3], x, exchanges)
+        received = self.receive_gradient(x, exchanges)
+        if self.waits(x):
+            dfinal_states = self.joined_gradients(x, dfinal_states, received())
+            *gradients, dstates = weights.backward(x, dy, states, None, self.cu_seqlens, dfinal_states)
+            return *gradients, self.gradient_of_given(dstates, given)
         dx, dweight, dbias, dstates = weights.backward(
             x, dy, states, self.seq_idx, self.cu_seqlens, dfinal_states
         )
@@ -292,13 +312,7 @@ class _Part:
 
     def backward_behind(self, weights, x, given, halo, index, dy, dfinal_states, dtail):
         """As `backward`, where the call waits for the gradient of its final states; the gradients of its states and of the halo."""
-        if dtail is not None and not self.finished:
-            if self.cu_seqlens is None:
-                dfinal_states = dtail
-            else:
-                if dfinal_states is None:
-                    dfinal_states = x.new_zeros(len(self.rows), *dtail.shape[1:])
-                dfinal_states = torch.cat([dfinal_states[:-1], dtail])
+        dfinal_states = self.joined_gradients(x, dfinal_states, dtail)
         if self.seq_idx is None or halo is None:
             states = self.states(x, halo, given)
             *gradients, dstates = weights.backward(x, dy, states, self.seq_idx, self.cu_seqlens, dfinal_states)
@@ -306,6 +320,22 @@ class _Part:
         whole, indices, dwhole = self.joined(halo, index, x, dy)
         dx, *gradients, _ = weights.backward(whole, dwhole, None, indices, None, dfinal_states)
         return dx[..., self.count :], *gradients, None, dx[..., : self.count]
+
+    def joined_gradients(self, x, dfinal_states, dtail):
+        """The gradients of the call's final states, of which the next rank has sent the last one."""
+        if dtail is None or self.finished:
+            return dfinal_states
+        if self.cu_seqlens is None:
+            return dtail
+        if dfinal_states is None:
+            dfinal_states = x.new_zeros(len(self.rows), *dtail.shape[1:])
+        return torch.cat([dfinal_states[:-1], dtail])
+
+    def receive_gradient(self, x, exchanges):
+        """Starts to receive the gradient of the tail; the last rank has none."""
+        if not exchanges or self.ring.next is None:
+            return lambda: None
+        return self.ring.receive(x.new_empty(self.halo_shape), self.ring.next)
 
     def send_gradient(self, dhalo, x, exchanges):
         """Sends the rank before the gradient of the halo that came from there, be it read or not."""

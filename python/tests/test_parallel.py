@@ -69,9 +69,11 @@ class Mailboxes:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["channel-first", "channel-last"])
+@pytest.mark.parametrize("overlap_bytes", [0, 2**62])
 @pytest.mark.parametrize("kind", ["plain", "states", "some-indices", "long-sequences", "cu_seqlens"])
-def test_ranks_in_threads(device, dtype, layout, kind, monkeypatch):
+def test_ranks_in_threads(device, dtype, layout, kind, overlap_bytes, monkeypatch):
     """Slices of a hundred positions and more on one device, in the layouts and dtypes that kernels are made for."""
+    monkeypatch.setattr(causeway.parallel, "_OVERLAP_BYTES", overlap_bytes)
     monkeypatch.syspath_prepend(WORKER.parent)
     from parallel_worker import call, make
 
@@ -142,6 +144,14 @@ def test_errors_come_before_messages(change, error, words, monkeypatch):
     arguments = dict(x=torch.zeros(2, 3, 7), weight=torch.zeros(3, 4)) | change
     with pytest.raises(error, match=words):
         causeway.parallel.causal_conv1d_fn(**arguments)
+
+
+def test_a_group_without_this_process():
+    x, weight = torch.zeros(2, 3, 7), torch.zeros(3, 4)
+    with pytest.raises(ValueError, match="group is .*: expected a process group that this process is a rank of"):
+        causeway.parallel.causal_conv1d_fn(x, weight, group=dist.GroupMember.NON_GROUP_MEMBER)
+    with pytest.raises(ValueError, match="process group has not been initialized"):
+        causeway.parallel.causal_conv1d_fn(x, weight)
 
 
 def test_one_rank_is_an_ordinary_call(tmp_path):
