@@ -33,8 +33,9 @@ _TABLE = Table(_native.causal_conv1d_forward)
 _NEXT_INDEX = -2
 
 
-# Bytes of x from which a slice computes while its halo travels. A pass over so many takes a GPU some 0.05 ms.
-_OVERLAP_BYTES = 2**27
+# Bytes of x from which a slice computes while its halo travels: where a pass over x takes a GPU longer than the launches and
+# messages of a step take the host.
+_OVERLAP_BYTES = 2**29
 
 # What has been sent and may not have left yet, with its memory.
 _pending = []

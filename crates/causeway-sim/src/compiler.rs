@@ -22,7 +22,13 @@ const CANDIDATES: &[&str] =
 /// What every translation unit is compiled with. Contraction is off because a GPU's compiler may fuse what is
 /// written as a product and a sum, but a kernel may not depend on it; fused operations are written as such.
 const OPTIONS: &[&str] =
-    &["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"];
+    &["-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"];
+
+/// How far a kernel is optimised. Cases of convolutions are so small that an optimiser takes five times as long as it saves; a
+/// product multiplies a million pairs.
+fn optimisation(entry: &str) -> &'static str {
+    if entry.starts_with("gemm") { "-O1" } else { "-O0" }
+}
 
 /// A C++ compiler, and the simulator's own half, compiled once.
 pub(crate) struct Compiler {
@@ -102,7 +108,7 @@ impl Compiler {
         let name = version.lines().next().unwrap_or_default().to_string();
         let compiler = Compiler { program, name, options, runtime, folder, identity, _temporary: temporary };
         if !compiler.runtime.exists() {
-            compiler.compile(RUNTIME, &["-c", "-O2"], &compiler.runtime, "the simulator's runtime")?;
+            compiler.compile(RUNTIME, &["-c"], &compiler.runtime, "the simulator's runtime")?;
         }
         Ok(compiler)
     }
@@ -120,7 +126,7 @@ impl Compiler {
             name: self.name.clone(),
             file: file.display().to_string(),
             digest: digest.unwrap_or_else(|error| format!("unknown: {error}")),
-            options: self.options.clone(),
+            options: [&["-O0 (products: -O1)".to_string()], &self.options[..]].concat(),
         }
     }
 
@@ -131,7 +137,7 @@ impl Compiler {
 
     /// The command that makes a shared object, without its source and its result.
     pub fn command(&self) -> Vec<String> {
-        let mut words = vec![self.program.display().to_string()];
+        let mut words = vec![self.program.display().to_string(), "-O1".to_string()];
         words.extend(self.options.iter().cloned());
         words.extend([
             "-shared".to_string(),
@@ -146,13 +152,15 @@ impl Compiler {
         short(&blake3::Hasher::new().update(self.identity.as_bytes()).update(text.as_bytes()).finalize())
     }
 
-    /// Makes a shared object of one unit's text, which stays beside it: debuggers and coverage reports show it.
-    pub fn shared_object(&self, text: &str, to: &Path, what: &str) -> Result<()> {
+    /// Makes a shared object of one unit's text, which stays beside it: debuggers and coverage reports show it. `entry` is
+    /// the first of its kernels.
+    pub fn shared_object(&self, text: &str, to: &Path, entry: &str) -> Result<()> {
         let source = to.with_extension("cpp");
         causeway::files::write_bytes(&source, text.as_bytes())
             .map_err(|error| file_error(&source.display().to_string(), &std::io::Error::other(error)))?;
         let runtime = self.runtime.display().to_string();
-        self.start(&source, &["-shared", "-Wl,-Bsymbolic", &runtime], to, what)
+        let extra = ["-shared", "-Wl,-Bsymbolic", &runtime];
+        self.start(&source, optimisation(entry), &extra, to, entry)
     }
 
     /// Compiles the last of `files`.
@@ -164,15 +172,16 @@ impl Compiler {
             source = stage.path().join(name);
             std::fs::write(&source, text).map_err(failed)?;
         }
-        self.start(&source, extra, to, what)
+        self.start(&source, "-O2", extra, to, what)
     }
 
     /// Runs the compiler; the result appears under its name only when it is complete.
-    fn start(&self, source: &Path, extra: &[&str], to: &Path, what: &str) -> Result<()> {
+    fn start(&self, source: &Path, level: &str, extra: &[&str], to: &Path, what: &str) -> Result<()> {
         let failed = |error: std::io::Error| file_error(&self.folder.display().to_string(), &error);
         let stage = tempfile::tempdir_in(&self.folder).map_err(failed)?;
         let output = stage.path().join("unit.out");
         let result = Command::new(&self.program)
+            .arg(level)
             .args(&self.options)
             .arg(source)
             .args(extra)
