@@ -111,7 +111,6 @@ impl Operation {
     fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let names: &[&str] = match self.entry.chooses {
             Chooses::Convolution => &["silu", "round_products", "head_dim", "eps", "scale"],
-            Chooses::Step => &["silu", "round_products"],
             Chooses::Algorithm => &["algorithm"],
             Chooses::Nothing => &[],
         };

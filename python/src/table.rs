@@ -26,8 +26,6 @@ pub enum Choice {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Chooses {
     Convolution,
-    /// That of an update, which has no norm.
-    Step,
     Algorithm,
     Nothing,
 }
@@ -81,10 +79,6 @@ macro_rules! entries {
         let Choice::Convolution(activation, rounds, norm) = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named(activation, rounds, norm, $read, $write)
     }};
-    (@call $operation:ty, Step, $choice:ident, $read:expr, $write:expr) => {{
-        let Choice::Convolution(activation, rounds, _) = $choice else { unreachable!("read as the operation's") };
-        <$operation>::from_named(activation, rounds, $read, $write)
-    }};
     (@call $operation:ty, $kind:ident, $choice:ident, $read:expr, $write:expr) => {{
         let Choice::$kind(choice) = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named(choice, $read, $write)
@@ -93,7 +87,7 @@ macro_rules! entries {
 entries! {
     causal_conv1d_forward: Forward<'_>, Convolution, &[], &[("final_states", "final_states_out")];
     causal_conv1d_backward: Backward<'_>, Convolution, &[], &[];
-    causal_conv1d_update: Update<'_>, Step, &[("y", "out")], &[("y", "out")];
+    causal_conv1d_update: Update<'_>, Convolution, &[("y", "out")], &[("y", "out")];
     causal_conv1d_varlen_states: VarlenStates<'_>, Nothing, &[], &[];
     gemm: gemm::Forward<'_>, Algorithm, MATRICES, MATRICES;
     gemm_grad_a: gemm::GradA<'_>, Algorithm, MATRICES, MATRICES;
@@ -112,14 +106,9 @@ impl Entry {
         other_name(self.said, name)
     }
 
-    /// Whether the operation is a convolution, with the options of one.
-    fn convolves(&self) -> bool {
-        matches!(self.chooses, Chooses::Convolution | Chooses::Step)
-    }
-
     /// The option by the name that it has for people; None for a name that Python has the error for.
     pub fn named_choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
-        if !self.convolves() {
+        if self.chooses != Chooses::Convolution {
             return self.choice(option).map(Some);
         }
         let (activation, rounds, norm) = self.options(option)?;
@@ -136,7 +125,7 @@ impl Entry {
     /// An option of calls that are not computed.
     pub fn any_choice(&self) -> Choice {
         match self.chooses {
-            Chooses::Convolution | Chooses::Step => Choice::Convolution(Activation::None, false, None),
+            Chooses::Convolution => Choice::Convolution(Activation::None, false, None),
             Chooses::Algorithm => Choice::Algorithm(Algorithm::Exact),
             Chooses::Nothing => Choice::None,
         }
@@ -145,7 +134,7 @@ impl Entry {
     /// The option as kernels take it: whether there is SiLU, or the name of an algorithm.
     pub fn choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Choice> {
         Ok(match self.chooses {
-            Chooses::Convolution | Chooses::Step => {
+            Chooses::Convolution => {
                 let (silu, rounds, norm) = self.options(option)?;
                 let silu = silu.extract().map_err(|_| wrong_option("silu", &silu, "True or False"))?;
                 let activation = if silu { Activation::Silu } else { Activation::None };
@@ -167,7 +156,7 @@ impl Entry {
         option: &Bound<'py, PyAny>,
     ) -> PyResult<(Bound<'py, PyAny>, bool, Option<HeadNorm>)> {
         let Ok(tuple) = option.cast_exact::<PyTuple>() else { return Ok((option.clone(), false, None)) };
-        if tuple.len() == 2 || self.chooses == Chooses::Step {
+        if tuple.len() == 2 {
             let (activation, rounds) = tuple.extract()?;
             return Ok((activation, rounds, None));
         }

@@ -118,6 +118,8 @@ pub struct Update {
     pub c: bool,
     /// Products with gates are rounded to the dtype.
     pub round_products: bool,
+    /// The activation is divided by its norm over heads.
+    pub norm: Option<HeadNorm>,
     /// With conv_state_indices: twice as many state rows as entries, in mixed order, every third entry padding.
     pub conv_state_indices: bool,
     /// What x and conv_state hold.
@@ -439,6 +441,7 @@ impl Problem {
                 let gates = GATES.into_iter().zip([u.b, u.c]);
                 options.extend(gates.filter(|(_, given)| *given).map(|(name, _)| name.to_string()));
                 options.extend(u.round_products.then(|| "round_products".into()));
+                options.extend(u.norm.map(|norm| format!("norm {norm}")));
                 options.extend((u.weight_dtype != u.dtype).then(|| format!("weight {}", u.weight_dtype)));
                 options.extend((u.values != Values::Uniform).then(|| format!("values {}", u.values)));
             }

@@ -350,6 +350,7 @@ impl Update {
         causal_conv1d::Update::from_named(
             self.activation,
             self.round_products,
+            self.norm,
             |name| inputs.view(name),
             |name| results.take(name),
         )
