@@ -259,6 +259,8 @@ pub(super) struct Conv1dRow {
     round_products: bool,
     norm: Option<Named<HeadNorm>>,
     #[serde(default)]
+    together: bool,
+    #[serde(default)]
     given: Given,
     seq_idx: Option<Vec<(i64, i32)>>,
     cu_seqlens: Option<CuSeqlensRow>,
@@ -330,6 +332,7 @@ impl Row for Conv1dRow {
             activation: self.activation.0,
             round_products: self.round_products,
             norm,
+            together: self.together,
             given: self.given.0.clone(),
             seq_idx: self.seq_idx.clone().map(|runs| SeqIdx { runs }),
             cu_seqlens,
@@ -399,6 +402,7 @@ impl Row for ParityRow {
             activation: self.activation.0,
             round_products: false,
             norm: None,
+            together: false,
             given: self.given.0.clone(),
             seq_idx: None,
             cu_seqlens: None,
@@ -440,6 +444,8 @@ pub(super) struct UpdateRow {
     #[serde(default)]
     round_products: bool,
     norm: Option<Named<HeadNorm>>,
+    #[serde(default)]
+    together: bool,
     values: Option<Named<Values>>,
     #[serde(default)]
     memory: Memory,
@@ -484,6 +490,7 @@ impl Row for UpdateRow {
             c: self.c,
             round_products: self.round_products,
             norm,
+            together: self.together,
             values,
             memory: self.memory.clone(),
         }))
@@ -542,6 +549,8 @@ pub(super) struct GemmRow {
     algorithm: Named<Algorithm>,
     layout: Named<MatrixLayout>,
     output_layout: Option<Named<MatrixLayout>>,
+    #[serde(default)]
+    together: bool,
     values: Option<Named<Values>>,
     #[serde(default)]
     memory: Memory,
@@ -566,6 +575,7 @@ impl Row for GemmRow {
             algorithm: self.algorithm.0,
             layout: self.layout.0,
             output_layout: self.output_layout.unwrap_or(self.layout).0,
+            together: self.together,
             values,
             memory: self.memory.clone(),
         }))

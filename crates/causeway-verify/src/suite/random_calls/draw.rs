@@ -127,6 +127,7 @@ impl Space {
         } else {
             gates(random, &mut table);
         }
+        flags(random, &mut table, &["together"], 8);
         // Half of the calls are plain; the others have what tells sequences apart in every combination.
         if random.once_in(2) {
             flags(random, &mut table, &states, 2);
@@ -194,6 +195,7 @@ impl Space {
     fn update(&self, random: &mut Random) -> Table {
         let mut table = self.common(random);
         flags(random, &mut table, &["cache_seqlens", "conv_state_indices"], 2);
+        flags(random, &mut table, &["together"], 8);
         if random.once_in(6) {
             norm(random, &mut table);
         } else {
