@@ -2,14 +2,14 @@
 
 use causeway::causal_conv1d::{Activation, Backward, Forward, HeadNorm, Update, VarlenStates};
 use causeway::gemm::{self, Algorithm};
-use causeway::operation::{Argument, Operation as _};
+use causeway::operation::{Argument, MOST, Operation as _};
 use causeway::{TensorMut, TensorRef};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::call::{Place, run};
+use crate::call::{Place, Together, run};
 use crate::error::{Renamed, exception};
 use crate::tensor::Tensor;
 
@@ -39,6 +39,16 @@ type Compute = for<'a> fn(
     Option<&Place<'_, '_>>,
 ) -> PyResult<()>;
 
+/// One of several calls that are made together.
+pub struct Part<'a> {
+    pub choice: Choice,
+    pub read: [Option<TensorRef<'a>>; MOST],
+    pub written: [Option<TensorMut<'a>>; MOST],
+}
+
+/// What computes several calls together.
+type ComputeTogether = for<'a> fn(&mut [Part<'a>], &Place<'_, '_>) -> PyResult<()>;
+
 /// An operation.
 pub struct Entry {
     pub name: &'static str,
@@ -49,6 +59,8 @@ pub struct Entry {
     /// What errors call arguments whose name is another one there.
     pub said: Renamed,
     pub compute: Compute,
+    /// Where an operation has calls of several.
+    pub compute_together: Option<ComputeTogether>,
 }
 
 const MATRICES: Renamed =
@@ -69,17 +81,29 @@ macro_rules! entries {
                     |_| read.next().copied().flatten(), |_| written.next().and_then(Option::take));
                 run(&mut call, place, $said)
             },
+            compute_together: entries!(@together $operation, $choice, $said),
         },)*];
     };
-    (@call $operation:ty, Nothing, $choice:ident, $read:expr, $write:expr) => {{
+    (@together $operation:ty, Convolution, $said:expr) => {
+        Some(|parts, place| {
+            let calls = parts.iter_mut().map(|Part { choice, read, written }| {
+                let (mut read, mut written) = (read.iter(), written.iter_mut());
+                entries!(@call $operation, Convolution, *choice,
+                    |_| read.next().copied().flatten(), |_| written.next().and_then(Option::take))
+            });
+            run(&mut Together(calls.collect()), Some(place), $said)
+        })
+    };
+    (@together $operation:ty, $kind:ident, $said:expr) => { None };
+    (@call $operation:ty, Nothing, $choice:expr, $read:expr, $write:expr) => {{
         let Choice::None = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named($read, $write)
     }};
-    (@call $operation:ty, Convolution, $choice:ident, $read:expr, $write:expr) => {{
+    (@call $operation:ty, Convolution, $choice:expr, $read:expr, $write:expr) => {{
         let Choice::Convolution(activation, rounds, norm) = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named(activation, rounds, norm, $read, $write)
     }};
-    (@call $operation:ty, $kind:ident, $choice:ident, $read:expr, $write:expr) => {{
+    (@call $operation:ty, $kind:ident, $choice:expr, $read:expr, $write:expr) => {{
         let Choice::$kind(choice) = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named(choice, $read, $write)
     }};
