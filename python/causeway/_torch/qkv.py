@@ -39,11 +39,11 @@ def _room(x):
 def _heads(y, head_dim):
     """(batch, heads, head_dim), or with seqlen as its second axis, of a result that has channels as the second."""
     y = (y if y.ndim == 2 else y.transpose(1, 2)).contiguous()
-    return y.unflatten(-1, (y.shape[-1] // head_dim, head_dim))
+    return y.view(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
 
 
 def _compute(parts, sizes, indices, returns_states):
-    """Results of the convolution, and final states, in one tensor where there are sizes."""
+    """q, k and v, and final states, in one tensor where there are sizes."""
     states, rooms = None, (None,) * 3
     if returns_states and sizes is not None:
         # Kernels write to its parts.
@@ -56,10 +56,9 @@ def _compute(parts, sizes, indices, returns_states):
     found = _native.causal_conv1d_forward.run_together([
         (part.inputs(*indices), kernel_option(part.option), (_room(part.x), room)) for part, room in zip(parts, rooms)
     ])  # fmt: skip
-    if not returns_states:
-        return found, (None,) * 3
-    ys, found = zip(*found)
-    return ys, found if sizes is None else states
+    ys, found = zip(*found) if returns_states else (found, (None,) * 3)
+    heads = tuple(_heads(y, part.head_dim) for y, part in zip(ys, parts))
+    return heads, found if states is None else states
 
 
 class _Together(torch.autograd.Function):
@@ -71,10 +70,10 @@ class _Together(torch.autograd.Function):
         ctx.sizes, ctx.options = sizes, options
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        ys, states = _compute(parts_of(_given(tensors[:-2], sizes), sizes, options), sizes, tensors[-2:], returns_states)
+        results, states = _compute(parts_of(_given(tensors[:-2], sizes), sizes, options), sizes, tensors[-2:], returns_states)
         if not returns_states:
-            return tuple(ys)
-        return (*ys, states) if sizes is not None else (*ys, *states)
+            return results
+        return (*results, states) if sizes is not None else (*results, *states)
 
     @staticmethod
     def backward(ctx, dq, dk, dv, *dstates):
@@ -88,7 +87,7 @@ class _Together(torch.autograd.Function):
             dstates = split(*dstates, 1, sizes) if dstates else dstates
         calls = []
         for part, place, dy, dstate in zip(parts, places, dys, dstates or (None,) * 3):
-            dy = torch.zeros_like(part.x) if dy is None else dy
+            dy = torch.zeros_like(part.x) if dy is None else dy.flatten(2).transpose(1, 2)
             inputs = part.x, part.weight, part.bias, dy, part.initial_states, seq_idx, cu_seqlens, dstate
             outputs = place.x, place.weight, place.bias, place.initial_states, None, None
             calls.append((inputs, kernel_option(part.option), outputs))
@@ -133,14 +132,13 @@ def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
         flat = given if sizes is not None else [one for three in given for one in three or (None,) * 3]
         results = _Together.apply(sizes, options, returns_states, *flat, *indices)
         if returns_states:
-            ys, states = results[:3], results[3] if sizes is not None else results[3:]
-        else:
-            ys = results
+            results, states = results[:3], results[3] if sizes is not None else results[3:]
     elif direct:
-        ys, states = _compute(parts, sizes, indices, returns_states)
+        results, states = _compute(parts, sizes, indices, returns_states)
     else:
         ys = [causal_conv1d_fn(part.inputs(*indices), part.option, returns_states, None, True) for part in parts]
         if returns_states:
             ys, states = zip(*ys)
             states = states if sizes is None else torch.cat(states, 1)
-    return tuple(_heads(y, part.head_dim) for y, part in zip(ys, parts)), states
+        results = tuple(_heads(y, part.head_dim) for y, part in zip(ys, parts))
+    return results, states
