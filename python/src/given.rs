@@ -1,7 +1,7 @@
 //! What a call was given for each argument of its operation, and the way from there to its results.
 
 use causeway::operation::MOST;
-use causeway::{DType, Location, TensorMut, TensorRef};
+use causeway::{DType, Location};
 use pyo3::Borrowed;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -10,7 +10,7 @@ use pyo3::types::{PyEllipsis, PyTuple};
 use crate::call::Place;
 use crate::operation::Operation;
 use crate::results::{Library, Sizes};
-use crate::table::{Choice, Part};
+use crate::table::{Choice, Part, Read, Written};
 use crate::tensor::{First, Named, Tensor};
 use crate::torch::Torch;
 
@@ -221,10 +221,7 @@ impl<'a, 'py> Given<'a, 'py> {
     ///
     /// # Safety
     /// As for `call`, as long as the views are used.
-    unsafe fn views<'t>(
-        &self,
-        tensors: &Tensors,
-    ) -> PyResult<([Option<TensorRef<'t>>; MOST], [Option<TensorMut<'t>>; MOST])> {
+    unsafe fn views<'t>(&self, tensors: &Tensors) -> PyResult<(Read<'t>, Written<'t>)> {
         let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
         let first_output = self.operation.inputs;
         for (at, tensor) in tensors.iter().enumerate() {

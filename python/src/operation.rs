@@ -32,6 +32,9 @@ pub struct Argument {
     needs: Option<&'static str>,
 }
 
+/// Inputs, option and outputs of a call, as `run` takes them.
+type Asked<'py> = (Bound<'py, PyTuple>, Bound<'py, PyAny>, Option<Bound<'py, PyTuple>>);
+
 /// An operation of the library.
 #[pyclass(frozen, module = "causeway._native")]
 pub struct Operation {
@@ -145,10 +148,7 @@ impl Operation {
 
     /// Computes several calls that know nothing of each other, at most three, on a GPU in one launch where that can be; gives the
     /// results of each.
-    fn run_together<'py>(
-        &self,
-        calls: Vec<(Bound<'py, PyTuple>, Bound<'py, PyAny>, Option<Bound<'py, PyTuple>>)>,
-    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    fn run_together<'py>(&self, calls: Vec<Asked<'py>>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         if calls.len() > MOST_TOGETHER {
             let found = calls.len();
             return Err(PyValueError::new_err(format!("{found} calls: expected {MOST_TOGETHER} at most")));

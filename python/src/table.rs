@@ -39,11 +39,15 @@ type Compute = for<'a> fn(
     Option<&Place<'_, '_>>,
 ) -> PyResult<()>;
 
+/// Views of inputs, and of outputs, in the order of the table.
+pub type Read<'a> = [Option<TensorRef<'a>>; MOST];
+pub type Written<'a> = [Option<TensorMut<'a>>; MOST];
+
 /// One of several calls that are made together.
 pub struct Part<'a> {
     pub choice: Choice,
-    pub read: [Option<TensorRef<'a>>; MOST],
-    pub written: [Option<TensorMut<'a>>; MOST],
+    pub read: Read<'a>,
+    pub written: Written<'a>,
 }
 
 /// What computes several calls together.
