@@ -1,6 +1,5 @@
 """Query, key and value of a delta net; see the functions of `causeway`, which are these."""
 
-from functools import lru_cache
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -186,20 +185,6 @@ def _calls_of(x):
 
 def options_of(head_dim, l2norm, scale, eps, activation):
     """head_dim and the option of each part."""
-    try:
-        # A layer asks with the same words in every call.
-        return _known_options(head_dim, l2norm, scale, eps, activation)
-    except TypeError:
-        # A list has no hash, and what has no meaning gets its words.
-        return _options_of(head_dim, l2norm, scale, eps, activation)
-
-
-@lru_cache(maxsize=256, typed=True)
-def _known_options(*given):
-    return _options_of(*given)
-
-
-def _options_of(head_dim, l2norm, scale, eps, activation):
     dims = tuple(head_dim) if isinstance(head_dim, (tuple, list)) else (head_dim,) * 3
     if len(dims) != 3:
         raise ValueError(f"head_dim is {head_dim!r}: expected an int, or three of them")
