@@ -208,7 +208,7 @@ def main():
         where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
         about = {"device": where, "torch": torch.__version__, "causeway": causeway.__version__, "microseconds": found}
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(about | vars(arguments), file, indent=1)
+            json.dump(vars(arguments) | about, file, indent=1)
 
 
 if __name__ == "__main__":
