@@ -110,11 +110,95 @@ template <class Problem> CAUSEWAY_DEVICE float activate_gated(float pre, float f
 // ---- norms ---------------------------------------------------------------------------------------------------------
 // y = scale · u / √(Σ u² + eps) of u = act(pre), over the channels of each head.
 
+
 // The sum of a number of each lane of the wave, in every lane; all lanes take part.
 CAUSEWAY_DEVICE float add_over_wave(float value) {
 #pragma unroll
     for (u32 distance = WAVE_SIZE / 2; distance > 0; distance /= 2) value += shuffle(value, lane_index() ^ distance);
     return value;
+}
+
+// Squares are added as a tree, neighbouring channels first, whatever a thread has of a head: so every kernel that has all of it in a
+// wave gives y the same bits.
+
+// a² + b² of neighbours.
+CAUSEWAY_DEVICE float add_squares(float a, float b) { return multiply_add(b, b, multiply_rn(a, a)); }
+
+// Σ u² over the channels of a head, of which `Lanes` threads side by side have `Channels` each, in every thread; all lanes of the
+// wave take part. Both are powers of two.
+template <int Lanes, int Channels> CAUSEWAY_DEVICE float squares_of_head(const float (&u)[Channels]) {
+    float sums[Channels];
+    u32 distance = 1;
+    if constexpr (Channels > 1) {
+#pragma unroll
+        for (int c = 0; c < Channels; c += 2) sums[c] = add_squares(u[c], u[c + 1]);
+#pragma unroll
+        for (int step = 2; step < Channels; step *= 2) {
+#pragma unroll
+            for (int c = 0; c + step < Channels; c += 2 * step) sums[c] += sums[c + step];
+        }
+    } else if constexpr (Lanes > 1) {
+        const float other = shuffle(u[0], lane_index() ^ 1);
+        const bool is_second = lane_index() % 2 != 0;
+        sums[0] = add_squares(is_second ? other : u[0], is_second ? u[0] : other);
+        distance = 2;
+    } else {
+        sums[0] = multiply_rn(u[0], u[0]);
+    }
+#pragma unroll
+    for (; distance < (u32)Lanes; distance *= 2) sums[0] += shuffle(sums[0], lane_index() ^ distance);
+    return sums[0];
+}
+
+// What u is multiplied with, from Σ u².
+template <class Norm> CAUSEWAY_DEVICE float factor_of_head(float squares, const Norm& norm) {
+    return as_float(norm.scale) * inverse_root(squares + as_float(norm.eps));
+}
+
+// Divides the channels that a thread has of a head by its norm.
+template <int Lanes, int Channels, class Norm> CAUSEWAY_DEVICE void divide_by_norm(float (&u)[Channels], const Norm& norm) {
+    const float factor = factor_of_head(squares_of_head<Lanes>(u), norm);
+#pragma unroll
+    for (int c = 0; c < Channels; ++c) u[c] *= factor;
+}
+
+// A head at one position, which a wave has, of any number of channels: lane l has channels l, l + WAVE_SIZE, … The first
+// KEPT · WAVE_SIZE of them, 256 or more, are computed once and added as above; the others are computed twice.
+template <class Norm, class ValueOf, class Write>
+CAUSEWAY_DEVICE void divide_by_wave(const Norm& norm, const ValueOf& u_of, const Write& write) {
+    constexpr int KEPT = 8;
+    const i64 lane = lane_index();
+    const auto read = [&](i64 first, float (&u)[KEPT]) {
+#pragma unroll
+        for (int k = 0; k < KEPT; ++k) {
+            const i64 c = first + lane + k * (i64)WAVE_SIZE;
+            u[k] = c < norm.head_dim ? u_of(c) : 0.0f;
+        }
+        float sums[KEPT];
+#pragma unroll
+        for (int k = 0; k < KEPT; ++k) {
+            const float one[1] = {u[k]};
+            sums[k] = squares_of_head<(int)WAVE_SIZE>(one);
+        }
+#pragma unroll
+        for (int step = 1; step < KEPT; step *= 2) {
+#pragma unroll
+            for (int k = 0; k < KEPT; k += 2 * step) sums[k] += sums[k + step];
+        }
+        return sums[0];
+    };
+    float kept[KEPT], others[KEPT];
+    float squares = read(0, kept);
+#pragma unroll 1
+    for (i64 first = KEPT * (i64)WAVE_SIZE; first < norm.head_dim; first += KEPT * (i64)WAVE_SIZE) squares += read(first, others);
+    const float factor = factor_of_head(squares, norm);
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        const i64 c = lane + k * (i64)WAVE_SIZE;
+        if (c < norm.head_dim) write(c, kept[k] * factor);
+    }
+#pragma unroll 1
+    for (i64 c = lane + KEPT * (i64)WAVE_SIZE; c < norm.head_dim; c += WAVE_SIZE) write(c, u_of(c) * factor);
 }
 
 // ---- sequences -----------------------------------------------------------------------------------------------------

@@ -502,8 +502,7 @@ private:
 };
 
 template <class Problem, class Tile>
-CAUSEWAY_DEVICE void backward_channel_first(const BackwardArguments& a) {
-    const u32 block = block_index<0>();
+CAUSEWAY_DEVICE void backward_channel_first(const BackwardArguments& a, u32 block = block_index<0>()) {
     if constexpr (Problem::dinitial_states) {
         if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
     }

@@ -234,8 +234,8 @@ private:
     float sums[WIDTH + 1][CHANNELS];  // dweight of tap j, then dbias
 };
 
-template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_short_last(const BackwardArguments& a) {
-    const u32 block = block_index<0>();
+template <class Problem, class Tile>
+CAUSEWAY_DEVICE void backward_short_last(const BackwardArguments& a, u32 block = block_index<0>()) {
     if constexpr (Problem::dinitial_states) {
         if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
     }

@@ -221,8 +221,9 @@ private:
     Packet<HALO_BYTES> left;   // x to the left of the piece
 };
 
-template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_tiles_first(const BackwardArguments& a) {
-    TilesFirstBackward<Problem, Tile>(a).run(block_index<0>());
+template <class Problem, class Tile>
+CAUSEWAY_DEVICE void backward_tiles_first(const BackwardArguments& a, u32 block = block_index<0>()) {
+    TilesFirstBackward<Problem, Tile>(a).run(block);
 }
 
 }  // namespace causal_conv1d

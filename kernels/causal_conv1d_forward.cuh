@@ -60,8 +60,7 @@ CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, 
 
 // A block's share of the final states: one channel per thread, all columns.
 template <class Problem, int Threads>
-CAUSEWAY_DEVICE void write_final_states(const ForwardArguments& a, i64 entry) {
-    const u32 block = block_index<0>();
+CAUSEWAY_DEVICE void write_final_states(const ForwardArguments& a, i64 entry, u32 block) {
     i64 sequence = entry, start = 0, end = a.seqlen;
     u32 part = block;
     if constexpr (Problem::cu_seqlens != 0) {

@@ -265,13 +265,13 @@ CAUSEWAY_DEVICE void pieces_with_boundaries(const ForwardArguments& a, i64 entry
     }
 }
 
-template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_first(const ForwardArguments& a) {
+template <class Problem, class Tile>
+CAUSEWAY_DEVICE void forward_channel_first(const ForwardArguments& a, u32 block = block_index<0>()) {
     static_assert(Tile::lanes <= (int)WAVE_SIZE && WAVE_SIZE % Tile::lanes == 0, "groups divide a wave");
     const i64 entry = layered_block(a.batches_per_layer);
     if (entry >= a.batch) return;
-    u32 block = block_index<0>();
     if constexpr (Problem::final_states) {
-        if (block < a.state_blocks) return write_final_states<Problem, Tile::lanes * Tile::groups>(a, entry);
+        if (block < a.state_blocks) return write_final_states<Problem, Tile::lanes * Tile::groups>(a, entry, block);
         block -= a.state_blocks;
     }
     if constexpr (Problem::seq_idx || Problem::cu_seqlens != 0) {

@@ -72,18 +72,7 @@ template <class Problem, class Tile> struct LastThread {
 
     // Divides a row by the norm of the head, which lanes beside each other have: all lanes of the wave take part.
     CAUSEWAY_DEVICE void divide(float (&sums)[CHANNELS]) const {
-        if constexpr (Problem::norm) {
-            float squares = 0.0f;
-#pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) squares = multiply_add(sums[c], sums[c], squares);
-#pragma unroll
-            for (u32 distance = Tile::head_lanes / 2; distance > 0; distance /= 2) {
-                squares += shuffle(squares, lane_index() ^ distance);
-            }
-            const float factor = as_float(a.norm.scale) * inverse_root(squares + as_float(a.norm.eps));
-#pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) sums[c] *= factor;
-        }
+        if constexpr (Problem::norm) divide_by_norm<Tile::head_lanes>(sums, a.norm);
     }
 
     CAUSEWAY_DEVICE void write(bool wanted, i32 t, float (&sums)[CHANNELS], const Packet<BYTES>& residual) const {
@@ -252,7 +241,8 @@ template <class Problem, class Tile> struct LastThread {
     }
 };
 
-template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(const ForwardArguments& a) {
+template <class Problem, class Tile>
+CAUSEWAY_DEVICE void forward_channel_last(const ForwardArguments& a, u32 block = block_index<0>()) {
     using Thread = LastThread<Problem, Tile>;
     using X = typename Problem::X;
     constexpr int WIDTH = Thread::WIDTH, HALO = Thread::HALO, ROWS = Thread::ROWS, BYTES = Thread::BYTES;
@@ -260,9 +250,8 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_channel_last(c
 
     const i64 entry = layered_block(a.batches_per_layer);
     if (entry >= a.batch) return;
-    u32 block = block_index<0>();
     if constexpr (Problem::final_states) {
-        if (block < a.state_blocks) return write_final_states<Problem, THREADS>(a, entry);
+        if (block < a.state_blocks) return write_final_states<Problem, THREADS>(a, entry, block);
         block -= a.state_blocks;
     }
     const u32 row_block = quotient(block, a.tile_divisor);

@@ -110,11 +110,12 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_of_runs(const 
     }
 }
 
-template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_general(const ForwardArguments& a) {
+template <class Problem, class Tile>
+CAUSEWAY_DEVICE void forward_general(const ForwardArguments& a, u32 block = block_index<0>()) {
     const i64 threads = (i64)Tile::threads * a.blocks;
-    const i64 self = (i64)block_index<0>() * Tile::threads + thread_index();
+    const i64 self = (i64)block * Tile::threads + thread_index();
     if constexpr (Problem::norm) {
-        forward_of_heads<Problem, Tile>(a);
+        forward_of_heads<Problem, Tile>(a, block);
     } else {
         forward_of_runs<Problem, Tile>(a, self, threads);
     }

@@ -2,11 +2,10 @@
 //
 //   u[c, t] = act(pre[c, t])        y[c, t] = scale · u[c, t] / √(Σ_head u² + eps)
 //
-// A wave has one head at one position; its lanes are channels. Lane l computes u of channels l, l + WAVE_SIZE, …, keeps the first
-// KEPT of them, and adds their squares; the lanes' sums are added by shuffles, always in the same order.
+// A wave has one head at one position; its lanes are channels (divide_by_wave).
 //
 // Every loop strides over the grid with 64-bit indices. Per element: `width` loads of x and of weight, as many FMA, and their
-// checks; channels past KEPT · WAVE_SIZE are computed twice.
+// checks.
 #pragma once
 #include "causal_conv1d_forward.cuh"
 
@@ -71,40 +70,19 @@ template <class Problem> struct PositionOfForward {
     }
 };
 
-template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_of_heads(const ForwardArguments& a) {
-    constexpr int KEPT = 4;
+template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_of_heads(const ForwardArguments& a, u32 block) {
     constexpr u32 WAVES = Tile::threads / WAVE_SIZE;
     const i64 waves = (i64)WAVES * a.blocks, heads = a.dim / a.norm.head_dim, lane = lane_index();
     const i64 inner = Tile::dim_fastest ? heads : a.seqlen;
-    for (i64 task = (i64)block_index<0>() * WAVES + thread_index() / WAVE_SIZE; task < a.batch * a.seqlen * heads; task += waves) {
+    for (i64 task = (i64)block * WAVES + thread_index() / WAVE_SIZE; task < a.batch * a.seqlen * heads; task += waves) {
         const i64 outer = task / inner, within = task - outer * inner;
         const i64 rest = Tile::dim_fastest ? a.seqlen : heads, entry = outer / rest, middle = outer - entry * rest;
         const i64 first = (Tile::dim_fastest ? within : middle) * a.norm.head_dim;
         const PositionOfForward<Problem> position(a, entry, Tile::dim_fastest ? middle : within);
         const bool is_padding = Problem::seq_idx && position.index < 0;
-        const auto u_of = [&](i64 c) {
-            return c < a.norm.head_dim && !is_padding ? activate<Problem>(position.pre(first + c)) : 0.0f;
-        };
-
-        float kept[KEPT], squares = 0.0f;
-#pragma unroll
-        for (int k = 0; k < KEPT; ++k) {
-            kept[k] = u_of(lane + k * (i64)WAVE_SIZE);
-            squares = multiply_add(kept[k], kept[k], squares);
-        }
-        for (i64 c = lane + KEPT * (i64)WAVE_SIZE; c < a.norm.head_dim; c += WAVE_SIZE) {
-            const float u = u_of(c);
-            squares = multiply_add(u, u, squares);
-        }
-        const float factor = as_float(a.norm.scale) * inverse_root(add_over_wave(squares) + as_float(a.norm.eps));
-#pragma unroll
-        for (int k = 0; k < KEPT; ++k) {
-            const i64 c = lane + k * (i64)WAVE_SIZE;
-            if (c < a.norm.head_dim) position.write(first + c, is_padding ? 0.0f : kept[k] * factor);
-        }
-        for (i64 c = lane + KEPT * (i64)WAVE_SIZE; c < a.norm.head_dim; c += WAVE_SIZE) {
-            position.write(first + c, is_padding ? 0.0f : u_of(c) * factor);
-        }
+        divide_by_wave(
+            a.norm, [&](i64 c) { return is_padding ? 0.0f : activate<Problem>(position.pre(first + c)); },
+            [&](i64 c, float y) { position.write(first + c, is_padding ? 0.0f : y); });
     }
 }
 

@@ -71,8 +71,10 @@ CAUSEWAY_DEVICE i64 next_ring_slot(const UpdateArguments& a, i64 entry) {
 //       static constexpr int state_len = 4;      0: not known when compiled (ring, columns or elements)
 //       static constexpr int state_bytes = 16;   of an access to the state
 //       static constexpr int weight_bytes = 16;  see load_parameters
+//       static constexpr int head_lanes = 8;     with a norm: threads that have a head's channels, a power of two
 //   };
-template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const UpdateArguments& a) {
+template <class Problem, class Tile>
+CAUSEWAY_DEVICE void update_vector(const UpdateArguments& a, u32 block = block_index<0>()) {
     using X = typename Problem::X;
     constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, BYTES = Tile::bytes, REPEATS = Tile::repeats;
     constexpr int CHANNELS = ELEMENTS<X, BYTES>;
@@ -82,9 +84,11 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
     constexpr int ROOM = COLUMNS > 0 ? COLUMNS : 1;
 
     const u32 lane = thread_index() % Tile::lanes;
-    const i64 channel = ((i64)block_index<0>() * Tile::lanes + lane) * CHANNELS;
+    const i64 channel = ((i64)block * Tile::lanes + lane) * CHANNELS;
     const i64 first = (layered_block(a.blocks_per_layer) * Tile::entries + thread_index() / Tile::lanes) * REPEATS;
-    if (channel >= a.dim || first >= a.batch) return;
+    // With a norm, the lanes of a wave meet.
+    const bool active = channel < a.dim && first < a.batch;
+    if (!Problem::norm && !active) return;
 
     Packet<BYTES> input[REPEATS], b[REPEATS], gate[REPEATS];
     i64 row[REPEATS];
@@ -92,7 +96,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
     for (int r = 0; r < REPEATS; ++r) {
         row[r] = -1;
         input[r] = zero_packet<BYTES>();
-        if (first + r < a.batch) {
+        if ((!Problem::norm || active) && first + r < a.batch) {
             row[r] = state_row<Problem::conv_state_indices>(a, first + r);
             input[r] = load<BYTES>(at<X>(a.x, (first + r) * a.x_strides.batch + channel));
             if constexpr (Problem::B) b[r] = load<BYTES>(at<X>(a.b, (first + r) * a.b_strides.batch + channel));
@@ -100,10 +104,21 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
         }
     }
     float weight[CHANNELS][WIDTH], bias[CHANNELS];
-    load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel,
-                                                           weight, bias);
+    load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride,
+                                                           Problem::norm && !active ? 0 : channel, weight, bias);
 
     float state[REPEATS][ROOM][CHANNELS];
+    if constexpr (Problem::norm) {
+        // Lanes without a state compute with it.
+#pragma unroll
+        for (int r = 0; r < REPEATS; ++r) {
+#pragma unroll
+            for (int j = 0; j < ROOM; ++j) {
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) state[r][j][c] = 0.0f;
+            }
+        }
+    }
     i64 next_slot[REPEATS];
 #pragma unroll
     for (int r = 0; r < REPEATS; ++r) {
@@ -138,9 +153,9 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
 
 #pragma unroll
     for (int r = 0; r < REPEATS; ++r) {
-        if (first + r >= a.batch) break;
+        if (!Problem::norm && first + r >= a.batch) break;
         X* y = at<X>(a.y, (first + r) * a.y_strides.batch + channel);
-        if (row[r] < 0) {
+        if (!Problem::norm && row[r] < 0) {
             store<BYTES>(y, zero_packet<BYTES>());
             continue;
         }
@@ -163,6 +178,14 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void update_vector(const Up
                 sum[c] = multiply_add(weight[c][w], value, sum[c]);
             }
             sum[c] = activate_gated<Problem>(multiply_add(weight[c][HALO], newest[c], sum[c]), factors[c]);
+        }
+        if constexpr (Problem::norm) {
+            divide_by_norm<Tile::head_lanes>(sum, a.norm);
+            if (!active || first + r >= a.batch) continue;
+            if (row[r] < 0) {
+                store<BYTES>(y, zero_packet<BYTES>());
+                continue;
+            }
         }
         store<BYTES>(y, pack<X, BYTES>(sum));
 
@@ -209,58 +232,114 @@ CAUSEWAY_DEVICE float new_position(const UpdateArguments& a, const typename Prob
     }
 }
 
-// Any strides, any width, any number of new positions: one channel of one batch entry per thread, in order.
-//
-//   struct Tile { static constexpr int threads = 128; };
-template <class Problem, class Tile> CAUSEWAY_DEVICE void update_general(const UpdateArguments& a) {
+// A channel of an entry, for any strides, any width and any number of new positions.
+template <class Problem> struct ChannelOfUpdate {
     using X = typename Problem::X;
     using Weight = typename Problem::Weight;
-    const i64 threads = (i64)Tile::threads * a.blocks;
-    const i64 history = a.width - 1;
-    for (i64 task = (i64)block_index<0>() * Tile::threads + thread_index(); task < a.batch * a.dim; task += threads) {
-        const i64 entry = task / a.dim, channel = task - entry * a.dim;
-        const X* x = at<X>(a.x, entry * a.x_strides.batch + channel * a.x_strides.dim);
-        X* y = at<X>(a.y, entry * a.y_strides.batch + channel * a.y_strides.dim);
-        const i64 row = state_row<Problem::conv_state_indices>(a, entry);
-        if (row < 0) {
-            for (i64 i = 0; i < a.seqlen; ++i) store_element(y + i * a.y_strides.seqlen, 0.0f);
-            continue;
-        }
-        X* state = at<X>(a.conv_state, row * a.state_strides.batch + channel * a.state_strides.dim);
+    const UpdateArguments& a;
+    i64 entry, channel, row, next_slot;
+
+    CAUSEWAY_DEVICE ChannelOfUpdate(const UpdateArguments& a, i64 entry, i64 channel, i64 row)
+        : a(a), entry(entry), channel(channel), row(row), next_slot(0) {
+        if constexpr (Problem::cache_seqlens) next_slot = next_ring_slot(a, entry);
+    }
+
+    CAUSEWAY_DEVICE const X* x() const { return at<X>(a.x, entry * a.x_strides.batch + channel * a.x_strides.dim); }
+    CAUSEWAY_DEVICE X* y() const { return at<X>(a.y, entry * a.y_strides.batch + channel * a.y_strides.dim); }
+    CAUSEWAY_DEVICE X* state() const {
+        return at<X>(a.conv_state, row * a.state_strides.batch + channel * a.state_strides.dim);
+    }
+
+    // The activation of new position i.
+    CAUSEWAY_DEVICE float activated(i64 i) const {
+        const i64 history = a.width - 1;
         const Weight* weight = at<Weight>(a.weight, channel * a.weight_strides.first);
-        const float bias = Problem::bias ? load_element(at<Weight>(a.bias, channel * a.bias_stride)) : 0.0f;
-        const i64 next_slot = Problem::cache_seqlens ? next_ring_slot(a, entry) : 0;
-        for (i64 i = 0; i < a.seqlen; ++i) {
-            float sum = bias;
-            for (i64 w = 0; w <= history; ++w) {
-                const i64 q = i - history + w;  // among the new positions; before them, in the state
-                float value;
-                if (q >= 0) {
-                    value = new_position<Problem>(a, x, entry, channel, q);
-                } else {
-                    // A slot is overwritten by the position state_len later, and no output from there on reads the old one.
-                    const i64 slot = Problem::cache_seqlens ? ring_slot(a, next_slot, -q) : a.state_len + q;
-                    value = load_mutable_element(state + slot * a.state_strides.seqlen);
-                }
-                sum = multiply_add(load_element(weight + w * a.weight_strides.second), value, sum);
+        float sum = Problem::bias ? load_element(at<Weight>(a.bias, channel * a.bias_stride)) : 0.0f;
+        for (i64 w = 0; w <= history; ++w) {
+            const i64 q = i - history + w;  // among the new positions; before them, in the state
+            float value;
+            if (q >= 0) {
+                value = new_position<Problem>(a, x(), entry, channel, q);
+            } else {
+                // A slot is overwritten by the position state_len later, and no output from there on reads the old one.
+                const i64 slot = Problem::cache_seqlens ? ring_slot(a, next_slot, -q) : a.state_len + q;
+                value = load_mutable_element(state() + slot * a.state_strides.seqlen);
             }
-            float factor = 1.0f;
-            if constexpr (Problem::C) {
-                const i64 offset = entry * a.c_strides.batch + channel * a.c_strides.dim + i * a.c_strides.seqlen;
-                factor = load_element(at<X>(a.c, offset));
-            }
-            store_element(y + i * a.y_strides.seqlen, activate_gated<Problem>(sum, factor));
-            if (Problem::cache_seqlens && a.state_len > 0) {
-                const i64 slot = (next_slot + i) % a.state_len;
-                store_element(state + slot * a.state_strides.seqlen, new_position<Problem>(a, x, entry, channel, i));
-            }
+            sum = multiply_add(load_element(weight + w * a.weight_strides.second), value, sum);
         }
+        float factor = 1.0f;
+        if constexpr (Problem::C) {
+            const i64 offset = entry * a.c_strides.batch + channel * a.c_strides.dim + i * a.c_strides.seqlen;
+            factor = load_element(at<X>(a.c, offset));
+        }
+        return activate_gated<Problem>(sum, factor);
+    }
+
+    CAUSEWAY_DEVICE void write(i64 i, float value) const { store_element(y() + i * a.y_strides.seqlen, value); }
+
+    // Puts new position i into the ring.
+    CAUSEWAY_DEVICE void enter(i64 i) const {
+        if (!Problem::cache_seqlens || a.state_len == 0) return;
+        const i64 slot = (next_slot + i) % a.state_len;
+        store_element(state() + slot * a.state_strides.seqlen, new_position<Problem>(a, x(), entry, channel, i));
+    }
+
+    // Shifts the state, and appends the new positions.
+    CAUSEWAY_DEVICE void shift() const {
         for (i64 j = 0; !Problem::cache_seqlens && j < a.state_len; ++j) {
             const i64 q = j + a.seqlen - a.state_len;  // the position that comes to lie in slot j
-            const float value = q >= 0 ? new_position<Problem>(a, x, entry, channel, q)
-                                       : load_mutable_element(state + (j + a.seqlen) * a.state_strides.seqlen);
-            store_element(state + j * a.state_strides.seqlen, value);
+            const float value = q >= 0 ? new_position<Problem>(a, x(), entry, channel, q)
+                                       : load_mutable_element(state() + (j + a.seqlen) * a.state_strides.seqlen);
+            store_element(state() + j * a.state_strides.seqlen, value);
         }
+    }
+};
+
+// One channel of one batch entry per thread, in order.
+template <class Problem, class Tile> CAUSEWAY_DEVICE void update_of_channels(const UpdateArguments& a, u32 block) {
+    const i64 threads = (i64)Tile::threads * a.blocks;
+    for (i64 task = (i64)block * Tile::threads + thread_index(); task < a.batch * a.dim; task += threads) {
+        const i64 entry = task / a.dim;
+        const i64 row = state_row<Problem::conv_state_indices>(a, entry);
+        const ChannelOfUpdate<Problem> channel(a, entry, task - entry * a.dim, row);
+        for (i64 i = 0; i < a.seqlen; ++i) {
+            channel.write(i, row < 0 ? 0.0f : channel.activated(i));
+            if (row >= 0) channel.enter(i);
+        }
+        if (row >= 0) channel.shift();
+    }
+}
+
+// With a norm: one head of one batch entry per wave, whose lanes are channels. The state changes when all of y is there.
+template <class Problem, class Tile> CAUSEWAY_DEVICE void update_of_heads(const UpdateArguments& a, u32 block) {
+    constexpr u32 WAVES = Tile::threads / WAVE_SIZE;
+    const i64 waves = (i64)WAVES * a.blocks, heads = a.dim / a.norm.head_dim;
+    for (i64 task = (i64)block * WAVES + thread_index() / WAVE_SIZE; task < a.batch * heads; task += waves) {
+        const i64 entry = task / heads, first = (task - entry * heads) * a.norm.head_dim;
+        const i64 row = state_row<Problem::conv_state_indices>(a, entry);
+        const auto channel = [&](i64 c) { return ChannelOfUpdate<Problem>(a, entry, first + c, row); };
+        for (i64 i = 0; i < a.seqlen; ++i) {
+            divide_by_wave(
+                a.norm, [&](i64 c) { return row < 0 ? 0.0f : channel(c).activated(i); },
+                [&](i64 c, float y) { channel(c).write(i, row < 0 ? 0.0f : y); });
+        }
+        if (row < 0) continue;
+        for (i64 c = lane_index(); c < a.norm.head_dim; c += WAVE_SIZE) {
+            for (i64 i = 0; i < a.seqlen; ++i) channel(c).enter(i);
+            channel(c).shift();
+        }
+    }
+}
+
+// Any strides, any width, any number of new positions.
+//
+//   struct Tile { static constexpr int threads = 128; };
+template <class Problem, class Tile>
+CAUSEWAY_DEVICE void update_general(const UpdateArguments& a, u32 block = block_index<0>()) {
+    if constexpr (Problem::norm) {
+        update_of_heads<Problem, Tile>(a, block);
+    } else {
+        update_of_channels<Problem, Tile>(a, block);
     }
 }
 

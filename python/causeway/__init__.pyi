@@ -255,6 +255,8 @@ def causal_conv1d_qkv_update(
     scale: float = 1.0,
     eps: float = 1e-6,
     activation: _Activation = "silu",
+    cache_seqlens: _Tensor | None = None,
+    conv_state_indices: _Tensor | None = None,
 ) -> tuple[_Tensor, _Tensor, _Tensor]: ...
 def causal_conv1d_gated_update(
     B: _Tensor | None,

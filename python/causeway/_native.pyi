@@ -50,9 +50,9 @@ class Argument:
     def needs(self) -> str | None:
         """The input without which it has no meaning."""
 
-# What an operation is told besides tensors: whether there is SiLU, or a pair of it and whether products with gates are rounded; the
-# name of an algorithm. In `record`, the name of an activation stands for the first.
-_Option = bool | str | None | tuple[bool | str | None, bool]
+# What an operation is told besides tensors: whether there is SiLU, or a pair of it and whether products with gates are rounded, or these
+# with head_dim, eps and scale of a norm; the name of an algorithm. In `record`, the name of an activation stands for the first.
+_Option = bool | str | None | tuple[bool | str | None, bool] | tuple[bool | str | None, bool, int, float, float]
 
 # What stands for an output: a tensor that is written, `...` for one that is to be made if the input that it needs is there, None for
 # none. Without a tuple of them, all are made that are required or need an input.
@@ -75,6 +75,8 @@ class Operation:
     @property
     def outputs(self) -> tuple[Argument, ...]: ...
     def run(self, inputs: tuple[Any, ...], option: _Option, outputs: _Outputs = None) -> Any: ...
+    def run_together(self, calls: Sequence[tuple[tuple[Any, ...], _Option, _Outputs]]) -> list[Any]:
+        """The results of several calls, three at most, that know nothing of each other; on a GPU in one launch where that can be."""
     def eager(self, inputs: tuple[Any, ...], option: _Option, outputs: _Outputs = None) -> Any | None:
         """As `run`; None if somebody wants to see the call, or for arguments that only Python has words for."""
     def record(

@@ -6,7 +6,7 @@ from causeway import _native
 from causeway._activation import kernel_option
 from causeway._gated import inputs_of_packed
 from causeway._integer import integer
-from causeway._qkv import parts_of
+from causeway._qkv import parts_of, steps_of
 
 
 def causal_conv1d_fn(inputs, option, return_final_states, final_states_out):
@@ -28,16 +28,19 @@ def causal_conv1d_gated_packed(packed, order, others, option, return_final_state
 
 def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
     """See `causeway.causal_conv1d_qkv`: q, k and v, and their final states, in one array where x is one."""
-    results, states = [], []
-    for part in parts_of(given, sizes, options):
-        batch, dim, seqlen = part.x.shape
-        y = np.empty((batch, seqlen, dim), part.x.dtype)
-        outputs = y.swapaxes(1, 2), ... if returns_states else None
-        result = _native.causal_conv1d_forward.run(part.inputs(*indices), kernel_option(part.option), outputs)
-        results.append(y.reshape(batch, seqlen, dim // part.head_dim, part.head_dim))
-        states.append(result[1] if returns_states else None)
-    joined = np.concatenate(states, 1) if returns_states and sizes is not None else tuple(states)
-    return tuple(results), joined
+    parts = parts_of(given, sizes, options)
+    states = ... if returns_states else None
+    ys = [np.empty((part.x.shape[0], part.x.shape[2], part.x.shape[1]), part.x.dtype) for part in parts]
+    found = _native.causal_conv1d_forward.run_together([
+        (part.inputs(*indices), kernel_option(part.option), (y.swapaxes(1, 2), states)) for part, y in zip(parts, ys)
+    ])  # fmt: skip
+    states = tuple(one[1] for one in found) if returns_states else (None,) * 3
+    results = tuple(_heads(y, part.head_dim) for y, part in zip(ys, parts))
+    return results, np.concatenate(states, 1) if returns_states and sizes is not None else states
+
+
+def _heads(y, head_dim):
+    return y.reshape(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
 
 
 def expect_all(*named):
@@ -47,15 +50,17 @@ def expect_all(*named):
             raise TypeError(f"{name} is a {type(value).__name__}: expected a numpy.ndarray, as x is")
 
 
-def update_qkv(convolved, x, conv_state, before):
-    """q, k and v of new positions, by a function of those and the states in front of them. Shifts them into conv_state."""
+def causal_conv1d_qkv_update(given, sizes, options, others):
+    """See `causeway.causal_conv1d_qkv_update`: q, k and v, of the axes of x."""
+    x, conv_state, *_ = given
     if conv_state.dtype != x.dtype:
         raise TypeError(f"conv_state has dtype {conv_state.dtype}: expected {x.dtype}, as x has")
-    state_len = conv_state.shape[-1]
-    results = convolved(x, conv_state[..., state_len - before :] if before else None)
-    if state_len:
-        conv_state[...] = np.concatenate((conv_state, x), -1)[..., -state_len:]
-    return results
+    steps = steps_of(given, sizes, options)
+    ys = [np.empty((step.x.shape[0], *step.x.shape[2:], step.x.shape[1]), x.dtype) for step in steps]
+    _native.causal_conv1d_update.run_together([
+        (step.inputs(others), kernel_option(step.option), (step.conv_state, np.moveaxis(y, -1, 1))) for step, y in zip(steps, ys)
+    ])  # fmt: skip
+    return tuple(_heads(y, step.head_dim) for step, y in zip(steps, ys))
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):

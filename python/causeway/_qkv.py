@@ -12,6 +12,9 @@ NAMES = "q", "k", "v"
 # Where x, weight, bias and initial_states have their channels.
 AXES = 1, 0, 0, 1
 
+# The same of x, conv_state, weight and bias.
+STEP_AXES = 1, 1, 0, 0
+
 
 class Part(NamedTuple):
     """What one of q, k and v is made of."""
@@ -26,6 +29,21 @@ class Part(NamedTuple):
     def inputs(self, seq_idx, cu_seqlens):
         """In the order of the convolution's table."""
         return self.x, self.weight, self.bias, self.initial_states, seq_idx, cu_seqlens
+
+
+class Step(NamedTuple):
+    """What new positions of one of q, k and v are made of."""
+
+    x: Any
+    conv_state: Any
+    weight: Any
+    bias: Any
+    option: Any
+    head_dim: int
+
+    def inputs(self, others):
+        """In the order of the update's table."""
+        return self.x, self.weight, self.bias, *others
 
 
 def causal_conv1d_qkv(
@@ -111,6 +129,8 @@ def causal_conv1d_qkv_update(
     scale=1.0,
     eps=1e-6,
     activation="silu",
+    cache_seqlens=None,
+    conv_state_indices=None,
 ):
     """One or more new positions of every sequence through `causal_conv1d_qkv`, with the state changed in place. Not differentiable.
 
@@ -119,6 +139,8 @@ def causal_conv1d_qkv_update(
     x : (batch, channels) or (batch, channels, seqlen)
     conv_state : (batch, channels, state_len), of x's dtype, state_len >= width-1
         The last positions of x. New ones are shifted in. It may not require a gradient.
+    cache_seqlens, conv_state_indices : as in `causal_conv1d_update`
+        conv_state is a ring buffer; or it has a row for each index.
     The other arguments : as in `causal_conv1d_qkv`
 
     Returns
@@ -140,23 +162,18 @@ def causal_conv1d_qkv_update(
         raise ValueError(f"x has shape {tuple(x.shape)}: expected (batch, channels) or (batch, channels, seqlen)")
     if weight.ndim != 2:
         raise ValueError(f"weight has shape {tuple(weight.shape)}: expected (channels, width)")
-    positions = x[..., None] if x.ndim == 2 else x
     before = weight.shape[1] - 1
     if conv_state.ndim != 3 or conv_state.shape[-1] < before:
         found = tuple(conv_state.shape)
         raise ValueError(f"conv_state has shape {found}: expected (batch, channels, state_len), state_len {before} or more")
-    if conv_state.shape[:2] != positions.shape[:2]:
-        found, expected = tuple(conv_state.shape), tuple(positions.shape[:2])
+    if conv_state_indices is None and conv_state.shape[:2] != x.shape[:2]:
+        found, expected = tuple(conv_state.shape), tuple(x.shape[:2])
         raise ValueError(f"conv_state has shape {found}: expected {expected[0]} entries of {expected[1]} channels, as x has")
 
-    def convolved(positions, states):
-        return causal_conv1d_qkv(
-            positions, weight, bias, None, states,
-            sizes=sizes, head_dim=head_dim, l2norm=l2norm, scale=scale, eps=eps, activation=activation,
-        )  # fmt: skip
-
-    results = calls.update_qkv(convolved, positions, conv_state, before)
-    return tuple(result[:, 0] for result in results) if x.ndim == 2 else results
+    options = options_of(head_dim, l2norm, scale, eps, activation)
+    given = x, conv_state, weight, bias
+    others = cache_seqlens, conv_state_indices
+    return calls.causal_conv1d_qkv_update(given, _sizes(given, sizes, STEP_AXES), options, others)
 
 
 def _calls_of(x):
@@ -186,9 +203,9 @@ def options_of(head_dim, l2norm, scale, eps, activation):
     ]
 
 
-def _sizes(given, sizes):
+def _sizes(given, sizes, axes=AXES):
     """The channels of q, k and v in one tensor; None for three tensors."""
-    names = "x", "weight", "bias", "initial_states"
+    names = ("x", "weight", "bias", "initial_states") if axes is AXES else ("x", "conv_state", "weight", "bias")
     if type(given[0]) is tuple:
         for name, value in zip(names, given):
             if value is not None and (type(value) is not tuple or len(value) != 3):
@@ -197,7 +214,7 @@ def _sizes(given, sizes):
             raise ValueError(f"sizes is {sizes!r}, but x is three tensors, which have their own")
         return None
     sizes = three_sizes(sizes)
-    for name, tensor, axis in zip(names, given, AXES):
+    for name, tensor, axis in zip(names, given, axes):
         if isinstance(tensor, (tuple, list)):
             raise TypeError(f"{name} is a {type(tensor).__name__}: expected one tensor, as x is, with q, k and v along its channels")
         if tensor is not None and hasattr(tensor, "shape") and (tensor.ndim <= axis or tensor.shape[axis] != sum(sizes)):
@@ -220,17 +237,32 @@ def parts_of(given, sizes, options):
     else:
         views = [split(value, axis, sizes) for value, axis in zip(given, AXES)]
     parts = [Part(*row, option, dim) for *row, (dim, option) in zip(*views, options)]
-    for name, part in zip(NAMES, parts):
-        if part.x.ndim != 3 or part.x.shape[1] % part.head_dim:
-            found = tuple(part.x.shape)
-            raise ValueError(f"{name} has shape {found}: expected (batch, channels, seqlen), and channels in heads of {part.head_dim}")
+    _expect_heads(parts, 3, "(batch, channels, seqlen)")
     return parts
+
+
+def steps_of(given, sizes, options):
+    """New positions of q, k and v, of x, conv_state, weight and bias."""
+    views = [split(value, axis, sizes) for value, axis in zip(given, STEP_AXES)]
+    steps = [Step(*row, option, dim) for *row, (dim, option) in zip(*views, options)]
+    _expect_heads(steps, given[0].ndim, "(batch, channels) or (batch, channels, seqlen)")
+    return steps
+
+
+def _expect_heads(parts, axes, expected):
+    for name, part in zip(NAMES, parts):
+        if part.x.ndim != axes or part.x.shape[1] % part.head_dim:
+            found = tuple(part.x.shape)
+            raise ValueError(f"{name} has shape {found}: expected {expected}, and channels in heads of {part.head_dim}")
 
 
 def split(tensor, axis, sizes):
     """Views of the channels of q, k and v."""
     if tensor is None:
         return (None,) * 3
+    if hasattr(tensor, "split_with_sizes"):
+        # Of PyTorch's: a third of the time of three slices.
+        return tensor.split_with_sizes(sizes, axis)
     ends = sizes[0], sizes[0] + sizes[1], sum(sizes)
     ranges = [slice(end - size, end) for end, size in zip(ends, sizes)]
     return tuple(tensor[:, part] if axis == 1 else tensor[part] for part in ranges)

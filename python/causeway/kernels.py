@@ -29,7 +29,7 @@ import importlib
 import sys
 
 from causeway import _native
-from causeway._activation import with_norm, with_rounding
+from causeway._activation import with_norm
 
 __all__ = [
     "causal_conv1d_backward",
@@ -135,10 +135,13 @@ def causal_conv1d_update(
     B=None,
     C=None,
     round_products=False,
+    head_dim=0,
+    eps=1e-6,
+    scale=1.0,
 ):
     """Writes out, of x's shape and dtype, and changes conv_state in place."""
     inputs = x, weight, bias, cache_seqlens, conv_state_indices, B, C
-    option, outputs = with_rounding(silu, round_products), (conv_state, out)
+    option, outputs = with_norm(silu, round_products, head_dim, eps, scale), (conv_state, out)
     if _is_compiling is None or _is_compiling() or _update(inputs, option, outputs) is None:
         _seen("causal_conv1d_update", inputs, option, outputs)
 

@@ -22,11 +22,17 @@ pub trait Call: Send {
     /// Computes on a device.
     fn run(&mut self, device: &Device) -> Result<()>;
     /// The launches that it is on a GPU, in order.
-    fn ready(&mut self, device: &GpuDevice) -> Result<[Option<Ready>; 2]>;
+    fn ready(&mut self, device: &GpuDevice) -> Result<[Option<Ready>; MOST_TOGETHER]>;
 }
 
+/// Most calls that are made together.
+pub const MOST_TOGETHER: usize = 3;
+
+/// Calls of one operation that are launched together.
+pub struct Together<O>(pub Vec<O>);
+
 macro_rules! calls {
-    ($($operation:ty, $launches:ident => $result:expr;)*) => {$(
+    ($($operation:ty, $launches:pat => $result:expr;)*) => {$(
         impl Call for $operation {
             fn check(&self) -> Result<()> {
                 <$operation>::validate(self).map(drop)
@@ -37,22 +43,42 @@ macro_rules! calls {
             fn run(&mut self, device: &Device) -> Result<()> {
                 <$operation>::run(self, device)
             }
-            fn ready(&mut self, device: &GpuDevice) -> Result<[Option<Ready>; 2]> {
+            fn ready(&mut self, device: &GpuDevice) -> Result<[Option<Ready>; MOST_TOGETHER]> {
                 let $launches = <$operation>::ready(self, device)?;
                 Ok($result)
             }
         }
     )*};
 }
+macro_rules! together {
+    ($($operation:ident),*) => {$(
+        impl Call for Together<$operation<'_>> {
+            fn check(&self) -> Result<()> {
+                self.0.iter().try_for_each(Call::check)
+            }
+            fn uses_threads(&self) -> bool {
+                self.0.iter().any(Call::uses_threads)
+            }
+            fn run(&mut self, device: &Device) -> Result<()> {
+                $operation::run_together(&mut self.0, device)
+            }
+            fn ready(&mut self, device: &GpuDevice) -> Result<[Option<Ready>; MOST_TOGETHER]> {
+                let mut launches = $operation::ready_together(&self.0, device)?.into_iter();
+                Ok(std::array::from_fn(|_| launches.next()))
+            }
+        }
+    )*};
+}
+together!(Forward, Backward, Update);
 calls! {
-    Forward<'_>, launch => [launch, None];
-    Backward<'_>, launch => [launch, None];
-    Update<'_>, launch => [launch, None];
-    VarlenStates<'_>, launch => [launch, None];
-    gemm::Forward<'_>, launch => [launch, None];
-    gemm::GradA<'_>, launch => [launch, None];
-    gemm::GradB<'_>, launch => [launch, None];
-    gemm::GradAB<'_>, launches => launches;
+    Forward<'_>, launch => [launch, None, None];
+    Backward<'_>, launch => [launch, None, None];
+    Update<'_>, launch => [launch, None, None];
+    VarlenStates<'_>, launch => [launch, None, None];
+    gemm::Forward<'_>, launch => [launch, None, None];
+    gemm::GradA<'_>, launch => [launch, None, None];
+    gemm::GradB<'_>, launch => [launch, None, None];
+    gemm::GradAB<'_>, [of_a, of_b] => [of_a, of_b, None];
 }
 
 /// Where a call is, and how large.

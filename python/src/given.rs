@@ -10,7 +10,7 @@ use pyo3::types::{PyEllipsis, PyTuple};
 use crate::call::Place;
 use crate::operation::Operation;
 use crate::results::{Library, Sizes};
-use crate::table::Choice;
+use crate::table::{Choice, Part, Read, Written};
 use crate::tensor::{First, Named, Tensor};
 use crate::torch::Torch;
 
@@ -97,6 +97,43 @@ impl<'a, 'py> Given<'a, 'py> {
     /// # Errors
     /// As from PyTorch.
     pub fn compute(&self, choice: Choice) -> PyResult<Bound<'py, PyAny>> {
+        let (library, object, mut tensors) = self.read()?;
+        let Some(tensor) = tensors[0] else { unreachable!("the first tensor has been read") };
+        self.compute_read(&library, (&object, tensor), &mut tensors, choice)
+    }
+
+    /// The same of several calls of one operation, which are launched together.
+    ///
+    /// # Errors
+    /// As from PyTorch.
+    pub fn compute_together(calls: &[Self], choices: &[Choice]) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let (mut parts, mut all_made, mut size, mut first) = (Vec::new(), Vec::new(), 0i64, None);
+        for (given, &choice) in calls.iter().zip(choices) {
+            let (library, object, mut tensors) = given.read()?;
+            let made = given.prepare(&library, &mut tensors)?;
+            size = size.saturating_add(given.operation.entry.size(&tensors));
+            // SAFETY: as in `compute_read`.
+            let (read, written) = unsafe { given.views(&tensors) }?;
+            parts.push(Part { choice, read, written });
+            all_made.push((library, made));
+            first.get_or_insert((object, tensors[0]));
+        }
+        let Some((object, Some(tensor))) = first else { return Ok(Vec::new()) };
+        let Some(compute) = calls[0].operation.entry.compute_together else {
+            return Err(PyTypeError::new_err(format!(
+                "{} has no calls of several",
+                calls[0].operation.entry.name
+            )));
+        };
+        compute(&mut parts, &Place { first: &object, tensor, size })?;
+        drop(parts);
+        let finish =
+            |(given, (library, made)): (&Self, (Library<'_>, Made<'py>))| given.finish(&library, made);
+        calls.iter().zip(all_made).map(finish).collect()
+    }
+
+    /// What every tensor that is given says of itself, and the first one's object.
+    fn read(&self) -> PyResult<(Library<'py>, Object<'a, 'py>, Tensors)> {
         let named = &self.operation.named[0];
         let Some(object) = self.object(0) else { return Err(named.is_no_tensor("NoneType", None)) };
         let tensor = Tensor::read(named, &object, None)?;
@@ -114,7 +151,7 @@ impl<'a, 'py> Given<'a, 'py> {
             }
         }
         let library = if first.is_torch { Library::torch(self.py)? } else { Library::numpy(self.py)? };
-        self.compute_read(&library, (&object, tensor), &mut tensors, choice)
+        Ok((library, object, tensors))
     }
 
     /// As [`Given::compute`], of a complete call of PyTorch's plain tensors, the first of which has been read.
@@ -141,6 +178,16 @@ impl<'a, 'py> Given<'a, 'py> {
         tensors: &mut Tensors,
         choice: Choice,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let made = self.prepare(library, tensors)?;
+        let place = Place { first, tensor, size: self.operation.entry.size(tensors) };
+        // SAFETY: the caller holds the objects during the call, and no output shares memory with another tensor. Threads
+        // that write to an input meanwhile would race with NumPy and PyTorch just so.
+        unsafe { self.call(tensors, choice, Some(&place)) }?;
+        self.finish(library, made)
+    }
+
+    /// Checks that outputs lie apart, and makes the results that have no place yet.
+    fn prepare(&self, library: &Library<'_>, tensors: &mut Tensors) -> PyResult<Made<'py>> {
         self.check_apart(tensors)?;
         let made = self.make(library, &Sizes::Read(tensors))?;
         for (at, result) in made.iter().enumerate() {
@@ -150,10 +197,11 @@ impl<'a, 'py> Given<'a, 'py> {
                 tensors[at] = Some(result);
             }
         }
-        let place = Place { first, tensor, size: self.operation.entry.size(tensors) };
-        // SAFETY: the caller holds the objects during the call, and no output shares memory with another tensor. Threads
-        // that write to an input meanwhile would race with NumPy and PyTorch just so.
-        unsafe { self.call(tensors, choice, Some(&place)) }?;
+        Ok(made)
+    }
+
+    /// The results of a call that has been computed.
+    fn finish(&self, library: &Library<'_>, made: Made<'py>) -> PyResult<Bound<'py, PyAny>> {
         library.note_changes(self.py, (self.operation.inputs..MOST).filter_map(|at| self.object(at)))?;
         self.results(made)
     }
@@ -164,6 +212,16 @@ impl<'a, 'py> Given<'a, 'py> {
     /// Unless the call is only checked, the tensors have their memory during the call, and nobody else writes to an input or uses an
     /// output. Indices on the host, of which checks read all but seq_idx, have theirs in any case.
     unsafe fn call(&self, tensors: &Tensors, choice: Choice, place: Option<&Place<'_, 'py>>) -> PyResult<()> {
+        // SAFETY: the caller's promise.
+        let (read, mut written) = unsafe { self.views(tensors) }?;
+        (self.operation.entry.compute)(choice, &read, &mut written, place)
+    }
+
+    /// Views of the inputs and of the outputs.
+    ///
+    /// # Safety
+    /// As for `call`, as long as the views are used.
+    unsafe fn views<'t>(&self, tensors: &Tensors) -> PyResult<(Read<'t>, Written<'t>)> {
         let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
         let first_output = self.operation.inputs;
         for (at, tensor) in tensors.iter().enumerate() {
@@ -177,7 +235,7 @@ impl<'a, 'py> Given<'a, 'py> {
                 }
             }
         }
-        (self.operation.entry.compute)(choice, &read, &mut written, place)
+        Ok((read, written))
     }
 
     /// The results of a call of PyTorch's tensors that have no memory, and so is not computed. Shapes and dtypes are checked as in

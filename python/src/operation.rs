@@ -5,9 +5,11 @@
 //! dispatch modes, tensor subclasses, `torch.func`, tracers) is told apart here and left to the package's Python code.
 
 use causeway::operation::{self as table, DTypes, Role};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::call::MOST_TOGETHER;
 use crate::eager::{Watch, Way, way};
 use crate::given::Given;
 use crate::table::{Chooses, Entry};
@@ -29,6 +31,9 @@ pub struct Argument {
     /// The name of the input without which it has no meaning.
     needs: Option<&'static str>,
 }
+
+/// Inputs, option and outputs of a call, as `run` takes them.
+type Asked<'py> = (Bound<'py, PyTuple>, Bound<'py, PyAny>, Option<Bound<'py, PyTuple>>);
 
 /// An operation of the library.
 #[pyclass(frozen, module = "causeway._native")]
@@ -111,7 +116,6 @@ impl Operation {
     fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let names: &[&str] = match self.entry.chooses {
             Chooses::Convolution => &["silu", "round_products", "head_dim", "eps", "scale"],
-            Chooses::Step => &["silu", "round_products"],
             Chooses::Algorithm => &["algorithm"],
             Chooses::Nothing => &[],
         };
@@ -140,6 +144,19 @@ impl Operation {
     ) -> PyResult<Bound<'py, PyAny>> {
         let choice = self.entry.choice(option)?;
         Given::new(self, inputs, outputs)?.compute(choice)
+    }
+
+    /// Computes several calls that know nothing of each other, at most three, on a GPU in one launch where that can be; gives the
+    /// results of each.
+    fn run_together<'py>(&self, calls: Vec<Asked<'py>>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        if calls.len() > MOST_TOGETHER {
+            let found = calls.len();
+            return Err(PyValueError::new_err(format!("{found} calls: expected {MOST_TOGETHER} at most")));
+        }
+        let choices =
+            calls.iter().map(|(_, option, _)| self.entry.choice(option)).collect::<PyResult<Vec<_>>>()?;
+        let given = calls.iter().map(|(inputs, _, outputs)| Given::new(self, inputs, outputs.as_ref()));
+        Given::compute_together(&given.collect::<PyResult<Vec<_>>>()?, &choices)
     }
 
     /// As `run`, if nobody wants to see the call before it runs; None if somebody does, or for arguments that only Python has words

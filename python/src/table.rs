@@ -2,14 +2,14 @@
 
 use causeway::causal_conv1d::{Activation, Backward, Forward, HeadNorm, Update, VarlenStates};
 use causeway::gemm::{self, Algorithm};
-use causeway::operation::{Argument, Operation as _};
+use causeway::operation::{Argument, MOST, Operation as _};
 use causeway::{TensorMut, TensorRef};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::call::{Place, run};
+use crate::call::{Place, Together, run};
 use crate::error::{Renamed, exception};
 use crate::tensor::Tensor;
 
@@ -26,8 +26,6 @@ pub enum Choice {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Chooses {
     Convolution,
-    /// That of an update, which has no norm.
-    Step,
     Algorithm,
     Nothing,
 }
@@ -41,6 +39,20 @@ type Compute = for<'a> fn(
     Option<&Place<'_, '_>>,
 ) -> PyResult<()>;
 
+/// Views of inputs, and of outputs, in the order of the table.
+pub type Read<'a> = [Option<TensorRef<'a>>; MOST];
+pub type Written<'a> = [Option<TensorMut<'a>>; MOST];
+
+/// One of several calls that are made together.
+pub struct Part<'a> {
+    pub choice: Choice,
+    pub read: Read<'a>,
+    pub written: Written<'a>,
+}
+
+/// What computes several calls together.
+type ComputeTogether = for<'a> fn(&mut [Part<'a>], &Place<'_, '_>) -> PyResult<()>;
+
 /// An operation.
 pub struct Entry {
     pub name: &'static str,
@@ -51,6 +63,8 @@ pub struct Entry {
     /// What errors call arguments whose name is another one there.
     pub said: Renamed,
     pub compute: Compute,
+    /// Where an operation has calls of several.
+    pub compute_together: Option<ComputeTogether>,
 }
 
 const MATRICES: Renamed =
@@ -71,21 +85,29 @@ macro_rules! entries {
                     |_| read.next().copied().flatten(), |_| written.next().and_then(Option::take));
                 run(&mut call, place, $said)
             },
+            compute_together: entries!(@together $operation, $choice, $said),
         },)*];
     };
-    (@call $operation:ty, Nothing, $choice:ident, $read:expr, $write:expr) => {{
+    (@together $operation:ty, Convolution, $said:expr) => {
+        Some(|parts, place| {
+            let calls = parts.iter_mut().map(|Part { choice, read, written }| {
+                let (mut read, mut written) = (read.iter(), written.iter_mut());
+                entries!(@call $operation, Convolution, *choice,
+                    |_| read.next().copied().flatten(), |_| written.next().and_then(Option::take))
+            });
+            run(&mut Together(calls.collect()), Some(place), $said)
+        })
+    };
+    (@together $operation:ty, $kind:ident, $said:expr) => { None };
+    (@call $operation:ty, Nothing, $choice:expr, $read:expr, $write:expr) => {{
         let Choice::None = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named($read, $write)
     }};
-    (@call $operation:ty, Convolution, $choice:ident, $read:expr, $write:expr) => {{
+    (@call $operation:ty, Convolution, $choice:expr, $read:expr, $write:expr) => {{
         let Choice::Convolution(activation, rounds, norm) = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named(activation, rounds, norm, $read, $write)
     }};
-    (@call $operation:ty, Step, $choice:ident, $read:expr, $write:expr) => {{
-        let Choice::Convolution(activation, rounds, _) = $choice else { unreachable!("read as the operation's") };
-        <$operation>::from_named(activation, rounds, $read, $write)
-    }};
-    (@call $operation:ty, $kind:ident, $choice:ident, $read:expr, $write:expr) => {{
+    (@call $operation:ty, $kind:ident, $choice:expr, $read:expr, $write:expr) => {{
         let Choice::$kind(choice) = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named(choice, $read, $write)
     }};
@@ -93,7 +115,7 @@ macro_rules! entries {
 entries! {
     causal_conv1d_forward: Forward<'_>, Convolution, &[], &[("final_states", "final_states_out")];
     causal_conv1d_backward: Backward<'_>, Convolution, &[], &[];
-    causal_conv1d_update: Update<'_>, Step, &[("y", "out")], &[("y", "out")];
+    causal_conv1d_update: Update<'_>, Convolution, &[("y", "out")], &[("y", "out")];
     causal_conv1d_varlen_states: VarlenStates<'_>, Nothing, &[], &[];
     gemm: gemm::Forward<'_>, Algorithm, MATRICES, MATRICES;
     gemm_grad_a: gemm::GradA<'_>, Algorithm, MATRICES, MATRICES;
@@ -112,14 +134,9 @@ impl Entry {
         other_name(self.said, name)
     }
 
-    /// Whether the operation is a convolution, with the options of one.
-    fn convolves(&self) -> bool {
-        matches!(self.chooses, Chooses::Convolution | Chooses::Step)
-    }
-
     /// The option by the name that it has for people; None for a name that Python has the error for.
     pub fn named_choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
-        if !self.convolves() {
+        if self.chooses != Chooses::Convolution {
             return self.choice(option).map(Some);
         }
         let (activation, rounds, norm) = self.options(option)?;
@@ -136,7 +153,7 @@ impl Entry {
     /// An option of calls that are not computed.
     pub fn any_choice(&self) -> Choice {
         match self.chooses {
-            Chooses::Convolution | Chooses::Step => Choice::Convolution(Activation::None, false, None),
+            Chooses::Convolution => Choice::Convolution(Activation::None, false, None),
             Chooses::Algorithm => Choice::Algorithm(Algorithm::Exact),
             Chooses::Nothing => Choice::None,
         }
@@ -145,7 +162,7 @@ impl Entry {
     /// The option as kernels take it: whether there is SiLU, or the name of an algorithm.
     pub fn choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Choice> {
         Ok(match self.chooses {
-            Chooses::Convolution | Chooses::Step => {
+            Chooses::Convolution => {
                 let (silu, rounds, norm) = self.options(option)?;
                 let silu = silu.extract().map_err(|_| wrong_option("silu", &silu, "True or False"))?;
                 let activation = if silu { Activation::Silu } else { Activation::None };
@@ -167,7 +184,7 @@ impl Entry {
         option: &Bound<'py, PyAny>,
     ) -> PyResult<(Bound<'py, PyAny>, bool, Option<HeadNorm>)> {
         let Ok(tuple) = option.cast_exact::<PyTuple>() else { return Ok((option.clone(), false, None)) };
-        if tuple.len() == 2 || self.chooses == Chooses::Step {
+        if tuple.len() == 2 {
             let (activation, rounds) = tuple.extract()?;
             return Ok((activation, rounds, None));
         }

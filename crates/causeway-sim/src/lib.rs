@@ -258,13 +258,14 @@ impl Executor for Simulator {
         let mut counters = vec![0u32; plan.counters as usize];
         let mut arguments = plan.arguments.clone();
         let places = [
-            (plan.workspace_at, workspace.as_mut_ptr() as u64),
-            (plan.counters_at, counters.as_mut_ptr() as u64),
+            (&plan.workspace_at, workspace.as_mut_ptr() as u64),
+            (&plan.counters_at, counters.as_mut_ptr() as u64),
         ];
-        for (at, address) in places {
-            if let Some(at) = at {
-                arguments[at..at + 8].copy_from_slice(&address.to_ne_bytes());
-            }
+        for (at, address) in
+            places.into_iter().flat_map(|(places, address)| places.iter().map(move |at| (*at, address)))
+        {
+            let place: &mut [u8; 8] = (&mut arguments[at..at + 8]).try_into().expect("eight bytes");
+            *place = (address + u64::from_ne_bytes(*place)).to_ne_bytes();
         }
         let (order, seed) = match self.settings.order {
             Order::Ascending => (0, 0),

@@ -94,9 +94,10 @@ impl Modules {
         let mut wanted: Vec<_> =
             wanted.into_values().filter(|kernel| !self.load_known(compiler, &kernel.key)).collect();
         // The same units from the same suite, whatever order a map has.
-        wanted.sort_by(|a, b| (a.program.header, &a.key).cmp(&(b.program.header, &b.key)));
+        let headers = |wanted: &Wanted| (wanted.program.header, wanted.program.others.clone());
+        wanted.sort_by_cached_key(|wanted| (headers(wanted), wanted.key.clone()));
         let units: Vec<_> = wanted
-            .chunk_by(|a, b| a.program.header == b.program.header)
+            .chunk_by(|a, b| headers(a) == headers(b))
             .flat_map(|of_header| of_header.chunks(KERNELS_OF_A_UNIT))
             .collect();
         units.par_iter().try_for_each(|unit| self.compile(compiler, unit))

@@ -17,7 +17,7 @@ fn plan(body: &str, threads: u32, blocks: u32, output: &mut [u32]) -> Plan {
         block: [threads, 1, 1],
         shared_bytes: 4096,
         counters: 1,
-        counters_at: Some(8),
+        counters_at: vec![8],
         ..Plan::new(Choice::of_text("reduction.cuh", "probe", text), &arguments, 0, 0)
     }
 }

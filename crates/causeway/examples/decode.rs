@@ -60,6 +60,7 @@ fn main() -> causeway::Result<()> {
             c: None,
             activation: Activation::Silu,
             round_products: false,
+            norm: None,
             y: y.view_mut(),
         }
         .run(&device)?;

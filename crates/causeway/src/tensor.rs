@@ -339,6 +339,21 @@ impl<'a> TensorMut<'a> {
         TensorMut { meta: part.meta.without(axis), ..part }
     }
 
+    /// Parts of the view side by side along an axis, of so many places each: the channels of q, k and v, say.
+    ///
+    /// # Panics
+    /// If there is no such axis, if the parts leave it, or if elements of the view share memory.
+    pub fn split(self, axis: usize, counts: &[i64]) -> Vec<Self> {
+        assert!(self.meta.is_injective(), "parts of a view lie apart");
+        let mut end = 0;
+        let parts = counts.iter().map(|&count| {
+            end += count;
+            let (meta, offset) = self.meta.narrow(axis, end - count, count);
+            TensorMut { meta, pointer: self.pointer.wrapping_offset(offset), memory: PhantomData }
+        });
+        parts.collect()
+    }
+
     /// A shared view of the same memory, for as long as this one is not used.
     pub fn as_ref(&self) -> TensorRef<'_> {
         TensorRef { pointer: self.pointer, meta: self.meta, memory: PhantomData }

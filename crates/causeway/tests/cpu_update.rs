@@ -143,6 +143,7 @@ fn verify(case: &Case, seed: u64) {
             c: None,
             activation: case.activation,
             round_products: false,
+            norm: None,
             y: y.view_mut(),
         }
         .run(&device)
@@ -200,6 +201,7 @@ fn the_same_bits_for_any_number_of_threads() {
             c: None,
             activation: Activation::Silu,
             round_products: false,
+            norm: None,
             y: y.view_mut(),
         };
         pool.install(|| update.run(&Device::cpu())).unwrap();

@@ -103,6 +103,7 @@ fn a_gated_update_moves_packets() {
         c: Some(read(&[64, 2048], gate)),
         activation: Activation::None,
         round_products: false,
+        norm: None,
         conv_state: written(&[64, 2048, 2], &[2048 * 2, 2, 1]),
         y: written(&[64, 2048], &[2048, 1]),
     };

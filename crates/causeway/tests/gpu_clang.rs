@@ -23,6 +23,7 @@ fn clang_gives_code_objects_for_every_architecture() {
         let directory = tempfile::tempdir().unwrap();
         let program = Program {
             header: "",
+            others: Vec::new(),
             arguments: String::new(),
             instantiation: SCALE.to_string(),
             entry: "scale",

@@ -20,7 +20,13 @@ static_assert(CAUSEWAY_WAVE_SIZE == 32 || CAUSEWAY_WAVE_SIZE == 64, "the host sa
 "#;
 
 fn program(text: &str) -> Program {
-    Program { header: "", arguments: String::new(), instantiation: text.to_string(), entry: "scale" }
+    Program {
+        header: "",
+        others: Vec::new(),
+        arguments: String::new(),
+        instantiation: text.to_string(),
+        entry: "scale",
+    }
 }
 
 fn builder(cache: Cache) -> Builder {
@@ -128,8 +134,13 @@ fn the_second_process_reads_what_the_first_compiled() {
     for (text, entry, target) in
         [(other_text.as_str(), "scale", &target), (SCALE, "other", &target), (SCALE, "scale", &other_target)]
     {
-        let program =
-            Program { header: "", arguments: String::new(), instantiation: text.to_string(), entry };
+        let program = Program {
+            header: "",
+            others: Vec::new(),
+            arguments: String::new(),
+            instantiation: text.to_string(),
+            entry,
+        };
         let code = second.build(&program, target, None).unwrap();
         assert_eq!(code.origin, Origin::Compiled);
         assert_ne!(code.key.unwrap().to_string(), key);

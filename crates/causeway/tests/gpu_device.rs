@@ -218,7 +218,7 @@ fn errors_leave_the_device_usable() {
     assert!(matches!(fails(plan, None), Error::InvalidPlan { .. }));
 
     let mut plan = good.clone();
-    plan.counters_at = Some(37);
+    plan.counters_at = vec![37];
     assert!(matches!(fails(plan, None), Error::InvalidPlan { .. }));
 
     let mut plan = good.clone();

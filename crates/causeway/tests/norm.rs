@@ -1,6 +1,6 @@
 //! Norms of heads: what is refused, and what does not change the bits.
 
-use causeway::causal_conv1d::{Activation, Forward, HeadNorm};
+use causeway::causal_conv1d::{Activation, Forward, HeadNorm, Update};
 use causeway::device::Device;
 use causeway::error::Error;
 use causeway::{DType, HostTensor};
@@ -102,4 +102,63 @@ fn layouts_and_threads_give_the_same_bits() {
         let alone = one.install(|| forward(&x, norm, None, zeros())).unwrap();
         assert_eq!(first.to_f64(), alone.to_f64(), "heads of {head_dim}");
     }
+}
+
+/// y of new positions `(batch, dim, seqlen)`, and the state that they leave.
+fn update(
+    device: &Device,
+    x: &HostTensor,
+    norm: HeadNorm,
+    gate: Option<&HostTensor>,
+    state: &mut HostTensor,
+) -> Result<HostTensor, Error> {
+    let weight = wave(&[x.shape()[1], 4], 0.2);
+    let mut y = HostTensor::zeros(DType::F32, x.shape())?;
+    let read = |name: &str| match name {
+        "x" => Some(x.view()),
+        "weight" => Some(weight.view()),
+        "B" => gate.map(HostTensor::view),
+        _ => None,
+    };
+    let mut written = [Some(state.view_mut()), Some(y.view_mut())];
+    let write = |name: &str| written[usize::from(name == "y")].take();
+    Update::from_named(Activation::Silu, false, Some(norm), read, write).run(device)?;
+    Ok(y)
+}
+
+#[test]
+fn decoding_has_the_bits_of_the_whole_sequence() {
+    let (batch, seqlen) = (3i64, 9);
+    for (dim, head_dim) in [(192, 64), (150, 75), (12, 1)] {
+        let (x, norm) =
+            (wave(&[batch, dim, seqlen], 0.1), HeadNorm { scale: 0.5, ..HeadNorm::new(head_dim) });
+        let whole =
+            forward(&x, norm, None, HostTensor::zeros(DType::F32, x.shape()).unwrap()).unwrap().to_f64();
+        let values = x.to_f64();
+        let mut state = HostTensor::zeros(DType::F32, &[batch, dim, 3]).unwrap();
+        for from in [0usize, 1, 2, 6] {
+            let count = if from == 2 {
+                4
+            } else if from == 6 {
+                3
+            } else {
+                1
+            };
+            let at = |i: usize| i / count * seqlen as usize + from + i % count;
+            let mut part = HostTensor::zeros(DType::F32, &[batch, dim, count as i64]).unwrap();
+            part.assign(|i| values[at(i)]);
+            let y = update(&Device::cpu(), &part, norm, None, &mut state).unwrap().to_f64();
+            assert!(y.iter().enumerate().all(|(i, &y)| y == whole[at(i)]), "{dim} {head_dim} {from}");
+        }
+    }
+}
+
+#[test]
+fn an_update_with_a_norm_has_no_gates() {
+    let x = wave(&[2, 12, 5], 0.1);
+    let mut state = HostTensor::zeros(DType::F32, &[2, 12, 3]).unwrap();
+    let error = update(&Device::cpu(), &x, HeadNorm::new(4), Some(&x), &mut state).unwrap_err().to_string();
+    assert_eq!(error, "B is given, but a norm comes last: multiply, or add, afterwards");
+    let error = update(&Device::cpu(), &x, HeadNorm::new(5), None, &mut state).unwrap_err().to_string();
+    assert_eq!(error, "norm has head_dim 5: expected a divisor of dim, which is 12");
 }

@@ -117,8 +117,17 @@ fn name_of(plan: &Plan) -> Result<String> {
         } else if let Some((_, bounds)) = line.split_once("_KERNEL(") {
             let bounds = bounds.split(')').next().unwrap_or_default();
             words.push(format!("| ({bounds})"));
-        } else if !line.starts_with("struct ")
-            && !line.starts_with("causeway::")
+        } else if line.starts_with("namespace ") {
+            // Of a launch of several calls, each of which has a body.
+            words.push("&".to_string());
+        } else if let Some(body) = line.strip_suffix("<Problem, Tile>(arguments, block);") {
+            words.push(plain(body));
+        } else if line.starts_with("if (causeway::block_index<1>()") {
+            words.push("uneven".to_string());
+        } else if !["struct ", "causeway::", "CAUSEWAY_DEVICE ", "const causeway::", "member_"]
+            .iter()
+            .chain(&["if (block < ", "} else if (block < "])
+            .any(|known| line.starts_with(known))
             && !matches!(line, "};" | "}")
         {
             bail!("a line of {} that no name says: {line:?}", plan.entry());

@@ -15,13 +15,14 @@ from causeway._torch.eager import expect_all, is_compiling, is_watched
 from causeway._torch.gated import causal_conv1d_gated_packed
 from causeway._torch.gemm import gemm, gemm_grad_a, gemm_grad_ab, gemm_grad_b
 from causeway._torch.operators import write
-from causeway._torch.qkv import causal_conv1d_qkv, update_qkv
+from causeway._torch.qkv import causal_conv1d_qkv, causal_conv1d_qkv_update
 
 __all__ = [
     "Tensor",
     "causal_conv1d_fn",
     "causal_conv1d_gated_packed",
     "causal_conv1d_qkv",
+    "causal_conv1d_qkv_update",
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
     "expect_all",
@@ -31,7 +32,6 @@ __all__ = [
     "gemm_grad_b",
     "is_compiling",
     "is_watched",
-    "update_qkv",
     "write",
 ]
 

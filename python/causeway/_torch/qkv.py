@@ -4,73 +4,110 @@ import torch
 
 from causeway import _native
 from causeway._activation import kernel_option
-from causeway._qkv import AXES, parts_of, split
-from causeway._torch.conv1d import causal_conv1d_fn, is_watched_gradient
+from causeway._qkv import AXES, parts_of, split, steps_of
+from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, is_watched_gradient
 from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct
 from causeway._torch.operators import backward_results
 
 
-def update_qkv(convolved, x, conv_state, before):
-    """q, k and v of new positions, by a function of those and the states in front of them. Shifts them into conv_state."""
+def causal_conv1d_qkv_update(given, sizes, options, others):
+    """See `causeway.causal_conv1d_qkv_update`: q, k and v, of the axes of x."""
+    x, conv_state, *_ = given
     if conv_state.requires_grad:
         raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
-    if conv_state.dtype != x.dtype and autocast_dtype(x) is None:
+    is_cast = autocast_dtype(x) is not None
+    if conv_state.dtype != x.dtype and not is_cast:
         raise TypeError(f"conv_state has dtype {conv_state.dtype}: expected {x.dtype}, as x has")
-    state_len = conv_state.shape[-1]
-    with torch.no_grad():
-        results = convolved(x, conv_state[..., state_len - before :] if before else None)
-        if state_len:
-            conv_state.copy_(torch.cat((conv_state, x), -1)[..., -state_len:])
-    return results
+    steps = steps_of(given, sizes, options)
+    tensors = [tensor for step in steps for tensor in (step.x, step.conv_state, step.weight, step.bias)]
+    if is_compiling() or is_cast or not is_direct(*tensors, *others) or x.is_nested:
+        ys = [causal_conv1d_update(step.inputs(others), step.conv_state, step.option) for step in steps]
+    else:
+        ys = _native.causal_conv1d_update.run_together([
+            (step.inputs(others), kernel_option(step.option), (step.conv_state, _room(step.x))) for step in steps
+        ])  # fmt: skip
+    return tuple(_heads(y, step.head_dim) for y, step in zip(ys, steps))
 
 
-def _compute(given, sizes, options, indices, returns_states):
-    """q, k and v as (batch, seqlen, channels), which kernels write in this order, and their final states."""
-    results, states = [], []
-    for part in parts_of(given, sizes, options):
-        batch, dim, seqlen = part.x.shape
-        y = part.x.new_empty((batch, seqlen, dim))
-        outputs = y.transpose(1, 2), ... if returns_states else None
-        result = _native.causal_conv1d_forward.run(part.inputs(*indices), kernel_option(part.option), outputs)
-        results.append(y)
-        states.append(result[1] if returns_states else None)
-    return tuple(results), _joined(states, sizes)
+def _room(x):
+    """A place for the result in the order of (batch, seqlen, channels): where x has that order, operations make one."""
+    if x.stride(1) == 1:
+        return ...
+    return x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).movedim(-1, 1)
 
 
-def _joined(states, sizes):
-    return torch.cat(states, 1) if sizes is not None and states[0] is not None else tuple(states)
+def _heads(y, head_dim):
+    """(batch, heads, head_dim), or with seqlen as its second axis, of a result that has channels as the second."""
+    y = (y if y.ndim == 2 else y.transpose(1, 2)).contiguous()
+    return y.view(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
 
 
-class _Packed(torch.autograd.Function):
-    """The three convolutions of one tensor. Autograd's own gradient of parts joins them again, which costs a copy of all three."""
+def _compute(parts, sizes, indices, returns_states):
+    """q, k and v, and final states, in one tensor where there are sizes."""
+    states, rooms = None, (None,) * 3
+    if returns_states and sizes is not None:
+        # Kernels write to its parts.
+        x, cu_seqlens = parts[0].x, indices[1]
+        sequences = x.shape[0] if cu_seqlens is None else max(cu_seqlens.shape[0] - 1, 0)
+        states = x.new_empty((sequences, sum(sizes), max(parts[0].weight.shape[-1] - 1, 0)))
+        rooms = split(states, 1, sizes)
+    elif returns_states:
+        rooms = (...,) * 3
+    found = _native.causal_conv1d_forward.run_together([
+        (part.inputs(*indices), kernel_option(part.option), (_room(part.x), room)) for part, room in zip(parts, rooms)
+    ])  # fmt: skip
+    ys, found = zip(*found) if returns_states else (found, (None,) * 3)
+    heads = tuple(_heads(y, part.head_dim) for y, part in zip(ys, parts))
+    return heads, found if states is None else states
+
+
+class _Together(torch.autograd.Function):
+    """The three convolutions, and their gradients, in one launch each. The gradient of one x is one tensor, which the parts write to:
+    autograd's own would join them, which costs a copy of all three."""
 
     @staticmethod
     def forward(ctx, sizes, options, returns_states, *tensors):
         ctx.sizes, ctx.options = sizes, options
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        results, states = _compute(tensors[:4], sizes, options, tensors[4:], returns_states)
-        return (*results, states) if returns_states else results
+        results, states = _compute(parts_of(_given(tensors[:-2], sizes), sizes, options), sizes, tensors[-2:], returns_states)
+        if not returns_states:
+            return results
+        return (*results, states) if sizes is not None else (*results, *states)
 
     @staticmethod
-    def backward(ctx, dq, dk, dv, dfinal_states=None):
-        *given, seq_idx, cu_seqlens = ctx.saved_tensors
-        watched = is_watched_gradient(dq, dk, dv, dfinal_states)
-        gradients = [None if t is None or watched else torch.empty_like(t) for t in given]
-        places = zip(*(split(t, axis, ctx.sizes) for t, axis in zip(gradients, AXES)))
-        parts = parts_of(given, ctx.sizes, ctx.options)
-        found = []
-        for part, dy, dstate, outputs in zip(parts, (dq, dk, dv), split(dfinal_states, 1, ctx.sizes), places):
-            dy = torch.zeros_like(part.x) if dy is None else dy.transpose(1, 2)
+    def backward(ctx, dq, dk, dv, *dstates):
+        *tensors, seq_idx, cu_seqlens = ctx.saved_tensors
+        sizes, dys = ctx.sizes, (dq, dk, dv)
+        watched = is_watched_gradient(*dys, *dstates)
+        parts = parts_of(_given(tensors, sizes), sizes, ctx.options)
+        gradients = [None if t is None or watched else torch.empty_like(t) for t in tensors]
+        places = parts_of(_given(gradients, sizes), sizes, ctx.options) if not watched else parts
+        if sizes is not None:
+            dstates = split(*dstates, 1, sizes) if dstates else dstates
+        calls = []
+        for part, place, dy, dstate in zip(parts, places, dys, dstates or (None,) * 3):
+            dy = torch.zeros_like(part.x) if dy is None else dy.flatten(2).transpose(1, 2)
             inputs = part.x, part.weight, part.bias, dy, part.initial_states, seq_idx, cu_seqlens, dstate
-            option = kernel_option(part.option)
-            if watched:
-                found.append(backward_results(inputs, option)[:4])
-            else:
-                _native.causal_conv1d_backward.run(inputs, option, (*outputs, None, None))
+            outputs = place.x, place.weight, place.bias, place.initial_states, None, None
+            calls.append((inputs, kernel_option(part.option), outputs))
         if watched:
-            gradients = [None if one[0] is None else torch.cat(one, axis) for one, axis in zip(zip(*found), AXES)]
+            found = list(zip(*(backward_results(inputs, option)[:4] for inputs, option, _ in calls)))
+            if sizes is None:
+                gradients = [one for three in found for one in three]
+            else:
+                gradients = [None if three[0] is None else torch.cat(three, axis) for three, axis in zip(found, AXES)]
+        else:
+            _native.causal_conv1d_backward.run_together(calls)
         return None, None, None, *gradients, None, None
+
+
+def _given(tensors, sizes):
+    """x, weight, bias and initial_states of one list: three each without sizes."""
+    if sizes is not None:
+        return tensors
+    threes = [tuple(tensors[at : at + 3]) for at in (0, 3, 6, 9)]
+    return [None if three[0] is None else three for three in threes]
 
 
 def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
@@ -90,15 +127,18 @@ def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
     tensors = [tensor for part in parts for tensor in part.inputs(*indices)]
     direct = not is_compiling() and is_direct(*tensors) and not parts[0].x.is_nested
     needs_gradient = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
-    if direct and needs_gradient and sizes is not None:
-        results, states = _Packed.apply(sizes, options, returns_states, *given, *indices), None
+    states = (None,) * 3
+    if direct and needs_gradient:
+        flat = given if sizes is not None else [one for three in given for one in three or (None,) * 3]
+        results = _Together.apply(sizes, options, returns_states, *flat, *indices)
         if returns_states:
-            *results, states = results
-    elif direct and not needs_gradient:
-        results, states = _compute(given, sizes, options, indices, returns_states)
+            results, states = results[:3], results[3] if sizes is not None else results[3:]
+    elif direct:
+        results, states = _compute(parts, sizes, indices, returns_states)
     else:
-        found = [causal_conv1d_fn(part.inputs(*indices), part.option, returns_states, None, True) for part in parts]
-        ys, states = zip(*found) if returns_states else (found, (None,) * 3)
-        results, states = [y.transpose(1, 2).contiguous() for y in ys], _joined(states, sizes)
-    heads = [y.unflatten(-1, (y.shape[-1] // part.head_dim, part.head_dim)) for y, part in zip(results, parts)]
-    return tuple(heads), states
+        ys = [causal_conv1d_fn(part.inputs(*indices), part.option, returns_states, None, True) for part in parts]
+        if returns_states:
+            ys, states = zip(*ys)
+            states = states if sizes is None else torch.cat(states, 1)
+        results = tuple(_heads(y, part.head_dim) for y, part in zip(ys, parts))
+    return results, states

@@ -59,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long)]
     round_products: bool,
 
-    /// conv1d-forward, conv1d-backward: divide the activation by its L2 norm over heads of so many channels; eps and scale are
+    /// conv1d: divide the activation by its L2 norm over heads of so many channels; eps and scale are
     /// 1e-6 and 1 by default
     #[arg(long, value_name = "HEAD_DIM[,EPS[,SCALE]]")]
     norm: Option<HeadNorm>,

@@ -38,6 +38,25 @@ with_one_launch!(
     gemm::GradB<'_>
 );
 
+/// Calls of one operation that are launched together.
+pub(super) struct Together<O>(pub Vec<O>);
+
+macro_rules! together {
+    ($($operation:ident),*) => {$(
+        impl Call for Together<$operation<'_>> {
+            fn plans(&self, facts: &DeviceFacts) -> Result<Vec<Plan>> {
+                $operation::plans_together(&self.0, facts)
+            }
+
+            fn run(&mut self, device: &Device) -> Result<()> {
+                $operation::run_together(&mut self.0, device)
+            }
+        }
+    )*};
+}
+
+together!(Forward, Backward, Update);
+
 impl Call for gemm::GradAB<'_> {
     fn plans(&self, facts: &DeviceFacts) -> Result<Vec<Plan>> {
         Ok(gemm::GradAB::plans(self, facts)?.into_iter().flatten().collect())

@@ -73,6 +73,8 @@ pub struct Conv1d {
     pub round_products: bool,
     /// The activation is divided by its norm over heads.
     pub norm: Option<HeadNorm>,
+    /// Three calls, of parts of the channels, that are made together.
+    pub together: bool,
     /// Which of [`Conv1d::flags`] the calls have, and with them their gradients.
     pub given: BTreeSet<&'static str>,
     /// With seq_idx.
@@ -118,6 +120,10 @@ pub struct Update {
     pub c: bool,
     /// Products with gates are rounded to the dtype.
     pub round_products: bool,
+    /// The activation is divided by its norm over heads.
+    pub norm: Option<HeadNorm>,
+    /// Three calls, of parts of the channels, that are made together.
+    pub together: bool,
     /// With conv_state_indices: twice as many state rows as entries, in mixed order, every third entry padding.
     pub conv_state_indices: bool,
     /// What x and conv_state hold.
@@ -421,6 +427,7 @@ impl Problem {
                 options.extend(Conv1d::flags().filter(|name| c.has(name)).map(str::to_string));
                 options.extend(c.round_products.then(|| "round_products".into()));
                 options.extend(c.norm.map(|norm| format!("norm {norm}")));
+                options.extend(c.together.then(|| "together".into()));
                 options.extend(c.seq_idx.as_ref().map(|_| "seq_idx".into()));
                 options.extend(c.cu_seqlens.as_ref().map(CuSeqlens::describe));
                 options.extend((c.weight_dtype != c.dtype).then(|| format!("weight {}", c.weight_dtype)));
@@ -439,6 +446,8 @@ impl Problem {
                 let gates = GATES.into_iter().zip([u.b, u.c]);
                 options.extend(gates.filter(|(_, given)| *given).map(|(name, _)| name.to_string()));
                 options.extend(u.round_products.then(|| "round_products".into()));
+                options.extend(u.norm.map(|norm| format!("norm {norm}")));
+                options.extend(u.together.then(|| "together".into()));
                 options.extend((u.weight_dtype != u.dtype).then(|| format!("weight {}", u.weight_dtype)));
                 options.extend((u.values != Values::Uniform).then(|| format!("values {}", u.values)));
             }

@@ -109,7 +109,7 @@ impl Tensors {
     /// What an update has to give.
     pub fn update_truth(&self, update: &Update) -> Truth {
         let inputs = self.oracle_inputs::<causal_conv1d::Update<'_>>(update.activation);
-        oracle::update(&inputs.rounding_products(update.round_products))
+        oracle::update(&inputs.rounding_products(update.round_products).normalised(update.norm))
     }
 
     fn oracle_inputs<O: Operation>(&self, activation: Activation) -> Inputs<'_> {

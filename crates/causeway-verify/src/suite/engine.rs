@@ -120,14 +120,16 @@ impl Run<'_> {
         let inputs = placed.views(Input::view);
 
         let results = conv1d.forward_results(|_, arrangement| self.poisoned(&arrangement))?;
-        let results = self.call("conv1d-forward", results, |results, with| {
-            with(&mut conv1d.forward(&inputs, results, Output::view))
+        let results = self.call("conv1d-forward", results, |results, with| match conv1d.together {
+            true => with(&mut conv1d.forward_together(&inputs, results, Output::view)),
+            false => with(&mut conv1d.forward(&inputs, results, Output::view)),
         })?;
         self.check_each(tensors.forward_truth(conv1d), results)?;
 
         let results = conv1d.backward_results(|_, arrangement| self.poisoned(&arrangement))?;
-        let results = self.call("conv1d-backward", results, |results, with| {
-            with(&mut conv1d.backward(&inputs, results, Output::view))
+        let results = self.call("conv1d-backward", results, |results, with| match conv1d.together {
+            true => with(&mut conv1d.backward_together(&inputs, results, Output::view)),
+            false => with(&mut conv1d.backward(&inputs, results, Output::view)),
         })?;
         self.check_each(tensors.backward_truth(conv1d), results)
     }
@@ -177,8 +179,9 @@ impl Run<'_> {
             _ => self.poisoned(&arrangement),
         })?;
         let _guards = Guards::around(self.device, tensors.all());
-        let results = self.call("conv1d-update", results, |results, with| {
-            with(&mut update.call(&inputs, results, Output::view))
+        let results = self.call("conv1d-update", results, |results, with| match update.together {
+            true => with(&mut update.together(&inputs, results, Output::view)),
+            false => with(&mut update.call(&inputs, results, Output::view)),
         })?;
         self.check_each(truth, results)
     }

@@ -10,6 +10,7 @@ use causeway::tensor::{DType, Location, TensorMut, TensorRef};
 use causeway::{Arrangement, Device};
 use rayon::prelude::*;
 
+use super::calls::Call as _;
 use super::case::{Case, Problem};
 use super::gemm::{GemmResults, GemmTensors};
 
@@ -27,6 +28,15 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
             let inputs = conv1d.inputs(|_, arrangement| space.input(&arrangement))?;
             let mut forward = conv1d.forward_results(|_, arrangement| space.output(&arrangement))?;
             let mut backward = conv1d.backward_results(|_, arrangement| space.output(&arrangement))?;
+            if conv1d.together {
+                let forward =
+                    conv1d.forward_together(&inputs, &mut forward, TensorMut::reborrow).plans(facts)?;
+                let backward =
+                    conv1d.backward_together(&inputs, &mut backward, TensorMut::reborrow).plans(facts)?;
+                let forward = forward.into_iter().map(|plan| ("conv1d-forward", Some(plan)));
+                let all = forward.chain(backward.into_iter().map(|plan| ("conv1d-backward", Some(plan))));
+                return Ok(all.filter_map(|(call, plan)| Some((call, plan?))).collect());
+            }
             vec![
                 ("conv1d-forward", conv1d.forward(&inputs, &mut forward, TensorMut::reborrow).plan(facts)?),
                 (
@@ -44,6 +54,10 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
         Problem::Update(update) => {
             let inputs = update.inputs(|_, arrangement| space.input(&arrangement))?;
             let mut results = update.results(|_, arrangement| space.output(&arrangement))?;
+            if update.together {
+                let plans = update.together(&inputs, &mut results, TensorMut::reborrow).plans(facts)?;
+                return Ok(plans.into_iter().map(|plan| ("conv1d-update", plan)).collect());
+            }
             vec![("conv1d-update", update.call(&inputs, &mut results, TensorMut::reborrow).plan(facts)?)]
         }
         Problem::VarlenStates(states) => {
@@ -69,7 +83,7 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
 
 /// All that a launch is made of, to tell it from others.
 pub fn identity(call: &str, plan: &Plan) -> Vec<u8> {
-    let places = (plan.workspace_at, plan.counters_at, plan.begins_early, plan.cluster);
+    let places = (plan.workspace_at.first(), plan.counters_at.first(), plan.begins_early, plan.cluster);
     let mut identity = format!("{call}\n{plan}\n{places:?}\n").into_bytes();
     identity.extend(&plan.arguments);
     identity

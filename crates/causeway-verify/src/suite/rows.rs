@@ -259,6 +259,8 @@ pub(super) struct Conv1dRow {
     round_products: bool,
     norm: Option<Named<HeadNorm>>,
     #[serde(default)]
+    together: bool,
+    #[serde(default)]
     given: Given,
     seq_idx: Option<Vec<(i64, i32)>>,
     cu_seqlens: Option<CuSeqlensRow>,
@@ -300,16 +302,8 @@ impl Row for Conv1dRow {
         if let Some(name) = self.omit.iter().find(|name| !omissible.contains(&name.as_str())) {
             return Err(format!("omit has {name:?}: expected any of {}", omissible.join(", ")));
         }
-        let norm = self.norm.map(|norm| norm.0);
-        if let Some(HeadNorm { head_dim, .. }) = norm {
-            let whole = head_dim > 0 && dim % head_dim == 0;
-            require(
-                whole,
-                format!("norm has head_dim {head_dim}: expected a divisor of dim, which is {dim}"),
-            )?;
-            let other = GATES.into_iter().chain(["residual"]).find(|other| self.given.0.contains(other));
-            require(other.is_none(), "such a row can have no gates and no residual: a norm comes last")?;
-        }
+        let others = GATES.into_iter().chain(["residual"]);
+        let norm = norm(self.norm, dim, others.into_iter().any(|other| self.given.0.contains(other)))?;
         let output_layout = self.output_layout.map_or(layout, |layout| layout.0);
         if self.sample {
             require(norm.is_none(), "sample is true: such a row can have no norm, whose heads it would cut")?;
@@ -338,6 +332,7 @@ impl Row for Conv1dRow {
             activation: self.activation.0,
             round_products: self.round_products,
             norm,
+            together: self.together,
             given: self.given.0.clone(),
             seq_idx: self.seq_idx.clone().map(|runs| SeqIdx { runs }),
             cu_seqlens,
@@ -407,6 +402,7 @@ impl Row for ParityRow {
             activation: self.activation.0,
             round_products: false,
             norm: None,
+            together: false,
             given: self.given.0.clone(),
             seq_idx: None,
             cu_seqlens: None,
@@ -447,6 +443,9 @@ pub(super) struct UpdateRow {
     c: bool,
     #[serde(default)]
     round_products: bool,
+    norm: Option<Named<HeadNorm>>,
+    #[serde(default)]
+    together: bool,
     values: Option<Named<Values>>,
     #[serde(default)]
     memory: Memory,
@@ -473,6 +472,7 @@ impl Row for UpdateRow {
         )?;
         let values = self.values.map_or(Values::Uniform, |values| values.0);
         require(values != Values::NanPadding, "values is nan-padding: an update has no seq_idx")?;
+        let norm = norm(self.norm, dim, self.b || self.c)?;
         Ok(Problem::Update(Update {
             batch,
             dim,
@@ -489,6 +489,8 @@ impl Row for UpdateRow {
             b: self.b,
             c: self.c,
             round_products: self.round_products,
+            norm,
+            together: self.together,
             values,
             memory: self.memory.clone(),
         }))
@@ -582,6 +584,18 @@ impl Row for GemmRow {
     fn fault(&self) -> Option<Fault> {
         self.fault.clone()
     }
+}
+
+/// The norm of a row, whose channels have to be whole heads. `others` are what a norm does not go with.
+fn norm(norm: Option<Named<HeadNorm>>, dim: i64, others: bool) -> Result<Option<HeadNorm>, String> {
+    let Some(Named(norm)) = norm else { return Ok(None) };
+    let head_dim = norm.head_dim;
+    require(
+        head_dim > 0 && dim % head_dim == 0,
+        format!("norm has head_dim {head_dim}: expected a divisor of dim, which is {dim}"),
+    )?;
+    require(!others, "such a row can have no gates and no residual: a norm comes last")?;
+    Ok(Some(norm))
 }
 
 fn check_sizes(shape: &[i64], width: i64) -> Result<(), String> {

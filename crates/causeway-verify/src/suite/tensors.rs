@@ -1,12 +1,13 @@
 //! The tensors of a case's calls by name, whatever stands for a tensor: its arrangement, memory of the host or of a device, or a
 //! view. Which there are, and how they lie, follows from the operations' tables; the calls are put together here and nowhere else.
 
-use causeway::causal_conv1d::{self, Backward, Forward};
+use causeway::causal_conv1d::{self, Backward, Forward, HeadNorm};
 use causeway::error::Result;
 use causeway::operation::{Argument, Axis, DTypes, Operation, Role, Size};
 use causeway::tensor::{DType, TensorMut, TensorRef};
 use causeway::{Arrangement, HostTensor};
 
+use super::calls::Together;
 use super::case::{Conv1d, Update, VarlenStates};
 use super::layout::dense;
 use super::results::Results;
@@ -271,6 +272,22 @@ impl Conv1d {
         Forward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
     }
 
+    /// The calls of forward that are made together.
+    pub(super) fn forward_together<'a, T: 'a>(
+        &self,
+        inputs: &Tensors<TensorRef<'a>>,
+        results: &'a mut Tensors<T>,
+        view: impl Fn(&'a mut T) -> TensorMut<'a>,
+    ) -> Together<Forward<'a>> {
+        let calls =
+            apart::<Forward<'_>>(inputs, results.views_mut(view), &parts(self.dim, self.norm.as_ref()));
+        let (activation, round, norm) = (self.activation, self.round_products, self.norm);
+        let call = |(inputs, mut results): (Tensors<_>, Tensors<_>)| {
+            Forward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
+        };
+        Together(calls.into_iter().map(call).collect())
+    }
+
     /// The call of backward.
     pub fn backward<'a, T: 'a>(
         &self,
@@ -282,12 +299,68 @@ impl Conv1d {
         let (activation, round, norm) = (self.activation, self.round_products, self.norm);
         Backward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
     }
+
+    /// The calls of backward that are made together.
+    pub(super) fn backward_together<'a, T: 'a>(
+        &self,
+        inputs: &Tensors<TensorRef<'a>>,
+        results: &'a mut Tensors<T>,
+        view: impl Fn(&'a mut T) -> TensorMut<'a>,
+    ) -> Together<Backward<'a>> {
+        let calls =
+            apart::<Backward<'_>>(inputs, results.views_mut(view), &parts(self.dim, self.norm.as_ref()));
+        let (activation, round, norm) = (self.activation, self.round_products, self.norm);
+        let call = |(inputs, mut results): (Tensors<_>, Tensors<_>)| {
+            Backward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
+        };
+        Together(calls.into_iter().map(call).collect())
+    }
 }
 
 /// The axis of a tensor of forward or backward that channels lie along; None if there is none.
 pub fn channel_axis(name: &str) -> Option<usize> {
     let argument = Forward::ARGUMENTS.iter().chain(Backward::ARGUMENTS).find(|known| known.name == name)?;
     argument.shape.axes.iter().position(|axis| axis.size == Size::Dim)
+}
+
+/// Channels of the calls that are made together: a quarter of the heads, another one, and the rest.
+fn parts(dim: i64, norm: Option<&HeadNorm>) -> [i64; 3] {
+    let head_dim = norm.map_or(1, |norm| norm.head_dim.max(1));
+    let part = (dim / head_dim + 3) / 4 * head_dim;
+    let first = part.min(dim);
+    let second = part.min(dim - first);
+    [first, second, dim - first - second]
+}
+
+/// What calls of parts of the channels have: those of `x` and of all that has its channels, and the rest as it is.
+fn apart<'a, O: Operation>(
+    inputs: &Tensors<TensorRef<'a>>,
+    results: Tensors<TensorMut<'a>>,
+    parts: &[i64; 3],
+) -> Vec<(Tensors<TensorRef<'a>>, Tensors<TensorMut<'a>>)> {
+    let axis = |name: &str| match name {
+        // New positions, whose rank is free.
+        "x" | "y" | "B" | "C" => Some(1),
+        _ => O::ARGUMENTS
+            .iter()
+            .find(|known| known.name == name)
+            .and_then(|argument| argument.shape.axes.iter().position(|axis| axis.size == Size::Dim)),
+    };
+    let mut calls: Vec<_> = parts.iter().map(|_| (Tensors(Vec::new()), Tensors(Vec::new()))).collect();
+    for (name, tensor) in inputs.iter() {
+        let mut first = 0;
+        for (call, &count) in calls.iter_mut().zip(parts) {
+            call.0.0.push((name, axis(name).map_or(*tensor, |axis| tensor.narrow(axis, first, count))));
+            first += count;
+        }
+    }
+    for (name, tensor) in results.0 {
+        let Some(axis) = axis(name) else { unreachable!("results have channels") };
+        for (call, part) in calls.iter_mut().zip(tensor.split(axis, parts)) {
+            call.1.0.push((name, part));
+        }
+    }
+    calls
 }
 
 impl Update {
@@ -350,9 +423,27 @@ impl Update {
         causal_conv1d::Update::from_named(
             self.activation,
             self.round_products,
+            self.norm,
             |name| inputs.view(name),
             |name| results.take(name),
         )
+    }
+
+    /// The calls that are made together.
+    pub(super) fn together<'a, T: 'a>(
+        &self,
+        inputs: &Tensors<TensorRef<'a>>,
+        results: &'a mut Tensors<T>,
+        view: impl Fn(&'a mut T) -> TensorMut<'a>,
+    ) -> Together<causal_conv1d::Update<'a>> {
+        use causal_conv1d::Update;
+        let parts = parts(self.dim, self.norm.as_ref());
+        let calls = apart::<Update<'_>>(inputs, results.views_mut(view), &parts);
+        let (activation, round, norm) = (self.activation, self.round_products, self.norm);
+        let call = |(inputs, mut results): (Tensors<_>, Tensors<_>)| {
+            Update::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
+        };
+        Together(calls.into_iter().map(call).collect())
     }
 }
 

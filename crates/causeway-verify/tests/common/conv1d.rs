@@ -183,6 +183,7 @@ impl UpdateInputs {
             c: None,
             activation: self.activation,
             round_products: false,
+            norm: None,
             y: y.view_mut(),
         }
         .run(device)

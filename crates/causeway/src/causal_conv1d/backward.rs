@@ -87,7 +87,7 @@ impl Backward<'_> {
         let sizes = Check::new(&self.x)?.sizes(&self.weight, self.cu_seqlens.as_ref())?;
         check(self, &sizes.table())?;
         let others = [("B", self.b.is_some()), ("C", self.c.is_some()), ("dC", self.dc.is_some())];
-        HeadNorm::check(self.norm.as_ref(), sizes.dim, others)?;
+        HeadNorm::check(self.norm.as_ref(), sizes.dim, &others)?;
         Ok(sizes)
     }
 }

@@ -71,7 +71,7 @@ impl Forward<'_> {
         check(self, &sizes.table())?;
         let others =
             [("B", self.b.is_some()), ("C", self.c.is_some()), ("residual", self.residual.is_some())];
-        HeadNorm::check(self.norm.as_ref(), sizes.dim, others)?;
+        HeadNorm::check(self.norm.as_ref(), sizes.dim, &others)?;
         Ok(sizes)
     }
 }

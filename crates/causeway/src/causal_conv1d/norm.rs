@@ -29,7 +29,7 @@ impl HeadNorm {
     }
 
     /// Checks the numbers against a call's channels, and that nothing follows the activation but the norm.
-    pub(super) fn check(norm: Option<&Self>, dim: i64, others: [(&'static str, bool); 3]) -> Result<()> {
+    pub(super) fn check(norm: Option<&Self>, dim: i64, others: &[(&'static str, bool)]) -> Result<()> {
         let Some(&HeadNorm { head_dim, eps, scale }) = norm else { return Ok(()) };
         if head_dim < 1 || dim % head_dim != 0 {
             return Err(Error::HeadDim { found: head_dim, dim });
@@ -42,8 +42,8 @@ impl HeadNorm {
             return Err(Error::NormNumber { name: "scale", found: scale, expected: "that an f32 can hold" });
         }
         let because = "a norm comes last: multiply, or add, afterwards";
-        match others.into_iter().find(|(_, given)| *given) {
-            Some((argument, _)) => Err(Error::Unexpected { argument, because }),
+        match others.iter().find(|(_, given)| *given) {
+            Some(&(argument, _)) => Err(Error::Unexpected { argument, because }),
             None => Ok(()),
         }
     }

@@ -1,8 +1,8 @@
 //! Arguments of the decode update.
 
-use super::Activation;
 use super::arguments::*;
 use super::validate::{self, Check};
+use super::{Activation, HeadNorm};
 use crate::checks;
 use crate::error::{Error, Result};
 use crate::operation::{check, operation};
@@ -21,6 +21,8 @@ operation! {
     ///
     /// With gates, B ⊙ x stands for x, in the sum and in the state, and y is multiplied with C. The state holds B ⊙ x as x's
     /// dtype has it: later calls read it so.
+    ///
+    /// With a norm, `y = scale · u / √(Σ u² + eps)` of `u = act(…)`, summed over the channels of each head; the state holds x.
     ///
     /// A negative `conv_state_indices[b]` gives `y[b] = 0` and leaves every state alone.
     pub struct Update;
@@ -45,6 +47,8 @@ operation! {
         activation: Activation;
         /// As in [`Forward`](super::Forward).
         round_products: bool;
+        /// Divides the activation by its norm over each head. Without gates.
+        norm: Option<HeadNorm>;
     }
     writes {
         /// `(rows, dim, state_len)`, of x's dtype, with `state_len ≥ width - 1`; changed in place.
@@ -106,6 +110,7 @@ impl Update<'_> {
                 return Err(Error::Rank { argument, expected: "the shape of x", found: meta.shape });
             }
         }
+        HeadNorm::check(self.norm.as_ref(), dim, &[("B", self.b.is_some()), ("C", self.c.is_some())])?;
         if let Some(lengths) = &self.cache_seqlens {
             let most = i64::from(i32::MAX);
             validate::values_in_range("cache_seqlens", lengths, 0, most, "a count of positions")?;

@@ -6,11 +6,12 @@ use super::Device;
 use crate::backend::cpu::causal_conv1d::Work;
 use crate::backend::gpu::gemm::Problem;
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
-use crate::backend::gpu::{GpuDevice, Ready};
+use crate::backend::gpu::{GpuDevice, Ready, together};
 use crate::backend::{cpu, gpu};
 use crate::causal_conv1d::{Backward, Forward, Update, VarlenStates};
 use crate::error::Result;
 use crate::gemm;
+use crate::operation::Operation as _;
 
 /// An operation of one launch: its first tensor, which says where the call is, what computes it on a CPU, and its planner.
 macro_rules! operation {
@@ -62,6 +63,71 @@ macro_rules! operation {
         }
     };
 }
+
+/// An operation whose calls can be launched together: its first tensor, and the planner of a call beside others.
+macro_rules! together {
+    ($operation:ident, $first:literal: $argument:ident, gpu: $plan:expr) => {
+        impl $operation<'_> {
+            /// Validates several calls that know nothing of each other, then computes them: on a GPU in one launch where their kernels
+            /// have blocks of one size, else one after the other. Each has the bits of a call of its own, but for the order of sums over
+            /// positions, which may be cut in other places.
+            ///
+            /// # Errors
+            /// As for `run`. After an error of arguments nothing has been written.
+            pub fn run_together(calls: &mut [Self], device: &Device) -> Result<()> {
+                for call in &mut *calls {
+                    call.validate()?;
+                    device.expect($first, call.$argument.location())?;
+                }
+                let Some(facts) = device.facts() else {
+                    return calls.iter_mut().try_for_each(|call| call.run(device));
+                };
+                for plan in Self::plans_together(calls, facts)? {
+                    // SAFETY: the planner gets the validated views, which are where the device is.
+                    unsafe { device.execute(|_| Ok(Some(plan))) }?;
+                }
+                Ok(())
+            }
+
+            /// The launches that such calls are on a GPU with these facts.
+            ///
+            /// # Errors
+            /// As for `plan`.
+            pub fn plans_together(calls: &[Self], facts: &DeviceFacts) -> Result<Vec<Plan>> {
+                let bytes = |call: &Self| {
+                    let (read, written) = call.traffic();
+                    read + written
+                };
+                let total = calls.iter().map(bytes).sum();
+                let beside = |call: &Self| {
+                    let plan: fn(&Self, &_, &DeviceFacts) -> Result<Option<Plan>> = $plan;
+                    plan(call, &call.validate()?, &together::share(facts, bytes(call), total))
+                };
+                if calls.len() > 1 {
+                    let plans = calls.iter().map(beside).collect::<Result<Vec<_>>>()?;
+                    let plans: Vec<_> =
+                        plans.into_iter().flatten().filter(|plan| !plan.grid.contains(&0)).collect();
+                    if let Some(plan) = together::join(&plans) {
+                        return Ok(vec![plan]);
+                    }
+                }
+                calls.iter().filter_map(|call| call.plan(facts).transpose()).collect()
+            }
+
+            /// Plans such calls for a GPU and loads their kernels.
+            ///
+            /// # Errors
+            /// As for `ready`.
+            pub fn ready_together(calls: &[Self], device: &GpuDevice) -> Result<Vec<Ready>> {
+                let plans = Self::plans_together(calls, device.facts())?.into_iter();
+                plans.filter_map(|plan| device.ready(Some(plan)).transpose()).collect()
+            }
+        }
+    };
+}
+together!(Forward, "x": x, gpu: gpu::causal_conv1d::forward::plan);
+together!(Backward, "x": x, gpu: gpu::causal_conv1d::backward::plan_beside);
+together!(Update, "x": x, gpu: gpu::causal_conv1d::update::plan);
 
 operation!(
     Forward<'_>, "x": x,

@@ -29,7 +29,7 @@ pub struct Call {
     pub activation: Option<Activation>,
     /// conv1d with gates: round products to x's dtype, as separate kernels do.
     pub round_products: bool,
-    /// conv1d-forward and its backward: divide the activation by its L2 norm over each head.
+    /// conv1d: divide the activation by its L2 norm over each head.
     pub norm: Option<HeadNorm>,
     /// conv1d: how x, and what has its shape, is stored; channel-first by default.
     pub layout: Option<Layout>,
@@ -61,11 +61,10 @@ impl Call {
         let operation = self.operation;
         let conv1d = operation.is_conv1d();
         let forward = operation == Operation::Conv1dForward;
-        let backward = operation == Operation::Conv1dBackward;
         let misplaced = [
             ("activation", self.activation.is_some() && !conv1d, "conv1d operations"),
             ("round_products", self.round_products && !conv1d, "conv1d operations"),
-            ("norm", self.norm.is_some() && !(forward || backward), "conv1d-forward and conv1d-backward"),
+            ("norm", self.norm.is_some() && !conv1d, "conv1d operations"),
             ("layout", self.layout.is_some() && !conv1d, "conv1d operations"),
             ("algorithm", self.algorithm.is_some() && conv1d, "gemm operations"),
             ("return_final_states", self.return_final_states && !forward, "conv1d-forward"),

@@ -43,7 +43,7 @@ pub(super) fn run(
     match operation {
         Operation::Conv1dForward => run!(Forward<'_>, activation, round_products, norm),
         Operation::Conv1dBackward => run!(Backward<'_>, activation, round_products, norm),
-        Operation::Conv1dUpdate => run!(Update<'_>, activation, round_products),
+        Operation::Conv1dUpdate => run!(Update<'_>, activation, round_products, norm),
         Operation::GemmForward => run!(gemm::Forward<'_>, algorithm),
         Operation::GemmGradA => run!(GradA<'_>, algorithm),
         Operation::GemmGradB => run!(GradB<'_>, algorithm),

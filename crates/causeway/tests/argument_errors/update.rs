@@ -32,6 +32,7 @@ fn run_update(row: usize, change: Change) -> (Result<(), Error>, Vec<HostTensor>
         c: arguments.get("C"),
         activation: Activation::None,
         round_products: false,
+        norm: None,
         y: y.view_mut(),
     }
     .run(&Device::cpu());

@@ -73,8 +73,8 @@ pub fn total(input: &DeviceBuffer, output: &DeviceBuffer) -> Plan {
         block: [128, 1, 1],
         workspace_bytes: u64::from(TOTAL_BLOCKS) * 4,
         counters: 1,
-        workspace_at: Some(16),
-        counters_at: Some(24),
+        workspace_at: vec![16],
+        counters_at: vec![24],
         ..Plan::new(Choice::of_text("", "total", TOTAL), &arguments, input.len(), 4)
     }
 }

@@ -85,6 +85,24 @@ impl<R: Real> Norms<R> {
         Some(Norms { norm, heads, seqlen: data.seqlen, values })
     }
 
+    /// Of activations that are known, with their errors: `(batch, dim, seqlen)`.
+    pub fn of_activations(
+        norm: Option<&HeadNorm>,
+        dtype: DType,
+        [batch, dim, seqlen]: [usize; 3],
+        activations: &[(R, f64)],
+    ) -> Option<Self> {
+        let norm = Norm::of(norm?, dtype);
+        let (heads, arithmetic) = (dim / norm.head_dim, Arithmetic::of(dtype));
+        let mut sums = vec![Sums::default(); batch * heads * seqlen];
+        for (i, &(u, error)) in activations.iter().enumerate() {
+            let (channel, t) = (i / seqlen, i % seqlen);
+            sums[channel / norm.head_dim * seqlen + t].add(u, error, 0.0);
+        }
+        let values = sums.iter().map(|sums: &Sums<R>| sums.finish(norm, &arithmetic)).collect();
+        Some(Norms { norm, heads, seqlen, values })
+    }
+
     fn at(&self, row: usize, channel: usize, t: usize) -> &HeadAt<R> {
         &self.values[(row * self.heads + channel / self.norm.head_dim) * self.seqlen + t]
     }

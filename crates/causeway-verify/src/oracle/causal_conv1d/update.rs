@@ -1,6 +1,7 @@
 //! The decode update.
 
 use super::gates::Products;
+use super::norm::Norms;
 use super::{Inputs, Truth, activate, finish, gate, needs_double_double, sigmoid};
 use crate::oracle::Expected;
 use crate::oracle::bounds::{Approximate, Arithmetic};
@@ -27,13 +28,9 @@ fn update_in<R: Real>(inputs: &Inputs<'_>) -> Truth {
     let indices = inputs.numbers("conv_state_indices");
 
     let mut states = conv_state.to_f64();
-    let mut values = vec![0.0; x.len()];
-    let mut bounds = vec![0.0; x.len()];
-    for b in 0..batch {
-        let row = indices.as_ref().map_or(b as f64, |indices| indices[b]);
-        if row < 0.0 {
-            continue;
-        }
+    let mut activations = vec![(R::new(0.0), 0.0); x.len()];
+    let rows: Vec<_> = (0..batch).map(|b| indices.as_ref().map_or(b as f64, |indices| indices[b])).collect();
+    for (b, &row) in rows.iter().enumerate().filter(|(_, row)| **row >= 0.0) {
         for c in 0..dim {
             let state = &mut states[(row as usize * dim + c) * state_len..][..state_len];
             let own = (b * dim + c) * seqlen..(b * dim + c + 1) * seqlen;
@@ -71,12 +68,7 @@ fn update_in<R: Real>(inputs: &Inputs<'_>) -> Truth {
                 let pre = Approximate { value: sum.value(), error };
                 let sigmoid = inputs.is_silu().then(|| sigmoid((-sum).exp()));
                 let activated = activate(&arithmetic, sum, pre, sigmoid);
-                let activated = if known { activated } else { (activated.0, f64::INFINITY) };
-                let factor = c_gate.as_ref().map(|gate| gate[own.start + i]);
-                let (activated, error) = gate(&arithmetic, activated, factor, products.kept_as());
-                let y = finish(&arithmetic, activated, error, None, dtype);
-                values[(b * dim + c) * seqlen + i] = y.value;
-                bounds[(b * dim + c) * seqlen + i] = y.error;
+                activations[own.start + i] = if known { activated } else { (activated.0, f64::INFINITY) };
             }
             match &lengths {
                 None => {
@@ -92,6 +84,24 @@ fn update_in<R: Real>(inputs: &Inputs<'_>) -> Truth {
                 Some(_) => {}
             }
         }
+    }
+    let norms = Norms::of_activations(inputs.norm.as_ref(), dtype, [batch, dim, seqlen], &activations);
+    let mut values = vec![0.0; x.len()];
+    let mut bounds = vec![0.0; x.len()];
+    for (at, &activated) in activations.iter().enumerate() {
+        let (b, c, i) = (at / seqlen / dim, at / seqlen % dim, at % seqlen);
+        if rows[b] < 0.0 {
+            continue;
+        }
+        let (result, error) = match &norms {
+            Some(norms) => norms.divided(&arithmetic, (b, c, i), activated),
+            None => {
+                let factor = c_gate.as_ref().map(|gate| gate[at]);
+                gate(&arithmetic, activated, factor, products.kept_as())
+            }
+        };
+        let y = finish(&arithmetic, result, error, None, dtype);
+        (values[at], bounds[at]) = (y.value, y.error);
     }
     Truth(vec![
         ("y", Expected { dtype, shape: x_view.shape().to_vec(), values, bounds }),

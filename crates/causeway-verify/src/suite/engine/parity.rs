@@ -393,7 +393,7 @@ impl<'a> Ways<'a, '_, '_> {
             };
             let mut written = [Some(y), Some(state.view())];
             let output = |name: &str| written[usize::from(name == "conv_state")].take();
-            let mut call = Update::from_named(self.plain.activation, false, input, output);
+            let mut call = Update::from_named(self.plain.activation, false, None, input, output);
             if from == span.start {
                 self.run.note_launches("conv1d-update", &mut call)?;
             }

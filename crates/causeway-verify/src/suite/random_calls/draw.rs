@@ -127,6 +127,7 @@ impl Space {
         } else {
             gates(random, &mut table);
         }
+        flags(random, &mut table, &["together"], 8);
         // Half of the calls are plain; the others have what tells sequences apart in every combination.
         if random.once_in(2) {
             flags(random, &mut table, &states, 2);
@@ -194,13 +195,20 @@ impl Space {
     fn update(&self, random: &mut Random) -> Table {
         let mut table = self.common(random);
         flags(random, &mut table, &["cache_seqlens", "conv_state_indices"], 2);
-        gates(random, &mut table);
+        flags(random, &mut table, &["together"], 8);
+        if random.once_in(6) {
+            norm(random, &mut table);
+        } else {
+            gates(random, &mut table);
+        }
         table
     }
 
     fn update_sizes(&self, random: &mut Random, row: &mut Row) {
         let width = row.integers("width")[0];
-        let [batch, dim, seqlen] = sizes::shape(random, [512, i64::MAX, 64], self.most_elements(row));
+        let elements = self.most_elements(row);
+        let [batch, dim, seqlen] = sizes::shape(random, [512, i64::MAX, 64], elements);
+        let dim = draw_heads(random, row, dim, elements / (batch * seqlen).max(1));
         let shape = if random.once_in(2) { vec![batch, dim] } else { vec![batch, dim, seqlen] };
         let spare = match random.below(4) {
             0 | 1 => 0,

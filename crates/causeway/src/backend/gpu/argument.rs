@@ -48,9 +48,13 @@ impl Argument {
         Ok(argument)
     }
 
-    /// Writes an address where the plan has a place for it.
-    pub fn patch(&mut self, plan: &Plan, at: Option<usize>, address: u64) -> Result<()> {
-        at.map_or(Ok(()), |at| self.write(plan, at, &address.to_ne_bytes()))
+    /// Writes an address where the plan has places for it.
+    pub fn patch(&mut self, plan: &Plan, places: &[usize], address: u64) -> Result<()> {
+        places.iter().try_for_each(|&at| {
+            let distance = plan.arguments.get(at..).and_then(|rest| rest.first_chunk());
+            let distance = distance.map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+            self.write(plan, at, &(address + distance).to_ne_bytes())
+        })
     }
 
     pub fn write(&mut self, plan: &Plan, at: usize, bytes: &[u8]) -> Result<()> {

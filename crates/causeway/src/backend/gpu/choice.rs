@@ -10,6 +10,7 @@ use std::hash::{Hash, Hasher};
 use arrayvec::ArrayVec;
 
 use super::device_struct::DeviceStruct;
+use super::together::Together;
 use crate::operation::{DTypes, Operation};
 use crate::tensor::DType;
 
@@ -62,7 +63,7 @@ impl LaunchBounds {
         LaunchBounds { threads, resident, cluster: 1, attribute: Attribute::Plain }
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let LaunchBounds { threads, resident, cluster, attribute } = self;
         match attribute {
             Attribute::Plain if *cluster > 1 => {
@@ -76,6 +77,9 @@ impl LaunchBounds {
         }
     }
 }
+
+/// What a kernel begins with that begins early.
+pub(super) const WAIT: &str = "    causeway::follow_previous_launch();\n";
 
 /// Most constants of a struct.
 const MOST: usize = 18;
@@ -225,6 +229,8 @@ enum Form {
         entry: &'static str,
         text: Cow<'static, str>,
     },
+    /// Several kernels as one: see [`super::together`].
+    Together(Together),
 }
 
 /// Kernels are statics: two of them are the same if they are in the same place.
@@ -266,7 +272,18 @@ impl Choice {
         match &self.0 {
             Form::Kernel { kernel, .. } => kernel.0.header,
             Form::Text { header, .. } => header,
+            Form::Together(together) => together.members[0].header(),
         }
+    }
+
+    /// Other files, where several kernels are one program.
+    pub(crate) fn other_headers(&self) -> Vec<&'static str> {
+        let Form::Together(together) = &self.0 else { return Vec::new() };
+        let mut headers: Vec<_> = together.members.iter().map(Choice::header).collect();
+        headers.sort_unstable();
+        headers.dedup();
+        headers.retain(|header| *header != self.header());
+        headers
     }
 
     /// Name of the entry point.
@@ -274,38 +291,70 @@ impl Choice {
         match &self.0 {
             Form::Kernel { kernel, .. } => kernel.0.entry,
             Form::Text { entry, .. } => entry,
+            Form::Together(_) => Together::ENTRY,
         }
     }
 
     /// What the header gets as `arguments.cuh`: the structs of the kernel's argument.
-    pub(crate) fn structs(&self) -> &[&'static DeviceStruct] {
+    pub(crate) fn structs(&self) -> Vec<&'static DeviceStruct> {
         match &self.0 {
             Form::Kernel { kernel, .. } => match &kernel.0.argument {
-                ArgumentType::Struct(argument) => std::slice::from_ref(argument),
-                ArgumentType::Template(_, structs) => structs,
+                ArgumentType::Struct(argument) => vec![*argument],
+                ArgumentType::Template(_, structs) => structs.to_vec(),
             },
-            Form::Text { .. } => &[],
+            Form::Text { .. } => Vec::new(),
+            Form::Together(together) => together.members.iter().flat_map(Choice::structs).collect(),
         }
+    }
+
+    /// A kernel of a struct of its own, and how it begins.
+    pub(super) fn kernel(&self) -> Option<(&'static KernelFunction, LaunchBounds)> {
+        match &self.0 {
+            Form::Kernel { kernel, bounds, .. } => Some((kernel.0, *bounds)),
+            _ => None,
+        }
+    }
+
+    /// The same kernel, which does not wait for the launch before it.
+    pub(super) fn without_waiting(mut self) -> Self {
+        if let Form::Kernel { waits, .. } = &mut self.0 {
+            *waits = false;
+        }
+        self
+    }
+
+    /// Several kernels as one.
+    pub(super) fn together(together: Together) -> Self {
+        Choice(Form::Together(together))
+    }
+
+    /// The structs of constants.
+    pub(super) fn constants(&self) -> String {
+        let mut text = String::new();
+        if let Form::Kernel { constants, .. } = &self.0 {
+            for constants in constants.iter().flatten() {
+                // Writing to a `String` cannot fail.
+                let _ = constants.render(&mut text);
+            }
+        }
+        text
     }
 
     /// Text compiled after the header: defines the constants and the one `extern "C"` entry.
     pub fn source(&self) -> String {
-        let (kernel, bounds, waits, constants) = match &self.0 {
-            Form::Kernel { kernel, bounds, waits, constants } => (kernel.0, bounds, *waits, constants),
+        let (kernel, bounds, waits) = match &self.0 {
+            Form::Kernel { kernel, bounds, waits, .. } => (kernel.0, bounds, *waits),
             Form::Text { text, .. } => return text.to_string(),
+            Form::Together(together) => return together.source(),
         };
         let KernelFunction { entry, argument, function, .. } = kernel;
         let argument = match argument {
             ArgumentType::Struct(argument) => argument.path(),
             ArgumentType::Template(template, _) => template.to_string(),
         };
-        let mut text = String::new();
-        for constants in constants.iter().flatten() {
-            // Writing to a `String` cannot fail.
-            let _ = constants.render(&mut text);
-        }
+        let mut text = self.constants();
         // Only there: waiting costs each of the thousands of blocks of a large launch something too.
-        let wait = if waits { "    causeway::follow_previous_launch();\n" } else { "" };
+        let wait = if waits { WAIT } else { "" };
         let bounds = bounds.text();
         let _ = write!(
             text,

@@ -27,6 +27,7 @@ mod ready;
 pub mod runtime;
 mod scratch;
 pub mod stream;
+pub(crate) mod together;
 pub mod vendor_blas;
 
 pub use self::argument::Workspace;

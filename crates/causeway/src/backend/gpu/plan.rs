@@ -56,10 +56,11 @@ pub struct Plan {
     pub counters: u32,
     /// The kernel's one argument, as bytes: a struct of `device_struct!`, from which the kernel's own is rendered.
     pub arguments: Vec<u8>,
-    /// Where in `arguments` the workspace address goes (8 bytes), if one is used.
-    pub workspace_at: Option<usize>,
-    /// Where in `arguments` the address of the counters goes (8 bytes), if any are used.
-    pub counters_at: Option<usize>,
+    /// Where in `arguments` the workspace address goes, if one is used: it is added to the 8 bytes there, which are the distance
+    /// from its start.
+    pub workspace_at: Vec<usize>,
+    /// Where in `arguments` the address of the counters goes, if any are used, likewise.
+    pub counters_at: Vec<usize>,
     /// Matrices for TMA, and where in `arguments` each goes ([`TensorMap::BYTES`] bytes).
     pub tensor_maps: Vec<(usize, TensorMap)>,
     /// True if the kernel itself waits for the launch before it on the stream, so that it may begin while that one
@@ -84,8 +85,8 @@ impl Plan {
             workspace_bytes: 0,
             counters: 0,
             arguments: arguments.to_vec(),
-            workspace_at: None,
-            counters_at: None,
+            workspace_at: Vec::new(),
+            counters_at: Vec::new(),
             tensor_maps: Vec::new(),
             begins_early: false,
             read_bytes,

@@ -226,12 +226,12 @@ impl GpuDevice {
             _ if plan.workspace_bytes == 0 => None,
             Some(given) => {
                 given.check(plan)?;
-                argument.patch(plan, plan.workspace_at, given.address)?;
+                argument.patch(plan, &plan.workspace_at, given.address)?;
                 None
             }
             None => {
                 let address = self.allocate_workspace(&current, plan, stream)?;
-                argument.patch(plan, plan.workspace_at, address)?;
+                argument.patch(plan, &plan.workspace_at, address)?;
                 Some(address)
             }
         };
@@ -240,7 +240,7 @@ impl GpuDevice {
             unsafe { current.launch(&launch(argument.as_ptr())) }
         } else {
             let with_counters = |address| {
-                argument.patch(plan, plan.counters_at, address)?;
+                argument.patch(plan, &plan.counters_at, address)?;
                 // SAFETY: the caller's promise.
                 unsafe { current.launch(&launch(argument.as_ptr())) }
             };

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::columns::{self, BLOCK, Row};
 use super::gates::Gate;
+use super::heads::Heads;
 use super::partition::for_each;
 use super::tensors::{Parameter, Source, Target};
 use super::{tile, with_number};
@@ -32,12 +33,14 @@ fn typed<T: Number>(cpu: Cpu, call: &mut Update<'_>, sizes: &UpdateSizes) {
     if call.y.meta().is_empty() {
         return;
     }
-    let blocks = (sizes.dim - 1) / BLOCK as i64 + 1;
-    let entries = (TASK_ELEMENTS / (sizes.seqlen * BLOCK as i64)).clamp(1, sizes.batch);
+    let channels = call.norm.map_or(BLOCK as i64, |norm| norm.head_dim);
+    let parts = (sizes.dim - 1) / channels + 1;
+    let entries = (TASK_ELEMENTS / sizes.seqlen.saturating_mul(channels)).clamp(1, sizes.batch);
     let chunks = (sizes.batch - 1) / entries + 1;
     let kernel = AlongChannels::<T> {
         sizes: *sizes,
-        blocks,
+        channels,
+        parts,
         entries,
         silu: call.activation == Activation::Silu,
         x: Source::new(&call.x),
@@ -49,16 +52,18 @@ fn typed<T: Number>(cpu: Cpu, call: &mut Update<'_>, sizes: &UpdateSizes) {
         b: Gate::new(call.b.as_ref(), call.round_products),
         c: Gate::new(call.c.as_ref(), call.round_products),
         y: Target::new(&mut call.y),
+        heads: call.norm.as_ref().map(Heads::new),
         keeps_state: call.cache_seqlens.is_none() && sizes.state_len <= MOST_COLUMNS as i64,
     };
-    for_each((blocks * chunks) as usize, call.uses_threads(), |task| T::run(cpu, &kernel, task));
+    for_each((parts * chunks) as usize, call.uses_threads(), |task| T::run(cpu, &kernel, task));
 }
 
-/// A block of channels of some batch entries per task.
+/// A block of channels, or a head, of some batch entries per task.
 struct AlongChannels<T: Number> {
     sizes: UpdateSizes,
-    /// Blocks of channels.
-    blocks: i64,
+    /// Channels of a task, and parts of dim that have as many.
+    channels: i64,
+    parts: i64,
     /// Batch entries of a task.
     entries: i64,
     x: Source<T, 3>,
@@ -72,6 +77,8 @@ struct AlongChannels<T: Number> {
     c: Option<Gate<T>>,
     y: Target<T, 3>,
     silu: bool,
+    /// The norm that a task has a head of.
+    heads: Option<Heads<T::Accumulator>>,
     /// Whether states are read and written as a whole: they are short, and shifted.
     keeps_state: bool,
 }
@@ -86,6 +93,8 @@ struct Buffers<T: Number> {
     /// `width - 1` positions of history, then `ROWS` new ones.
     window: Vec<Row<T::Accumulator>>,
     y: Row<T::Accumulator>,
+    /// With a norm: the activation, of every entry, position and channel of the task.
+    u: Vec<T::Accumulator>,
 }
 
 /// The channels of a task, and the rows of a batch entry.
@@ -106,45 +115,120 @@ impl<T: Number> Kernel for AlongChannels<T> {
         T: Lanes<S>,
     {
         let UpdateSizes { batch, dim, seqlen, width, .. } = self.sizes;
-        let (chunk, block) = (task as i64 / self.blocks, task as i64 % self.blocks);
-        let first = block * BLOCK as i64;
-        let channels = first..(first + BLOCK as i64).min(dim);
+        let (chunk, part) = (task as i64 / self.parts, task as i64 % self.parts);
+        let first = part * self.channels;
+        let channels = first..(first + self.channels).min(dim);
+        let entries = chunk * self.entries..((chunk + 1) * self.entries).min(batch);
         let zero = T::Accumulator::ZERO;
+        let room = if self.heads.is_some() { self.entries * seqlen * self.channels } else { 0 };
         let mut buffers = Buffers {
             weight: vec![Row([zero; BLOCK]); width as usize],
             bias: Row([zero; BLOCK]),
             state: [Row([T::ZERO; BLOCK]); MOST_COLUMNS],
             window: vec![Row([zero; BLOCK]); width as usize - 1 + ROWS.min(seqlen as usize)],
             y: Row([zero; BLOCK]),
+            u: vec![zero; room as usize],
         };
+        for first in channels.clone().step_by(BLOCK) {
+            let block = first..(first + BLOCK as i64).min(channels.end);
+            self.update_block(simd, block, entries.clone(), &mut buffers);
+        }
+        if let Some(heads) = &self.heads {
+            self.write_heads(simd, heads, channels.start, entries, &mut buffers.u);
+        }
+    }
+}
+
+impl<T: Number> AlongChannels<T> {
+    /// The state row of a batch entry; below zero, there is none.
+    fn row(&self, entry: i64) -> i64 {
+        // SAFETY: there is an index per batch entry.
+        self.indices.map_or(entry, |indices| unsafe { i64::from(*indices.at([entry])) })
+    }
+
+    #[inline(always)]
+    fn update_block<S>(&self, simd: S, channels: Range<i64>, entries: Range<i64>, buffers: &mut Buffers<T>)
+    where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
         self.load_weight(simd, channels.clone(), &mut buffers.weight);
         if let Some(bias) = self.bias {
             // SAFETY: the channels lie in the bias.
             unsafe { bias.read_channels(channels.clone(), 0, |i, value| buffers.bias[i] = value) };
         }
         let columns = self.columns_of_step(&channels);
-        for entry in chunk * self.entries..((chunk + 1) * self.entries).min(batch) {
-            // SAFETY: there is an index per batch entry.
-            let row = self.indices.map_or(entry, |indices| unsafe { i64::from(*indices.at([entry])) });
-            let place = Place { channels: channels.clone(), batch: entry, row };
-            if row < 0 {
+        for entry in entries {
+            let place = Place { channels: channels.clone(), batch: entry, row: self.row(entry) };
+            if place.row < 0 {
                 self.write_zeros(&place);
                 continue;
             }
             // SAFETY: just asked.
             unsafe {
                 match columns {
-                    2 => self.step::<S, 2>(simd, &place, &mut buffers),
-                    3 => self.step::<S, 3>(simd, &place, &mut buffers),
-                    4 => self.step::<S, 4>(simd, &place, &mut buffers),
-                    _ => self.positions(simd, &place, &mut buffers),
+                    2 => self.step::<S, 2>(simd, &place, buffers),
+                    3 => self.step::<S, 3>(simd, &place, buffers),
+                    4 => self.step::<S, 4>(simd, &place, buffers),
+                    _ => self.positions(simd, &place, buffers),
                 }
             }
         }
     }
-}
 
-impl<T: Number> AlongChannels<T> {
+    /// Where a task has the activation of a position, from a channel on.
+    fn place_in_task(&self, entry: i64, position: i64, channel: i64) -> usize {
+        let at = (entry % self.entries) * self.sizes.seqlen + position;
+        (at * self.channels + channel % self.channels) as usize
+    }
+
+    /// Divides what a task has of a head, from channel `first` on, and writes it. Channels are added in their order.
+    #[inline(always)]
+    fn write_heads<S>(
+        &self,
+        simd: S,
+        heads: &Heads<T::Accumulator>,
+        first: i64,
+        entries: Range<i64>,
+        u: &mut [T::Accumulator],
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        /// Rows whose chains of sums run side by side.
+        const SIDE_BY_SIDE: usize = 8;
+        let zero = T::Accumulator::ZERO;
+        let seqlen = self.sizes.seqlen as usize;
+        let count = (entries.end - entries.start) as usize * seqlen;
+        let rows = u[..count * heads.head_dim].chunks_mut(SIDE_BY_SIDE * heads.head_dim);
+        for (chunk, rows) in rows.enumerate() {
+            let mut sums = [simd.splat(zero); SIDE_BY_SIDE];
+            for channel in 0..heads.head_dim {
+                for (sum, row) in sums.iter_mut().zip(rows.chunks_exact(heads.head_dim)) {
+                    let u = simd.splat(row[channel]);
+                    *sum = simd.mul_add(u, u, *sum);
+                }
+            }
+            for (i, (sum, row)) in sums.into_iter().zip(rows.chunks_exact_mut(heads.head_dim)).enumerate() {
+                let at = chunk * SIDE_BY_SIDE + i;
+                let (entry, position) = (entries.start + (at / seqlen) as i64, (at % seqlen) as i64);
+                if self.row(entry) < 0 {
+                    continue;
+                }
+                let mut lanes = Row([zero; BLOCK]);
+                // SAFETY: a row is several vectors.
+                unsafe { simd.store(lanes.as_mut_ptr(), sum) };
+                heads.invert(&mut lanes[..1]);
+                let factor = lanes[0] * heads.scale;
+                row.iter_mut().for_each(|u| *u = *u * factor);
+                // SAFETY: the indices lie in y, and no other task writes there.
+                unsafe {
+                    tile::scatter(simd, row, self.y.at([entry, first, position]), self.y.strides[1], false)
+                };
+            }
+        }
+    }
+
     fn write_zeros(&self, place: &Place) {
         for channel in place.channels.clone() {
             for position in 0..self.sizes.seqlen {
@@ -158,7 +242,8 @@ impl<T: Number> AlongChannels<T> {
     fn columns_of_step(&self, channels: &Range<i64>) -> i64 {
         let UpdateSizes { seqlen, width, state_len, .. } = self.sizes;
         let are_neighbours = self.x.strides[1] == 1 && self.y.strides[1] == 1;
-        let is_plain = self.keeps_state && seqlen == 1 && self.b.is_none() && self.c.is_none();
+        let is_plain = [self.b.is_none(), self.c.is_none(), self.heads.is_none()] == [true; 3];
+        let is_plain = is_plain && self.keeps_state && seqlen == 1;
         let is_whole = columns::are_whole(self.state_strides(), channels.clone().count(), state_len as isize);
         if are_neighbours && is_plain && is_whole && width == state_len + 1 { state_len } else { 0 }
     }
@@ -287,7 +372,7 @@ impl<T: Number> AlongChannels<T> {
     {
         let before = self.sizes.width as usize - 1;
         let count = place.channels.clone().count();
-        let Buffers { weight, bias, window, y, .. } = buffers;
+        let Buffers { weight, bias, window, y, u, .. } = buffers;
         let mut position = 0;
         while position < self.sizes.seqlen {
             let rows = (self.sizes.seqlen - position).min(ROWS as i64) as usize;
@@ -319,6 +404,10 @@ impl<T: Number> AlongChannels<T> {
                     }
                 }
                 let y = &mut y[..count];
+                if self.heads.is_some() {
+                    u[self.place_in_task(place.batch, index[2], index[1])..][..count].copy_from_slice(y);
+                    continue;
+                }
                 // SAFETY: the indices lie in y, and no other task writes there.
                 unsafe {
                     if let Some(gate) = &self.c {

@@ -125,11 +125,23 @@ kernel!(GENERAL, "backward_general", "backward_general", BackwardArguments);
 /// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) for f64.
 pub fn plan(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Option<Plan>> {
+    planned(op, sizes, facts, false)
+}
+
+/// The same of a call whose launch is part of a larger one: in blocks of the size that norms have, without clusters.
+///
+/// # Errors
+/// As for [`plan`].
+pub fn plan_beside(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Option<Plan>> {
+    planned(op, sizes, facts, true)
+}
+
+fn planned(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts, beside: bool) -> Result<Option<Plan>> {
     refuse_f64(op.x.dtype(), facts)?;
     if sizes.dim == 0 {
         return Ok(None);
     }
-    let planner = Planner { op, sizes, facts };
+    let planner = Planner { op, sizes, facts, beside };
     let first = || if op.norm.is_none() { planner.channel_first() } else { None };
     let fast = || planner.channel_last().or_else(first);
     let is_fast = sizes.width <= WIDEST && sizes.batch > 0 && sizes.seqlen > 0;
@@ -141,6 +153,8 @@ pub(super) struct Planner<'a> {
     pub op: &'a Backward<'a>,
     pub sizes: &'a Sizes,
     pub facts: &'a DeviceFacts,
+    /// Part of a larger launch.
+    pub beside: bool,
 }
 
 /// What the paths decide.
@@ -326,8 +340,8 @@ impl Planner<'_> {
         if launch.parts > 1 && launch.cluster == 1 {
             plan.workspace_bytes = u64::from(sum_blocks) * launch.sums * 4;
             plan.counters = launch.channel_groups;
-            plan.workspace_at = Some(std::mem::offset_of!(BackwardArguments, workspace));
-            plan.counters_at = Some(std::mem::offset_of!(BackwardArguments, counters));
+            plan.workspace_at = vec![std::mem::offset_of!(BackwardArguments, workspace)];
+            plan.counters_at = vec![std::mem::offset_of!(BackwardArguments, counters)];
         }
         plan
     }

@@ -6,8 +6,8 @@ use tiles::{CheckedCall, LastTile, first_tile, last_tile};
 
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, PACKET, Strides2, Strides3,
-    Traffic, View, WIDEST, blocks_of, device_struct, head_lanes, kernel, layers, most_blocks, refuse_f64,
-    striding_blocks, takes_more_registers, weight_access,
+    Traffic, View, WIDEST, blocks_of, device_struct, head_lanes, head_packet, kernel, layers, most_blocks,
+    refuse_f64, striding_blocks, takes_more_registers, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Forward, Sizes};
@@ -170,10 +170,9 @@ impl Planner<'_> {
             };
         }
         if let Some(norm) = self.op.norm {
-            // Packets so wide that a wave holds a head, and as many threads side by side.
+            // As many threads side by side as have a head.
             let head = (norm.head_dim.max(1) as u64).saturating_mul(u64::from(self.element()));
-            let share = head.div_ceil(u64::from(self.facts.wave_size)).next_power_of_two();
-            let bytes = tile.bytes.max(share.min(u64::from(PACKET)) as u32);
+            let bytes = tile.bytes.max(head_packet(&norm, self.element(), self.facts));
             let lanes = (head / u64::from(bytes)).next_power_of_two().min(u64::from(tile.threads)) as u32;
             tile = LastTile { bytes, lanes: tile.lanes.max(lanes), rows: tile.rows.min(8), ..tile };
         }
@@ -216,7 +215,13 @@ impl Planner<'_> {
         } else {
             tile.resident
         };
-        let resident = if head_lanes > 1 { resident.min(8) } else { resident };
+        // Beside others in a launch, the fewest blocks decide for all. Of narrow packets on sm_90 twelve have registers enough.
+        let resident = if head_lanes > 1 {
+            let plain = tight == 0 && !self.has_boundaries() && op.initial_states.is_none();
+            resident.min(if plain && bytes <= 8 && width <= 4 { 12 } else { 8 })
+        } else {
+            resident
+        };
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
             .int("lanes", lanes)

@@ -75,6 +75,13 @@ impl NormArguments {
     }
 }
 
+/// Bytes of a packet so wide that a wave holds a head.
+fn head_packet(norm: &HeadNorm, element: u32, facts: &DeviceFacts) -> u32 {
+    let head = (norm.head_dim.max(1) as u64).saturating_mul(u64::from(element));
+    let share = head.div_ceil(u64::from(facts.wave_size)).checked_next_power_of_two();
+    share.map_or(PACKET, |share| share.min(u64::from(PACKET)) as u32)
+}
+
 /// Threads that share a head, which lie side by side in a wave; 1 without a norm. `None` if packets of `channels` do not make
 /// heads that `most` threads hold.
 fn head_lanes(norm: Option<&HeadNorm>, channels: u32, most: u32) -> Option<u32> {

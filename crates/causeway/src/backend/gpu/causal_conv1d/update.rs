@@ -1,8 +1,9 @@
 //! Planner of the decode update: kernels/causal_conv1d_update.cuh.
 
 use super::{
-    Constants, Entry, LaunchBounds, PACKET, Strides2, Strides3, Traffic, View, WIDEST, blocks_of,
-    device_struct, kernel, layers, most_blocks, power_of_two_in, refuse_f64, striding_blocks, weight_access,
+    Constants, Entry, LaunchBounds, NormArguments, PACKET, Strides2, Strides3, Traffic, View, WIDEST,
+    blocks_of, device_struct, head_lanes, head_packet, kernel, layers, most_blocks, power_of_two_in,
+    refuse_f64, striding_blocks, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Update, UpdateSizes};
@@ -48,6 +49,7 @@ device_struct! {
         c: u64 of c as "const void*",
         b_strides: Strides3,
         c_strides: Strides3,
+        norm: NormArguments,
     }
 }
 
@@ -111,10 +113,11 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
     let element = op.x.dtype().size() as u32;
     let packets = x.bytes() / u64::from(PACKET) / u64::from(facts.multiprocessors.max(1));
     let rule = RULES.iter().find(|rule| packets <= rule.packets)?;
+    let most = op.norm.map_or(rule.bytes, |norm| rule.bytes.max(head_packet(&norm, element, facts)));
     let row_bytes = (sizes.dim * i64::from(element)) as u64;
     let gates = gates.map(|gate| gate.access(1)).min().unwrap_or(PACKET);
     let widest =
-        gates.min(x.access(1)).min(y.access(1)).min(rule.bytes.max(element)).min(power_of_two_in(row_bytes));
+        gates.min(x.access(1)).min(y.access(1)).min(most.max(element)).min(power_of_two_in(row_bytes));
 
     let (layout, bytes, state_bytes) = if state.is_dense(1) && sizes.state_len != 1 {
         (COLUMNS, widest.min(state.access(1)), 0)
@@ -131,6 +134,7 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
     let across = (sizes.dim as u64).div_ceil(u64::from(channels));
     let lanes = across.next_power_of_two().min(u64::from(THREADS)) as u32;
     let entries = THREADS / lanes;
+    let head_lanes = head_lanes(op.norm.as_ref(), channels, lanes.min(facts.wave_size))?;
     let rows = blocks_of(sizes.batch, i64::from(entries * rule.repeats));
     let (blocks_per_layer, batch_layers) = layers(rows)?;
     let blocks = across.div_ceil(u64::from(lanes));
@@ -146,6 +150,7 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
         .int("state_len", if ring && layout != CHANNELS { 0 } else { sizes.state_len })
         .int("state_bytes", state_bytes)
         .int("weight_bytes", weight_access(&op.weight, channels));
+    let tile = if op.norm.is_some() { tile.int("head_lanes", head_lanes) } else { tile };
     let entry =
         Entry { kernel: &VECTOR, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op, sizes), tile };
     let mut plan = entry.plan(&UpdateArguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
@@ -156,7 +161,9 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
 
 fn general(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &DeviceFacts) -> Plan {
     const THREADS: u32 = 128;
-    let blocks = striding_blocks(facts, sizes.batch.saturating_mul(sizes.dim), THREADS);
+    // Threads: one for each channel, or a wave for each head.
+    let across = op.norm.map_or(sizes.dim, |norm| sizes.dim / norm.head_dim * i64::from(facts.wave_size));
+    let blocks = striding_blocks(facts, sizes.batch.saturating_mul(across), THREADS);
     let tile = Constants::new("Tile").int("threads", THREADS);
     let entry =
         Entry { kernel: &GENERAL, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op, sizes), tile };
@@ -177,6 +184,7 @@ fn problem(op: &Update<'_>, sizes: &UpdateSizes) -> Constants {
         .int("width", if sizes.width <= WIDEST { sizes.width } else { 0 })
         .silu(op.activation)
         .rounding_products(op.round_products, is_gated(op))
+        .flag("norm", op.norm.is_some())
         .given(op, |_| true)
 }
 
@@ -198,6 +206,7 @@ fn arguments(op: &Update<'_>, sizes: &UpdateSizes) -> UpdateArguments {
         width: sizes.width,
         rows: sizes.rows,
         state_len: sizes.state_len,
+        norm: NormArguments::new(op.norm.as_ref()),
         ..UpdateArguments::of(op)
     }
 }
@@ -235,6 +244,7 @@ mod tests {
             c: None,
             activation: Activation::Silu,
             round_products: false,
+            norm: None,
             y: written(0x80_0000, dtype, &[batch, dim], &[dim, 1]),
         }
     }

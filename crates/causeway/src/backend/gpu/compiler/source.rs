@@ -61,11 +61,13 @@ pub fn sources_digest() -> Result<String> {
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// A program: a header of `kernels/` and the text that chooses template arguments and names the entry.
+/// A program: headers of `kernels/` and the text that chooses template arguments and names the entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     /// File in `kernels/`; empty if the instantiation needs none.
     pub header: &'static str,
+    /// Other such files, where several kernels are one program.
+    pub others: Vec<&'static str>,
     /// What a file includes as `arguments.cuh`: structs that the host knows too.
     pub arguments: String,
     /// Text compiled after the header.
@@ -79,7 +81,8 @@ impl Program {
     pub fn of(choice: &Choice) -> Self {
         Program {
             header: choice.header(),
-            arguments: DeviceStruct::header(choice.structs()),
+            others: choice.other_headers(),
+            arguments: DeviceStruct::header(&choice.structs()),
             instantiation: choice.source(),
             entry: choice.entry(),
         }
@@ -117,8 +120,8 @@ pub(crate) fn flatten(program: &Program) -> Result<Flattened> {
 
 fn flatten_from(kernels: &[File], program: &Program) -> Result<Flattened> {
     let mut flattened = Flattened { text: String::new(), files: Vec::new() };
-    if !program.header.is_empty() {
-        include(kernels, program, program.header, "the plan", &mut flattened)?;
+    for header in [program.header].iter().chain(&program.others).filter(|header| !header.is_empty()) {
+        include(kernels, program, header, "the plan", &mut flattened)?;
     }
     flattened.text.push_str(&format!("#line 1 \"{INSTANTIATION}\"\n"));
     flattened.text.push_str(&program.instantiation);
@@ -194,7 +197,7 @@ mod tests {
 
     fn program(header: &'static str) -> Program {
         let arguments = "#pragma once\nint arguments;\n".to_string();
-        Program { header, arguments, instantiation: "int last;".to_string(), entry: "e" }
+        Program { header, others: Vec::new(), arguments, instantiation: "int last;".to_string(), entry: "e" }
     }
 
     #[test]

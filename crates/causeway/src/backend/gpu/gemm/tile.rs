@@ -156,8 +156,8 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan
     if parts > 1 {
         plan.workspace_bytes = grid.tiles * u64::from(parts) * u64::from(tile.rows * tile.columns) * 4;
         plan.counters = grid.tiles as u32;
-        plan.workspace_at = Some(std::mem::offset_of!(Arguments, workspace));
-        plan.counters_at = Some(std::mem::offset_of!(Arguments, counters));
+        plan.workspace_at = vec![std::mem::offset_of!(Arguments, workspace)];
+        plan.counters_at = vec![std::mem::offset_of!(Arguments, counters)];
     }
     Ok(Some(plan))
 }

@@ -255,8 +255,8 @@ impl Launch<'_> {
             shared_bytes: self.shared_bytes(),
             workspace_bytes: rest.map_or(0, |rest| rest.tiles * rest.pieces * tile_bytes),
             counters: rest.map_or(0, |rest| (rest.tiles * warps) as u32),
-            workspace_at: rest.map(|_| arguments.shares_at + offset_of!(Shares, workspace)),
-            counters_at: rest.map(|_| arguments.shares_at + offset_of!(Shares, counters)),
+            workspace_at: rest.iter().map(|_| arguments.shares_at + offset_of!(Shares, workspace)).collect(),
+            counters_at: rest.iter().map(|_| arguments.shares_at + offset_of!(Shares, counters)).collect(),
             begins_early: true,
             tensor_maps: arguments.maps,
             ..Plan::new(self.choice(threads), bytes, traffic.read, traffic.written)

@@ -51,8 +51,8 @@ fn a_shared_rest_has_a_workspace_and_counters() {
     assert_eq!(numbers, [64, 28, 64, 16, 64 * 28 - 10, 4, 16, 16]);
     // Sums of 128 × 512, and a counter for each of 16 warps.
     assert_eq!((plan.workspace_bytes, plan.counters), (10 * 4 * 128 * 512 * 4, 10 * 16));
-    assert_eq!((plan.workspace_at, plan.counters_at), (Some(416), Some(424)));
-    assert_eq!(planned(&problem(4096, 4096, 4096, 0)).workspace_at, None);
+    assert_eq!((plan.workspace_at, plan.counters_at), (vec![416], vec![424]));
+    assert!(planned(&problem(4096, 4096, 4096, 0)).workspace_at.is_empty());
 }
 
 /// What a warp stores at a time has a map of its own width, and row-major columns come in blocks of 64.

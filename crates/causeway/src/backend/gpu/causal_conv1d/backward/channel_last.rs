@@ -28,7 +28,7 @@ impl Planner<'_> {
         let legal = streams.iter().map(|view| view.access(1)).min()? / element;
         let legal = legal.min(1 << (dim as u64).trailing_zeros().min(3));
         let elements_each = self.elements_per_multiprocessor();
-        let plain = !self.is_gated() && self.op.norm.is_none();
+        let plain = !self.is_gated() && self.op.norm.is_none() && !self.beside;
         let short = plain && tiles::is_short_last(width, elements_each, self.has_boundaries());
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);
@@ -39,6 +39,7 @@ impl Planner<'_> {
             bytes: legal * element,
             boundaries: self.has_boundaries(),
             gated: self.is_gated(),
+            beside: self.beside,
             takes_more_registers: takes_more_registers(self.facts),
         };
         let tile = match &self.op.norm {

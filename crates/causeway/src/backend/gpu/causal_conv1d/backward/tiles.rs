@@ -123,6 +123,8 @@ pub(super) struct LastCall {
     pub boundaries: bool,
     /// B or C is given.
     pub gated: bool,
+    /// Part of a larger launch, in whose blocks others have norms.
+    pub beside: bool,
     pub takes_more_registers: bool,
 }
 
@@ -135,6 +137,9 @@ pub(super) fn last(call: &LastCall) -> Option<LastTile> {
         // Up to four rows in flight, and what the sums that are finished are multiplied with.
         let channels = if call.width > 4 { tile.channels.min(2) } else { tile.channels };
         return Some(LastTile { channels, threads: 128, resident: 3, ..tile });
+    }
+    if call.beside {
+        return Some(LastTile { threads: 128, resident: 3, ..tile });
     }
     // Masks for boundaries, beside four channels.
     if call.takes_more_registers && call.boundaries && tile.channels == 4 {

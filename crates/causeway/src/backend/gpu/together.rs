@@ -1,0 +1,158 @@
+//! Several launches as one: those that know nothing of each other, as the query, key and value of a layer do.
+//!
+//! ```text
+//! grid axis 0   [ blocks of the first | blocks of the second | blocks of the third ]
+//! arguments     { ends, …, first's arguments, second's, third's }
+//! ```
+//!
+//! The kernel has the body of each member with the constants that its planner chose, and a block is told its number within its
+//! member. A member has the bits that it has alone under the same plan.
+
+use std::fmt::Write as _;
+
+use super::choice::{ArgumentType, Attribute, Choice, LaunchBounds, WAIT};
+use super::plan::{DeviceFacts, Plan};
+
+/// Most bytes of an argument block.
+const ARGUMENT_BYTES: usize = 4096;
+
+/// What members' workspaces are aligned to.
+const ALIGNMENT: u64 = 256;
+
+/// Several kernels as one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Together {
+    /// Kernels with an argument of their own, in blocks of one size, without clusters.
+    pub members: Vec<Choice>,
+    bounds: LaunchBounds,
+    /// Begins while the launch before it ends, and waits for it.
+    waits: bool,
+    /// Axes 1 and 2 of all grids are the same.
+    even: bool,
+}
+
+impl Together {
+    /// Name of the entry.
+    pub const ENTRY: &'static str = "causal_conv1d_together";
+
+    /// The text of the program: constants and body of each member, the struct of all arguments, and the entry.
+    pub fn source(&self) -> String {
+        let Together { members, bounds, waits, even } = self;
+        let (mut text, mut fields, mut cases) = (String::new(), String::new(), String::new());
+        for (i, member) in members.iter().enumerate() {
+            let Some((kernel, _)) = member.kernel() else { unreachable!("members are kernels") };
+            let ArgumentType::Struct(argument) = kernel.argument else { unreachable!("with a struct") };
+            let (argument, constants) = (argument.path(), member.constants());
+            let (before, block) = match i {
+                0 => (String::new(), "block".to_string()),
+                _ => ("} else ".to_string(), format!("block - arguments.ends[{}]", i - 1)),
+            };
+            // Writing to a `String` cannot fail.
+            let _ = write!(
+                text,
+                "namespace member_{i} {{\n{constants}\
+                 CAUSEWAY_DEVICE void run(const {argument}& arguments, causeway::u32 block) {{\n    \
+                 causeway::{}(arguments, block);\n}}\n}}\n",
+                kernel.function
+            );
+            let _ = writeln!(fields, "    {argument} of_{i};");
+            let inside = if *even {
+                String::new()
+            } else {
+                format!(
+                    "if (causeway::block_index<1>() < arguments.rows[{i}] && \
+                     causeway::block_index<2>() < arguments.layers[{i}]) "
+                )
+            };
+            let _ = writeln!(
+                cases,
+                "    {before}if (block < arguments.ends[{i}]) {{\n        {inside}member_{i}::run(arguments.of_{i}, {block});"
+            );
+        }
+        let (count, wait, bounds) = (members.len(), if *waits { WAIT } else { "" }, bounds.text());
+        // As `Header` has it.
+        let padding = if count % 2 == 1 { "    causeway::u32 padding;\n" } else { "" };
+        let _ = write!(
+            text,
+            "struct Members {{\n    causeway::u32 ends[{count}], rows[{count}], layers[{count}];\n{padding}{fields}}};\n\
+             {bounds} {}(const Members arguments) {{\n{wait}    const causeway::u32 block = causeway::block_index<0>();\n\
+             {cases}    }}\n}}\n",
+            Self::ENTRY
+        );
+        text
+    }
+}
+
+/// The facts of the part of a device that a launch of so many bytes has beside others, of `total` bytes with it.
+pub(crate) fn share(facts: &DeviceFacts, bytes: u64, total: u64) -> DeviceFacts {
+    let multiprocessors = u128::from(facts.multiprocessors) * u128::from(bytes) / u128::from(total.max(1));
+    DeviceFacts { multiprocessors: (multiprocessors as u32).max(1), ..facts.clone() }
+}
+
+/// One launch of several, if it can be: blocks of one size, which need not meet those of others in clusters.
+pub(crate) fn join(plans: &[Plan]) -> Option<Plan> {
+    let kernels: Vec<_> = plans.iter().map(|plan| plan.choice.kernel()).collect::<Option<_>>()?;
+    let &[(_, first), _, ..] = &*kernels else { return None };
+    let is_plain = |bounds: &LaunchBounds| {
+        (bounds.threads, bounds.cluster, bounds.attribute) == (first.threads, 1, Attribute::Plain)
+    };
+    let has_struct = |argument: &ArgumentType| matches!(argument, ArgumentType::Struct(_));
+    let fits = kernels.iter().all(|(kernel, bounds)| is_plain(bounds) && has_struct(&kernel.argument));
+    if !fits || plans.iter().any(|plan| plan.block != plans[0].block || !plan.tensor_maps.is_empty()) {
+        return None;
+    }
+
+    let ends = plans.iter().scan(0u32, |end, plan| {
+        *end = end.checked_add(plan.grid[0]).filter(|end| *end <= i32::MAX as u32)?;
+        Some(*end)
+    });
+    let ends: Vec<u32> = ends.collect();
+    let [rows, layers] = [1, 2].map(|axis| plans.iter().map(|plan| plan.grid[axis]).collect::<Vec<_>>());
+    let padding = plans.len() % 2;
+    let header = [&ends[..], &rows, &layers, &[0][..padding]].concat();
+    let mut arguments = bytemuck::cast_slice(&header).to_vec();
+    let blocks = *ends.get(plans.len() - 1)?;
+
+    // A kernel that begins early as one of several may move more than it would alone.
+    let waits = plans.iter().all(|plan| plan.begins_early);
+    let together = Together {
+        members: plans.iter().map(|plan| plan.choice.clone().without_waiting()).collect(),
+        // The most registers that one of them has.
+        bounds: LaunchBounds { resident: kernels.iter().map(|(_, bounds)| bounds.resident).min()?, ..first },
+        waits,
+        even: [&rows, &layers].iter().all(|sizes| sizes.iter().all(|size| size == &sizes[0])),
+    };
+    let [grid_rows, grid_layers] = [rows, layers].map(|sizes| sizes.into_iter().max().unwrap_or(1));
+
+    let (mut workspace_bytes, mut counters) = (0u64, 0u32);
+    let (mut workspace_at, mut counters_at) = (Vec::new(), Vec::new());
+    for plan in plans {
+        let base = arguments.len();
+        arguments.extend(&plan.arguments);
+        let mut place = |at: usize, distance: u64| {
+            arguments[base + at..][..8].copy_from_slice(&distance.to_ne_bytes());
+            base + at
+        };
+        workspace_bytes = workspace_bytes.next_multiple_of(ALIGNMENT);
+        workspace_at.extend(plan.workspace_at.iter().map(|&at| place(at, workspace_bytes)));
+        counters_at.extend(plan.counters_at.iter().map(|&at| place(at, u64::from(counters) * 4)));
+        workspace_bytes += plan.workspace_bytes;
+        counters = counters.checked_add(plan.counters)?;
+    }
+    (arguments.len() <= ARGUMENT_BYTES).then(|| Plan {
+        grid: [blocks, grid_rows, grid_layers],
+        block: plans[0].block,
+        shared_bytes: plans.iter().map(|plan| plan.shared_bytes).max().unwrap_or(0),
+        workspace_bytes,
+        counters,
+        workspace_at,
+        counters_at,
+        begins_early: waits,
+        ..Plan::new(
+            Choice::together(together),
+            &arguments,
+            plans.iter().map(|plan| plan.read_bytes).sum(),
+            plans.iter().map(|plan| plan.written_bytes).sum(),
+        )
+    })
+}
