@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! time = LAUNCH + (work^1.5 + memory^1.5)^⅔        memory: all three matrices, once
-//! work = FILL + the longer of loading and of multiplying and storing all tiles of a block + a last store
-//!        + what it takes to add parts
-//! load = the longest of the cache lines that arrive, those that the block asks for, and latency / stages
+//! work = FILL + the longer of loading and of multiplying and storing all tiles of a block, and a little of the shorter
+//!        + a last store + what it takes to add parts
+//! load = the longest of the cache lines that arrive, those that the block asks for, and latency / stages, for each step
 //! ```
 //!
 //! Cache lines count, not bytes: one of 128 bytes that begins within a cache line touches two. Constants are nanoseconds, and were
@@ -27,10 +27,16 @@ struct Model {
     request_straddling: f64,
     /// What more if the line comes from memory.
     from_memory: f64,
+    /// What more for a line that 32 blocks ask for at the same time, and what each doubling of such a
+    /// crowd adds to the first step.
+    crowd: f64,
+    crowd_fill: f64,
     /// A line outside the matrix, by one inside.
     outside: f64,
     /// From a request to its data.
     latency: f64,
+    /// How much the shorter of loading and multiplying adds to the longer one.
+    hidden: f64,
     /// Per column, of 64 rows by 64 terms.
     multiply: f64,
     /// Any step.
@@ -50,6 +56,8 @@ struct Model {
     /// The way through the workspace, and 512 sums that are added.
     handover: f64,
     handover_sums: f64,
+    /// A piece after the first of a cluster, by the root of 4096 sums.
+    turn: f64,
     /// Clusters of blocks that share: of two, and of more.
     share_two: f64,
     share_more: f64,
@@ -62,34 +70,38 @@ struct Model {
 }
 
 const MODEL: Model = Model {
-    launch: 916.0,
-    fill: 634.0,
-    arrival: 1.21,
-    arrival_straddling: 0.16,
-    request: 1.55,
-    request_straddling: 0.48,
-    from_memory: 0.42,
-    outside: 1.20,
-    latency: 977.0,
+    launch: 721.0,
+    fill: 483.0,
+    arrival: 0.77,
+    arrival_straddling: 0.24,
+    request: 1.28,
+    request_straddling: 0.29,
+    from_memory: 0.41,
+    crowd: 0.19,
+    crowd_fill: 110.0,
+    outside: 2.16,
+    latency: 1164.0,
+    hidden: 0.10,
     multiply: 1.14,
-    step: 12.7,
-    store: 119.0,
-    store_line: 0.99,
-    store_straddling: 0.37,
-    store_narrow: 0.33,
-    stores_seen: 0.58,
-    last_store: 1.25,
-    split: 370.0,
-    split_block: 139.0,
-    split_sums: 358.0,
-    handover: 1845.0,
-    handover_sums: 40.9,
-    share_two: 133.0,
-    share_more: 94.3,
-    memory: 4511.0,
-    memory_reduction_major: 0.09,
-    memory_straddling: 0.24,
-    memory_narrow: 0.24,
+    step: 11.4,
+    store: 153.0,
+    store_line: 0.61,
+    store_straddling: 0.70,
+    store_narrow: 0.36,
+    stores_seen: 0.55,
+    last_store: 2.07,
+    split: 223.0,
+    split_block: 161.0,
+    split_sums: 483.0,
+    handover: 1763.0,
+    handover_sums: 28.0,
+    turn: 1190.0,
+    share_two: 96.6,
+    share_more: 80.2,
+    memory: 4951.0,
+    memory_reduction_major: 0.08,
+    memory_straddling: 0.50,
+    memory_narrow: 0.21,
 };
 
 /// A line that aligners move, and a line of a result that threads store, element by element.
@@ -111,6 +123,8 @@ pub(super) struct Estimate {
     arrive: f64,
     request: f64,
     from_memory: f64,
+    /// Lines of a step, of the left and of the right operand, and the blocks that have them in common on a full device.
+    asked: [(f64, f64); 2],
     /// The least that a step's loads take.
     latency: f64,
     multiply: f64,
@@ -181,6 +195,7 @@ impl Estimate {
             arrive: (m.arrival * arrive).max(aligned),
             request: m.request * (asked_left + asked_right + outside),
             from_memory: m.from_memory * first,
+            asked: [(asked_left, across as f64 / by_left), (asked_right, down as f64 / by_right)],
             latency: m.latency / f64::from(tile.stages),
             multiply: m.multiply * f64::from(tile.columns * tile.rows / 64) + m.step,
             store: m.store
@@ -202,7 +217,11 @@ impl Estimate {
         // Blocks on a multiprocessor share what it can do.
         let shared = (running / self.multiprocessors).clamp(1.0, self.resident);
         let busy = (running / self.multiprocessors).min(1.0);
-        let request = self.request * busy.sqrt() + self.from_memory;
+        // Doublings of the blocks that ask for the same line at the same time.
+        let doublings = self.asked.map(|(_, blocks)| blocks.min(running).max(1.0).log2());
+        let crowd: f64 =
+            self.asked.iter().zip(doublings).map(|((lines, _), of)| lines * (of / 5.0).min(1.0)).sum();
+        let request = self.request * busy.sqrt() + self.from_memory + m.crowd * crowd;
         let load = (self.arrive.max(request) * shared).max(self.latency);
         let (multiply, store) = (self.multiply * shared, self.store * shared);
         let (split, parts) = match (self.cluster, schedule.deal) {
@@ -220,10 +239,13 @@ impl Estimate {
             }
             _ => (rounds, rounds),
         };
-        let mut work = (rounds * steps * load)
-            .max(rounds * steps * multiply + stores * store * m.stores_seen)
+        let loading = rounds * steps * load;
+        let computing = rounds * steps * multiply + stores * store * m.stores_seen;
+        let mut work = loading.max(computing)
+            + m.hidden * loading.min(computing)
             + store * m.last_store
-            + m.fill;
+            + m.fill
+            + m.crowd_fill * doublings[0].max(doublings[1]);
         if split {
             // Blocks do not stay.
             work += (rounds - 1.0) * m.fill
@@ -234,7 +256,11 @@ impl Estimate {
             (_, Deal::Parts(parts)) => {
                 m.handover + m.handover_sums * 8.0 * self.sums / blocks as f64 * parts as f64
             }
-            (_, Deal::Rest(rest)) => m.handover + m.handover_sums * 8.0 * self.sums * rest.pieces as f64,
+            (_, Deal::Rest(rest)) => {
+                m.handover
+                    + m.handover_sums * 8.0 * self.sums * rest.pieces as f64
+                    + m.turn * self.sums.sqrt() * (rest.turns.max(1) - 1) as f64
+            }
         };
         work + match self.cluster {
             Cluster::Share { .. } if blocks == 2 => m.share_two,
