@@ -162,7 +162,7 @@ impl Lines {
 
     /// Cache lines of 128 bytes, in eighths, that 128 bytes of a line touch on average: lines begin at the multiples of a power of two.
     fn eighths(&self) -> u32 {
-        let granule = 1 << (self.address | self.stride * 2 | 128).trailing_zeros();
+        let granule = 1 << (self.address | (self.stride * 2) | 128).trailing_zeros();
         16 - (granule / 16).max(1)
     }
 

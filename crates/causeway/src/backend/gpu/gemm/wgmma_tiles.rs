@@ -349,7 +349,7 @@ mod tests {
 
     /// Dense matrices in rows.
     fn product(rows: u64, columns: u64, terms: u64) -> Product {
-        let eighths = |length: u64| 16 - (1 << (length * 2 | 128).trailing_zeros()) / 16;
+        let eighths = |length: u64| 16 - (1 << ((length * 2) | 128).trailing_zeros()) / 16;
         Product {
             rows,
             columns,
