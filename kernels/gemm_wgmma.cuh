@@ -14,10 +14,11 @@
 //
 //   stage     left: tile_rows lines of 64 terms, or tile_rows / 64 blocks of 64 terms by 64 rows; right likewise;
 //             16-byte groups of a 128-byte line swizzled by its number modulo 8
-//   cluster   blocks share one operand: each loads its part and sends it to all (`share_left`: blocks side by side;
-//             else one above the other). Or (`split`) they share one tile, each summing a part of the terms: split-K.
-//   rest      The last tiles, too few for all clusters, are summed in pieces by several (`shared_rest`): stream-K for the last
-//             round alone.
+//   cluster   Blocks share operands: those above each other (`share_rows` of them) the right one, those side by side the left one.
+//             Each loads a part of the lines and sends it to all that share. Or (`split`) they share one tile, each summing a part of
+//             the terms: split-K.
+//   pieces    (`shared_rest`) The last tiles, too few for all clusters, are summed in pieces by several: stream-K for the last
+//             round alone. With `split`, all tiles are summed by several clusters, each of which splits its part again.
 //   by_rows   TMA takes addresses and strides in multiples of 16 bytes. Where lines begin anywhere, every eighth line forms a
 //             matrix whose stride of 8 lines is such a multiple; there are eight such matrices, and the address of each is
 //             rounded down. TMA copies 72 elements of each line from there, and further warps, the aligners, move 64 of them
@@ -37,19 +38,19 @@ namespace causeway {
 namespace gemm {
 
 // Copies this block's part of one operand's stage: `first` is the tile's row (left) or column (right), `term` the first
-// term. A part goes to all blocks of the cluster when there are several. For one lane.
+// term. Where there are several parts, each goes to the blocks whose bits are set in `to_blocks`. For one lane.
 template <bool RowMajor, int Extent, int Parts>
-CAUSEWAY_DEVICE void load_operand(const TensorMap* map, u32 to, u32 barrier, i32 first, i32 term, u32 part) {
+CAUSEWAY_DEVICE void load_operand(const TensorMap* map, u32 to, u32 barrier, i32 first, i32 term, u32 part, u32 to_blocks) {
     const auto load = [&](u32 offset, i32 inner, i32 outer) {
-        if constexpr (Parts > 1) box_load_to((1 << Parts) - 1, to + offset, map, barrier, inner, outer);
+        if constexpr (Parts > 1) box_load_to((u16)to_blocks, to + offset, map, barrier, inner, outer);
         else box_load(to + offset, map, barrier, inner, outer);
     };
-    constexpr int PART = Extent / Parts;
-    static_assert(!RowMajor || Parts == 1 || PART % 64 == 0, "a row-major operand is shared in blocks of 64");
-    const i32 begin = Parts > 1 ? (i32)part * PART : 0;
+    constexpr int LINES = (RowMajor ? STEP : Extent) / Parts;  // of a box
+    static_assert(LINES % 8 == 0, "a part has whole swizzles");
+    const i32 begin = Parts > 1 ? (i32)part * LINES : 0;
     if constexpr (RowMajor) {
 #pragma unroll
-        for (i32 i = begin; i < begin + PART; i += 64) load(i * LINE, first + i, term);
+        for (i32 i = 0; i < Extent; i += 64) load((i + begin) * LINE, first + i, term + begin);
     } else {
         load(begin * LINE, term, first + begin);
     }
@@ -92,12 +93,14 @@ template <typename T> CAUSEWAY_DEVICE void produce(const Arguments<T>& a, const 
                 barrier_wait(block.empty(ring.stage), ring.parity ^ 1);
                 barrier_arrive_expecting(full, S::DIRECT);
                 if constexpr (!T::left_by_rows) {
-                    load_operand<T::left_row_major, T::tile_rows, S::SHARE_COLUMNS>(a.left.map, to, full, first_row,
-                                                                                    step * STEP, block.rank);
+                    load_operand<T::left_row_major, T::tile_rows, S::SHARE_COLUMNS>(
+                        a.left.map, to, full, first_row, step * STEP, block.across(),
+                        S::IN_ROW << block.down() * S::SHARE_COLUMNS);
                 }
                 if constexpr (!T::right_by_rows) {
                     load_operand<T::right_row_major, T::tile_columns, S::SHARE_ROWS>(
-                        a.right.map, to + S::LEFT, full, first_column, step * STEP, block.rank);
+                        a.right.map, to + S::LEFT, full, first_column, step * STEP, block.down(),
+                        S::IN_COLUMN << block.across());
                 }
             }
             ring.next();
@@ -171,13 +174,14 @@ template <typename T> CAUSEWAY_DEVICE void consume(const Arguments<T>& a, const 
     using S = Shape<T>;
     const u32 warp = thread_index() / 32, lane = lane_index();
     const u32 left_part = warp / 4 * 64 * LINE;  // the warpgroup's 64 rows, in either layout
+    const u32 sharer = block.sharer(lane);
     float sums[T::tile_columns / 2];
     Ring<T::stages> ring;
     u32 buffer = 0;
     // This warp will not read the stage again.
     const auto give_back = [&](u32 stage) {
         if constexpr (T::cluster > 1 && !T::split) {
-            if (lane < T::cluster) barrier_arrive_at(block.empty(stage), lane);
+            if (lane < S::SHARERS) barrier_arrive_at(block.empty(stage), sharer);
         } else {
             if (lane == 0) barrier_arrive(block.empty(stage));
         }
@@ -201,14 +205,14 @@ template <typename T> CAUSEWAY_DEVICE void consume(const Arguments<T>& a, const 
         u32 before = 0;
         // The first step has code of its own. It shows the compiler that sums do not live from tile to tile, so share_sums may use
         // their registers. Without a shared rest that would only be more code to fetch: 2 to 4 % of a small product.
-        if constexpr (T::shared_rest) {
+        if constexpr (S::REST) {
             multiply(false);
             before = ring.stage;
             ring.next();
             ++step;
         }
         for (; step < walk.end; ++step) {
-            const bool follows = T::shared_rest || step > walk.begin;
+            const bool follows = S::REST || step > walk.begin;
             multiply(follows);
             matrix_wait<1>();
             if (follows) give_back(before);
@@ -254,7 +258,7 @@ template <typename T> CAUSEWAY_DEVICE void gemm_wgmma(const Arguments<T>& a) {
     if (thread_index() == 0) {
         for (u32 stage = 0; stage < T::stages; ++stage) {
             barrier_init(block.full(stage), (S::DIRECT > 0) + T::aligners);
-            barrier_init(block.empty(stage), S::WARPS * (T::split ? 1 : T::cluster));
+            barrier_init(block.empty(stage), S::WARPS * S::SHARERS);
         }
         for (u32 stage = 0; stage < T::raw_stages; ++stage) {
             barrier_init(block.raw_full(stage), 1);
@@ -285,7 +289,7 @@ template <typename T> CAUSEWAY_DEVICE void gemm_wgmma(const Arguments<T>& a) {
     if constexpr (T::split) {
         cluster_arrive();
         cluster_wait();
-        if (warp < S::WARPS) combine(a, block, block.row(row), block.column(column));
+        if (warp < S::WARPS) combine(a, block, walk, block.row(row), block.column(column));
         // No block leaves while others read its sums.
         wave_barrier();
         cluster_arrive();

@@ -2,7 +2,8 @@
 // sums are rounded and stored.
 //
 //   store_sums   sums in registers ─► staging, 16 rows × ACROSS columns a warp ─► TMA, or elements one by one
-//   combine      `split`: blocks of a cluster add the sums that lie in each other's shared memory
+//   combine      `split`: blocks of a cluster add the sums that lie in each other's shared memory; clusters that have parts of one
+//                tile leave theirs in the workspace, and the last one adds them
 //   share_sums   `shared_rest`: warps of several clusters leave theirs in the workspace, and the last one adds them
 #pragma once
 #include "gemm_wgmma_work.cuh"
@@ -87,45 +88,92 @@ CAUSEWAY_DEVICE void store_sums(const Arguments<T>& a, const float (&sums)[T::ti
     }
 }
 
-// Adds the sums of a cluster's blocks, in the order of the blocks, and stores them; each warp of the cluster takes some
-// of the tile's pieces of 8 rows × 64 columns.
-template <typename T> CAUSEWAY_DEVICE void combine(const Arguments<T>& a, const Block<T>& block, i32 row, i32 column) {
+// Of a split tile, what a warp adds and stores at a time: 8 rows × 64 columns. A lane has, of two rows, four columns of each half,
+// so that eight lanes read 128 bytes side by side.
+struct Sixteen { float4 four[4]; };
+
+CAUSEWAY_DEVICE void add(float4& to, float4 other) { to.x += other.x, to.y += other.y, to.z += other.z, to.w += other.w; }
+
+// The sums of the cluster's blocks, in the order of the blocks.
+template <typename T> CAUSEWAY_DEVICE Sixteen sums_of_blocks(const Block<T>& block, u32 row, u32 column) {
     using S = Shape<T>;
-    static_assert(S::ACROSS == 64, "a lane adds 8 columns of two rows");
-    constexpr u32 PIECES_ACROSS = T::tile_columns / 64, PIECES = T::tile_rows / 8 * PIECES_ACROSS;
-    const u32 warp = thread_index() / 32, lane = lane_index(), group = lane % 8;
+    const u32 lane = lane_index();
+    Sixteen parts[T::cluster];
+#pragma unroll
+    for (u32 rank = 0; rank < T::cluster; ++rank) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 from = block.base + (row + lane / 8 + i / 2 * 4) * S::SUMS_PITCH + (column + lane % 8 * 4 + i % 2 * 32) * 4;
+            parts[rank].four[i] = load_of_block(from, rank);
+        }
+    }
+#pragma unroll
+    for (u32 rank = 1; rank < T::cluster; ++rank) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) add(parts[0].four[i], parts[rank].four[i]);
+    }
+    return parts[0];
+}
+
+template <typename T>
+CAUSEWAY_DEVICE void store_sixteen(const Arguments<T>& a, const Sixteen& sums, u32 to, i32 row, i32 column) {
+    const u32 lane = lane_index();
+    box_store_wait_read<0>();
+    wave_barrier();
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 line = lane / 8 + i / 2 * 4, group = lane % 8 / 2 + i % 2 * 4;
+        const float4 f = sums.four[i];
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + line * LINE + ((group ^ line) << 4) + lane % 2 * 8),
+                     "r"(pair<T::bf16>(f.x, f.y)), "r"(pair<T::bf16>(f.z, f.w))
+                     : "memory");
+    }
+    store_buffer<T, 8>(a, to, row, column);
+}
+
+// Adds the sums of a cluster's blocks and stores them; each warp of the cluster takes some of the tile's pieces of 8 rows ×
+// 64 columns. Where several clusters have parts of the tile (PARTS), their sums go through the workspace: of the warps that have
+// the same place in their clusters, the last to arrive adds, in the order of the clusters.
+//
+//   workspace   tile → cluster → 8 rows × 64 columns → four sums at a time → lane
+template <typename T>
+CAUSEWAY_DEVICE void combine(const Arguments<T>& a, const Block<T>& block, const Walk<T>& walk, i32 row, i32 column) {
+    using S = Shape<T>;
+    static_assert(S::ACROSS == 64, "a lane adds 8 of 64 columns");
+    constexpr u32 ACROSS = T::tile_columns / 64, ALL = T::tile_rows / 8 * ACROSS, FOUR = 4 * 32, SIXTEEN = 4 * FOUR;
+    const u32 warp = thread_index() / 32, of_cluster = block.rank * S::WARPS + warp;
     const u32 to = block.staging(warp);
-    for (u32 piece = block.rank * S::WARPS + warp; piece < PIECES; piece += T::cluster * S::WARPS) {
-        const u32 first_row = piece / PIECES_ACROSS * 8, first_column = piece % PIECES_ACROSS * 64;
-        float4 parts[T::cluster][4];
-#pragma unroll
-        for (u32 rank = 0; rank < T::cluster; ++rank) {
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                const u32 from = block.base + (first_row + lane / 8 + i / 2 * 4) * S::SUMS_PITCH +
-                                 (first_column + group * 8 + i % 2 * 4) * 4;
-                parts[rank][i] = load_of_block(from, rank);
-            }
-        }
-#pragma unroll
-        for (u32 rank = 1; rank < T::cluster; ++rank) {
+    float* const first = a.shares.workspace + (u64)walk.tile * a.shares.pieces * (ALL * SIXTEEN) + lane_index() * 4;
+    for (u32 piece = of_cluster; piece < ALL; piece += T::cluster * S::WARPS) {
+        const u32 first_row = piece / ACROSS * 8, first_column = piece % ACROSS * 64;
+        const Sixteen sums = sums_of_blocks(block, first_row, first_column);
+        if constexpr (S::PARTS) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
-                parts[0][i].x += parts[rank][i].x, parts[0][i].y += parts[rank][i].y;
-                parts[0][i].z += parts[rank][i].z, parts[0][i].w += parts[rank][i].w;
+                const float4 f = sums.four[i];
+                const Packet<16> four{{as_bits(f.x), as_bits(f.y), as_bits(f.z), as_bits(f.w)}};
+                store(first + (walk.ahead * ALL + piece) * SIXTEEN + i * FOUR, four);
             }
+        } else {
+            store_sixteen(a, sums, to, row + (i32)first_row, column + (i32)first_column);
         }
-        box_store_wait_read<0>();
-        wave_barrier();
+    }
+    if constexpr (S::PARTS) {
+        u32* const counter = a.shares.counters + (u32)walk.tile * (T::cluster * S::WARPS) + of_cluster;
+        if (of_cluster >= ALL || !last_warp_to_arrive(counter, a.shares.pieces)) return;
+        for (u32 piece = of_cluster; piece < ALL; piece += T::cluster * S::WARPS) {
+            Sixteen sums = {};
+#pragma unroll 4
+            for (u32 p = 0; p < a.shares.pieces; ++p) {
 #pragma unroll
-        for (u32 half = 0; half < 2; ++half) {
-            const u32 line = lane / 8 + half * 4;
-            const float4 l = parts[0][half * 2], h = parts[0][half * 2 + 1];
-            store_group(to + line * LINE + ((group ^ line) << 4),
-                        make_uint4(pair<T::bf16>(l.x, l.y), pair<T::bf16>(l.z, l.w), pair<T::bf16>(h.x, h.y),
-                                   pair<T::bf16>(h.z, h.w)));
+                for (u32 i = 0; i < 4; ++i) {
+                    const Packet<16> four = load_mutable<16>(first + (p * ALL + piece) * SIXTEEN + i * FOUR);
+                    add(sums.four[i], make_float4(as_float(four.word[0]), as_float(four.word[1]), as_float(four.word[2]),
+                                                  as_float(four.word[3])));
+                }
+            }
+            store_sixteen(a, sums, to, row + (i32)(piece / ACROSS * 8), column + (i32)(piece % ACROSS * 64));
         }
-        store_buffer<T, 8>(a, to, row + (i32)first_row, column + (i32)first_column);
     }
 }
 

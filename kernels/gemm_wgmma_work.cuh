@@ -13,7 +13,8 @@
 //                 So clusters that share rows or columns read the same terms at the same time, and the L2 cache loads
 //                 them once.
 //
-// Without the rest (`shared_rest` is false) all tiles are whole ones.
+// Without the rest (`shared_rest` is false) all tiles are whole ones. A cluster that splits the terms of its tile has that one only;
+// with `shared_rest` it has a part of the terms, as many as there are `pieces`, and splits those.
 #pragma once
 #include "arguments.cuh"
 #include "hopper.cuh"
@@ -53,8 +54,13 @@ template <typename T> struct Shape {
     static constexpr int GROUPS = T::tile_rows / 64;
     static constexpr int WARPS = GROUPS * 4;  // that multiply
     static constexpr int THREADS = WARPS * 32;
-    static constexpr int SHARE_ROWS = T::split || T::share_left ? 1 : T::cluster;  // blocks of a cluster above each other
-    static constexpr int SHARE_COLUMNS = T::split || !T::share_left ? 1 : T::cluster;
+    // Tiles are summed in pieces: those of the last round by single clusters, or, `split`, all of them by several clusters.
+    static constexpr bool REST = T::shared_rest && !T::split, PARTS = T::shared_rest && T::split;
+    // Blocks of a cluster that are above each other and share the right operand, and side by side, sharing the left one.
+    static constexpr int SHARE_ROWS = T::split ? 1 : T::share_rows, SHARE_COLUMNS = T::split ? 1 : T::cluster / T::share_rows;
+    static constexpr u32 SHARERS = SHARE_ROWS + SHARE_COLUMNS - 1;  // blocks that this one's loads go to, itself included
+    static constexpr u32 IN_ROW = (1u << SHARE_COLUMNS) - 1;
+    static constexpr u32 IN_COLUMN = ((1u << SHARE_ROWS * SHARE_COLUMNS) - 1) / IN_ROW;  // every SHARE_COLUMNS-th bit
     static constexpr u32 LEFT = T::tile_rows * LINE;
     // Row-major, an operand comes in blocks of 64.
     static constexpr u32 RIGHT = (T::right_row_major ? (T::tile_columns + 63) / 64 * 64 : T::tile_columns) * LINE;
@@ -95,10 +101,18 @@ template <typename T> struct Block {
     u32 rank;            // within the cluster
 
     CAUSEWAY_DEVICE i32 row(i32 tile_row) const {
-        return (tile_row * S::SHARE_ROWS + (S::SHARE_ROWS > 1 ? (i32)rank : 0)) * T::tile_rows;
+        return (tile_row * S::SHARE_ROWS + (S::SHARE_ROWS > 1 ? (i32)down() : 0)) * T::tile_rows;
     }
     CAUSEWAY_DEVICE i32 column(i32 tile_column) const {
-        return (tile_column * S::SHARE_COLUMNS + (S::SHARE_COLUMNS > 1 ? (i32)rank : 0)) * T::tile_columns;
+        return (tile_column * S::SHARE_COLUMNS + (S::SHARE_COLUMNS > 1 ? (i32)across() : 0)) * T::tile_columns;
+    }
+    // Its place among the blocks with its rows, and among those with its columns.
+    CAUSEWAY_DEVICE u32 across() const { return rank % S::SHARE_COLUMNS; }
+    CAUSEWAY_DEVICE u32 down() const { return rank / S::SHARE_COLUMNS; }
+    // Of the blocks with its rows or its columns, the `nth`.
+    CAUSEWAY_DEVICE u32 sharer(u32 nth) const {
+        if (nth < (u32)S::SHARE_COLUMNS) return down() * S::SHARE_COLUMNS + nth;
+        return (down() + 1 + nth - S::SHARE_COLUMNS) % S::SHARE_ROWS * S::SHARE_COLUMNS + across();
     }
     CAUSEWAY_DEVICE u32 full(u32 stage) const { return base + S::BARRIERS + 16 * stage; }
     CAUSEWAY_DEVICE u32 empty(u32 stage) const { return full(stage) + 8; }
@@ -119,20 +133,28 @@ template <typename T> CAUSEWAY_DEVICE void tile_at(const Arguments<T>& a, i32 ti
 
 // A cluster's walk through its tiles. It has few members, since the warps that multiply keep them in registers beside their sums.
 template <typename T> struct Walk {
+    using S = Shape<T>;
     i32 tile;
     i32 begin, end;  // steps of the tile that this block sums
-    u32 ahead;       // shared_rest only: the next piece. Pieces are numbered through all first ones, all second ones …
+    u32 ahead;       // REST: the next piece. Pieces are numbered through all first ones, all second ones …  PARTS: this one
 
     CAUSEWAY_DEVICE Walk(const Arguments<T>& a, u32 rank) {
         tile = (i32)(blockIdx.x / T::cluster);
-        begin = T::split ? (i32)rank * a.shares.steps / T::cluster : 0;
-        end = T::split ? ((i32)rank + 1) * a.shares.steps / T::cluster : a.shares.steps;
         ahead = (u32)tile;
+        begin = 0, end = a.shares.steps;
+        if constexpr (T::split) {
+            i32 part = (i32)rank, parts = T::cluster;
+            if constexpr (S::PARTS) {
+                ahead = (u32)(tile / a.shares.whole), tile %= a.shares.whole;
+                part += (i32)ahead * T::cluster, parts *= (i32)a.shares.pieces;
+            }
+            begin = part * a.shares.steps / parts, end = (part + 1) * a.shares.steps / parts;
+        }
         settle(a);
     }
 
     CAUSEWAY_DEVICE bool any(const Arguments<T>& a) const {
-        if constexpr (T::shared_rest) return begin < end;
+        if constexpr (S::REST) return begin < end;
         else return tile < a.shares.whole;
     }
 
@@ -142,11 +164,11 @@ template <typename T> struct Walk {
     }
 
     // This block sums a piece of the tile.
-    CAUSEWAY_DEVICE bool in_pieces(const Arguments<T>& a) const { return T::shared_rest && end - begin < a.shares.steps; }
+    CAUSEWAY_DEVICE bool in_pieces(const Arguments<T>& a) const { return S::REST && end - begin < a.shares.steps; }
 
 private:
     CAUSEWAY_DEVICE void settle(const Arguments<T>& a) {
-        if constexpr (T::shared_rest) {
+        if constexpr (S::REST) {
             if (tile < a.shares.whole) return;
             const u32 rest = (u32)(a.shares.row_tiles * a.shares.column_tiles - a.shares.whole), piece = ahead / rest;
             tile = a.shares.whole + (i32)(ahead % rest);

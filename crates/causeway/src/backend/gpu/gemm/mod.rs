@@ -9,6 +9,7 @@ mod exact;
 mod problem;
 mod tile;
 mod wgmma;
+mod wgmma_cost;
 mod wgmma_tiles;
 
 pub use problem::{Matrix, Problem};

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use bytemuck::Pod;
 
 use super::problem::{Matrix, Problem};
-use super::wgmma_tiles::{Cluster, Operands, Schedule, choose};
+use super::wgmma_tiles::{Cluster, Deal, Operand, Product, Schedule, choose};
 use crate::backend::gpu::choice::{ArgumentType, Attribute, Choice, Constants, KernelFunction, LaunchBounds};
 use crate::backend::gpu::device_struct::device_struct;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, TensorMap, Vendor};
@@ -82,14 +82,18 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Option<Plan> {
     let left = Lines::of(problem.left, problem.rows, problem.reduction)?;
     let right = Lines::of(problem.right.transposed(), problem.columns, problem.reduction)?;
     let result = Lines::of_result(problem)?;
-    let operands = Operands {
+    let product = Product {
+        rows: problem.rows as u64,
+        columns: problem.columns as u64,
+        terms: problem.reduction as u64,
+        left: left.operand(),
+        right: right.operand(),
+        eighths: result.eighths(),
         by_lines: !left.direct || !right.direct,
-        right_row_major: right.row_major,
-        straddle: left.straddles() || right.straddles(),
+        stored_by_threads: !result.direct,
     };
-    let steps = (problem.reduction as u64).div_ceil(STEP);
-    let schedule = choose(problem.rows as u64, problem.columns as u64, steps, operands, facts);
-    Some(Launch { problem, left, right, result, schedule, steps }.plan())
+    let schedule = choose(product, facts);
+    Some(Launch { problem, left, right, result, schedule, steps: product.steps() }.plan())
 }
 
 /// A matrix as lines of elements that lie side by side. For operands, a line has the terms of one row (or column of the
@@ -152,9 +156,14 @@ impl Lines {
         })
     }
 
-    /// Some begin within cache lines, of 128 bytes.
-    fn straddles(&self) -> bool {
-        !self.address.is_multiple_of(128) || !(self.stride * 2).is_multiple_of(128)
+    fn operand(&self) -> Operand {
+        Operand { row_major: self.row_major, eighths: self.eighths() }
+    }
+
+    /// Cache lines of 128 bytes, in eighths, that 128 bytes of a line touch on average: lines begin at the multiples of a power of two.
+    fn eighths(&self) -> u32 {
+        let granule = 1 << (self.address | (self.stride * 2) | 128).trailing_zeros();
+        16 - (granule / 16).max(1)
     }
 
     /// For TMA, in boxes of `box_lines` lines of 64 elements.
@@ -240,23 +249,33 @@ struct Launch<'a> {
 
 impl Launch<'_> {
     fn plan(&self) -> Plan {
-        let Schedule { tile, cluster, clusters, rest, .. } = self.schedule;
+        let Schedule { tile, cluster, tiles, clusters, deal } = self.schedule;
         let arguments = self.arguments();
         let threads = self.threads();
         let traffic = self.problem.traffic();
         let warps = u64::from(cluster.blocks() * tile.rows / 16);
-        // A piece has the f32 sums of a cluster's tile; a tile of the rest, a counter for each warp.
-        let tile_bytes = u64::from(cluster.blocks() * tile.rows * tile.columns) * 4;
         let bytes = &arguments.bytes;
+        // A piece has the f32 sums of what a cluster computes at a time.
+        let sums = match cluster {
+            Cluster::Share { .. } => u64::from(cluster.blocks() * tile.rows * tile.columns),
+            Cluster::Split(_) => u64::from(tile.rows * tile.columns),
+        };
+        let (in_pieces, pieces) = match deal {
+            Deal::Whole => (0, 0),
+            Deal::Rest(rest) => (rest.tiles, rest.pieces),
+            Deal::Parts(parts) => (tiles.count(), parts),
+        };
+        let places = |offset| Vec::from_iter((pieces > 0).then_some(arguments.shares_at + offset));
         Plan {
             grid: [(clusters * u64::from(cluster.blocks())) as u32, 1, 1],
             block: [threads, 1, 1],
             cluster: cluster.blocks(),
             shared_bytes: self.shared_bytes(),
-            workspace_bytes: rest.map_or(0, |rest| rest.tiles * rest.pieces * tile_bytes),
-            counters: rest.map_or(0, |rest| (rest.tiles * warps) as u32),
-            workspace_at: rest.iter().map(|_| arguments.shares_at + offset_of!(Shares, workspace)).collect(),
-            counters_at: rest.iter().map(|_| arguments.shares_at + offset_of!(Shares, counters)).collect(),
+            workspace_bytes: in_pieces * pieces * sums * 4,
+            // One for each warp of such a tile.
+            counters: (in_pieces * warps) as u32,
+            workspace_at: places(offset_of!(Shares, workspace)),
+            counters_at: places(offset_of!(Shares, counters)),
             begins_early: true,
             tensor_maps: arguments.maps,
             ..Plan::new(self.choice(threads), bytes, traffic.read, traffic.written)
@@ -264,13 +283,15 @@ impl Launch<'_> {
     }
 
     fn arguments(&self) -> Block {
-        let Schedule { tile, cluster, tiles, rest, .. } = self.schedule;
+        let Schedule { tile, cluster, tiles, deal, .. } = self.schedule;
+        let (down, across) = cluster.tiles();
         let dtype = self.problem.dtype;
-        let box_lines = |lines: &Lines, extent| if lines.row_major { STEP as u32 } else { extent };
+        // Blocks that share an operand load a part of its lines each.
+        let box_lines =
+            |lines: &Lines, extent, parts| if lines.row_major { STEP as u32 / parts } else { extent / parts };
         let mut block = Block::default();
-        // Blocks that share an operand load a part each.
-        block.operand(&self.left, dtype, box_lines(&self.left, tile.rows / cluster.across()));
-        block.operand(&self.right, dtype, box_lines(&self.right, tile.columns));
+        block.operand(&self.left, dtype, box_lines(&self.left, tile.rows, across));
+        block.operand(&self.right, dtype, box_lines(&self.right, tile.columns, down));
         if self.result.direct {
             let lines = if matches!(cluster, Cluster::Split(_)) { 8 } else { 16 };
             let columns = tile.stored_columns();
@@ -284,16 +305,19 @@ impl Launch<'_> {
                 columns: self.problem.columns as i32,
             });
         }
-        let [split, pieces, head, part] =
-            rest.map_or([0; 4], |rest| [rest.tiles, rest.pieces, rest.head, rest.part]);
+        let [in_rest, pieces, head, part] = match deal {
+            Deal::Whole => [0; 4],
+            Deal::Rest(rest) => [rest.tiles, rest.pieces, rest.head, rest.part],
+            Deal::Parts(parts) => [0, parts, 0, 0],
+        };
         block.shares_at = block.bytes.len();
         // Numbers are below 2^31: sizes are, and these are quotients of sizes.
         block.push(&Shares {
             row_tiles: tiles.down as i32,
             column_tiles: tiles.across as i32,
             steps: self.steps as i32,
-            band: (BAND_ROWS / tile.rows).max(1) as i32,
-            whole: (tiles.count() - split) as i32,
+            band: (BAND_ROWS / (tile.rows * down)).max(1) as i32,
+            whole: (tiles.count() - in_rest) as i32,
             pieces: pieces as u32,
             head: head as i32,
             part: part as i32,
@@ -322,7 +346,7 @@ impl Launch<'_> {
     }
 
     fn choice(&self, threads: u32) -> Choice {
-        let Schedule { tile, cluster, rest, .. } = self.schedule;
+        let Schedule { tile, cluster, deal, .. } = self.schedule;
         let blocks = cluster.blocks();
         let constants = Constants::new("Tile")
             .flag("bf16", self.problem.dtype == DType::BF16)
@@ -331,18 +355,21 @@ impl Launch<'_> {
             .flag("left_by_rows", !self.left.direct)
             .flag("right_by_rows", !self.right.direct)
             .flag("result_by_rows", !self.result.direct)
-            .flag("share_left", cluster == Cluster::ShareLeft)
             .flag("split", matches!(cluster, Cluster::Split(_)))
-            .flag("shared_rest", rest.is_some())
+            .flag("shared_rest", deal != Deal::Whole)
             .int("tile_rows", tile.rows)
             .int("tile_columns", tile.columns)
             .int("stages", tile.stages)
             .int("staging", tile.staging)
             .int("raw_stages", tile.raw_stages)
             .int("aligners", tile.aligners)
-            .int("cluster", blocks);
-        let bounds =
-            LaunchBounds { cluster: blocks, attribute: Attribute::Cluster, ..LaunchBounds::new(threads, 1) };
+            .int("cluster", blocks)
+            .int("share_rows", cluster.tiles().0);
+        let bounds = LaunchBounds {
+            cluster: blocks,
+            attribute: Attribute::Cluster,
+            ..LaunchBounds::new(threads, tile.resident)
+        };
         // The kernel itself says where it waits for the launch before it.
         Choice::new(&KERNEL, bounds, false, [None, Some(constants)])
     }

@@ -26,6 +26,17 @@ fn planned(problem: &Problem) -> Plan {
     plan(problem, &DeviceFacts::h200()).expect("the kernel takes the problem")
 }
 
+fn constant(plan: &Plan, name: &str) -> u64 {
+    plan.constant(name).parse().unwrap()
+}
+
+/// Rows and columns that a cluster computes at a time.
+fn at_a_time(plan: &Plan) -> [u64; 2] {
+    let (down, blocks) = (constant(plan, "share_rows"), constant(plan, "cluster"));
+    let across = if plan.constant("split") == "true" { 1 } else { blocks / down };
+    [constant(plan, "tile_rows") * down, constant(plan, "tile_columns") * across]
+}
+
 fn number(plan: &Plan, at: usize) -> i32 {
     i32::from_ne_bytes(plan.arguments[at..at + 4].try_into().unwrap())
 }
@@ -37,40 +48,76 @@ fn aligned_matrices_have_a_map_each() {
     assert_eq!(maps, [(0, LEFT, [1000, 2048]), (128, RIGHT, [4096, 1000]), (256, RESULT, [4096, 2048])]);
     assert!(plan.tensor_maps.iter().all(|(_, map)| map.swizzled && map.stride_bytes == map.sizes[0] * 2));
     assert_eq!((plan.constant("left_row_major"), plan.constant("right_row_major")), ("false", "true"));
-    // Row tiles, pairs of column tiles, steps.
-    assert_eq!([384, 388, 392].map(|at| number(&plan, at)), [16, 8, 16]);
-    assert_eq!((plan.grid[0], plan.arguments.len() % 64), (132, 0));
+    // Tiles down and across, in units of a cluster's, and steps.
+    let [rows, columns] = at_a_time(&plan);
+    let tiles = [2048_u64.div_ceil(rows) as i32, 4096_u64.div_ceil(columns) as i32];
+    assert_eq!([384, 388, 392].map(|at| number(&plan, at)), [tiles[0], tiles[1], 16]);
+    assert!(plan.grid[0] >= 112 && plan.arguments.len().is_multiple_of(64), "{plan}");
 }
 
 #[test]
-fn a_shared_rest_has_a_workspace_and_counters() {
-    let plan = planned(&problem(8192, 14336, 4096, 0));
-    assert_eq!((plan.constant("shared_rest"), plan.grid[0]), ("true", 132));
-    // Row tiles, pairs of column tiles, steps, band; whole tiles, pieces, steps of the first and of any other.
-    let numbers = [0, 4, 8, 12, 16, 20, 24, 28].map(|at| number(&plan, 384 + at));
-    assert_eq!(numbers, [64, 28, 64, 16, 64 * 28 - 10, 4, 16, 16]);
-    // Sums of 128 × 512, and a counter for each of 16 warps.
-    assert_eq!((plan.workspace_bytes, plan.counters), (10 * 4 * 128 * 512 * 4, 10 * 16));
-    assert_eq!((plan.workspace_at, plan.counters_at), (vec![416], vec![424]));
-    assert!(planned(&problem(4096, 4096, 4096, 0)).workspace_at.is_empty());
+fn tiles_in_pieces_have_a_workspace_and_counters() {
+    let mut seen = [0; 3];
+    for (rows, columns, reduction) in [
+        (8192, 14336, 4096),
+        (4592, 560, 8760),
+        (64, 64, 4096),
+        (24, 56, 25808),
+        (96, 1224, 400),
+        (2048, 2048, 2048),
+    ] {
+        let plan = planned(&problem(rows, columns, reduction, 0));
+        let numbers = [0, 4, 8, 12, 16, 20, 24, 28].map(|at| number(&plan, 384 + at) as u64);
+        let [down, across, steps, _, whole, pieces, head, part] = numbers;
+        let [tile_rows, tile_columns] = at_a_time(&plan);
+        let (blocks, warps) = (constant(&plan, "cluster"), constant(&plan, "tile_rows") / 16);
+        let split = plan.constant("split") == "true";
+        let in_pieces = match (plan.constant("shared_rest"), split) {
+            ("false", _) => 0,
+            (_, true) => down * across,
+            (_, false) => down * across - whole,
+        };
+        let bytes = in_pieces * pieces * tile_rows * tile_columns * 4;
+        assert_eq!(
+            (plan.workspace_bytes, u64::from(plan.counters)),
+            (bytes, in_pieces * blocks * warps),
+            "{plan}"
+        );
+        let places = usize::from(in_pieces > 0);
+        assert_eq!((plan.workspace_at.len(), plan.counters_at.len()), (places, places));
+        if in_pieces > 0 && !split {
+            assert_eq!(head + (pieces - 1) * part, steps, "{plan}");
+        }
+        seen[if in_pieces == 0 { 0 } else { 1 + usize::from(split) }] += 1;
+    }
+    assert!(seen.iter().all(|count| *count > 0), "whole tiles, a shared rest, parts: {seen:?}");
 }
 
 /// What a warp stores at a time has a map of its own width, and row-major columns come in blocks of 64.
 #[test]
-fn narrow_pieces_of_a_result_are_stored_line_by_line() {
-    let row_major = problem(1536, 1536, 1536, 0);
-    let right = Matrix { row_stride: 1, column_stride: 1536, ..row_major.right };
-    for (problem, columns, across, boxes, stage) in [
-        (row_major, "160", 32, [64, 64], 128 + 192),
-        (Problem { right, ..row_major }, "144", 48, [64, 144], 128 + 144),
-    ] {
-        let plan = planned(&problem);
-        assert_eq!(plan.constant("tile_columns"), columns);
-        let [_, (_, right), (_, result)] = plan.tensor_maps[..] else { panic!("three maps: {plan}") };
-        assert_eq!((right.box_sizes, right.swizzled), (boxes, true));
-        assert_eq!((result.box_sizes, result.swizzled), ([across, 16], false));
-        let stages: u32 = plan.constant("stages").parse().unwrap();
-        assert_eq!(plan.shared_bytes, stages * (stage * 128 + 16) + 8 * 2 * 2048);
+fn boxes_are_parts_of_tiles() {
+    for size in [320, 512, 1000, 1536, 1792, 2176, 2560, 3008] {
+        let row_major = problem(size, size, size, 0);
+        let right = Matrix { row_stride: 1, column_stride: size, ..row_major.right };
+        for (problem, terms_across) in [(row_major, true), (Problem { right, ..row_major }, false)] {
+            let plan = planned(&problem);
+            let [(_, left), (_, right), (_, result)] = plan.tensor_maps[..] else {
+                panic!("three maps: {plan}")
+            };
+            let [rows, columns, down, stages] = ["tile_rows", "tile_columns", "share_rows", "stages"]
+                .map(|name| constant(&plan, name) as u32);
+            let [_, all_columns] = at_a_time(&plan);
+            let across = all_columns as u32 / columns;
+            assert_eq!((left.box_sizes, left.swizzled), ([64, rows / across], true), "{plan}");
+            let lines = if terms_across { 64 } else { columns };
+            assert_eq!((right.box_sizes, right.swizzled), ([64, lines / down], true), "{plan}");
+            let stored = [64, 48, 32].into_iter().find(|width| columns.is_multiple_of(*width)).unwrap();
+            let lines = if plan.constant("split") == "true" { 8 } else { 16 };
+            assert_eq!((result.box_sizes, result.swizzled), ([stored, lines], stored == 64), "{plan}");
+            let right_lines = if terms_across { columns.next_multiple_of(64) } else { columns };
+            let staging = constant(&plan, "staging") as u32 * rows / 16 * 2048;
+            assert_eq!(plan.shared_bytes, stages * ((rows + right_lines) * 128 + 16) + staging, "{plan}");
+        }
     }
 }
 

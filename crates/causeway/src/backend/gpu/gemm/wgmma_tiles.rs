@@ -1,19 +1,14 @@
 //! Which tile a product on Hopper's matrix units gets.
 //!
-//! The time of a launch is estimated in clocks of a multiprocessor,
-//!
-//! ```text
-//! rounds · (steps · step + tail)        rounds = ⌈tiles / what runs at a time⌉, a step is 64 terms
-//! ```
-//!
-//! and the tile with the least is taken. `step` and `tail` were fitted to measurements on an H200; see
-//! docs/kernels/history/gemm-wgmma.md. The last round is seldom full; where its tiles are long, clusters share them.
+//! Every tile is compared in every cluster: with whole tiles, with the last ones shared by several clusters, and with the terms of
+//! each split. The schedule that takes least by the model of wgmma_cost.rs is taken.
 
 use std::cell::Cell;
 use std::hash::BuildHasher;
 
 use rustc_hash::FxBuildHasher;
 
+use super::wgmma_cost::Estimate;
 use crate::backend::gpu::plan::DeviceFacts;
 
 /// A tile and the pipeline that goes with it.
@@ -25,16 +20,14 @@ pub(super) struct Tile {
     pub stages: u32,
     /// Buffers of 16 rows × 64 columns that a warp stores through.
     pub staging: u32,
+    /// Blocks that a multiprocessor holds.
+    pub resident: u32,
     /// Raw stages, and warps that align, where lines of operands begin anywhere.
     pub raw_stages: u32,
     pub aligners: u32,
     /// How the right operand has to lie, if that matters: true if its columns are side by side. They come in blocks of 64
     /// then, so a tile that is no multiple as wide takes more room and more traffic.
     right_row_major: Option<bool>,
-    /// Clocks of a step.
-    step: u64,
-    /// Clocks of what comes before and after the steps of a tile.
-    tail: u64,
 }
 
 impl Tile {
@@ -50,72 +43,143 @@ impl Tile {
     pub fn right_lines(&self, row_major: bool) -> u32 {
         if row_major { self.columns.next_multiple_of(64) } else { self.columns }
     }
+
+    /// The sums of a block fit where its stages were, and are added 64 columns at a time.
+    fn can_split(&self) -> bool {
+        let (stages, sums) =
+            (self.stages * (self.rows + self.columns) * 128, self.rows * (self.columns * 4 + 32));
+        self.columns.is_multiple_of(64) && sums <= stages && self.resident == 1
+    }
 }
 
-/// What is known of the operands.
+/// How an operand lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Operands {
-    /// At least one has lines that begin anywhere.
+pub(super) struct Operand {
+    /// A line has one term of all rows (or columns of the right operand), not all terms of one.
+    pub row_major: bool,
+    /// Cache lines, in eighths, that 128 bytes of a line touch on average.
+    pub eighths: u32,
+}
+
+/// A product as far as schedules depend on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Product {
+    pub rows: u64,
+    pub columns: u64,
+    pub terms: u64,
+    pub left: Operand,
+    pub right: Operand,
+    /// Of the result.
+    pub eighths: u32,
+    /// At least one operand has lines that begin anywhere.
     pub by_lines: bool,
-    /// The columns of the right one are side by side.
-    pub right_row_major: bool,
-    /// Lines of at least one begin within cache lines.
-    pub straddle: bool,
+    /// Threads store the result.
+    pub stored_by_threads: bool,
+}
+
+impl Product {
+    /// Steps of a sum.
+    pub fn steps(&self) -> u64 {
+        self.terms.div_ceil(64)
+    }
 }
 
 /// How the blocks of a cluster work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cluster {
-    /// Blocks on their own.
-    None,
-    /// Two blocks side by side share their rows of the left operand.
-    ShareLeft,
+    /// Each computes a tile. Those above each other share the right operand, those side by side the left one.
+    Share { down: u32, across: u32 },
     /// This many blocks each sum a part of the terms of one tile.
     Split(u32),
 }
 
 impl Cluster {
+    /// A block on its own.
+    pub const ONE: Self = Cluster::Share { down: 1, across: 1 };
+
+    const ALL: [Self; 9] = [
+        Self::ONE,
+        Cluster::Share { down: 1, across: 2 },
+        Cluster::Share { down: 2, across: 1 },
+        Cluster::Share { down: 2, across: 2 },
+        Cluster::Share { down: 1, across: 4 },
+        Cluster::Share { down: 4, across: 1 },
+        Cluster::Split(2),
+        Cluster::Split(4),
+        Cluster::Split(8),
+    ];
+
     /// Blocks.
     pub fn blocks(self) -> u32 {
         match self {
-            Cluster::None => 1,
-            Cluster::ShareLeft => 2,
+            Cluster::Share { down, across } => down * across,
             Cluster::Split(parts) => parts,
         }
     }
 
-    /// Tiles side by side that its blocks compute.
-    pub fn across(self) -> u32 {
-        if self == Cluster::ShareLeft { 2 } else { 1 }
+    /// Tiles that it computes at a time: above each other, and side by side.
+    pub fn tiles(self) -> (u32, u32) {
+        match self {
+            Cluster::Share { down, across } => (down, across),
+            Cluster::Split(_) => (1, 1),
+        }
+    }
+
+    /// Whether blocks of such a cluster can compute tiles of this kind, and all have something to do.
+    fn takes(self, tile: &Tile, product: &Product) -> bool {
+        let (down, across) = match self {
+            Cluster::ONE => return true,
+            Cluster::Share { down, across } => (down, across),
+            Cluster::Split(parts) => return tile.can_split() && product.steps() >= u64::from(parts),
+        };
+        // Each loads a part of the lines, a multiple of 8 of them.
+        let parts = |operand: Operand, extent: u32, blocks: u32| {
+            operand.row_major || (extent / blocks).is_multiple_of(8)
+        };
+        let tall = down == 1 || product.rows > u64::from(tile.rows * (down / 2));
+        let wide = across == 1 || product.columns > u64::from(tile.columns * (across / 2));
+        let whole = parts(product.left, tile.rows, across) && parts(product.right, tile.columns, down);
+        tall && wide && whole && !product.by_lines && tile.resident == 1
+    }
+
+    /// Clusters that run at a time. One lies within one of the groups that multiprocessors come in, whose sizes leave some over.
+    fn at_a_time(self, tile: &Tile, facts: &DeviceFacts) -> u64 {
+        let all = u64::from(facts.multiprocessors);
+        let clusters = match self.blocks() {
+            1 => all,
+            2 => all / 2,
+            4 => all * 10 / 11 / 4,
+            blocks => all * 3 / 4 / u64::from(blocks),
+        };
+        (clusters * u64::from(tile.resident)).max(1)
     }
 }
 
 /// Operands that TMA takes as they are.
 const DIRECT: &[Tile] = &[
-    tile(128, 256, 4, 2, 1040, 1500),
-    tile(128, 224, 4, 2, 960, 1350),
-    tile(128, 192, 4, 2, 800, 1200),
-    tile_where(true, tile(128, 160, 4, 2, 750, 1050)),
-    tile_where(false, tile(128, 160, 5, 2, 690, 1050)),
-    tile_where(false, tile(128, 144, 5, 2, 645, 1000)),
-    tile(128, 128, 6, 2, 600, 900),
-    tile(128, 64, 8, 2, 400, 600),
-    tile(64, 128, 8, 2, 380, 600),
-    tile(64, 64, 8, 2, 270, 400),
+    tile(128, 256, 4, 2),
+    tile(128, 224, 4, 2),
+    tile(128, 192, 4, 2),
+    tile_where(true, tile(128, 160, 4, 2)),
+    tile_where(false, tile(128, 160, 5, 2)),
+    tile_where(false, tile(128, 144, 5, 2)),
+    tile(128, 128, 6, 2),
+    tile(128, 64, 8, 2),
+    tile(64, 256, 5, 2),
+    tile(64, 128, 8, 2),
+    tile(64, 64, 8, 2),
+    Tile { resident: 2, ..tile(64, 64, 6, 2) },
 ];
 
 /// At least one operand whose lines begin anywhere: bound by the warps that align, of which there are as many as the
 /// registers allow.
 const BY_LINES: &[Tile] = &[
-    Tile { raw_stages: 3, aligners: 7, ..tile(128, 128, 3, 1, 2300, 3000) },
-    Tile { raw_stages: 4, aligners: 7, ..tile(64, 64, 6, 2, 1100, 1000) },
+    Tile { raw_stages: 3, aligners: 7, ..tile(128, 128, 3, 1) },
+    Tile { raw_stages: 4, aligners: 7, ..tile(64, 64, 6, 2) },
 ];
 
-/// What a split adds to a tile's tail, in clocks: two barriers of the cluster and the sums' way through shared memory.
-const SPLIT: u64 = 4500;
-
-const fn tile(rows: u32, columns: u32, stages: u32, staging: u32, step: u64, tail: u64) -> Tile {
-    Tile { rows, columns, stages, staging, raw_stages: 0, aligners: 0, right_row_major: None, step, tail }
+const fn tile(rows: u32, columns: u32, stages: u32, staging: u32) -> Tile {
+    Tile { rows, columns, stages, staging, resident: 1, raw_stages: 0, aligners: 0, right_row_major: None }
 }
 
 /// A tile for right operands of one layout.
@@ -123,17 +187,14 @@ const fn tile_where(right_row_major: bool, tile: Tile) -> Tile {
     Tile { right_row_major: Some(right_row_major), ..tile }
 }
 
-/// Clocks in which the warps of a block write or read the sums of a tile, per column: 512 bytes for 128 rows.
-const SUMS_PER_COLUMN: u64 = 10;
+/// The most pieces of a tile that are tried.
+const MOST_PIECES: u64 = 16;
 
-/// Clocks that a workspace costs: its allocation, and the way to the L2 cache, three times.
-const HANDOVER: u64 = 8000;
-
-/// Pieces of every tile of the rest that are tried.
-const PIECES: std::ops::RangeInclusive<u64> = 2..=8;
+/// Of a last round that comes after full ones.
+const MOST_PIECES_OF_REST: u64 = 8;
 
 /// Least steps of a piece.
-const RUN: u64 = 4;
+const RUN: u64 = 3;
 
 /// Of a result, in units of what a cluster computes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,9 +204,12 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    fn new(rows: u64, columns: u64, tile: &Tile, cluster: Cluster) -> Self {
-        let across = columns.div_ceil(u64::from(tile.columns * cluster.across()));
-        Tiles { down: rows.div_ceil(u64::from(tile.rows)), across }
+    fn new(product: &Product, tile: &Tile, cluster: Cluster) -> Self {
+        let (down, across) = cluster.tiles();
+        Tiles {
+            down: product.rows.div_ceil(u64::from(tile.rows * down)),
+            across: product.columns.div_ceil(u64::from(tile.columns * across)),
+        }
     }
 
     pub fn count(self) -> u64 {
@@ -167,7 +231,7 @@ pub(super) struct Rest {
     /// Steps of every other piece.
     pub part: u64,
     /// Pieces that one of the other clusters takes, at most.
-    turns: u64,
+    pub turns: u64,
 }
 
 impl Rest {
@@ -178,13 +242,17 @@ impl Rest {
         let part = steps / (turns + pieces - 1);
         (part >= RUN).then(|| Rest { tiles, pieces, head: steps - (pieces - 1) * part, part, turns })
     }
+}
 
-    /// From the beginning of the first piece to the end of the last tile.
-    fn clocks(self, tile: &Tile) -> u64 {
-        let sums = u64::from(tile.columns) * SUMS_PER_COLUMN;
-        let piece = |steps| steps * tile.step + tile.tail + sums;
-        piece(self.head).max(self.turns * piece(self.part)) + HANDOVER + self.pieces * sums
-    }
+/// How tiles and terms are dealt out to clusters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Deal {
+    /// Every tile is one cluster's.
+    Whole,
+    /// Every tile but the last ones.
+    Rest(Rest),
+    /// Every tile is split over this many clusters, and what each has over its blocks.
+    Parts(u64),
 }
 
 /// How a product is cut.
@@ -195,45 +263,33 @@ pub(super) struct Schedule {
     pub tiles: Tiles,
     /// That are launched.
     pub clusters: u64,
-    /// None if every tile is one cluster's.
-    pub rest: Option<Rest>,
+    pub deal: Deal,
 }
 
 /// What a schedule follows from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Question {
-    rows: u64,
-    columns: u64,
-    steps: u64,
-    operands: Operands,
+    product: Product,
     multiprocessors: u32,
 }
 
 /// Answers that a thread keeps: a model multiplies the same few shapes over and over.
 const KEPT: usize = 64;
 
-/// For a result of `rows` × `columns` and sums over `steps` · 64 terms.
-///
-/// Some sixty schedules are compared, which takes longer than the rest of a call: answers are kept, each in the place that its
+/// Hundreds of schedules are compared, which takes longer than the rest of a call: answers are kept, each in the place that its
 /// question's hash names.
-pub(super) fn choose(
-    rows: u64,
-    columns: u64,
-    steps: u64,
-    operands: Operands,
-    facts: &DeviceFacts,
-) -> Schedule {
+pub(super) fn choose(product: Product, facts: &DeviceFacts) -> Schedule {
     thread_local! {
         static ANSWERS: [Cell<Option<(Question, Schedule)>>; KEPT] = const { [const { Cell::new(None) }; KEPT] };
     }
-    let question = Question { rows, columns, steps, operands, multiprocessors: facts.multiprocessors };
+    let question = Question { product, multiprocessors: facts.multiprocessors };
     let place = FxBuildHasher.hash_one(question) as usize % KEPT;
     ANSWERS.with(|answers| {
         let answer = &answers[place];
         match answer.get() {
             Some((known, schedule)) if known == question => schedule,
             _ => {
-                let schedule = compare(rows, columns, steps, operands, facts);
+                let schedule = compare(&product, facts);
                 answer.set(Some((question, schedule)));
                 schedule
             }
@@ -241,139 +297,144 @@ pub(super) fn choose(
     })
 }
 
-/// The schedule that takes the fewest clocks by the model.
-fn compare(rows: u64, columns: u64, steps: u64, operands: Operands, facts: &DeviceFacts) -> Schedule {
-    let candidates = if operands.by_lines { BY_LINES } else { DIRECT };
+/// The schedule that takes the least time by the model.
+fn compare(product: &Product, facts: &DeviceFacts) -> Schedule {
+    let tiles = if product.by_lines { BY_LINES } else { DIRECT };
     let fits =
-        |tile: &&Tile| tile.right_row_major.is_none_or(|row_major| row_major == operands.right_row_major);
-    let splits = [2, 3, 4, 8].map(Cluster::Split);
-    let clusters = [Cluster::ShareLeft, Cluster::None].into_iter().chain(splits);
-    let choices =
-        candidates.iter().filter(fits).flat_map(|tile| clusters.clone().map(|cluster| (*tile, cluster)));
-    let possible = choices.filter(|(tile, cluster)| match cluster {
-        Cluster::None => true,
-        // Each loads half of the rows, 64 at least.
-        Cluster::ShareLeft => !operands.by_lines && tile.rows >= 128 && columns > u64::from(tile.columns),
-        // Measured for the smallest tile only.
-        Cluster::Split(3) if operands.by_lines || tile.columns > 64 || tile.rows > 64 => false,
-        // The sums take the place of the stages, and every block has terms to sum. They are added 64 columns at a time.
-        Cluster::Split(parts) => {
-            tile.columns <= 128 && tile.columns.is_multiple_of(64) && steps >= u64::from(*parts)
+        |tile: &&Tile| tile.right_row_major.is_none_or(|row_major| row_major == product.right.row_major);
+    let choices = tiles.iter().filter(fits).flat_map(|tile| Cluster::ALL.map(|cluster| (*tile, cluster)));
+    let possible = choices.filter(|(tile, cluster)| cluster.takes(tile, product));
+    let timed = possible.map(|(tile, cluster)| best_deal(product, tile, cluster, facts));
+    let least = timed.min_by(|(one, _), (other, _)| one.total_cmp(other));
+    least.expect("the first tile is always possible").1
+}
+
+/// The best way to deal these tiles out to these clusters, and the nanoseconds that it takes.
+fn best_deal(product: &Product, tile: Tile, cluster: Cluster, facts: &DeviceFacts) -> (f64, Schedule) {
+    let (steps, tiles) = (product.steps(), Tiles::new(product, &tile, cluster));
+    let at_a_time = cluster.at_a_time(&tile, facts);
+    let count = tiles.count();
+    let schedule = |clusters, deal| Schedule { tile, cluster, tiles, clusters, deal };
+    let split = matches!(cluster, Cluster::Split(_));
+    // Blocks stay and walk over tiles, but those that have split theirs.
+    let whole = schedule(if split { count } else { count.min(at_a_time) }, Deal::Whole);
+    let shared = |pieces| {
+        // Warps that align leave too few registers.
+        if tile.aligners > 0 {
+            return None;
         }
-    });
-    let timed = possible.map(|(tile, cluster)| timed(rows, columns, steps, tile, cluster, operands, facts));
-    let (_, fastest) = timed.min_by_key(|(clocks, _)| *clocks).expect("the first tile is always possible");
-    fastest
-}
-
-/// The schedule of this tile and cluster, and its clocks.
-fn timed(
-    rows: u64,
-    columns: u64,
-    steps: u64,
-    tile: Tile,
-    cluster: Cluster,
-    operands: Operands,
-    facts: &DeviceFacts,
-) -> (u64, Schedule) {
-    let blocks = u64::from(cluster.blocks());
-    let tiles = Tiles::new(rows, columns, &tile, cluster);
-    // A cluster lies within one of the groups that multiprocessors come in, whose sizes leave some over.
-    let usable = match blocks {
-        1 | 2 => u64::from(facts.multiprocessors),
-        3 => u64::from(facts.multiprocessors) * 8 / 9,
-        4 => u64::from(facts.multiprocessors) * 6 / 7,
-        _ => u64::from(facts.multiprocessors) * 3 / 4,
+        if split {
+            let parts = pieces * u64::from(cluster.blocks());
+            // The kernel multiplies steps by parts.
+            let longest = steps >= 2 * parts && steps * parts <= i32::MAX as u64;
+            return (count * pieces <= at_a_time && longest)
+                .then(|| schedule(count * pieces, Deal::Parts(pieces)));
+        }
+        let rest = count % at_a_time;
+        let possible = rest > 0 && (count < at_a_time || pieces <= MOST_PIECES_OF_REST);
+        let rest = possible.then(|| Rest::new(rest, pieces, steps, at_a_time)).flatten()?;
+        Some(schedule(at_a_time.min(count * pieces), Deal::Rest(rest)))
     };
-    let at_a_time = (usable / blocks).max(1);
-    let rounds = tiles.count().div_ceil(at_a_time);
-    let schedule = |clusters, rest| Schedule { tile, cluster, tiles, clusters, rest };
-    if let Cluster::Split(_) = cluster {
-        let clocks = rounds * (steps.div_ceil(blocks) * tile.step + tile.tail + SPLIT);
-        return (clocks, schedule(tiles.count(), None));
-    }
-    let round = steps * tile.step + tile.tail;
-    // Blocks stay and walk over tiles.
-    let whole = (rounds * round, schedule(tiles.count().min(at_a_time), None));
-    let shared = shared(tiles.count(), steps, at_a_time, &tile).map(|rest| {
-        let clocks = (rounds - 1) * round + rest.clocks(&tile);
-        // Estimates are that good, and a workspace costs something too.
-        (clocks * 101 / 100, schedule(at_a_time, Some(rest)))
-    });
-    let (clocks, schedule) =
-        shared.into_iter().fold(whole, |best, next| if next.0 < best.0 { next } else { best });
-    // Blocks that share nothing read more, and where lines straddle cache lines, much more.
-    let clocks = match cluster {
-        // What aligns lines hides that.
-        Cluster::None if operands.straddle && !operands.by_lines => clocks * 5 / 4,
-        Cluster::None => clocks * 51 / 50,
-        _ => clocks,
-    };
-    (clocks, schedule)
-}
-
-/// The best way to share the tiles of the last round, if that round is not full.
-fn shared(tiles: u64, steps: u64, at_a_time: u64, tile: &Tile) -> Option<Rest> {
-    let rest = tiles % at_a_time;
-    // Where there is no full round, all is over too soon to gain from it (docs/kernels/history/gemm-wgmma.md). Warps that align
-    // leave too few registers.
-    if rest == 0 || tiles < at_a_time || tile.aligners > 0 {
-        return None;
-    }
-    let possible = PIECES.filter_map(|pieces| Rest::new(rest, pieces, steps, at_a_time));
-    possible.min_by_key(|rest| rest.clocks(tile))
+    let estimate = Estimate::new(product, &tile, cluster, tiles, at_a_time, facts);
+    let all = std::iter::once(whole).chain((2..=MOST_PIECES).filter_map(shared));
+    let timed = all.map(|schedule| (estimate.work(&schedule), schedule));
+    let (work, least) =
+        timed.min_by(|(one, _), (other, _)| one.total_cmp(other)).expect("whole tiles are always possible");
+    (estimate.nanoseconds(work), least)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALIGNED: Operands = Operands { by_lines: false, right_row_major: true, straddle: false };
+    /// Dense matrices in rows.
+    fn product(rows: u64, columns: u64, terms: u64) -> Product {
+        let eighths = |length: u64| 16 - (1 << ((length * 2) | 128).trailing_zeros()) / 16;
+        Product {
+            rows,
+            columns,
+            terms,
+            left: Operand { row_major: false, eighths: eighths(terms) },
+            right: Operand { row_major: true, eighths: eighths(columns) },
+            eighths: eighths(columns),
+            by_lines: false,
+            stored_by_threads: false,
+        }
+    }
 
-    fn chosen(rows: u64, columns: u64, terms: u64) -> (u32, u32, Cluster) {
-        let schedule = choose(rows, columns, terms.div_ceil(64), ALIGNED, &DeviceFacts::h200());
-        (schedule.tile.rows, schedule.tile.columns, schedule.cluster)
+    fn chosen(rows: u64, columns: u64, terms: u64) -> Schedule {
+        choose(product(rows, columns, terms), &DeviceFacts::h200())
     }
 
     #[test]
-    fn large_products_take_the_largest_tile() {
+    fn large_products_take_large_tiles() {
         for size in [2048, 4096, 8192] {
-            assert_eq!(chosen(size, size, size), (128, 256, Cluster::ShareLeft), "{size}");
+            let tile = chosen(size, size, size).tile;
+            assert!(tile.rows * tile.columns >= 128 * 192, "{size}: {tile:?}");
         }
     }
 
     #[test]
     fn small_products_take_tiles_that_fill_the_device() {
-        for (rows, columns, terms, chosen_here) in [
-            (512, 512, 512, (64, 64, Cluster::None)),
-            (768, 768, 768, (64, 128, Cluster::None)),
-            (1024, 1024, 1024, (64, 128, Cluster::None)),
-            (1280, 1280, 1280, (128, 128, Cluster::ShareLeft)),
-            (1536, 1536, 1536, (128, 160, Cluster::ShareLeft)),
-            (1792, 1792, 1792, (128, 224, Cluster::ShareLeft)),
-            (2176, 2176, 2176, (128, 160, Cluster::ShareLeft)),
-        ] {
-            assert_eq!(chosen(rows, columns, terms), chosen_here, "{rows}×{columns}×{terms}");
+        for size in [512, 768, 1024, 1280, 1536, 1792, 2176] {
+            let schedule = chosen(size, size, size);
+            let blocks = schedule.clusters * u64::from(schedule.cluster.blocks());
+            assert!(blocks >= 64, "{size}: {schedule:?}");
         }
     }
 
     #[test]
-    fn the_layout_of_the_operands_decides_too() {
-        let chosen = |size: u64, operands| {
-            let schedule = choose(size, size, size.div_ceil(64), operands, &DeviceFacts::h200());
-            (schedule.tile.rows, schedule.tile.columns, schedule.tile.stages, schedule.cluster)
-        };
-        // 12 × 11 tiles of 144 columns are one for each multiprocessor; row-major, they would load 192.
-        let reduction_major = Operands { right_row_major: false, ..ALIGNED };
-        assert_eq!(chosen(1536, reduction_major), (128, 144, 5, Cluster::None));
-        assert_eq!(chosen(1536, ALIGNED), (128, 160, 4, Cluster::ShareLeft));
-        assert_eq!(chosen(2176, reduction_major), (128, 160, 5, Cluster::ShareLeft));
-        // Lines that straddle cache lines are read once for two blocks.
-        let straddling = Operands { straddle: true, ..ALIGNED };
-        assert_eq!(chosen(1000, ALIGNED).3, Cluster::None);
-        assert_eq!(chosen(1000, straddling), (128, 64, 8, Cluster::ShareLeft));
-        let by_lines = Operands { by_lines: true, ..straddling };
-        assert_eq!(chosen(4096, by_lines), (128, 128, 3, Cluster::None));
+    fn few_outputs_with_long_sums_are_split() {
+        // A tile or two: as many blocks as there are terms for.
+        for (rows, columns, terms) in [(24, 56, 25808), (120, 24, 19424), (64, 64, 4096)] {
+            let schedule = chosen(rows, columns, terms);
+            let blocks = schedule.clusters * u64::from(schedule.cluster.blocks());
+            assert!(
+                blocks >= 8 && schedule.deal != Deal::Whole || schedule.cluster.blocks() == 8,
+                "{schedule:?}"
+            );
+        }
+        // As many parts as there are steps, at most.
+        assert_eq!(chosen(64, 64, 64).cluster, Cluster::ONE);
+    }
+
+    #[test]
+    fn lines_that_straddle_cache_lines_are_shared() {
+        let aligned = chosen(20480, 576, 2496).cluster.blocks();
+        let Schedule { cluster, .. } = chosen(20480, 568, 2488);
+        assert!(cluster.blocks() >= aligned.min(2), "{cluster:?}");
+        let by_lines = Product { by_lines: true, stored_by_threads: true, ..product(4095, 4095, 4095) };
+        assert_eq!(choose(by_lines, &DeviceFacts::h200()).tile, BY_LINES[0]);
+    }
+
+    #[test]
+    fn every_deal_covers_every_tile_and_every_term() {
+        let sizes = [8, 64, 72, 200, 520, 1000, 4096, 20000];
+        for (rows, columns) in sizes.iter().flat_map(|rows| sizes.map(|columns| (*rows, columns))) {
+            for terms in [16, 64, 448, 4096, 25808] {
+                let schedule = chosen(rows, columns, terms);
+                let Schedule { tile, cluster, tiles, clusters, deal } = schedule;
+                let (down, across) = cluster.tiles();
+                assert!(tiles.down * u64::from(tile.rows * down) >= rows, "{schedule:?}");
+                assert!(tiles.across * u64::from(tile.columns * across) >= columns, "{schedule:?}");
+                let steps = terms.div_ceil(64);
+                match deal {
+                    Deal::Whole => assert!(clusters <= tiles.count()),
+                    Deal::Parts(parts) => {
+                        assert_eq!(clusters, tiles.count() * parts);
+                        assert!(steps >= parts * u64::from(cluster.blocks()), "{schedule:?}");
+                    }
+                    Deal::Rest(rest) => {
+                        assert!(rest.tiles < clusters && rest.tiles <= tiles.count(), "{schedule:?}");
+                        assert!(
+                            (tiles.count() - rest.tiles).is_multiple_of(clusters)
+                                || tiles.count() == rest.tiles
+                        );
+                        assert_eq!(rest.head + (rest.pieces - 1) * rest.part, steps, "{schedule:?}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]
@@ -387,30 +448,8 @@ mod tests {
             );
             assert_eq!(tile.right_lines(false), tile.columns);
         }
-        assert_eq!(tile(128, 144, 5, 2, 1, 1).stored_columns(), 48);
-        assert_eq!(tile(128, 160, 5, 2, 1, 1).stored_columns(), 32);
-    }
-
-    #[test]
-    fn tiles_of_a_last_round_are_shared_where_they_are_long() {
-        let rest = |rows, columns, terms: u64| {
-            let schedule = choose(rows, columns, terms.div_ceil(64), ALIGNED, &DeviceFacts::h200());
-            let before = schedule.tiles.count() - schedule.rest.map_or(0, |rest| rest.tiles);
-            assert!(schedule.rest.is_none() || before.is_multiple_of(schedule.clusters), "{schedule:?}");
-            schedule.rest.map(|rest| (rest.tiles, rest.pieces, rest.head, rest.part))
-        };
-        // 1792 tiles of two blocks on 66 pairs of multiprocessors: 27 rounds, and 10 tiles for 66.
-        assert_eq!(rest(8192, 14336, 4096), Some((10, 4, 16, 16)));
-        // 34 tiles leave 32 clusters for their other pieces.
-        assert_eq!(rest(8192, 8192, 8192), Some((34, 3, 78, 25)));
-        // The last round is nearly full, or is the only one, or is over soon.
-        for (rows, columns, terms) in
-            [(4096, 4096, 4096), (4096, 50304, 2048), (512, 512, 4096), (2176, 2176, 256)]
-        {
-            assert_eq!(rest(rows, columns, terms), None, "{rows}×{columns}×{terms}");
-        }
-        // Those of suites/huge.toml, with one and with several pieces for each of the other clusters.
-        assert!(rest(896, 1216, 8192).is_some() && rest(2880, 1024, 8192).is_some());
+        assert_eq!(tile(128, 144, 5, 2).stored_columns(), 48);
+        assert_eq!(tile(128, 160, 5, 2).stored_columns(), 32);
     }
 
     #[test]
@@ -418,21 +457,12 @@ mod tests {
         for (tiles, steps, clusters) in
             [(1, 8, 66), (10, 64, 66), (34, 128, 66), (65, 786, 66), (131, 1000, 132)]
         {
-            for pieces in PIECES {
+            for pieces in 2..=MOST_PIECES {
                 let Some(rest) = Rest::new(tiles, pieces, steps, clusters) else { continue };
                 assert_eq!(rest.head + (pieces - 1) * rest.part, steps, "{rest:?}");
                 assert!(rest.part >= RUN && rest.head >= rest.part, "{rest:?}");
                 assert!(rest.turns * (clusters - tiles) >= (pieces - 1) * tiles, "{rest:?}");
             }
         }
-    }
-
-    #[test]
-    fn few_outputs_with_long_sums_are_split() {
-        assert_eq!(chosen(64, 4096, 4096), (64, 64, Cluster::Split(2)));
-        assert_eq!(chosen(64, 2048, 4096), (64, 64, Cluster::Split(3)));
-        assert_eq!(chosen(64, 64, 4096).2, Cluster::Split(8));
-        // As many parts as there are steps, at most.
-        assert_eq!(chosen(64, 64, 64).2, Cluster::None);
     }
 }
