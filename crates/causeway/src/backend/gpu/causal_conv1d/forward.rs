@@ -181,7 +181,7 @@ impl Planner<'_> {
         let bytes = largest_divisor(widest, dim * i64::from(self.element()));
         let channels = bytes / self.element();
         let across = dim / i64::from(channels);
-        let lanes = (across as u64).next_power_of_two().min(u64::from(tile.lanes)) as u32;
+        let (lanes, packets) = last_shape(across as u64, tile.lanes, self.most_packets(tile.bytes / bytes));
         // A block reaches along the sequence no further than it has to.
         let reach = (seqlen as u64).div_ceil(u64::from(tile.rows)).next_power_of_two();
         let segments = u64::from(tile.threads / lanes).min(reach) as u32;
@@ -190,7 +190,7 @@ impl Planner<'_> {
 
         let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;
 
-        let channel_blocks = (across as u64).div_ceil(u64::from(lanes));
+        let channel_blocks = (across as u64).div_ceil(u64::from(lanes * packets));
         let row_blocks = (seqlen as u64).div_ceil(u64::from(tile.rows * segments));
         let geometry = Geometry {
             threads,
@@ -219,6 +219,7 @@ impl Planner<'_> {
         let resident = if head_lanes > 1 { resident.min(8) } else { resident };
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
+            .int("more_packets", packets - 1)
             .int("lanes", lanes)
             .int("segments", segments)
             .int("rows", tile.rows)
@@ -226,6 +227,18 @@ impl Planner<'_> {
         let constants =
             if self.op.norm.is_some() { constants.int("head_lanes", head_lanes) } else { constants };
         self.tiled(&CHANNEL_LAST, &geometry, constants, resident)
+    }
+
+    /// Most packets that a channel-last thread has of a row, where packets are `narrow` times narrower than they might be. Each
+    /// takes whole registers, of which options leave fewer.
+    fn most_packets(&self, narrow: u32) -> u32 {
+        if self.op.norm.is_some() {
+            1
+        } else if self.is_gated() || self.has_boundaries() || self.sizes.width > 4 {
+            narrow.min(2)
+        } else {
+            narrow
+        }
     }
 
     fn channel_first(&self) -> Option<Plan> {
@@ -422,6 +435,15 @@ impl Planner<'_> {
 
 /// Bytes of x that a channel-first block of a large call should have at least.
 const LEAST_BLOCK_BYTES: u64 = 2 << 10;
+
+/// Threads along dim, at most `widest`, and packets of each, at most `most`, for rows of `packets`: as many as leave the fewest
+/// places empty.
+fn last_shape(packets: u64, widest: u32, most: u32) -> (u32, u32) {
+    let lanes = packets.div_ceil(u64::from(most)).next_power_of_two().min(u64::from(widest)) as u32;
+    let places = |each: u32| packets.next_multiple_of(u64::from(lanes * each));
+    let each = (1..=most).rev().min_by_key(|&each| places(each)).unwrap_or(1);
+    (lanes, each)
+}
 
 /// Threads of a group and packets per thread, at most `most`, that waste the fewest places on a row of `packets`; the
 /// widest group of those.
