@@ -254,15 +254,16 @@ impl Planner<'_> {
         }
         let idle = self.op.activation == Activation::None && !self.has_boundaries();
         let tile = first_tile(width, self.element(), self.packets(), idle)?;
-        let count = PACKET / self.element();
         let aligned = self.streams().map(|view| view.access(2)).min()?;
         let shifted = aligned < PACKET && self.rows_share_residues();
-        let whole = aligned == PACKET && seqlen % i64::from(count) == 0;
+        let whole = aligned == PACKET && seqlen % i64::from(PACKET / self.element()) == 0;
         let access = if shifted { PACKET } else { aligned };
 
-        let positions = seqlen as u64 + u64::from(if shifted { count - 1 } else { 0 });
-        let packets = positions.div_ceil(u64::from(count));
-        let (lanes, tiles) = first_shape(packets, tile.tiles, self.facts.wave_size);
+        let packets = View::of(&self.op.x).packets_of_row(2, shifted);
+        let shape = first_shape(packets, tile.tiles, self.facts.wave_size);
+        let full = packets * 8 >= packets.next_multiple_of(u64::from(shape.0 * shape.1)) * 7;
+        // Rows that leave many lanes empty lie in threads side by side, one after the other.
+        let (lanes, tiles) = if full || self.has_boundaries() { shape } else { (1, 1) };
         // Short rows leave lanes without work. More of them in a block keep blocks, which take time to start, few enough.
         let useful = packets.min(u64::from(lanes * tiles)) * u64::from(tile.threads / lanes * PACKET);
         let threads = match tile.tiles {
