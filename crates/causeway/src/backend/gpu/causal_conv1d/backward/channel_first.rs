@@ -2,7 +2,7 @@
 //! packet per thread.
 
 use super::super::{Constants, PACKET, View, kernel, power_of_two_in, takes_more_registers, weight_access};
-use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, SHARED_RESERVED};
+use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, RowsFirst, SHARED_RESERVED};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
@@ -43,6 +43,7 @@ struct Cut {
 
 kernel!(CHANNEL_FIRST, "backward_channel_first", "backward_channel_first", BackwardArguments);
 kernel!(SHORT_FIRST, "backward_short_first", "backward_short_first", BackwardArguments);
+kernel!(ROWS_FIRST, "backward_rows_first", "backward_rows_first", BackwardArguments);
 kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", BackwardArguments);
 
 impl Planner<'_> {
@@ -63,7 +64,10 @@ impl Planner<'_> {
         let aligned = self.all_streams().all(|view| view.access(2) >= bytes);
         let whole = aligned.then_some(bytes);
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
-        let plain = || self.tiles_first(whole).or_else(|| self.short_first(bytes, ragged));
+        let plain = || {
+            let rows = || self.rows_first(bytes, ragged);
+            self.tiles_first(whole).or_else(rows).or_else(|| self.short_first(bytes, ragged))
+        };
         if let Some(plain) = (!self.is_gated()).then(plain).flatten() {
             return Some(plain);
         }
@@ -220,6 +224,48 @@ impl Planner<'_> {
     /// The widest access for a lane's neighbouring indices where the lane's positions are at least 16 bytes.
     fn index_access(&self) -> u32 {
         self.op.seq_idx.as_ref().map_or(4, |indices| View::of(indices).access(1))
+    }
+
+    /// A packet of a channel's rows per thread. `bytes`: what all rows have in common.
+    fn rows_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
+        let Sizes { batch, dim, width, .. } = *self.sizes;
+        if bytes != PACKET || width > 4 || self.has_boundaries() || i32::try_from(dim).is_err() {
+            return None;
+        }
+        let packets = View::of(&self.op.x).packets_of_row(2, ragged);
+        let wave = u64::from(self.facts.wave_size);
+        // A wave's last lane computes gradients for the others alone.
+        let lanes = wave - u64::from(width > 1);
+        let multiprocessors = u64::from(self.facts.multiprocessors);
+        let RowsFirst { threads, channels, packets: own, groups, parts } =
+            tiles::rows_first(batch as u64, dim as u64, packets, wave, lanes, multiprocessors);
+        let sums = self.sums_per_channel();
+        // As many threads for each sum as there are, and no more than have something to add.
+        let slices = (u64::from(threads) / (channels * sums)).clamp(1, own.min(wave)).ilog2();
+        let places = u64::from(threads) / wave * lanes;
+        Some(Launch {
+            kernel: &ROWS_FIRST,
+            tile: Constants::new("Tile")
+                .int("threads", threads)
+                .flag("ragged", ragged)
+                .flag("cut", own < packets)
+                .flag("split", parts > 1)
+                .int("weight_bytes", weight_access(&self.op.weight, 1)),
+            threads,
+            resident: tiles::ROWS_FIRST_THREADS / threads,
+            cluster: 1,
+            early: false,
+            // Sums of each thread and of each channel, and a flag.
+            shared_bytes: u32::try_from((places + channels) * sums * 4 + 4).ok()?,
+            sums: channels * sums,
+            channel_groups: u32::try_from(groups).ok()?,
+            parts: u32::try_from(parts).ok()?,
+            pieces: u32::try_from(own).ok()?,
+            piece: u32::try_from(packets).ok()?,
+            tile_channels: u32::try_from(channels).ok()?,
+            slices: 1 << slices,
+        })
+        .filter(|launch| self.is_launchable(launch))
     }
 
     /// A packet per thread and round. `bytes`: what all rows have in common.

@@ -243,6 +243,48 @@ pub(super) fn is_short_first(width: i64, elements: u64, packets: u64, wave: u64,
     paid > 130 || !ragged && elements <= 32 << 10
 }
 
+/// How a call is cut for the kernel of rows side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RowsFirst {
+    /// Threads of a block.
+    pub threads: u32,
+    /// Channels of a block.
+    pub channels: u64,
+    /// Packets of a row that a block has.
+    pub packets: u64,
+    /// Groups of channels.
+    pub groups: u64,
+    /// Blocks of a group.
+    pub parts: u64,
+}
+
+/// Threads of a multiprocessor that its registers allow.
+pub(super) const ROWS_FIRST_THREADS: u32 = 1024;
+
+/// `dim` channels with `batch` rows of `packets` each. `lanes` of a wave have a packet.
+pub(super) fn rows_first(
+    batch: u64,
+    dim: u64,
+    packets: u64,
+    wave: u64,
+    lanes: u64,
+    multiprocessors: u64,
+) -> RowsFirst {
+    let cuts = [128, 256, 512].map(|threads: u32| {
+        let waves = u64::from(threads) / wave;
+        let resident = u64::from(ROWS_FIRST_THREADS / threads);
+        let grid = Grid { multiprocessors, resident, waves, latency: 20 };
+        let places = waves * lanes;
+        // Channels side by side, or pieces of a row.
+        let (channels, pieces) = ((places / packets).max(1), packets.div_ceil(places));
+        let groups = dim.div_ceil(channels);
+        let (time, entries) = grid.parts(groups * pieces, batch, |parts| batch.div_ceil(parts));
+        let own = packets.div_ceil(pieces);
+        (time, RowsFirst { threads, channels, packets: own, groups, parts: entries * pieces })
+    });
+    cuts.into_iter().min_by_key(|&(time, _)| time).expect("three sizes").1
+}
+
 /// How a call is cut for the short channel-first kernel.
 #[derive(Clone, Copy)]
 pub(super) struct ShortFirst {
