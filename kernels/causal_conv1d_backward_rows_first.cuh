@@ -18,13 +18,12 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Rows lie in `piece` packets. Blocks have `tile_channels` channels, and of each `pieces` packets: all of a row, or with `cut` as many as
-// fit. `slices` threads share one sum, a power of two up to a wave.
+// Rows lie in `pieces` packets, and blocks have `tile_channels` channels; `parts` is at most the number of entries. `slices` threads share
+// one sum, a power of two up to a wave.
 //
 //   struct Tile {
 //       static constexpr int threads;        of a block
 //       static constexpr bool ragged;        rows may begin or end inside a packet; all tensors do so at the same element
-//       static constexpr bool cut;           rows are longer than a block
 //       static constexpr bool split;         `parts` blocks have the same channels
 //       static constexpr int weight_bytes;   see load_parameters
 //   };
@@ -49,34 +48,30 @@ public:
     CAUSEWAY_DEVICE void run(u32 block) {
         // Neighbouring blocks have neighbouring channels.
         const u32 part = Tile::split ? quotient(block, a.groups_divisor) : 0, group = block - part * a.channel_groups;
-        const u32 place = thread_index() / WAVE * LANES + lane_index();
-        u32 first_entry = part, step = Tile::split ? a.parts : 1, within = 0;
-        packet = (i32)place;
-        if constexpr (Tile::cut) {
-            // An entry's parts are pieces of its rows. The packet behind a piece is there for its gradients.
-            const u32 pieces = (a.piece + a.pieces - 1) / a.pieces;
-            first_entry = part / pieces, step = a.parts / pieces;
-            packet += (i32)((part - first_entry * pieces) * a.pieces);
-        } else {
-            within = quotient(place, a.pieces_divisor);
-            packet -= (i32)(within * a.pieces);
-        }
+        const u32 place = thread_index() / WAVE * LANES + lane_index(), within = quotient(place, a.pieces_divisor);
+        packet = (i32)(place - within * a.pieces);
         channel = (i32)(group * a.tile_channels + within);
-        const bool exists = within < a.tile_channels && channel < a.dim && packet < (i32)a.piece && (!Tile::cut || place <= a.pieces);
-        const bool owns = exists && (int)lane_index() < LANES && (!Tile::cut || place < a.pieces);
+        const bool exists = within < a.tile_channels && channel < a.dim;
+        const bool owns = exists && (int)lane_index() < LANES;
         if (!exists) channel = 0;
+        const i32 step = Tile::split ? (i32)a.parts : 1;
+        const char* x = packet_of(a.x, part);
+        const char* dy = packet_of(a.dy, part);
+        char* dx = packet_of(a.dx, part);
+        Packets packets = load_packets(x, dy, exists);
         load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
 #pragma unroll
         for (int j = 0; j <= WIDTH; ++j) sums[j] = 0.0f;
-        const char* x = packet_of(a.x, first_entry);
-        const char* dy = packet_of(a.dy, first_entry);
-        char* dx = packet_of(a.dx, first_entry);
+        i32 entry = (i32)part;
 #pragma unroll 1
-        for (i32 entry = (i32)first_entry; entry < (i32)a.batch; entry += (i32)step) {
-            compute(entry, load_packets(x, dy, exists), dx, exists, owns);
+        while (true) {
+            compute(entry, packets, dx, exists, owns);
+            entry += step;
+            if (entry >= (i32)a.batch) break;
             x += step * a.x.entry * (i64)sizeof(X);
             dy += step * a.dy.entry * (i64)sizeof(X);
             dx += step * a.dx.entry * (i64)sizeof(X);
+            packets = load_packets(x, dy, exists);
         }
         add_sums(group, part, place);
     }
@@ -164,7 +159,7 @@ private:
             // Outside the row, pre may overflow all the same, and a dy of 0 makes a NaN of that.
             if (RAGGED && (valid >> (HALO + v) & 1) == 0) g[v] = 0.0f;
         }
-        const bool has_next = packet + 1 < (i32)a.piece;
+        const bool has_next = packet + 1 < (i32)a.pieces;
 #pragma unroll
         for (int j = 0; j < HALO; ++j) {
             const float next = shuffle(g[j], (lane_index() + 1) % WAVE_SIZE);
@@ -231,7 +226,7 @@ private:
         }
         if constexpr (Tile::split) {
             block_barrier();
-            sum_over_blocks<THREADS, 1>(
+            sum_over_blocks<THREADS, 1, 16>(
                 a.workspace, a.counters, group, part, a.parts, count, TOTALS + count * 4,
                 [&](int i, float (&value)[1]) { value[0] = read_shared(TOTALS + i * 4); },
                 [&](int i, const float (&value)[1]) { total(i, value[0]); });

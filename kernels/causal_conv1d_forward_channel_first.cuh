@@ -6,9 +6,9 @@
 //                              that packet as well, from the L1 cache that its neighbour has just filled
 //
 // A group of `lanes` threads owns a piece of one row: `tiles` tiles of `lanes` packets, all loaded up front. Short rows
-// share a wave. Where rows do not start on a multiple of 16 bytes, tiles are shifted left to the multiple before, so
-// accesses stay 16 bytes wide. Elements of other rows in a packet are cleared, and only its stores go element by
-// element. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
+// share a wave, or lie in threads one after the other: groups of one lane. Where rows do not start on a multiple of 16 bytes,
+// tiles are shifted left to the multiple before, so accesses stay 16 bytes wide. Elements before a row are cleared, and a row's
+// first and last packet are stored by narrower accesses. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
 // parameters.
 //
 // Gates are loaded with x, and multiplied in registers: B with each position and its halo, C before positions are stored.

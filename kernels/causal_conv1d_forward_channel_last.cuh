@@ -9,7 +9,7 @@
 //   t0+rows-1     [ packet ][ packet ]     …
 //
 // A thread starts all its loads, then walks down its rows with a window of the last `width` rows in registers. No shared
-// memory, no barrier. Per element, width 4, bf16: 4 FMA, 1 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses
+// memory, no barrier. Where rows allow only narrow packets, a thread has several of a row, a group of lanes apart. Per element, width 4, bf16: 4 FMA, 1 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses
 // and parameters.
 //
 // Gates are loaded with x, and multiplied in registers: B as the walk reaches a row, C before a row is stored.

@@ -181,7 +181,8 @@ impl Planner<'_> {
         let bytes = largest_divisor(widest, dim * i64::from(self.element()));
         let channels = bytes / self.element();
         let across = dim / i64::from(channels);
-        let (lanes, packets) = last_shape(across as u64, tile.lanes, self.most_packets(tile.bytes / bytes));
+        let most = self.most_packets(tile.bytes / bytes);
+        let (lanes, packets) = last_shape(across as u64, bytes, tile.lanes, most);
         // A block reaches along the sequence no further than it has to.
         let reach = (seqlen as u64).div_ceil(u64::from(tile.rows)).next_power_of_two();
         let segments = u64::from(tile.threads / lanes).min(reach) as u32;
@@ -216,7 +217,13 @@ impl Planner<'_> {
         } else {
             tile.resident
         };
-        let resident = if head_lanes > 1 { resident.min(8) } else { resident };
+        let resident = if head_lanes > 1 {
+            resident.min(8)
+        } else if packets > 2 {
+            resident.min(if takes_more_registers(self.facts) { 8 } else { 10 })
+        } else {
+            resident
+        };
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
             .int("more_packets", packets - 1)
@@ -262,11 +269,13 @@ impl Planner<'_> {
         let packets = View::of(&self.op.x).packets_of_row(2, shifted);
         let shape = first_shape(packets, tile.tiles, self.facts.wave_size);
         let full = packets * 8 >= packets.next_multiple_of(u64::from(shape.0 * shape.1)) * 7;
-        // Rows that leave many lanes empty lie in threads side by side, one after the other.
-        let (lanes, tiles) = if full || self.has_boundaries() { shape } else { (1, 1) };
+        // Rows that leave many lanes empty, and those that begin anywhere, lie in threads side by side, one after the other.
+        let flat = !self.has_boundaries() && (shifted || !full);
+        let (lanes, tiles) = if flat { (1, 1) } else { shape };
         // Short rows leave lanes without work. More of them in a block keep blocks, which take time to start, few enough.
         let useful = packets.min(u64::from(lanes * tiles)) * u64::from(tile.threads / lanes * PACKET);
         let threads = match tile.tiles {
+            _ if flat => FLAT_THREADS,
             2 if !self.has_boundaries() => {
                 tile.threads * (LEAST_BLOCK_BYTES / useful).clamp(1, 4).next_power_of_two() as u32
             }
@@ -437,12 +446,21 @@ impl Planner<'_> {
 /// Bytes of x that a channel-first block of a large call should have at least.
 const LEAST_BLOCK_BYTES: u64 = 2 << 10;
 
-/// Threads along dim, at most `widest`, and packets of each, at most `most`, for rows of `packets`: as many as leave the fewest
-/// places empty.
-fn last_shape(packets: u64, widest: u32, most: u32) -> (u32, u32) {
+/// Threads of a channel-first block whose rows lie side by side.
+const FLAT_THREADS: u32 = 256;
+
+/// Threads along dim, at most `widest`, and packets of each, at most `most`, for rows of `packets` of `bytes`: those that take least by
+/// what a place costs.
+fn last_shape(packets: u64, bytes: u32, widest: u32, most: u32) -> (u32, u32) {
     let lanes = packets.div_ceil(u64::from(most)).next_power_of_two().min(u64::from(widest)) as u32;
     let places = |each: u32| packets.next_multiple_of(u64::from(lanes * each));
-    let each = (1..=most).rev().min_by_key(|&each| places(each)).unwrap_or(1);
+    // In percent of a place where a thread has 8 bytes of a row.
+    let cost = |each: u32| match each * bytes {
+        2 => 190,
+        own if own < 8 => 108,
+        _ => 100,
+    };
+    let each = (1..=most).rev().min_by_key(|&each| places(each) * cost(each)).unwrap_or(1);
     (lanes, each)
 }
 
