@@ -204,6 +204,10 @@ fn memory_order_and_size_decide_the_kernel() {
     assert_eq!(entry([8, 2048, 5119], first([8, 2048, 5119]), 4), "causal_conv1d_backward_channel_first");
     assert_eq!(entry(small, first(small), 4), "causal_conv1d_backward_short_first");
     assert_eq!(entry([2, 64, 127], first([2, 64, 127]), 4), "causal_conv1d_backward_short_first");
+    // Short rows: many, one each of many channels, and a few.
+    assert_eq!(entry([1745, 1904, 24], first([1745, 1904, 24]), 4), "causal_conv1d_backward_rows_first");
+    assert_eq!(entry([1, 4696, 149], first([1, 4696, 149]), 4), "causal_conv1d_backward_rows_first");
+    assert_eq!(entry([12, 633, 84], first([12, 633, 84]), 4), "causal_conv1d_backward_short_first");
     assert_eq!(entry(small, [128 * 128, 2, 128], 4), "causal_conv1d_backward_general");
     assert_eq!(entry(small, first(small), 9), "causal_conv1d_backward_general");
     assert_eq!(planned(&call(DType::BF16, small, first(small), 9)).constant("width"), "0");

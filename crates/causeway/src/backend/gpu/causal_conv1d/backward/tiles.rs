@@ -258,8 +258,8 @@ pub(super) struct RowsFirst {
 pub(super) const ROWS_FIRST_THREADS: u32 = 1024;
 pub(super) const ROWS_FIRST_BLOCK: u32 = 256;
 
-/// `dim` channels with `batch` rows of `packets` each. `lanes` of a wave have a packet. None where threads would walk over few entries and
-/// then wait for sums of many blocks, and for long rows: there the others have measured faster (docs/kernels/history/backward.md).
+/// `dim` channels with `batch` rows of `packets` each. `lanes` of a wave have a packet. None where blocks would be few, where threads would
+/// walk over few entries and then wait for sums of many blocks, and for long rows: there the others have measured faster (docs/kernels/history/backward.md).
 pub(super) fn rows_first(
     batch: u64,
     dim: u64,
@@ -282,7 +282,10 @@ pub(super) fn rows_first(
     let channels = waves * lanes / packets;
     let groups = dim.div_ceil(channels);
     let (_, parts) = grid.parts(groups, batch, |parts| batch.div_ceil(parts));
-    let pays = parts == 1 || parts <= MOST_PARTS && batch >= parts * LEAST_STEPS;
+    let pays = match parts {
+        1 => 2 * groups >= multiprocessors,
+        _ => parts <= MOST_PARTS && batch >= parts * LEAST_STEPS,
+    };
     pays.then_some(RowsFirst { channels, groups, parts })
 }
 
