@@ -16,6 +16,7 @@
 //   causal_conv1d_backward_channel_first.cuh   stride 1 along seqlen: a wave walks a row from its end
 //   causal_conv1d_backward_tiles_first.cuh     the same for plain calls whose rows are whole tiles: more waves, fewer registers
 //   causal_conv1d_backward_short_first.cuh     the same where a call is small: a packet per thread
+//   causal_conv1d_backward_rows_first.cuh      the same for many short rows: threads lie across rows side by side
 //   causal_conv1d_backward_general.cuh         any strides, any width
 //
 // Each writes dx, dweight and dbias in one launch. Sums over positions that several blocks share go through the

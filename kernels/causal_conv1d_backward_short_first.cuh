@@ -175,10 +175,7 @@ private:
         if (!RAGGED || (first >= 0 && first + COUNT <= seqlen)) {
             store(dx, pack<X, 16>(out));
         } else {
-#pragma unroll
-            for (int v = 0; v < COUNT; ++v) {
-                if (in_row(v)) store_element((X*)dx + v, out[v]);
-            }
+            store_some<X>(dx, pack<X, 16>(out), -first, seqlen - first);
         }
     }
 

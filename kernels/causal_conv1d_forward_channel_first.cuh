@@ -6,9 +6,9 @@
 //                              that packet as well, from the L1 cache that its neighbour has just filled
 //
 // A group of `lanes` threads owns a piece of one row: `tiles` tiles of `lanes` packets, all loaded up front. Short rows
-// share a wave. Where rows do not start on a multiple of 16 bytes, tiles are shifted left to the multiple before, so
-// accesses stay 16 bytes wide. Elements of other rows in a packet are cleared, and only its stores go element by
-// element. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
+// share a wave, or lie in threads one after the other: groups of one lane. Where rows do not start on a multiple of 16 bytes,
+// tiles are shifted left to the multiple before, so accesses stay 16 bytes wide. Elements before a row are cleared, and a row's
+// first and last packet are stored by narrower accesses. Per element, width 4, bf16: 4 FMA, 1.4 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses and
 // parameters.
 //
 // Gates are loaded with x, and multiplied in registers: B with each position and its halo, C before positions are stored.
@@ -55,6 +55,7 @@ template <class Problem, class Tile> class Piece {
     using TileRows = Rows<X, Tile>;
     static constexpr int HALO = Problem::width - 1, EDGE = EDGE_OF<HALO>, TILES = Tile::tiles, COUNT = ELEMENTS<X, 16>;
     static constexpr int NEIGHBOURS = (HALO + COUNT - 1) / COUNT, TILE = Tile::lanes * COUNT;
+    static constexpr bool STATES = Problem::initial_states && Problem::cu_seqlens == 0;  // stand in front of the row
 
 public:
     // `first` is the first position of this thread.
@@ -62,8 +63,8 @@ public:
         const i32 seqlen = (i32)a.seqlen;
         const X* x = at<X>(a.x, row.offset(a.x_strides));
         const auto read = [&](i32 t) {
-            Packet<16> packet = TileRows::read(x, t, seqlen, a.x_begin, a.x_end);
-            if constexpr (Problem::initial_states && Problem::cu_seqlens == 0) {
+            Packet<16> packet = TileRows::template read<STATES && Tile::shifted>(x, t, seqlen, a.x_begin, a.x_end);
+            if constexpr (STATES) {
                 const i64 states = row.entry * a.initial_strides.batch + row.channel * a.initial_strides.dim;
                 TileRows::template add_states<HALO>(packet, t, at<X>(a.initial_states, states), a.initial_strides.seqlen);
             }
@@ -132,10 +133,16 @@ private:
                 if (position >= 0) values[position] = part[k];
                 if constexpr (Problem::B) {
                     // Initial states, which lie before the row, have no gate.
-                    const bool state = Problem::initial_states && Problem::cu_seqlens == 0 && t - HALO + position < 0;
+                    const bool state = STATES && t - HALO + position < 0;
                     if (position >= 0 && !state) values[position] = gated<Problem>(factors[k], part[k]);
                 }
             }
+        }
+        if constexpr (Tile::shifted && !STATES) {
+            // Positions before the row are those of another one. Bit k: values[k] counts.
+            const u32 counts = ~0u << minimum(maximum(HALO - t, 0), 31);
+#pragma unroll
+            for (int k = 0; k < HALO + COUNT; ++k) values[k] = (counts >> k & 1) != 0 ? values[k] : 0.0f;
         }
         float factors[COUNT] = {};
         if constexpr (Problem::C) unpack<X>(results[i], factors);

@@ -9,7 +9,7 @@
 //   t0+rows-1     [ packet ][ packet ]     …
 //
 // A thread starts all its loads, then walks down its rows with a window of the last `width` rows in registers. No shared
-// memory, no barrier. Per element, width 4, bf16: 4 FMA, 1 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses
+// memory, no barrier. Where rows allow only narrow packets, a thread has several of a row, a group of lanes apart. Per element, width 4, bf16: 4 FMA, 1 to unpack, 0.5 to pack, 5 for SiLU, about 1 for addresses
 // and parameters.
 //
 // Gates are loaded with x, and multiplied in registers: B as the walk reaches a row, C before a row is stored.
@@ -21,6 +21,7 @@
 //
 //   struct Tile {
 //       static constexpr int bytes = 16;         of a packet; every row of x, y, residual and gates allows it
+//       static constexpr int more_packets = 0;   that a thread has of a row beside the first, `lanes` apart, where they are narrow
 //       static constexpr int lanes = 32;         threads along dim
 //       static constexpr int segments = 4;       threads along seqlen
 //       static constexpr int rows = 8;           positions per thread
@@ -33,11 +34,14 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// What one thread of the channel-last kernel works on: a packet of channels of rows first … first+rows-1.
-template <class Problem, class Tile> struct LastThread {
+// What one thread of the channel-last kernel works on: a part of each of the rows first … first+rows-1. Whole: all that it reads, halo
+// included, exists.
+template <class Problem, class Tile, bool Whole> struct LastThread {
     using X = typename Problem::X;
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, ROWS = Tile::rows, BYTES = Tile::bytes;
-    static constexpr int CHANNELS = ELEMENTS<X, BYTES>;
+    static constexpr int PACKETS = 1 + Tile::more_packets, EACH = ELEMENTS<X, BYTES>, CHANNELS = PACKETS * EACH;
+    static constexpr int APART = Tile::lanes * EACH;  // channels from packet to packet
+    static_assert(PACKETS == 1 || !Problem::norm, "the lanes of a head lie side by side");
     static constexpr bool HAS_BOUNDARIES = Problem::seq_idx || Problem::cu_seqlens != 0;
 
     const ForwardArguments& a;
@@ -45,26 +49,80 @@ template <class Problem, class Tile> struct LastThread {
     i32 channel, first, seqlen;
     float weight[CHANNELS][WIDTH], bias[CHANNELS];
 
+    // A thread's part of a row: channels channel + k·APART … of packet k.
+    struct Part {
+        Packet<BYTES> packet[PACKETS];
+    };
+
+    // The distance from the thread's first channel to its channel number c.
+    static CAUSEWAY_DEVICE i32 distance(int c) { return c / EACH * APART + c % EACH; }
+    // Whether packet k lies in the row. That of an active thread's first packet does.
+    CAUSEWAY_DEVICE bool has(int k) const { return Whole || k == 0 || channel + k * APART < (i32)a.dim; }
+
+    CAUSEWAY_DEVICE bool is_whole() const { return has(PACKETS - 1) && first >= HALO && first + ROWS <= seqlen; }
+
+    // The part that begins at `address`, where `wanted`. Before stores: see load_before_stores.
+    template <bool BeforeStores = false> CAUSEWAY_DEVICE Part read(bool wanted, const char* address) const {
+        Part part;
+#pragma unroll
+        for (int k = 0; k < PACKETS; ++k) {
+            const char* const from = address + k * APART * (int)sizeof(X);
+            if constexpr (BeforeStores) {
+                part.packet[k] = load_before_stores<BYTES>(wanted && has(k), from);
+            } else {
+                part.packet[k] = wanted && has(k) ? load<BYTES>(from) : zero_packet<BYTES>();
+            }
+        }
+        return part;
+    }
+
+    // The same by load_if.
+    CAUSEWAY_DEVICE Part read_if(bool wanted, const char* address) const {
+        Part part;
+#pragma unroll
+        for (int k = 0; k < PACKETS; ++k) {
+            part.packet[k] = load_if<BYTES>(wanted && has(k), address + k * APART * (int)sizeof(X));
+        }
+        return part;
+    }
+
+    static CAUSEWAY_DEVICE void unpack_part(const Part& part, float (&values)[CHANNELS]) {
+#pragma unroll
+        for (int k = 0; k < PACKETS; ++k) {
+            float own[EACH];
+            unpack<X>(part.packet[k], own);
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) values[k * EACH + i] = own[i];
+        }
+    }
+
+    CAUSEWAY_DEVICE void load_weights(bool active) {
+#pragma unroll
+        for (int k = 0; k < PACKETS; ++k) {
+            float weights[EACH][WIDTH], biases[EACH];
+            load_parameters<Problem, EACH, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride,
+                                                               active && has(k) ? channel + k * APART : 0, weights, biases);
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                bias[k * EACH + i] = biases[i];
+#pragma unroll
+                for (int w = 0; w < WIDTH; ++w) weight[k * EACH + i][w] = weights[i][w];
+            }
+        }
+    }
+
     // The address of row `first`. Its neighbours are step() bytes apart, which fits 32 bits.
     CAUSEWAY_DEVICE const char* row(const void* base, Strides3 strides) const {
         return (const char*)at<X>(base, entry * strides.batch + channel) + (i64)first * step(strides);
     }
     static CAUSEWAY_DEVICE i32 step(Strides3 strides) { return (i32)strides.seqlen * (i32)sizeof(X); }
 
-    // Column `column` of the initial states of a sequence, for the thread's channels.
-    CAUSEWAY_DEVICE void load_states(i64 sequence, i32 column, float (&values)[CHANNELS]) const {
-        const X* from = at<X>(a.initial_states, sequence * a.initial_strides.batch + channel * a.initial_strides.dim +
-                                                    column * a.initial_strides.seqlen);
-#pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) values[c] = load_element(from + c * a.initial_strides.dim);
-    }
-
     // What taps read of a row: x times its gate.
-    static CAUSEWAY_DEVICE void unpack_row(const Packet<BYTES>& x, const Packet<BYTES>& gate, float (&values)[CHANNELS]) {
-        unpack<X>(x, values);
+    static CAUSEWAY_DEVICE void unpack_row(const Part& x, const Part& gate, float (&values)[CHANNELS]) {
+        unpack_part(x, values);
         if constexpr (Problem::B) {
             float factors[CHANNELS];
-            unpack<X>(gate, factors);
+            unpack_part(gate, factors);
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) values[c] = gated<Problem>(factors[c], values[c]);
         }
@@ -75,15 +133,21 @@ template <class Problem, class Tile> struct LastThread {
         if constexpr (Problem::norm) divide_by_norm<Tile::head_lanes>(sums, a.norm);
     }
 
-    CAUSEWAY_DEVICE void write(bool wanted, i32 t, float (&sums)[CHANNELS], const Packet<BYTES>& residual) const {
+    CAUSEWAY_DEVICE void write(bool wanted, i32 t, float (&sums)[CHANNELS], const Part& residual) const {
         if constexpr (Problem::residual) {
             float add[CHANNELS];
-            unpack<X>(residual, add);
+            unpack_part(residual, add);
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) sums[c] = add_rn(sums[c], add[c]);
         }
         char* y = (char*)row(a.y, a.y_strides) + (i64)(t - first) * step(a.y_strides);
-        store_if<BYTES>(wanted && t < seqlen, y, pack<X, BYTES>(sums));
+#pragma unroll
+        for (int k = 0; k < PACKETS; ++k) {
+            float own[EACH];
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) own[i] = sums[k * EACH + i];
+            store_if<BYTES>(wanted && (Whole || t < seqlen) && has(k), y + k * APART * (int)sizeof(X), pack<X, BYTES>(own));
+        }
     }
 
     // Whether those of rows first-HALO … first+ROWS-1 that exist carry one index and none is padding. Lanes that share a
@@ -124,22 +188,21 @@ template <class Problem, class Tile> struct LastThread {
     CAUSEWAY_DEVICE void masked_row(i32 t, const Span<i32>& span, u32 cut, bool is_wanted = true) const {
         const char* x = row(a.x, a.x_strides) + (i64)(t - first) * step(a.x_strides);
         const i32 reach = t - span.start;
-        Packet<BYTES> packets[WIDTH];
+        Part parts[WIDTH], gates[WIDTH], gate;
         Packet<sizeof(X)> states[HALO + 1][CHANNELS];
-        Packet<BYTES> gates[WIDTH], gate;
         if constexpr (Problem::B) {
             const char* b = row(a.b, a.b_strides) + (i64)(t - first) * step(a.b_strides);
 #pragma unroll
             for (int back = 0; back < WIDTH; ++back) {
                 const bool counts = (cut >> back & 1) == 0 && (back == 0 || back <= reach);
-                gates[back] = load_if<BYTES>(counts, b - (i64)back * step(a.b_strides));
+                gates[back] = read_if(counts, b - (i64)back * step(a.b_strides));
             }
         }
-        if constexpr (Problem::C) gate = load<BYTES>(row(a.c, a.c_strides) + (i64)(t - first) * step(a.c_strides));
+        if constexpr (Problem::C) gate = read(true, row(a.c, a.c_strides) + (i64)(t - first) * step(a.c_strides));
 #pragma unroll
         for (int back = 0; back < WIDTH; ++back) {
             const bool wanted = (cut >> back & 1) == 0, inside = back == 0 || back <= reach;
-            packets[back] = load_if<BYTES>(wanted && inside, x - (i64)back * step(a.x_strides));
+            parts[back] = read_if(wanted && inside, x - (i64)back * step(a.x_strides));
             if constexpr (Problem::initial_states) {
                 if (back == 0) continue;
                 const X* from = at<X>(a.initial_states, span.sequence * a.initial_strides.batch +
@@ -147,13 +210,14 @@ template <class Problem, class Tile> struct LastThread {
                                                             (HALO - back + reach) * a.initial_strides.seqlen);
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
-                    states[back][c] = load_if<sizeof(X)>(wanted && !inside && reach >= 0, from + c * a.initial_strides.dim);
+                    const bool exists = wanted && !inside && reach >= 0 && has(c / EACH);
+                    states[back][c] = load_if<sizeof(X)>(exists, from + distance(c) * a.initial_strides.dim);
                 }
             }
         }
-        Packet<BYTES> residual = zero_packet<BYTES>();
+        Part residual;
         if constexpr (Problem::residual) {
-            residual = load<BYTES>(row(a.residual, a.residual_strides) + (i64)(t - first) * step(a.residual_strides));
+            residual = read(true, row(a.residual, a.residual_strides) + (i64)(t - first) * step(a.residual_strides));
         }
         float sums[CHANNELS];
 #pragma unroll
@@ -161,7 +225,7 @@ template <class Problem, class Tile> struct LastThread {
 #pragma unroll
         for (int back = HALO; back >= 0; --back) {
             float values[CHANNELS];
-            unpack_row(packets[back], gates[back], values);
+            unpack_row(parts[back], gates[back], values);
             if constexpr (Problem::initial_states) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
@@ -175,7 +239,7 @@ template <class Problem, class Tile> struct LastThread {
             }
         }
         float factors[CHANNELS] = {};
-        if constexpr (Problem::C) unpack<X>(gate, factors);
+        if constexpr (Problem::C) unpack_part(gate, factors);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) sums[c] = (cut & 1) != 0 ? 0.0f : activate_gated<Problem>(sums[c], factors[c]);
         divide(sums);
@@ -241,94 +305,66 @@ template <class Problem, class Tile> struct LastThread {
     }
 };
 
-template <class Problem, class Tile>
-CAUSEWAY_DEVICE void forward_channel_last(const ForwardArguments& a, u32 block = block_index<0>()) {
-    using Thread = LastThread<Problem, Tile>;
+// Loads all that a thread reads, walks down its rows, and mends those for which the walk was wrong.
+template <class Problem, class Tile, bool Whole>
+CAUSEWAY_DEVICE void compute_rows(LastThread<Problem, Tile, Whole>& thread, bool active) {
+    using Thread = LastThread<Problem, Tile, Whole>;
     using X = typename Problem::X;
-    constexpr int WIDTH = Thread::WIDTH, HALO = Thread::HALO, ROWS = Thread::ROWS, BYTES = Thread::BYTES;
-    constexpr int CHANNELS = Thread::CHANNELS, THREADS = Tile::lanes * Tile::segments;
-
-    const i64 entry = layered_block(a.batches_per_layer);
-    if (entry >= a.batch) return;
-    if constexpr (Problem::final_states) {
-        if (block < a.state_blocks) return write_final_states<Problem, THREADS>(a, entry, block);
-        block -= a.state_blocks;
-    }
-    const u32 row_block = quotient(block, a.tile_divisor);
-    const u32 channel_block = block - row_block * a.tile_divisor.value;
-    const u32 lane = thread_index() % Tile::lanes, segment = thread_index() / Tile::lanes;
-    const i32 seqlen = (i32)a.seqlen;
-    Thread thread{a, entry, (i32)((channel_block * Tile::lanes + lane) * CHANNELS),
-                  (i32)((row_block * Tile::segments + segment) * ROWS), seqlen};
-    const i32 first = thread.first;
-    const bool active = thread.channel < (i32)a.dim && first < seqlen;
-    if (!Thread::HAS_BOUNDARIES && !Problem::norm && !active) return;
-
-    Packet<BYTES> packets[HALO + ROWS];
+    constexpr int WIDTH = Thread::WIDTH, HALO = Thread::HALO, ROWS = Thread::ROWS, CHANNELS = Thread::CHANNELS;
+    const ForwardArguments& a = thread.a;
+    const i32 first = thread.first, seqlen = thread.seqlen;
+    using Part = typename Thread::Part;
+    Part parts[HALO + ROWS], gates[HALO + ROWS], results[ROWS], residual[ROWS];
     const char* x = thread.row(a.x, a.x_strides);
     const i32 x_step = Thread::step(a.x_strides);
 #pragma unroll
     for (int i = 0; i < HALO + ROWS; ++i) {
         const i32 t = first - HALO + i;
-        const bool inside = active && (i < HALO ? t >= 0 : t < seqlen);
-        if constexpr (Problem::seq_idx) {
-            packets[i] = load_before_stores<BYTES>(inside, x + (i64)(i - HALO) * x_step);
-        } else {
-            packets[i] = inside ? load<BYTES>(x + (i64)(i - HALO) * x_step) : zero_packet<BYTES>();
-        }
+        const bool inside = active && (Whole || (i < HALO ? t >= 0 : t < seqlen));
+        parts[i] = thread.template read<Problem::seq_idx>(inside, x + (i64)(i - HALO) * x_step);
     }
-    Packet<BYTES> gates[HALO + ROWS], results[ROWS];
     if constexpr (Problem::B) {
         const char* b = thread.row(a.b, a.b_strides);
         const i32 step = Thread::step(a.b_strides);
 #pragma unroll
         for (int i = 0; i < HALO + ROWS; ++i) {
             const i32 t = first - HALO + i;
-            const bool inside = active && (i < HALO ? t >= 0 : t < seqlen);
-            gates[i] = inside ? load<BYTES>(b + (i64)(i - HALO) * step) : zero_packet<BYTES>();
+            const bool inside = active && (Whole || (i < HALO ? t >= 0 : t < seqlen));
+            gates[i] = thread.read(inside, b + (i64)(i - HALO) * step);
         }
     }
     if constexpr (Problem::C) {
         const char* c = thread.row(a.c, a.c_strides);
         const i32 step = Thread::step(a.c_strides);
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            results[i] = active && first + i < seqlen ? load<BYTES>(c + (i64)i * step) : zero_packet<BYTES>();
-        }
+        for (int i = 0; i < ROWS; ++i) results[i] = thread.read(active && (Whole || first + i < seqlen), c + (i64)i * step);
     }
-    Packet<BYTES> residual[ROWS];
     if constexpr (Problem::residual) {
         const char* from = thread.row(a.residual, a.residual_strides);
         const i32 step = Thread::step(a.residual_strides);
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            residual[i] = active && first + i < seqlen ? load<BYTES>(from + (i64)i * step) : zero_packet<BYTES>();
-        }
+        for (int i = 0; i < ROWS; ++i) residual[i] = thread.read(active && (Whole || first + i < seqlen), from + (i64)i * step);
     }
     // Weight and bias are loaded before the search in cu_seqlens, so that both are waited for together. With states or indices
     // as well, the registers that this takes cost more than it gains.
     constexpr bool PARAMETERS_FIRST = Problem::cu_seqlens != 0 && !Problem::seq_idx && !Problem::initial_states;
-    const auto load_weights = [&] {
-        load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride,
-                                                               active ? thread.channel : 0, thread.weight, thread.bias);
-    };
-    if constexpr (PARAMETERS_FIRST) load_weights();
+    if constexpr (PARAMETERS_FIRST) thread.load_weights(active);
     const Span<i32> span = thread.find();
     bool one_index = true;
     if constexpr (Problem::seq_idx) one_index = thread.one_index();
-    if constexpr (!PARAMETERS_FIRST) load_weights();
+    if constexpr (!PARAMETERS_FIRST) thread.load_weights(active);
 
     // Row i of the walk is window[i % width].
     float window[WIDTH][CHANNELS];
 #pragma unroll
     for (int i = 0; i < HALO; ++i) {
-        Thread::unpack_row(packets[i], gates[i], window[i]);
+        Thread::unpack_row(parts[i], gates[i], window[i]);
     }
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        Thread::unpack_row(packets[HALO + i], gates[HALO + i], window[(HALO + i) % WIDTH]);
+        Thread::unpack_row(parts[HALO + i], gates[HALO + i], window[(HALO + i) % WIDTH]);
         float sums[CHANNELS], factors[CHANNELS] = {};
-        if constexpr (Problem::C) unpack<X>(results[i], factors);
+        if constexpr (Problem::C) Thread::unpack_part(results[i], factors);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
             sums[c] = thread.bias[c];
@@ -351,6 +387,35 @@ CAUSEWAY_DEVICE void forward_channel_last(const ForwardArguments& a, u32 block =
     } else if constexpr (Problem::cu_seqlens != 0 || Problem::initial_states) {
         thread.redo_starts(span);
     }
+}
+
+template <class Problem, class Tile>
+CAUSEWAY_DEVICE void forward_channel_last(const ForwardArguments& a, u32 block = block_index<0>()) {
+    using Thread = LastThread<Problem, Tile, false>;
+    constexpr int THREADS = Tile::lanes * Tile::segments;
+
+    const i64 entry = layered_block(a.batches_per_layer);
+    if (entry >= a.batch) return;
+    if constexpr (Problem::final_states) {
+        if (block < a.state_blocks) return write_final_states<Problem, THREADS>(a, entry, block);
+        block -= a.state_blocks;
+    }
+    const u32 row_block = quotient(block, a.tile_divisor);
+    const u32 channel_block = block - row_block * a.tile_divisor.value;
+    const u32 lane = channel_block * (Tile::lanes * Thread::PACKETS) + thread_index() % Tile::lanes;
+    const u32 segment = row_block * Tile::segments + thread_index() / Tile::lanes;
+    const i32 seqlen = (i32)a.seqlen;
+    Thread thread{a, entry, (i32)(lane * Thread::EACH), (i32)(segment * Tile::rows), seqlen};
+    const bool active = thread.channel < (i32)a.dim && thread.first < seqlen;
+    if (!Thread::HAS_BOUNDARIES && !Problem::norm && !active) return;
+    if constexpr (Thread::PACKETS > 1 && !Thread::HAS_BOUNDARIES) {
+        // Whether each of many narrow packets exists is not asked where all do.
+        if (thread.is_whole()) {
+            LastThread<Problem, Tile, true> whole{a, entry, thread.channel, thread.first, seqlen};
+            return compute_rows(whole, true);
+        }
+    }
+    compute_rows(thread, active);
 }
 
 }  // namespace causal_conv1d

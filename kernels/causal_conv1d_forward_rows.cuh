@@ -10,28 +10,22 @@ namespace causal_conv1d {
 template <typename X, class Tile> struct Rows {
     static constexpr int COUNT = ELEMENTS<X, 16>, PER_WORD = 4 / (int)sizeof(X);
 
-    // The packet of positions t … t+COUNT-1 of a row, with zeros outside 0 … seqlen-1.
-    static CAUSEWAY_DEVICE Packet<16> read(const X* row, i32 t, i32 seqlen, u64 begin, u64 end) {
-        if (t >= 0 && t + COUNT <= seqlen) return read_inside(row + t);
-        Packet<16> packet = zero_packet<16>();
-        if (Tile::whole || t >= seqlen || t + COUNT <= 0) return packet;
+    // The packet of positions t … t+COUNT-1 of a row. Outside 0 … seqlen-1 its elements are any of the tensor's, or zeros; Cleared: before
+    // 0 they are zeros. What a packet holds behind the row reaches no position of the row.
+    template <bool Cleared = false> static CAUSEWAY_DEVICE Packet<16> read(const X* row, i32 t, i32 seqlen, u64 begin, u64 end) {
+        const bool overlaps = t + COUNT > 0 && t < seqlen;
+        if constexpr (Tile::whole) return overlaps ? read_inside(row + t) : zero_packet<16>();
         const u64 address = (u64)(row + t);
-        if (address >= begin && address + 16 <= end) {
-            // The rest of the packet belongs to other rows: legal to read, and cleared.
-            packet = read_inside(row + t);
+        const bool legal = address >= begin && address + 16 <= end;
+        Packet<16> packet = overlaps && legal ? read_inside(row + t) : zero_packet<16>();
+        if (Cleared && t < 0) {
 #pragma unroll
-            for (int word = 0; word < 4; ++word) {
-                u32 mask = 0;
-#pragma unroll
-                for (int k = 0; k < PER_WORD; ++k) {
-                    const i32 position = t + word * PER_WORD + k;
-                    const u32 part = PER_WORD == 1 ? 0xffffffffu : 0xffffu << (16 * k);
-                    mask |= position >= 0 && position < seqlen ? part : 0;
-                }
-                packet.word[word] &= mask;
+            for (int i = 0; i < COUNT; ++i) {
+                const u32 part = PER_WORD == 1 ? 0xffffffffu : 0xffffu << (16 * (i % PER_WORD));
+                if (t + i < 0) packet.word[i / PER_WORD] &= ~part;
             }
-            return packet;
         }
+        if (!overlaps || legal) return packet;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             if (t + i >= 0 && t + i < seqlen) insert(packet, i, row + t + i);
@@ -98,7 +92,11 @@ template <typename X, class Tile> struct Rows {
     static CAUSEWAY_DEVICE void write(X* row, i32 t, i32 seqlen, const Packet<16>& packet) {
         const bool inside = t >= 0 && t + COUNT <= seqlen;
         write_inside(inside, row + t, packet);
-        if (!Tile::whole && !inside) {
+        if constexpr (Tile::whole) return;
+        if (inside) return;
+        if constexpr (Tile::access == 16) {
+            store_some<X>((char*)(row + t), packet, -t, seqlen - t);
+        } else {
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 if (t + i >= 0 && t + i < seqlen) {

@@ -61,8 +61,9 @@ template <int Count> CAUSEWAY_DEVICE float wave_sums(const float (&values)[Count
 // Adds the blocks' addends. All threads of all `parts` blocks of a group call it. addend(i, values) gives this block's
 // addends i … i + Vector - 1 of `count`, a multiple of Vector, from shared memory that was complete before a barrier;
 // total(i, values) receives the results, once. `flag` is the offset of 4 bytes of shared memory that addend() does not
-// read. The workspace is aligned to 16 bytes.
-template <int Threads, int Vector, typename Addend, typename Total>
+// read. The workspace is aligned to 16 bytes. Ahead: loads in flight at once; with Vector 1 there are mostly few parts, and many loads would only
+// cost registers.
+template <int Threads, int Vector, u32 Ahead = (Vector == 1 ? 4 : 16), typename Addend, typename Total>
 CAUSEWAY_DEVICE void sum_over_blocks(float* workspace, u32* counters, u32 group, u32 part, u32 parts, int count,
                                      u32 flag, Addend addend, Total total) {
     constexpr int BYTES = Vector * 4;
@@ -82,18 +83,16 @@ CAUSEWAY_DEVICE void sum_over_blocks(float* workspace, u32* counters, u32 group,
     }
     if (parts == 1 || !last_block_to_arrive(counters + group, parts, flag)) return;
     for (int i = first; i < count; i += Threads * Vector) {
-        // Loads in flight at once. With Vector 1 there are few parts, and many loads would only cost registers.
-        constexpr u32 AHEAD = Vector == 1 ? 4 : 16;
         float values[Vector] = {};
-        for (u32 p = 0; p < parts; p += AHEAD) {
-            Packet<BYTES> packets[AHEAD];
+        for (u32 p = 0; p < parts; p += Ahead) {
+            Packet<BYTES> packets[Ahead];
 #pragma unroll
-            for (u32 k = 0; k < AHEAD; ++k) {
+            for (u32 k = 0; k < Ahead; ++k) {
                 packets[k] = zero_packet<BYTES>();
                 if (p + k < parts) packets[k] = load_mutable<BYTES>(sums + (u64)(p + k) * count + i);
             }
 #pragma unroll
-            for (u32 k = 0; k < AHEAD; ++k) {
+            for (u32 k = 0; k < Ahead; ++k) {
 #pragma unroll
                 for (int v = 0; v < Vector; ++v) values[v] += as_float(packets[k].word[v]);
             }

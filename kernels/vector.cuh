@@ -74,6 +74,39 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> zero_packet() {
     return packet;
 }
 
+// Word `index` of a packet, by selects: an index that the compiler does not know would move the packet to private memory.
+CAUSEWAY_DEVICE u32 word_of(const Packet<16>& packet, i32 index) {
+    const u32 low = (index & 1) != 0 ? packet.word[1] : packet.word[0], high = (index & 1) != 0 ? packet.word[3] : packet.word[2];
+    return (index & 2) != 0 ? high : low;
+}
+
+// Writes elements from … to-1 of a packet, those of them that it has; `address` is the packet's. Each access is as wide as the
+// addresses allow: one of each width on the way up and one on the way down are enough.
+template <typename T> CAUSEWAY_DEVICE void store_some(char* address, const Packet<16>& packet, i32 from, i32 to) {
+    constexpr i32 COUNT = ELEMENTS<T, 16>, WORD = 4 / (i32)sizeof(T);
+    from = from < 0 ? 0 : from;
+    to = to > COUNT ? COUNT : to;
+    const auto half = [&](bool wanted) {
+        if constexpr (WORD == 2) {
+            const u32 word = word_of(packet, from / 2);
+            store_if<2>(wanted, address + from * 2, Packet<2>{{(from & 1) != 0 ? word >> 16 : word}});
+            from += wanted ? 1 : 0;
+        }
+    };
+    const auto word = [&](bool wanted) {
+        store_if<4>(wanted, address + from * (i32)sizeof(T), Packet<4>{{word_of(packet, from / WORD)}});
+        from += wanted ? WORD : 0;
+    };
+    half((from & 1) != 0 && from < to);
+    word((from & WORD) != 0 && from + WORD <= to);
+    const bool upper = from >= 2 * WORD, pair = from + 2 * WORD <= to;
+    store_if<8>(pair, address + from * (i32)sizeof(T),
+                Packet<8>{{upper ? packet.word[2] : packet.word[0], upper ? packet.word[3] : packet.word[1]}});
+    from += pair ? 2 * WORD : 0;
+    word(from + WORD <= to);
+    half(from < to);
+}
+
 template <typename T> CAUSEWAY_DEVICE float load_element(const T* address) {
     return element<T, 0>(load<sizeof(T)>(address));
 }

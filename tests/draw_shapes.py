@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Draws shapes that nobody has tuned for, as a suite for `causeway bench`.
 
-    draw_shapes.py conv1d|gemm [--seed N] [--count N] > drawn.toml
+    draw_shapes.py conv1d|gemm [--seed N] [--count N] [--ragged] > drawn.toml
     causeway bench --suite drawn.toml --device cuda --save drawn.json
     draw_shapes.py summary drawn.json...
 
 Convolutions: x of 1 to 256 MB in 16 bits, dim 64 to 8,192 and seqlen 16 to 65,536, log-uniform, one of four no multiple of 8, both
-layouts, width 3 or 4, with SiLU. Products: each of M, N, K 16 to 32,768, log-uniform, multiples of 8, at most 2 GB of tensors and
+layouts, width 3 or 4, with SiLU; ragged: all of them no multiple of 8. Products: each of M, N, K 16 to 32,768, log-uniform, multiples of 8, at most 2 GB of tensors and
 10 TFLOP. A summary gives the geometric mean and the worst ratio to the floor (of products: of cuBLASLt) by pass and class.
 """
 
@@ -23,20 +23,22 @@ def log_uniform(draw, low, high, step):
     return max(step, round(value / step) * step)
 
 
-def convolution(draw):
+def convolution(draw, ragged):
     """One row of a suite."""
     while True:
-        step = 1 if draw.random() < 0.25 else 8
+        step = 1 if ragged or draw.random() < 0.25 else 8
         dim, seqlen = log_uniform(draw, 64, 8192, step), log_uniform(draw, 16, 65536, step)
-        if draw.random() < 0.25:
+        if not ragged and draw.random() < 0.25:
             dim = 2 ** round(math.log2(dim))
         batch = round(math.exp(draw.uniform(math.log(2**19), math.log(2**27))) / (dim * seqlen))
         if 1 <= batch <= 4096:
             layout = draw.choice(["channel-first", "channel-last"])
+            if ragged and (dim if layout == "channel-last" else seqlen) % 8 == 0:
+                continue
             return {"shape": [batch, dim, seqlen], "layout": layout, "width": draw.choice([3, 4])}
 
 
-def product(draw):
+def product(draw, _ragged):
     """One row of a suite."""
     while True:
         m, n, k = (log_uniform(draw, 16, 32768, 8) for _ in range(3))
@@ -47,12 +49,12 @@ def product(draw):
 ROWS = {"conv1d": convolution, "gemm": product}
 
 
-def suite(kind, seed, count):
+def suite(kind, seed, count, ragged):
     """The text of a suite."""
     draw = random.Random(seed)
     yield f'name = "drawn-{kind}-{seed}"\nabout = "Shapes drawn with seed {seed}"\n'
     for at in range(count):
-        row = {"name": f"drawn-{at}", "dtype": "bf16", **ROWS[kind](draw)}
+        row = {"name": f"drawn-{at}", "dtype": "bf16", **ROWS[kind](draw, ragged)}
         if kind == "conv1d":
             row |= {"activation": "silu", "bias": True}
         yield f"[[{kind}]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in row.items())
@@ -100,11 +102,12 @@ def main():
     parser.add_argument("files", nargs="*")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--ragged", action="store_true", help="rows of convolutions that are no multiple of 8 elements")
     options = parser.parse_args()
     if options.action == "summary":
         summary(options.files)
     else:
-        print("\n".join(suite(options.action, options.seed, options.count)))
+        print("\n".join(suite(options.action, options.seed, options.count, options.ragged)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 //! Planner of the backward operation: kernels/causal_conv1d_backward*.cuh.
 //!
 //! * neighbouring channels side by side in memory: `channel_last`, a thread walks down a segment of rows, or `short_last`;
-//! * neighbouring positions side by side: `channel_first`, a wave walks a row from its end, `tiles_first` or `short_first`;
+//! * neighbouring positions side by side: `channel_first`, a wave walks a row from its end, `tiles_first`,
+//!   `short_first` or `rows_first`;
 //! * anything else, widths over 8, and empty rows: `general`.
 //!
 //! The grid is blocks that compute dx, dweight and dbias, then blocks that compute dinitial_states. Channels are cut
@@ -79,9 +80,9 @@ device_struct! {
         pieces: u32,
         /// positions of a piece
         piece: u32,
-        /// general kernel: channels of a tile
+        /// general kernel: channels of a tile; rows_first: of a block
         tile_channels: u32,
-        /// general kernel: threads that share one sum
+        /// general kernel and rows_first: threads that share one sum
         slices: u32,
         sequences: i64,
         /// addresses between which x's memory lies (channel-first: a packet may read past a row)

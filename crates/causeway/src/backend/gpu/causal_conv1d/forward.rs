@@ -180,7 +180,8 @@ impl Planner<'_> {
         let bytes = largest_divisor(widest, dim * i64::from(self.element()));
         let channels = bytes / self.element();
         let across = dim / i64::from(channels);
-        let lanes = (across as u64).next_power_of_two().min(u64::from(tile.lanes)) as u32;
+        let most = self.most_packets(tile.bytes / bytes);
+        let (lanes, packets) = last_shape(across as u64, bytes, tile.lanes, most);
         // A block reaches along the sequence no further than it has to.
         let reach = (seqlen as u64).div_ceil(u64::from(tile.rows)).next_power_of_two();
         let segments = u64::from(tile.threads / lanes).min(reach) as u32;
@@ -189,7 +190,7 @@ impl Planner<'_> {
 
         let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;
 
-        let channel_blocks = (across as u64).div_ceil(u64::from(lanes));
+        let channel_blocks = (across as u64).div_ceil(u64::from(lanes * packets));
         let row_blocks = (seqlen as u64).div_ceil(u64::from(tile.rows * segments));
         let geometry = Geometry {
             threads,
@@ -219,11 +220,14 @@ impl Planner<'_> {
         let resident = if head_lanes > 1 {
             let plain = tight == 0 && !self.has_boundaries() && op.initial_states.is_none();
             resident.min(if plain && bytes <= 8 && width <= 4 { 12 } else { 8 })
+        } else if packets > 2 {
+            resident.min(if takes_more_registers(self.facts) { 8 } else { 10 })
         } else {
             resident
         };
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
+            .int("more_packets", packets - 1)
             .int("lanes", lanes)
             .int("segments", segments)
             .int("rows", tile.rows)
@@ -231,6 +235,18 @@ impl Planner<'_> {
         let constants =
             if self.op.norm.is_some() { constants.int("head_lanes", head_lanes) } else { constants };
         self.tiled(&CHANNEL_LAST, &geometry, constants, resident)
+    }
+
+    /// Most packets that a channel-last thread has of a row, where packets are `narrow` times narrower than they might be. Each
+    /// takes whole registers, of which options leave fewer.
+    fn most_packets(&self, narrow: u32) -> u32 {
+        if self.op.norm.is_some() {
+            1
+        } else if self.is_gated() || self.has_boundaries() || self.sizes.width > 4 {
+            narrow.min(2)
+        } else {
+            narrow
+        }
     }
 
     fn channel_first(&self) -> Option<Plan> {
@@ -246,18 +262,21 @@ impl Planner<'_> {
         }
         let idle = self.op.activation == Activation::None && !self.has_boundaries();
         let tile = first_tile(width, self.element(), self.packets(), idle)?;
-        let count = PACKET / self.element();
         let aligned = self.streams().map(|view| view.access(2)).min()?;
         let shifted = aligned < PACKET && self.rows_share_residues();
-        let whole = aligned == PACKET && seqlen % i64::from(count) == 0;
+        let whole = aligned == PACKET && seqlen % i64::from(PACKET / self.element()) == 0;
         let access = if shifted { PACKET } else { aligned };
 
-        let positions = seqlen as u64 + u64::from(if shifted { count - 1 } else { 0 });
-        let packets = positions.div_ceil(u64::from(count));
-        let (lanes, tiles) = first_shape(packets, tile.tiles, self.facts.wave_size);
+        let packets = View::of(&self.op.x).packets_of_row(2, shifted);
+        let shape = first_shape(packets, tile.tiles, self.facts.wave_size);
+        let full = packets * 8 >= packets.next_multiple_of(u64::from(shape.0 * shape.1)) * 7;
+        // Rows that leave many lanes empty, and those that begin anywhere, lie in threads side by side, one after the other.
+        let flat = !self.has_boundaries() && (shifted || !full);
+        let (lanes, tiles) = if flat { (1, 1) } else { shape };
         // Short rows leave lanes without work. More of them in a block keep blocks, which take time to start, few enough.
         let useful = packets.min(u64::from(lanes * tiles)) * u64::from(tile.threads / lanes * PACKET);
         let threads = match tile.tiles {
+            _ if flat => FLAT_THREADS,
             2 if !self.has_boundaries() => {
                 tile.threads * (LEAST_BLOCK_BYTES / useful).clamp(1, 4).next_power_of_two() as u32
             }
@@ -427,6 +446,24 @@ impl Planner<'_> {
 
 /// Bytes of x that a channel-first block of a large call should have at least.
 const LEAST_BLOCK_BYTES: u64 = 2 << 10;
+
+/// Threads of a channel-first block whose rows lie side by side.
+const FLAT_THREADS: u32 = 256;
+
+/// Threads along dim, at most `widest`, and packets of each, at most `most`, for rows of `packets` of `bytes`: those that take least by
+/// what a place costs.
+fn last_shape(packets: u64, bytes: u32, widest: u32, most: u32) -> (u32, u32) {
+    let lanes = packets.div_ceil(u64::from(most)).next_power_of_two().min(u64::from(widest)) as u32;
+    let places = |each: u32| packets.next_multiple_of(u64::from(lanes * each));
+    // In percent of a place where a thread has 8 bytes of a row.
+    let cost = |each: u32| match each * bytes {
+        2 => 190,
+        own if own < 8 => 108,
+        _ => 100,
+    };
+    let each = (1..=most).rev().min_by_key(|&each| places(each) * cost(each)).unwrap_or(1);
+    (lanes, each)
+}
 
 /// Threads of a group and packets per thread, at most `most`, that waste the fewest places on a row of `packets`; the
 /// widest group of those.

@@ -159,6 +159,13 @@ impl View<'_> {
         (begin, end)
     }
 
+    /// Packets that a run along `axis` needs, and touches wherever one begins if they may begin inside of a packet.
+    fn packets_of_row(&self, axis: usize, anywhere: bool) -> u64 {
+        let slack = if anywhere { PACKET - self.access(axis) } else { 0 };
+        let bytes = self.size(axis) as u64 * self.meta.dtype.size() as u64;
+        (bytes + u64::from(slack)).div_ceil(u64::from(PACKET))
+    }
+
     /// The widest access that is legal at the first element of every run along `axis`: a power of two, at most
     /// [`PACKET`].
     fn access(&self, axis: usize) -> u32 {

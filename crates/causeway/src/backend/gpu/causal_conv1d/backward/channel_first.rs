@@ -2,7 +2,7 @@
 //! packet per thread.
 
 use super::super::{Constants, PACKET, View, kernel, power_of_two_in, takes_more_registers, weight_access};
-use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, SHARED_RESERVED};
+use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, RowsFirst, SHARED_RESERVED};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
@@ -43,6 +43,7 @@ struct Cut {
 
 kernel!(CHANNEL_FIRST, "backward_channel_first", "backward_channel_first", BackwardArguments);
 kernel!(SHORT_FIRST, "backward_short_first", "backward_short_first", BackwardArguments);
+kernel!(ROWS_FIRST, "backward_rows_first", "backward_rows_first", BackwardArguments);
 kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", BackwardArguments);
 
 impl Planner<'_> {
@@ -222,17 +223,57 @@ impl Planner<'_> {
         self.op.seq_idx.as_ref().map_or(4, |indices| View::of(indices).access(1))
     }
 
-    /// A packet per thread and round. `bytes`: what all rows have in common.
+    /// A packet of a channel's rows per thread, of `packets`; `ragged` as for `short_first`.
+    fn rows_first(&self, packets: u64, ragged: bool) -> Option<Launch> {
+        let Sizes { batch, dim, width, .. } = *self.sizes;
+        let wave = u64::from(self.facts.wave_size);
+        // A wave's last lane computes gradients for the others alone.
+        let lanes = wave - u64::from(width > 1);
+        let multiprocessors = u64::from(self.facts.multiprocessors);
+        let cut = tiles::rows_first(batch as u64, dim as u64, packets, wave, lanes, multiprocessors)?;
+        let RowsFirst { channels, groups, parts } = cut;
+        let threads = tiles::ROWS_FIRST_BLOCK;
+        let sums = self.sums_per_channel();
+        // As many threads for each sum as there are, and no more than have something to add.
+        let slices = (u64::from(threads) / (channels * sums)).clamp(1, packets.min(wave)).ilog2();
+        let places = u64::from(threads) / wave * lanes;
+        Some(Launch {
+            kernel: &ROWS_FIRST,
+            tile: Constants::new("Tile")
+                .int("threads", threads)
+                .flag("ragged", ragged)
+                .flag("split", parts > 1)
+                .int("weight_bytes", weight_access(&self.op.weight, 1)),
+            threads,
+            resident: tiles::ROWS_FIRST_THREADS / threads,
+            cluster: 1,
+            early: false,
+            // Sums of each thread and of each channel, and a flag.
+            shared_bytes: u32::try_from((places + channels) * sums * 4 + 4).ok()?,
+            sums: channels * sums,
+            channel_groups: u32::try_from(groups).ok()?,
+            parts: u32::try_from(parts).ok()?,
+            pieces: u32::try_from(packets).ok()?,
+            piece: PACKET / self.element(),
+            tile_channels: u32::try_from(channels).ok()?,
+            slices: 1 << slices,
+        })
+        .filter(|launch| self.is_launchable(launch))
+    }
+
+    /// A packet per thread, along the rows of a channel or of several side by side. `bytes`: what all rows have in common.
     fn short_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
-        let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
-        if bytes != PACKET || self.has_boundaries() || i32::try_from(dim).is_err() {
+        let Sizes { batch, dim, width, .. } = *self.sizes;
+        if bytes != PACKET || width > 4 || self.has_boundaries() || i32::try_from(dim).is_err() {
             return None;
         }
-        let count = u64::from(PACKET / self.element());
-        // A row that begins inside a packet has one more.
-        let pieces = (seqlen as u64 + if ragged { count - 1 } else { 0 }).div_ceil(count);
-        let (wave, each) = (u64::from(self.facts.wave_size), self.elements_per_multiprocessor());
-        if !tiles::is_short_first(width, each, pieces, wave, ragged) {
+        let pieces = View::of(&self.op.x).packets_of_row(2, ragged);
+        let wave = u64::from(self.facts.wave_size);
+        if tiles::walks_badly(pieces, wave, ragged) {
+            if let Some(rows) = self.rows_first(pieces, ragged) {
+                return Some(rows);
+            }
+        } else if !tiles::is_small(self.elements_per_multiprocessor(), ragged) {
             return None;
         }
         let units = (batch as u64).checked_mul(pieces)?;

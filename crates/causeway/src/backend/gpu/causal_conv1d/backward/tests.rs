@@ -106,14 +106,21 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
             number(plan, "lanes") * number(plan, "channels")
         }
         "causal_conv1d_backward_short_first" => {
-            if plan.constant("ragged") == "true" {
-                assert!(pieces * piece >= sizes.seqlen as u64 + piece - 1, "{plan}");
-            } else {
+            if plan.constant("ragged") == "false" {
                 assert_eq!(pieces * piece, sizes.seqlen as u64, "whole packets: {plan}");
             }
             assert_eq!(u64::from(plan.block[0]) % (number(plan, "channels") * 32), 0, "{plan}");
             assert_eq!(plan.constant("split") == "true", a.parts > 1, "{plan}");
             number(plan, "channels")
+        }
+        "causal_conv1d_backward_rows_first" => {
+            assert_eq!(plan.constant("split") == "true", a.parts > 1, "{plan}");
+            assert!(i64::from(a.parts) <= sizes.batch, "{plan}");
+            let lanes = u64::from(facts.wave_size) - u64::from(sizes.width > 1);
+            let places = u64::from(plan.block[0] / facts.wave_size) * lanes;
+            assert!(u64::from(a.tile_channels) * pieces <= places, "{plan}");
+            assert!(a.slices.is_power_of_two() && a.slices <= facts.wave_size, "{plan}");
+            u64::from(a.tile_channels)
         }
         "causal_conv1d_backward_tiles_first" => {
             let element = op.x.dtype().size() as u64;
@@ -197,6 +204,10 @@ fn memory_order_and_size_decide_the_kernel() {
     assert_eq!(entry([8, 2048, 5119], first([8, 2048, 5119]), 4), "causal_conv1d_backward_channel_first");
     assert_eq!(entry(small, first(small), 4), "causal_conv1d_backward_short_first");
     assert_eq!(entry([2, 64, 127], first([2, 64, 127]), 4), "causal_conv1d_backward_short_first");
+    // Short rows: many, one each of many channels, and a few.
+    assert_eq!(entry([1745, 1904, 24], first([1745, 1904, 24]), 4), "causal_conv1d_backward_rows_first");
+    assert_eq!(entry([1, 4696, 149], first([1, 4696, 149]), 4), "causal_conv1d_backward_rows_first");
+    assert_eq!(entry([12, 633, 84], first([12, 633, 84]), 4), "causal_conv1d_backward_short_first");
     assert_eq!(entry(small, [128 * 128, 2, 128], 4), "causal_conv1d_backward_general");
     assert_eq!(entry(small, first(small), 9), "causal_conv1d_backward_general");
     assert_eq!(planned(&call(DType::BF16, small, first(small), 9)).constant("width"), "0");

@@ -235,17 +235,63 @@ pub(super) fn short_first_resident(ragged: bool, states: bool) -> u64 {
 /// Most threads of a block of the short channel-first kernel.
 pub(super) const SHORT_FIRST_THREADS: u64 = 1024;
 
-/// Whether a call is one for the short channel-first kernel: one that does not fill the device, or whose rows of `packets` packets cost
-/// walking waves more than they hold. Measured on an H200 (docs/kernels/history/backward.md).
-pub(super) fn is_short_first(width: i64, elements: u64, packets: u64, wave: u64, ragged: bool) -> bool {
-    if width > 4 {
-        return false;
-    }
+/// Whether a call does not fill the device, and is one for the short channel-first kernel.
+pub(super) fn is_small(elements: u64, ragged: bool) -> bool {
+    !ragged && elements <= 32 << 10
+}
+
+/// Whether rows of `packets` packets cost walking waves more than they hold. Measured on an H200 (docs/kernels/history/backward.md).
+pub(super) fn walks_badly(packets: u64, wave: u64, ragged: bool) -> bool {
     // What a wave pays for a row, in percent of what its packets need: lanes without a packet, a quarter of a tile to enter the row,
     // and a tile's worth of masks at ragged ends.
     let lanes = packets.next_power_of_two().clamp(wave / 4, wave);
-    let paid = (packets.div_ceil(lanes) * 100 + if ragged { 120 } else { 25 }) * lanes / packets;
-    paid > 130 || !ragged && elements <= 32 << 10
+    (packets.div_ceil(lanes) * 100 + if ragged { 120 } else { 25 }) * lanes / packets > 130
+}
+
+/// How a call is cut for the kernel of rows side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RowsFirst {
+    /// Channels of a block.
+    pub channels: u64,
+    /// Groups of channels.
+    pub groups: u64,
+    /// Blocks of a group.
+    pub parts: u64,
+}
+
+/// Threads of a multiprocessor that its registers allow, and of a block.
+pub(super) const ROWS_FIRST_THREADS: u32 = 1024;
+pub(super) const ROWS_FIRST_BLOCK: u32 = 256;
+
+/// `dim` channels with `batch` rows of `packets` each. `lanes` of a wave have a packet. None where blocks would be few, where threads would
+/// walk over few entries and then wait for sums of many blocks, and for long rows: there the others have measured faster (docs/kernels/history/backward.md).
+pub(super) fn rows_first(
+    batch: u64,
+    dim: u64,
+    packets: u64,
+    wave: u64,
+    lanes: u64,
+    multiprocessors: u64,
+) -> Option<RowsFirst> {
+    /// Packets of a row.
+    const LONGEST: u64 = 64;
+    /// Entries of a thread, where several blocks have the same channels, and those blocks.
+    const LEAST_STEPS: u64 = 6;
+    const MOST_PARTS: u64 = 64;
+    let waves = u64::from(ROWS_FIRST_BLOCK) / wave;
+    let resident = u64::from(ROWS_FIRST_THREADS / ROWS_FIRST_BLOCK);
+    let grid = Grid { multiprocessors, resident, waves, latency: 20 };
+    if packets > LONGEST {
+        return None;
+    }
+    let channels = waves * lanes / packets;
+    let groups = dim.div_ceil(channels);
+    let (_, parts) = grid.parts(groups, batch, |parts| batch.div_ceil(parts));
+    let pays = match parts {
+        1 => 2 * groups >= multiprocessors,
+        _ => parts <= MOST_PARTS && batch >= parts * LEAST_STEPS,
+    };
+    pays.then_some(RowsFirst { channels, groups, parts })
 }
 
 /// How a call is cut for the short channel-first kernel.
