@@ -80,31 +80,33 @@ CAUSEWAY_DEVICE u32 word_of(const Packet<16>& packet, i32 index) {
     return (index & 2) != 0 ? high : low;
 }
 
-// Writes elements from … to-1 of a packet, those of them that it has; `address` is the packet's. Each access is as wide as the
-// addresses allow: one of each width on the way up and one on the way down are enough.
+// Writes elements from … to-1 of a packet, those of them that it has; `address` is the packet's. Of 16 bits they go by accesses as wide
+// as the addresses allow: one of each width on the way up and one on the way down are enough.
 template <typename T> CAUSEWAY_DEVICE void store_some(char* address, const Packet<16>& packet, i32 from, i32 to) {
-    constexpr i32 COUNT = ELEMENTS<T, 16>, WORD = 4 / (i32)sizeof(T);
-    from = from < 0 ? 0 : from;
-    to = to > COUNT ? COUNT : to;
-    const auto half = [&](bool wanted) {
-        if constexpr (WORD == 2) {
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) store_if<4>(i >= from && i < to, address + i * 4, Packet<4>{{packet.word[i]}});
+    } else {
+        from = from < 0 ? 0 : from;
+        to = to > 8 ? 8 : to;
+        const auto half = [&](bool wanted) {
             const u32 word = word_of(packet, from / 2);
             store_if<2>(wanted, address + from * 2, Packet<2>{{(from & 1) != 0 ? word >> 16 : word}});
             from += wanted ? 1 : 0;
-        }
-    };
-    const auto word = [&](bool wanted) {
-        store_if<4>(wanted, address + from * (i32)sizeof(T), Packet<4>{{word_of(packet, from / WORD)}});
-        from += wanted ? WORD : 0;
-    };
-    half((from & 1) != 0 && from < to);
-    word((from & WORD) != 0 && from + WORD <= to);
-    const bool upper = from >= 2 * WORD, pair = from + 2 * WORD <= to;
-    store_if<8>(pair, address + from * (i32)sizeof(T),
-                Packet<8>{{upper ? packet.word[2] : packet.word[0], upper ? packet.word[3] : packet.word[1]}});
-    from += pair ? 2 * WORD : 0;
-    word(from + WORD <= to);
-    half(from < to);
+        };
+        const auto word = [&](bool wanted) {
+            store_if<4>(wanted, address + from * 2, Packet<4>{{word_of(packet, from / 2)}});
+            from += wanted ? 2 : 0;
+        };
+        half((from & 1) != 0 && from < to);
+        word((from & 2) != 0 && from + 2 <= to);
+        const bool upper = from >= 4, pair = from + 4 <= to;
+        store_if<8>(pair, address + from * 2,
+                    Packet<8>{{upper ? packet.word[2] : packet.word[0], upper ? packet.word[3] : packet.word[1]}});
+        from += pair ? 4 : 0;
+        word(from + 2 <= to);
+        half(from < to);
+    }
 }
 
 template <typename T> CAUSEWAY_DEVICE float load_element(const T* address) {
