@@ -193,6 +193,9 @@ const MOST_PIECES: u64 = 16;
 /// Of a last round that comes after full ones.
 const MOST_PIECES_OF_REST: u64 = 8;
 
+/// What sharing the only round has to gain: a split does as well where both are near (docs/kernels/history/gemm-wgmma.md).
+const ONLY_ROUND: f64 = 1.02;
+
 /// Least steps of a piece.
 const RUN: u64 = 3;
 
@@ -340,7 +343,9 @@ fn best_deal(product: &Product, tile: Tile, cluster: Cluster, facts: &DeviceFact
     let timed = all.map(|schedule| (estimate.work(&schedule), schedule));
     let (work, least) =
         timed.min_by(|(one, _), (other, _)| one.total_cmp(other)).expect("whole tiles are always possible");
-    (estimate.nanoseconds(work), least)
+    let time = estimate.nanoseconds(work);
+    let only_round = matches!(least.deal, Deal::Rest(_)) && count < at_a_time;
+    (if only_round { time * ONLY_ROUND } else { time }, least)
 }
 
 #[cfg(test)]
