@@ -301,6 +301,16 @@ CAUSEWAY_DEVICE i32 opaque(i32 value) {
     return value;
 }
 
+// Whether the ends of rows are stored by accesses as wide as their addresses allow. AMD's compilers move a packet of which one word is
+// chosen at run time to private memory, so there elements are stored. The simulator does the one in waves of 32 and the other in 64.
+#if defined(CAUSEWAY_NVIDIA)
+constexpr bool WIDE_ENDS = true;
+#elif defined(CAUSEWAY_AMD)
+constexpr bool WIDE_ENDS = false;
+#else
+constexpr bool WIDE_ENDS = WAVE_SIZE == 32;
+#endif
+
 // ---- arithmetic ----------------------------------------------------------------------------------------------------
 
 // a + b, never contracted to a fused multiply-add. Whether a compiler contracts may depend on the code around it, and then two

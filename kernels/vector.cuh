@@ -80,12 +80,16 @@ CAUSEWAY_DEVICE u32 word_of(const Packet<16>& packet, i32 index) {
     return (index & 2) != 0 ? high : low;
 }
 
-// Writes elements from … to-1 of a packet, those of them that it has; `address` is the packet's. Of 16 bits they go by accesses as wide
-// as the addresses allow: one of each width on the way up and one on the way down are enough.
+// Writes elements from … to-1 of a packet, those of them that it has; `address` is the packet's. With WIDE_ENDS, those of 16 bits go by
+// accesses as wide as the addresses allow: one of each width on the way up and one on the way down are enough.
 template <typename T> CAUSEWAY_DEVICE void store_some(char* address, const Packet<16>& packet, i32 from, i32 to) {
-    if constexpr (sizeof(T) == 4) {
+    if constexpr (sizeof(T) == 4 || !WIDE_ENDS) {
+        constexpr int SIZE = (int)sizeof(T), EACH = 4 / SIZE;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store_if<4>(i >= from && i < to, address + i * 4, Packet<4>{{packet.word[i]}});
+        for (int i = 0; i < 4 * EACH; ++i) {
+            const u32 word = packet.word[i / EACH] >> (i % EACH * 16);
+            store_if<SIZE>(i >= from && i < to, address + i * SIZE, Packet<SIZE>{{word}});
+        }
     } else {
         from = from < 0 ? 0 : from;
         to = to > 8 ? 8 : to;
