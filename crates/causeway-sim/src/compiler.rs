@@ -21,8 +21,7 @@ const CANDIDATES: &[&str] =
 
 /// What every translation unit is compiled with. Contraction is off because a GPU's compiler may fuse what is
 /// written as a product and a sum, but a kernel may not depend on it; fused operations are written as such.
-const OPTIONS: &[&str] =
-    &["-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"];
+const OPTIONS: &[&str] = &["-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"];
 
 /// How far a kernel is optimised. Cases of convolutions are so small that an optimiser takes five times as long as it saves; a
 /// product multiplies a million pairs.
