@@ -150,7 +150,7 @@ mod tests {
         });
         let forward = forward.unwrap_or_else(|| panic!("{names:#?}"));
         assert_eq!(width(forward), Some(4));
-        assert!(forward.contains(" access=16 lanes=") && forward.ends_with(" | (128, 1)"), "{forward}");
+        assert!(forward.contains(" access=16 lanes=") && forward.ends_with(" | (256, 1)"), "{forward}");
         let product = names.iter().find(|name| name.starts_with("gemm_")).unwrap();
         assert_eq!(width(product), None);
     }
