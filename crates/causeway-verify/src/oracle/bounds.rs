@@ -142,7 +142,7 @@ impl Arithmetic {
         }
         let operations = terms as f64;
         let subnormal = 2.0 * operations * self.accumulator.smallest();
-        let likely = KAPPA * self.unit * (operations + 1.0).sqrt() * squares.sqrt() + subnormal;
+        let likely = KAPPA * self.unit * (operations + 1.0).sqrt() * root_of_squares(squares) + subnormal;
         worst.min(likely)
     }
 
@@ -247,7 +247,13 @@ fn first_order(slope: f64, error: f64) -> f64 {
 /// (Σ of their bounds) and λ·√`squares` (Σ of the squares of their bounds), by Hoeffding's inequality.
 #[inline(always)]
 pub fn independent(linear: f64, squares: f64) -> f64 {
-    linear.min(LAMBDA * squares.sqrt())
+    linear.min(LAMBDA * root_of_squares(squares))
+}
+
+/// √Σ, of squares that may have been too small for f64: what those have lost is nothing beside a sum that is a normal number, and all
+/// there is to a smaller one, of which nothing is said.
+fn root_of_squares(squares: f64) -> f64 {
+    if squares < f64::MIN_POSITIVE { f64::INFINITY } else { squares.sqrt() }
 }
 
 #[cfg(test)]
@@ -291,6 +297,15 @@ mod tests {
         let likely = arithmetic.long_sum(n, n as f64, n as f64);
         assert!(likely < arithmetic.sum(n, n as f64) / 10_000.0);
         assert_eq!(arithmetic.long_sum(n, 3.3e38, 1.0), f64::INFINITY);
+    }
+
+    #[test]
+    fn errors_whose_squares_are_too_small_for_f64_still_count() {
+        let error = 1.5e-320;
+        assert_eq!(independent(2.0 * error, 2.0 * (error * error)), 2.0 * error);
+        assert_eq!(independent(0.0, 0.0), 0.0);
+        let (double, term) = (Arithmetic::of(DType::F64), 1e-200);
+        assert_eq!(double.long_sum(9, 9.0 * term, 9.0 * (term * term)), double.sum(9, 9.0 * term));
     }
 
     #[test]

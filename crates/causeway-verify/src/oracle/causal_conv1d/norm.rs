@@ -117,7 +117,8 @@ impl<R: Real> Norms<R> {
     ) -> (R, f64) {
         let head = self.at(row, channel, t);
         let (scale, magnitude) = (self.norm.scale, u.value().abs());
-        let value = R::new(scale) * u * head.inverse;
+        // u comes last: if it is subnormal, what a product with it loses would be multiplied by the inverse.
+        let value = R::new(scale) * head.inverse * u;
         if value.value().is_nan() && head.error == 0.0 {
             return (value, 0.0);
         }
@@ -127,7 +128,8 @@ impl<R: Real> Norms<R> {
             return (value, f64::INFINITY);
         }
         let inherited = scale.abs() * (head.largest * error + magnitude * head.error);
-        let underflow = arithmetic.rounding(0.0) * (1.0 + scale.abs() * (1.0 + head.largest) + magnitude);
+        let underflow =
+            arithmetic.rounding(0.0) * (1.0 + scale.abs() * (1.0 + head.largest) + head.largest + magnitude);
         (value, inherited + 2.0 * arithmetic.rounding(value.value()) + underflow)
     }
 
