@@ -1,21 +1,21 @@
-//! The fast algorithm: the matrix unit where there is one for the type, else the chain.
+//! The fast algorithm: by instructions that take elements in pairs, where the processor has them for the type, else the chain.
 //!
-//! The chain runs in vectors across outputs and reaches most of what the vector units can do, so without a matrix
-//! unit nothing is gained by adding in another order.
+//! The chain runs in vectors across outputs and reaches most of what multiply-adds of f32 can do, so without such instructions
+//! nothing is gained by adding in another order.
 
 use half::{bf16, f16};
 
-#[cfg(target_arch = "x86_64")]
-use super::amx;
 use super::exact;
 use super::half::Half;
 use super::matrix::{Matrix, MatrixMut};
+#[cfg(target_arch = "x86_64")]
+use super::pairs;
 use crate::backend::cpu::Cpu;
 
-/// An element type, and the matrix unit for it.
+/// An element type, and what multiplies pairs of it.
 pub trait Fast: Half {
-    /// As [`multiply`], on a matrix unit; false, and nothing done, if there is none that suits.
-    fn multiply_on_matrix_unit(
+    /// As [`multiply`], in pairs; false, and nothing done, if there is nothing for it.
+    fn multiply_in_pairs(
         cpu: Cpu,
         left: &Matrix<Self>,
         right: &Matrix<Self>,
@@ -30,24 +30,19 @@ impl Fast for f16 {}
 
 impl Fast for bf16 {
     #[cfg(target_arch = "x86_64")]
-    fn multiply_on_matrix_unit(
+    fn multiply_in_pairs(
         cpu: Cpu,
         left: &Matrix<Self>,
         right: &Matrix<Self>,
         output: &MatrixMut<Self>,
     ) -> bool {
-        let suits = amx::suits(cpu, output.rows, output.columns);
-        if suits {
-            // SAFETY: as just asked.
-            unsafe { amx::multiply(cpu, left, right, output) };
-        }
-        suits
+        pairs::multiply(cpu, left, right, output)
     }
 }
 
 /// `output = left · right`. `right` is transposed: its rows are the output's columns.
 pub fn multiply<T: Fast>(cpu: Cpu, left: &Matrix<T>, right: &Matrix<T>, output: &MatrixMut<T>) {
-    if !T::multiply_on_matrix_unit(cpu, left, right, output) {
+    if !T::multiply_in_pairs(cpu, left, right, output) {
         exact::multiply(cpu, left, right, output);
     }
 }

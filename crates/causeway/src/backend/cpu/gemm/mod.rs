@@ -1,13 +1,13 @@
 //! GEMM on the CPU. The three products are one: operands are transposed as views, never copied.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod chain;
 mod exact;
 mod fast;
 mod half;
 mod matrix;
 mod pack;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod scratch;
 mod tiles;
 mod vector;

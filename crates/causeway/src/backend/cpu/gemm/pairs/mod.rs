@@ -1,27 +1,27 @@
-//! Matrix products on the tile registers of Intel AMX, for bf16.
+//! Matrix products by instructions that take bf16 in pairs: [`amx`], and [`avx512_bf16`] where there is no AMX.
 //!
-//! One instruction multiplies a tile of 16 × 32 bf16 with one of 32 × 16 and adds the product to 16 × 16 sums in
-//! f32: as much as 512 vector ones. Each sum takes two neighbouring terms at a time, in increasing order,
-//! whatever the cut into tiles and the number of threads.
+//! Each sum takes two neighbouring terms at a time, in increasing order, whatever the cut into tiles and the number of threads.
 //!
 //! # Small numbers
 //!
-//! The unit takes subnormal operands for zero and flushes subnormal results to zero. Whether that can have
+//! These instructions take subnormal operands for zero and flush subnormal results to zero. Whether that can have
 //! happened is seen while packing, from the smallest magnitude in each panel: with `a` and `b` the exponents of
 //! the smallest non-zero numbers of two panels, all products, and all of their sums, are multiples of
 //! 2^(a-7) · 2^(b-7). If that is a normal f32, nothing can be flushed. If not, the 32 × 32 outputs of the two
 //! panels are computed again, as chains of fused multiply-adds.
 
+mod amx;
+mod avx512_bf16;
 mod pack;
 mod transpose;
-mod unit;
 
 use std::ops::Range;
 
 use half::bf16;
 
+use self::amx::Amx;
+use self::avx512_bf16::Avx512Bf16;
 use self::pack::{Smallest, pack};
-use self::unit::{Configured, STEP, TILE};
 use super::exact;
 use super::matrix::{Matrix, MatrixMut};
 use super::scratch::Scratch;
@@ -29,37 +29,78 @@ use super::tiles::{Cut, Tile};
 use super::vector::Avx512;
 use crate::backend::cpu::{Cpu, Level};
 
-/// Deepest block of the reduction: a panel of the right operand then stays in the L1 cache.
-const DEPTH: usize = 512;
+/// Rows and columns of the sums that two panels give.
+const TILE: usize = 32;
 
-/// How tiles are cut: sums and both packed blocks share a second-level cache of 2 MiB.
-const CUT: Cut = Cut { register: (TILE, TILE), largest: (512, 384), worth_a_thread: 1 << 21 };
+/// Terms of a step of a panel.
+const STEP: usize = 32;
 
-/// Outputs with fewer rows or columns leave most of a tile register empty.
+/// Panels of either operand that a tile has at most.
+const MOST_PANELS: usize = 16;
+
+/// Outputs with fewer rows or columns leave most of a tile empty.
 const SMALLEST: usize = 8;
 
-/// Whether products of this size are to be computed here.
-pub fn suits(cpu: Cpu, rows: usize, columns: usize) -> bool {
-    cpu.level() == Level::Avx512 && rows.min(columns) >= SMALLEST && unit::is_available()
+/// What adds the products of two panels.
+trait Adder: Sized {
+    /// Deepest block of the reduction.
+    const DEPTH: usize;
+
+    /// How tiles are cut for it.
+    const CUT: Cut;
+
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn new() -> Self;
+
+    /// Adds the products of two panels to 32 × 32 sums in f32, whose rows are `stride` apart; with `first`, to zero.
+    ///
+    /// # Panics
+    /// If the panels are not of whole steps and equal lengths, or the sums do not hold the tile.
+    fn add_products(&self, first: bool, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize);
 }
 
-/// `output = left · right`. `right` is transposed: its rows are the output's columns.
-///
+/// What multiplies two matrices: [`multiply`] by one of the [`Adder`]s.
+type Multiply = unsafe fn(Cpu, &Matrix<bf16>, &Matrix<bf16>, &MatrixMut<bf16>);
+
+/// `output = left · right`; false, and nothing done, where this processor, or a product of this size, is better off without pairs.
+/// `right` is transposed: its rows are the output's columns.
+pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) -> bool {
+    if cpu.level() != Level::Avx512 || output.rows.min(output.columns) < SMALLEST {
+        return false;
+    }
+    let multiply: Multiply = if amx::is_available() {
+        multiply_with::<Amx>
+    } else if avx512_bf16::is_available() {
+        multiply_with::<Avx512Bf16>
+    } else {
+        return false;
+    };
+    // SAFETY: as just asked.
+    unsafe { multiply(cpu, left, right, output) };
+    true
+}
+
 /// # Safety
-/// [`suits`] has said yes.
-pub unsafe fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) {
+/// The processor has AVX-512 and the instructions of `A`.
+unsafe fn multiply_with<A: Adder>(
+    cpu: Cpu,
+    left: &Matrix<bf16>,
+    right: &Matrix<bf16>,
+    output: &MatrixMut<bf16>,
+) {
     let (chain, _) = exact::kernel::<bf16>(cpu);
-    CUT.for_each(output.rows, output.columns, left.columns, |tile| {
+    A::CUT.for_each(output.rows, output.columns, left.columns, |tile| {
         // SAFETY: the caller's promise; tiles lie inside the output and no two overlap.
-        unsafe { compute(left, right, output, &tile, chain) };
+        unsafe { compute::<A>(left, right, output, &tile, chain) };
     });
 }
 
 /// # Safety
 /// The tile lies inside the output and belongs to this call; the operands' sizes agree; the processor has the
-/// unit, and the level of `chain`.
+/// instructions of `A`, and the level of `chain`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn compute(
+unsafe fn compute<A: Adder>(
     left: &Matrix<bf16>,
     right: &Matrix<bf16>,
     output: &MatrixMut<bf16>,
@@ -69,18 +110,18 @@ unsafe fn compute(
     let reduction = left.columns;
     let (height, stride) =
         (tile.rows.len().next_multiple_of(TILE), tile.columns.len().next_multiple_of(TILE));
-    // In pairs of bf16, which is what the unit works in.
-    let deepest = DEPTH.min(reduction).next_multiple_of(STEP) / 2;
+    // In pairs of bf16.
+    let deepest = A::DEPTH.min(reduction).next_multiple_of(STEP) / 2;
     let mut scratch = Scratch::take();
     let [sums, left_block, right_block] =
         scratch.split::<u32, 3>([height * stride, height * deepest, stride * deepest]);
     if reduction == 0 {
         sums.fill(0);
     }
-    let mut left_smallest = [Smallest::NONE; CUT.largest.0 / TILE];
-    let mut right_smallest = [Smallest::NONE; CUT.largest.1 / TILE];
-    for start in (0..reduction).step_by(DEPTH) {
-        let block = start..reduction.min(start + DEPTH);
+    let mut left_smallest = [Smallest::NONE; MOST_PANELS];
+    let mut right_smallest = [Smallest::NONE; MOST_PANELS];
+    for start in (0..reduction).step_by(A::DEPTH) {
+        let block = start..reduction.min(start + A::DEPTH);
         let steps = block.len().div_ceil(STEP);
         let panel = TILE * STEP / 2 * steps;
         let left_block = &mut left_block[..height / TILE * panel];
@@ -91,11 +132,11 @@ unsafe fn compute(
             pack::<true>(right, tile.columns.clone(), block, right_block, &mut right_smallest);
         }
         // SAFETY: the caller's promise.
-        let unit = unsafe { Configured::new() };
+        let adder = unsafe { A::new() };
         for (column, right) in right_block.chunks_exact(panel).enumerate() {
             for (row, left) in left_block.chunks_exact(panel).enumerate() {
                 let sums = &mut sums[row * TILE * stride + column * TILE..];
-                unit.add_products(start == 0, left, right, sums, stride);
+                adder.add_products(start == 0, left, right, sums, stride);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Packing for the tile registers: blocks of an operand as panels of 32 lanes (rows of the left operand, columns of
+//! Packing into pairs: blocks of an operand as panels of 32 lanes (rows of the left operand, columns of
 //! the right one), in steps of 32 terms.
 //!
 //! A step of a panel is two tiles of 16 lanes, each 1 KiB: 16 rows of 16 *pairs* of neighbouring terms.
@@ -17,10 +17,10 @@ use std::ops::Range;
 use half::bf16;
 
 use super::transpose::transpose;
-use super::unit::{STEP, TILE};
+use super::{STEP, TILE};
 use crate::backend::cpu::gemm::matrix::Matrix;
 
-/// Lanes of one tile register.
+/// Lanes of a tile, which are those of a vector of pairs.
 const LANES: usize = 16;
 
 /// The smallest magnitude of the non-zero numbers of a panel: its bits less one, so that zero is the largest.

@@ -1,14 +1,12 @@
-//! The instructions. Stable Rust has no intrinsics for them: each function is one block of assembly.
+//! Intel AMX: one instruction multiplies a tile of 16 × 32 bf16 with one of 32 × 16 and adds the product to 16 × 16 sums
+//! in f32, as much as 512 vector instructions of f32. Stable Rust has no intrinsics for it: each function is one block of assembly.
 
 use std::arch::asm;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// Rows and columns of the sums that the registers hold: 2 × 2 tiles of 16 × 16.
-pub const TILE: usize = 32;
-
-/// Terms that one instruction adds to each sum.
-pub const STEP: usize = 32;
+use super::{Adder, STEP, TILE};
+use crate::backend::cpu::gemm::tiles::Cut;
 
 /// Whether the processor has the unit for bf16, and the operating system lets this process use it.
 pub fn is_available() -> bool {
@@ -72,29 +70,29 @@ static CONFIGURATION: Configuration = Configuration {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// This thread's tile registers, switched on until it is dropped.
-pub struct Configured {
+/// This thread's tile registers, switched on until it is dropped. They hold 2 × 2 tiles of sums, and two of each operand.
+pub struct Amx {
     /// The registers belong to one thread.
     thread: PhantomData<*const ()>,
 }
 
-impl Configured {
-    /// # Safety
-    /// [`is_available`].
-    pub unsafe fn new() -> Self {
+impl Adder for Amx {
+    /// A panel of the right operand then stays in the L1 cache.
+    const DEPTH: usize = 512;
+
+    /// Sums and both packed blocks share a second-level cache of 2 MiB.
+    const CUT: Cut = Cut { register: (TILE, TILE), largest: (512, 384), worth_a_thread: 1 << 21 };
+
+    unsafe fn new() -> Self {
         // SAFETY: the operand is a valid configuration, and nothing else in this process uses the registers
         // between two calls.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly, preserves_flags));
         }
-        Configured { thread: PhantomData }
+        Amx { thread: PhantomData }
     }
 
-    /// Adds the products of two panels to 32 × 32 sums in f32, whose rows are `stride` apart; with `first`, to zero.
-    ///
-    /// # Panics
-    /// If the panels are not of whole steps and equal lengths, or the sums do not hold the tile.
-    pub fn add_products(&self, first: bool, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize) {
+    fn add_products(&self, first: bool, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize) {
         const PANEL_STEP: usize = TILE * STEP / 2;
         assert!(left.len() == right.len() && left.len().is_multiple_of(PANEL_STEP) && !left.is_empty());
         assert!(stride >= TILE && sums.len() >= (TILE - 1) * stride + TILE);
@@ -147,7 +145,7 @@ impl Configured {
     }
 }
 
-impl Drop for Configured {
+impl Drop for Amx {
     fn drop(&mut self) {
         // SAFETY: back to the state in which a process starts: registers empty, nothing more to save.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
