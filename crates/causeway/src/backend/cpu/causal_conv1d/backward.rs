@@ -58,7 +58,7 @@ pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
         return;
     }
     if let Some(norm) = call.norm {
-        with_number!(call.x.dtype(), by_heads(cpu, call, sizes, &norm))
+        with_number!(call.x.dtype(), by_heads | by_heads_along_sequence(cpu, call, sizes, &norm))
     } else {
         with_number!(call.x.dtype(), along_either | along_sequence_in_f64(cpu, call, sizes))
     }
@@ -68,21 +68,73 @@ fn along_sequence_in_f64<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &S
     along_sequence::<T, T>(cpu, call, sizes);
 }
 
-/// First g of all positions, then the rest along the sequence.
 fn by_heads<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &HeadNorm) {
-    let parallel = call.uses_threads();
-    let mut memory = Memory::new(sizes);
-    let (g, read) = memory.views();
+    // In rows of few channels, most of a pair would be empty.
+    if sizes.dim < rows::MAX_PAIR as i64 || !rows::are_rows(sizes, &strides(call)) {
+        by_heads_along_sequence::<T>(cpu, call, sizes, norm);
+    } else if sizes.width == 4 {
+        by_heads_along_channels::<T, 4>(cpu, call, sizes, norm);
+    } else {
+        by_heads_along_channels::<T, { rows::MAX_WIDTH }>(cpu, call, sizes, norm);
+    }
+}
+
+fn by_heads_along_channels<T: Number, const WIDTH: usize>(
+    cpu: Cpu,
+    call: &mut Backward<'_>,
+    sizes: &Sizes,
+    norm: &HeadNorm,
+) {
+    let partition = rows::partition(sizes, MAX_CHUNKS);
+    with_gradients_of_heads::<T>(
+        cpu,
+        call,
+        sizes,
+        norm,
+        (partition, true),
+        |partition, problem, parallel| {
+            let (weights, slope) = (rows::Weights::new(), PhantomData);
+            let kernel = AlongChannels::<T, T, WIDTH, false> { partition, problem, weights, slope };
+            kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
+        },
+    );
+}
+
+fn by_heads_along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &HeadNorm) {
     let partition = Partition::along_sequence(sizes, false, MAX_CHUNKS);
+    with_gradients_of_heads::<T>(
+        cpu,
+        call,
+        sizes,
+        norm,
+        (partition, false),
+        |partition, problem, parallel| {
+            let kernel = AlongSequence::<T, T> { partition, problem, slope: PhantomData };
+            kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
+        },
+    );
+}
+
+/// First g of all positions, then the `rest`, of the tasks of a partition, whose g is in rows or is not.
+fn with_gradients_of_heads<T: Number>(
+    cpu: Cpu,
+    call: &mut Backward<'_>,
+    sizes: &Sizes,
+    norm: &HeadNorm,
+    (partition, rows): (Partition, bool),
+    rest: impl FnOnce(Partition, Problem<T>, bool),
+) {
+    let parallel = call.uses_threads();
+    let mut memory = Memory::new(sizes, rows);
+    let (g, read) = memory.views();
     let mut sums = Sums::new(sizes, partition.chunks);
     let mut problem = Problem::<T>::new(call, sizes, sums.target());
     let heads = Heads::new(norm);
     let first =
-        ByHeads { partition: heads.partition(sizes), silu: problem.silu, problem: &problem, heads, g };
+        ByHeads { partition: heads.partition(sizes), silu: problem.silu, problem: &problem, heads, g, rows };
     first.partition.for_each_task(parallel, |task| T::run(cpu, &first, task));
     (problem.g, problem.silu) = (Some(read), false);
-    let kernel = AlongSequence::<T, T> { partition, problem, slope: PhantomData };
-    kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
+    rest(partition, problem, parallel);
     write_sums(&sums, call);
 }
 

@@ -222,23 +222,17 @@ pub(super) fn whole_steps(count: usize) -> usize {
 /// Channels and positions that change places together: a line of memory each.
 const SQUARE: usize = 16;
 
-/// Rounds the first `count` positions of a tile into memory where the channels of a position are neighbours, a square at a time.
-///
-/// # Safety
-/// At `target` of a position is room for every channel of the tile, which nobody else uses meanwhile.
+/// Hands out the first `count` positions of a tile, some neighbouring channels of a position at a time: `put` is given the position, the
+/// first channel, and the numbers. It goes through squares, so that neither side is read or written a number at a time, far apart.
 #[inline(always)]
-pub(super) unsafe fn transpose_out<S, T>(
-    simd: S,
-    values: &[S::Scalar],
+pub(super) fn transpose_out<A: Accumulator>(
+    values: &[A],
     tile: usize,
     count: usize,
-    target: impl Fn(usize) -> *mut T,
-) where
-    S: Simd,
-    T: Lanes<S> + Number<Accumulator = S::Scalar>,
-{
+    put: impl Fn(usize, usize, &[A]),
+) {
     let channels = values.len() / tile;
-    let mut square = [[S::Scalar::ZERO; SQUARE]; SQUARE];
+    let mut square = [[A::ZERO; SQUARE]; SQUARE];
     for from in (0..count).step_by(SQUARE) {
         let across = SQUARE.min(count - from);
         for first in (0..channels).step_by(SQUARE) {
@@ -249,14 +243,13 @@ pub(super) unsafe fn transpose_out<S, T>(
                 }
             }
             for (position, line) in square[..across].iter().enumerate() {
-                // SAFETY: the caller's promise.
-                unsafe { tile::narrow(simd, &line[..down], target(from + position).add(first)) };
+                put(from + position, first, &line[..down]);
             }
         }
     }
 }
 
-/// The same of what is read: widens `count` positions into lines of `pitch` numbers, one for each channel, from place `at` of each on.
+/// The other way: widens `count` positions, whose channels are neighbours in memory, into lines of `pitch` numbers, one for each channel, from place `at` of each on.
 ///
 /// # Safety
 /// At `source` of a position are `lines.len() / pitch` elements.

@@ -289,8 +289,18 @@ where
         let null = [std::ptr::null(); ROWS];
         let count = (to - from) as usize;
         let dx = ([std::ptr::null_mut(); BLOCK], false);
-        let mut rows =
-            BlockRows { x: null, dy: null, added: null, b: null, c: null, count, dx, db: None, dc: None };
+        let mut rows = BlockRows {
+            x: null,
+            dy: null,
+            g: None,
+            added: null,
+            b: null,
+            c: null,
+            count,
+            dx,
+            db: None,
+            dc: None,
+        };
         for (row, position) in rows.x.iter_mut().zip(from - self.before()..to) {
             *row = buffers.history.row(&problem.history.x, &problem.sequences, piece, channel, position);
         }
@@ -298,6 +308,13 @@ where
             if position < piece.to || piece.includes(&problem.sequences, position) {
                 *row = problem.dy.at([piece.batch, channel, position]);
             }
+        }
+        if let Some(g) = problem.g.filter(|_| !GATED) {
+            let mut of_positions = [std::ptr::null(); ROWS];
+            for (row, position) in of_positions.iter_mut().zip(from..to) {
+                *row = g.at([piece.batch, channel, position]);
+            }
+            rows.g = Some(of_positions);
         }
         if let Some(buffers) = buffers.gates.as_ref().filter(|_| GATED) {
             if let Some(gate) = &problem.history.gate {

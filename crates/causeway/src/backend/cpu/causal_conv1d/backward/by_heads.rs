@@ -1,14 +1,16 @@
-//! What a norm makes of dy: g, the gradient of what the activation is applied to, for all positions. The traversal along the sequence
-//! then takes it for dy; see [`super::super::heads`].
+//! What a norm makes of dy: g, the gradient of what the activation is applied to, for all positions. The traversal along the sequence,
+//! or along the channels, then takes it for dy; see [`super::super::heads`].
 
-use super::super::heads::{Channels, Heads, activate, slope, whole_steps};
+use super::super::heads::{Channels, Heads, activate, slope, transpose_in, transpose_out, whole_steps};
 use super::super::partition::Partition;
+use super::super::rows::MAX_PAIR;
 use super::super::sequences::Piece;
 use super::super::tensors::{Source, Target};
 use super::super::tile;
 use super::Problem;
-use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Accumulator, Kernel, Lanes, Number, Simd};
 use crate::causal_conv1d::Sizes;
+use crate::memory::prefer_large_pages;
 
 /// A head of some segments per task.
 pub(super) struct ByHeads<'a, T: Number> {
@@ -16,24 +18,33 @@ pub(super) struct ByHeads<'a, T: Number> {
     pub problem: &'a Problem<T>,
     pub heads: Heads<T::Accumulator>,
     pub silu: bool,
-    /// `(batch, dim, seqlen)`, row-major.
+    /// See [`Memory`].
     pub g: Target<T::Accumulator, 3>,
+    pub rows: bool,
 }
 
-/// Memory for g of all positions.
-pub(super) struct Memory<A>(Box<[std::mem::MaybeUninit<A>]>, [isize; 3]);
+/// Memory for g of all positions, of shape `(batch, dim, seqlen)`.
+pub(super) struct Memory<A> {
+    values: Vec<A>,
+    strides: [isize; 3],
+}
 
-impl<A> Memory<A> {
-    pub fn new(sizes: &Sizes) -> Self {
+impl<A: Accumulator> Memory<A> {
+    /// Row-major; for `rows`, whole pairs of channels are neighbours, in the order of the lanes of pairs.
+    pub fn new(sizes: &Sizes, rows: bool) -> Self {
         let [batch, dim, seqlen] = [sizes.batch, sizes.dim, sizes.seqlen].map(|size| size as usize);
-        let strides = [dim * seqlen, seqlen, 1].map(|stride| stride as isize);
-        Memory(Box::new_uninit_slice(batch * dim * seqlen), strides)
+        let dim = if rows { dim.next_multiple_of(MAX_PAIR) } else { dim };
+        // Zeros come from the system as they are touched; channels that fill the last pair keep theirs.
+        let values = vec![A::ZERO; batch * dim * seqlen];
+        prefer_large_pages(values.as_ptr().cast(), size_of_val(values.as_slice()));
+        let strides = if rows { [dim * seqlen, 1, dim] } else { [dim * seqlen, seqlen, 1] };
+        Memory { values, strides: strides.map(|stride| stride as isize) }
     }
 
     /// Where g is written, and where it is read; valid as long as `self` is.
     pub fn views(&mut self) -> (Target<A, 3>, Source<A, 3>) {
-        let pointer = self.0.as_mut_ptr().cast::<A>();
-        (Target::of(pointer, self.1), Source::of(pointer, self.1))
+        let pointer = self.values.as_mut_ptr();
+        (Target::of(pointer, self.strides), Source::of(pointer, self.strides))
     }
 }
 
@@ -104,14 +115,22 @@ impl<T: Number> ByHeads<'_, T> {
         squares.fill(T::Accumulator::ZERO);
         projections.fill(T::Accumulator::ZERO);
         channels.load(simd, piece, first, &(from..to));
+        let has_neighbours = problem.dy.strides[1] == 1;
+        if has_neighbours {
+            let source = |position: usize| problem.dy.at([piece.batch, first, from + position as i64]);
+            // SAFETY: dy has the shape of x, and a position the head's channels side by side.
+            unsafe { transpose_in(simd, dy, (heads.tile, 0), count, source) };
+        }
         let lines = || (first..).take(heads.head_dim).zip((0..).step_by(heads.tile));
         for (channel, at) in lines() {
             let (pre, u, dy) = (&mut pre[at..][..whole], &mut u[at..][..whole], &mut dy[at..][..count]);
             channels.convolve(simd, piece, (first, (channel - first) as usize), from..to, pre);
             activate::<S, T>(simd, self.silu, pre, u, squares);
-            let source = problem.dy.at([piece.batch, channel, from]);
-            // SAFETY: these are positions of the row; dy has the shape of x.
-            unsafe { tile::gather(simd, source, problem.dy.strides[2], dy) };
+            if !has_neighbours {
+                let source = problem.dy.at([piece.batch, channel, from]);
+                // SAFETY: these are positions of the row; dy has the shape of x.
+                unsafe { tile::gather(simd, source, problem.dy.strides[2], dy) };
+            }
             for ((projection, dy), u) in projections.iter_mut().zip(&*dy).zip(&*u) {
                 *projection += *dy * *u;
             }
@@ -129,9 +148,20 @@ impl<T: Number> ByHeads<'_, T> {
                 // Sums of 32 bits would show what rounding to 16 bits hides.
                 slope::<S, T::Accumulator>(simd, pre, g);
             }
-            let target = self.g.at([piece.batch, channel, from]);
-            // SAFETY: these are positions of a channel, which no other task writes to, in memory of its own.
-            unsafe { target.copy_from_nonoverlapping(g.as_ptr(), count) };
+            if !self.rows {
+                let target = self.g.at([piece.batch, channel, from]);
+                // SAFETY: these are positions of a channel, which no other task writes to, in memory of its own.
+                unsafe { target.copy_from_nonoverlapping(g.as_ptr(), count) };
+            }
+        }
+        if self.rows {
+            transpose_out(dy, heads.tile, count, |position, channel, values| {
+                let target = self.g.at([piece.batch, 0, from + position as i64]);
+                for (channel, &value) in (first as usize + channel..).zip(values) {
+                    // SAFETY: a position has a place for every channel of whole pairs, and this one's is this task's.
+                    unsafe { *target.add(T::lane(channel)) = value };
+                }
+            });
         }
     }
 }

@@ -7,6 +7,8 @@
 //! pass 4    g             → dx
 //! ```
 //!
+//! With norms, pass 2 reads g, which has been computed before.
+//!
 //! With gates, x is B ⊙ x up to pass 3, and dy is C ⊙ dy in pass 2, which leaves dC. Pass 4 has B and x once more, for dx and dB.
 //!
 //! What a pass leaves for the next one stays in the L1 cache. In one pass there would be more values in flight
@@ -31,11 +33,13 @@ pub(super) type Sums<A> = [[A; GROUP]; MAX_WIDTH + 1];
 pub(super) type Waiting<A> = [[A; GROUP]; MAX_WIDTH - 1];
 
 /// The rows that a block reads and writes.
-pub(super) struct BlockRows<T> {
+pub(super) struct BlockRows<T: Number> {
     /// History first.
     pub x: Rows<T>,
     /// Null where g is zero.
     pub dy: Rows<T>,
+    /// g, where it has been computed before: whole pairs of the task's channels, in the order of their lanes.
+    pub g: Option<Rows<T::Accumulator>>,
     /// What is added to dx, if anything.
     pub added: Rows<T>,
     /// The gates of x and of dy, where they are.
@@ -284,6 +288,11 @@ where
                 for row in 0..N / 2 {
                     let dy = rows.dy[first + row];
                     if PLAIN || !dy.is_null() {
+                        if let Some(given) = rows.g.filter(|_| !GATED) {
+                            let given = given[first + row].add(column.channel);
+                            [g[2 * row], g[2 * row + 1]] = load_lanes(simd, given);
+                            continue;
+                        }
                         let dy = dy.wrapping_add(column.offset);
                         prefetch_pair(simd, dy.wrapping_offset(ahead));
                         [g[2 * row], g[2 * row + 1]] = T::load_pair(simd, dy);

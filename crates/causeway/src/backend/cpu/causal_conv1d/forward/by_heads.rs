@@ -90,9 +90,11 @@ impl<T: Number> ByHeads<T> {
             }
         }
         if problem.y.strides[1] == 1 {
-            let target = |position: usize| problem.y.at([piece.batch, first, from + position as i64]);
-            // SAFETY: a position has the head's channels side by side, which no other task writes to.
-            unsafe { transpose_out(simd, u, heads.tile, count, target) };
+            transpose_out(u, heads.tile, count, |position, channel, values| {
+                let target = problem.y.at([piece.batch, first + channel as i64, from + position as i64]);
+                // SAFETY: a position has the head's channels side by side, which no other task writes to.
+                unsafe { tile::narrow(simd, values, target) };
+            });
             return;
         }
         for (channel, u) in rows().zip(u.chunks_exact(heads.tile)) {
