@@ -33,7 +33,9 @@ fn typed<T: Number>(cpu: Cpu, call: &mut Update<'_>, sizes: &UpdateSizes) {
     if call.y.meta().is_empty() {
         return;
     }
-    let channels = call.norm.map_or(BLOCK as i64, |norm| norm.head_dim);
+    let of_block = sizes.seqlen.saturating_mul(sizes.batch).saturating_mul(BLOCK as i64);
+    let blocks = (TASK_ELEMENTS / of_block).max(1);
+    let channels = call.norm.map_or(blocks * BLOCK as i64, |norm| norm.head_dim);
     let parts = (sizes.dim - 1) / channels + 1;
     let entries = (TASK_ELEMENTS / sizes.seqlen.saturating_mul(channels)).clamp(1, sizes.batch);
     let chunks = (sizes.batch - 1) / entries + 1;
@@ -58,7 +60,7 @@ fn typed<T: Number>(cpu: Cpu, call: &mut Update<'_>, sizes: &UpdateSizes) {
     for_each((parts * chunks) as usize, call.uses_threads(), |task| T::run(cpu, &kernel, task));
 }
 
-/// A block of channels, or a head, of some batch entries per task.
+/// Some blocks of channels, or a head, of some batch entries per task.
 struct AlongChannels<T: Number> {
     sizes: UpdateSizes,
     /// Channels of a task, and parts of dim that have as many.
@@ -85,7 +87,8 @@ struct AlongChannels<T: Number> {
 
 /// What a task works in.
 struct Buffers<T: Number> {
-    /// A row per tap.
+    /// A row per tap, as the tensor has them, and widened.
+    taps: Vec<Row<T>>,
     weight: Vec<Row<T::Accumulator>>,
     bias: Row<T::Accumulator>,
     /// A state, if it is kept.
@@ -122,6 +125,7 @@ impl<T: Number> Kernel for AlongChannels<T> {
         let zero = T::Accumulator::ZERO;
         let room = if self.heads.is_some() { self.entries * seqlen * self.channels } else { 0 };
         let mut buffers = Buffers {
+            taps: vec![Row([T::ZERO; BLOCK]); width as usize],
             weight: vec![Row([zero; BLOCK]); width as usize],
             bias: Row([zero; BLOCK]),
             state: [Row([T::ZERO; BLOCK]); MOST_COLUMNS],
@@ -152,7 +156,7 @@ impl<T: Number> AlongChannels<T> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        self.load_weight(simd, channels.clone(), &mut buffers.weight);
+        self.load_weight(simd, channels.clone(), &mut buffers.taps, &mut buffers.weight);
         if let Some(bias) = self.bias {
             // SAFETY: the channels lie in the bias.
             unsafe { bias.read_channels(channels.clone(), 0, |i, value| buffers.bias[i] = value) };
@@ -311,8 +315,13 @@ impl<T: Number> AlongChannels<T> {
     }
 
     #[inline(always)]
-    fn load_weight<S>(&self, simd: S, channels: Range<i64>, weight: &mut [Row<T::Accumulator>])
-    where
+    fn load_weight<S>(
+        &self,
+        simd: S,
+        channels: Range<i64>,
+        rows: &mut [Row<T>],
+        weight: &mut [Row<T::Accumulator>],
+    ) where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
@@ -323,10 +332,9 @@ impl<T: Number> AlongChannels<T> {
             }
             return;
         };
-        let mut rows = vec![Row([T::ZERO; BLOCK]); weight.len()];
         // SAFETY: as above; and rows are whole vectors.
         unsafe {
-            columns::read(source.at([channels.start, 0]), source.strides, channels.count(), &mut rows);
+            columns::read(source.at([channels.start, 0]), source.strides, channels.count(), rows);
             for (row, weight) in rows.iter().zip(weight) {
                 tile::gather(simd, row.as_ptr(), 1, &mut **weight);
             }
