@@ -12,7 +12,7 @@
 
 use super::rows::{MAX_PAIR, load_lanes, store_lanes};
 use super::tile::Finish;
-use crate::backend::cpu::simd::{LINE, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
 
 /// Widths up to this one. Bodies are compiled for width 4, which most models have, and for this one, which passes
 /// over the taps that a smaller width lacks.
@@ -66,6 +66,10 @@ pub(super) fn whole_pairs<S: Simd>(_: S, width: usize, count: usize) -> usize {
 /// A pair whose last elements are `history`.
 #[inline(always)]
 pub(super) fn load_history<S: Simd, T: Lanes<S>>(simd: S, history: &[S::Scalar]) -> [S::Vector; 2] {
+    // As at the start of most rows. Vectors that are read where numbers have just been written wait for them to leave the processor.
+    if history.iter().all(|value| value.to_f64().to_bits() == 0) {
+        return [simd.splat(S::Scalar::ZERO); 2];
+    }
     let mut lanes = [S::Scalar::ZERO; MAX_PAIR];
     for (element, &value) in (2 * S::LANES - history.len()..).zip(history) {
         lanes[T::lane(element)] = value;
@@ -264,11 +268,11 @@ where
             let mut sums = self.taps.sums::<N>(simd, &mut before, at);
             let last = at + (groups - 1) * N * S::LANES;
             while at <= last {
-                // After the last one itself again, for nothing.
-                let next = self.taps.sums::<N>(simd, &mut before, last.min(at + N * S::LANES));
-                let next = simd.in_step(next);
-                self.finish(simd, sums, at);
-                sums = next;
+                let now = sums;
+                if at < last {
+                    sums = simd.in_step(self.taps.sums::<N>(simd, &mut before, at + N * S::LANES));
+                }
+                self.finish(simd, now, at);
                 at += N * S::LANES;
             }
         }

@@ -26,6 +26,8 @@ struct Buffers<A> {
     x: Vec<A>,
     /// A tile.
     y: Vec<A>,
+    /// Whether positions are neighbours in memory, and nothing is multiplied.
+    neighbours: bool,
 }
 
 impl<T: Number> Kernel for AlongSequence<T> {
@@ -40,11 +42,15 @@ impl<T: Number> Kernel for AlongSequence<T> {
         let (problem, zero) = (&self.problem, T::Accumulator::ZERO);
         let (channels, chunk) = self.partition.task(task);
         let width = problem.width;
+        let residual_stride = problem.residual.as_ref().map_or(1, |residual| residual.strides[2]);
+        let strides = [problem.history.x.strides[2], problem.y.strides[2], residual_stride];
+        let gated = problem.history.gate.is_some() || problem.gate.is_some();
         let mut buffers = Buffers {
             weight: vec![zero; self.partition.group() * width],
             bias: vec![zero; self.partition.group()],
             x: vec![zero; problem.width - 1 + TILE],
             y: vec![zero; TILE],
+            neighbours: strides == [1; 3] && !gated,
         };
         let mut pieces = Vec::new();
         // SAFETY: the channels and taps lie in weight and bias.
@@ -84,10 +90,7 @@ impl<T: Number> AlongSequence<T> {
         let problem = &self.problem;
         let before = problem.width - 1;
         problem.history.values(&problem.sequences, piece, channel, &mut buffers.x[..before]);
-        let residual_stride = problem.residual.as_ref().map_or(1, |residual| residual.strides[2]);
-        let strides = [problem.history.x.strides[2], problem.y.strides[2], residual_stride];
-        let gated = problem.history.gate.is_some() || problem.gate.is_some();
-        let neighbours = strides == [1; 3] && !gated && !piece.is_padding();
+        let neighbours = buffers.neighbours && !piece.is_padding();
         let mut from = piece.from;
         while from < piece.to {
             let target = problem.y.at([piece.batch, channel, from]);
