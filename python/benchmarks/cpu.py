@@ -4,7 +4,8 @@
 
 Every call allocates its results, on both sides. A figure is the median time of a call, over rounds of all calls in turn. The copy is
 one of x into fresh memory, which is prepared as that of results is. PyTorch's convolution is `F.silu(F.conv1d(...))`, its step of
-decoding `torch.cat`, a product and a sum, with the state copied back.
+decoding `torch.cat`, a product and a sum, with the state copied back, and its products are `torch.mm`; "both" of a product are its two
+gradients.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from causeway import _native
 SHAPES = (8, 2048, 1024), (2, 1536, 512), (1, 2048, 64), (1, 2048, 16), (1, 64, 64), (8, 2048, 1), (1, 2048, 1)
 # batch, dim
 STEPS = (1, 2048), (8, 2048), (64, 2048), (8, 5376)
+# rows, columns, reduction
+PRODUCTS = (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (1000, 777, 333), (64, 4096, 4096), (8, 4096, 4096), (1, 4096, 4096)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Seconds that a call is repeated for in a round, and rounds.
 TURN, ROUNDS = 0.02, 5
@@ -105,6 +108,19 @@ def decoding(batch, dim, dtype):
         )
 
 
+def product(rows, columns, reduction, dtype):
+    """Milliseconds of a product, and of both of its gradients."""
+    a, b, grad = (torch.randn(shape).to(dtype) for shape in ((rows, reduction), (reduction, columns), (rows, columns)))
+    return milliseconds(
+        {
+            "forward": lambda: causeway.gemm(a, b),
+            "torch_forward": lambda: torch.mm(a, b),
+            "both": lambda: causeway.gemm_grad_ab(grad, a, b),
+            "torch_both": lambda: (torch.mm(grad, b.t()), torch.mm(a.t(), grad)),
+        }
+    )
+
+
 def line(path, start):
     """What a file of the system says behind the start of a line."""
     try:
@@ -156,6 +172,12 @@ def main():
         for dtype in DTYPES:
             name = "update-{}x{}-{}".format(*step, dtype)
             rows[name] = decoding(*step, DTYPES[dtype])
+            print(row_of(name, rows[name]), flush=True)
+    for sizes in () if shapes else PRODUCTS:
+        # PyTorch's product in f16 is a hundred times slower: one row shows it.
+        for dtype in ("bfloat16", "float16") if sizes == PRODUCTS[0] else ("bfloat16",):
+            name = "product-{}x{}x{}-{}".format(*sizes, dtype)
+            rows[name] = product(*sizes, DTYPES[dtype])
             print(row_of(name, rows[name]), flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:
