@@ -108,9 +108,10 @@ def decoding(batch, dim, dtype):
         )
 
 
-def product(rows, columns, reduction, dtype):
-    """Milliseconds of a product, and of both of its gradients."""
+def product(rows, columns, reduction, dtype, linear):
+    """Milliseconds of a product, and of both of its gradients. `linear`: the right operand is the weight of a linear layer, transposed."""
     a, b, grad = (torch.randn(shape).to(dtype) for shape in ((rows, reduction), (reduction, columns), (rows, columns)))
+    b = b.t().contiguous().t() if linear else b
     return milliseconds(
         {
             "forward": lambda: causeway.gemm(a, b),
@@ -176,9 +177,10 @@ def main():
     for sizes in () if shapes else PRODUCTS:
         # PyTorch's product in f16 is a hundred times slower: one row shows it.
         for dtype in ("bfloat16", "float16") if sizes == PRODUCTS[0] else ("bfloat16",):
-            name = "product-{}x{}x{}-{}".format(*sizes, dtype)
-            rows[name] = product(*sizes, DTYPES[dtype])
-            print(row_of(name, rows[name]), flush=True)
+            for kind in ("product", "linear"):
+                name = "{}-{}x{}x{}-{}".format(kind, *sizes, dtype)
+                rows[name] = product(*sizes, DTYPES[dtype], kind == "linear")
+                print(row_of(name, rows[name]), flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(about | {"ms": rows}, file, indent=1)

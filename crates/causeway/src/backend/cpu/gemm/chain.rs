@@ -10,6 +10,7 @@
 //! A step reads ROWS + VECTORS values and makes ROWS · VECTORS vector operations. No sum ever meets another
 //! one, so the bits depend neither on the number of lanes nor on the tile.
 
+use super::half::Half;
 use super::vector::{TILE_VECTORS, Vector};
 
 /// Adds `depth` products to each of `rows × vectors` vectors of sums.
@@ -27,6 +28,7 @@ pub unsafe fn add_products<V: Vector>(
     sums: *mut f32,
     stride: usize,
 ) {
+    let right = &Packed(right);
     macro_rules! sizes {
         ($($rows:literal)*) => {
             // SAFETY: the caller's promise; each call has the sizes that the caller gave.
@@ -45,13 +47,106 @@ pub unsafe fn add_products<V: Vector>(
     sizes!(1 2 3 4 5 6 7 8)
 }
 
+/// As [`add_products`], of `vectors` vectors of columns that are read where they are: no more than a register tile of rows would make
+/// use of what packing them costs. The first of `depth` terms is at `right`, and the next one `pitch` elements further.
+///
+/// # Safety
+/// * `left` holds `depth` groups of `V::TILE_ROWS` values; every term of `right` has `vectors` vectors side by side.
+/// * `sums` holds `rows` rows of `vectors` vectors, `stride` values apart, for this call alone.
+/// * `1 <= rows <= V::TILE_ROWS`; the processor has V's level.
+#[inline(always)]
+pub unsafe fn add_products_in_place<V: Vector, T: Half>(
+    (rows, vectors): (usize, usize),
+    depth: usize,
+    left: *const f32,
+    (right, pitch): (*const T, isize),
+    sums: *mut f32,
+    stride: usize,
+) {
+    // As many vectors of columns as the registers hold sums for; then one at a time.
+    macro_rules! sizes {
+        ($($rows:literal: $few:literal or $many:literal)*) => {
+            match rows {
+                $($rows => {
+                    let many = V::TILE_ROWS == MOST_ROWS;
+                    let wide = if many { $many } else { $few };
+                    let mut at = 0;
+                    while at < vectors {
+                        let first = right.wrapping_add(at * V::LANES);
+                        let right = InPlace { first, pitch };
+                        // SAFETY: the caller's promise, of vectors from `at` on.
+                        unsafe {
+                            let sums = sums.add(at * V::LANES);
+                            if at + wide > vectors {
+                                tile::<V, $rows, 1>(depth, left, &right, sums, stride);
+                                at += 1;
+                            } else if many {
+                                tile::<V, $rows, $many>(depth, left, &right, sums, stride);
+                                at += wide;
+                            } else {
+                                tile::<V, $rows, $few>(depth, left, &right, sums, stride);
+                                at += wide;
+                            }
+                        }
+                    }
+                })*
+                _ => unreachable!("no tile has {rows} rows"),
+            }
+        };
+    }
+    sizes!(1: 12 or 24 2: 6 or 12 3: 4 or 8 4: 3 or 6 5: 1 or 4 6: 1 or 4 7: 1 or 3 8: 1 or 3)
+}
+
+/// Terms from a load in place to what is asked for meanwhile.
+const AHEAD: isize = 8;
+
+/// Rows of the largest register tile.
+const MOST_ROWS: usize = 8;
+
+/// The right operand of a tile.
+trait Right<V> {
+    /// A vector of its columns, of a term.
+    ///
+    /// # Safety
+    /// It is there; the processor has V's level.
+    unsafe fn load(&self, term: usize, vector: usize) -> V;
+}
+
+/// Groups of [`TILE_VECTORS`] vectors.
+struct Packed(*const f32);
+
+impl<V: Vector> Right<V> for Packed {
+    #[inline(always)]
+    unsafe fn load(&self, term: usize, vector: usize) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(self.0.add((term * TILE_VECTORS + vector) * V::LANES)) }
+    }
+}
+
+/// Elements in memory, `pitch` from term to term.
+struct InPlace<T> {
+    first: *const T,
+    pitch: isize,
+}
+
+impl<V: Vector, T: Half> Right<V> for InPlace<T> {
+    #[inline(always)]
+    unsafe fn load(&self, term: usize, vector: usize) -> V {
+        let at = self.first.wrapping_offset(term as isize * self.pitch).wrapping_add(vector * V::LANES);
+        // A row of the operand is often a page or more: no prefetcher follows.
+        V::prefetch(at.wrapping_offset(AHEAD * self.pitch).cast());
+        // SAFETY: the caller's promise.
+        unsafe { T::load::<V>(at) }
+    }
+}
+
 /// # Safety
 /// As [`add_products`].
 #[inline(always)]
 unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(
     depth: usize,
     left: *const f32,
-    right: *const f32,
+    right: &impl Right<V>,
     sums: *mut f32,
     stride: usize,
 ) {
@@ -65,10 +160,9 @@ unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(
         }
         for d in 0..depth {
             let left = left.add(d * V::TILE_ROWS);
-            let right = right.add(d * TILE_VECTORS * V::LANES);
             let mut columns = [V::splat(0.0); VECTORS];
             for (vector, column) in columns.iter_mut().enumerate() {
-                *column = V::load(right.add(vector * V::LANES));
+                *column = right.load(d, vector);
             }
             for (row, tile) in tile.iter_mut().enumerate() {
                 let factor = V::splat(*left.add(row));

@@ -81,6 +81,10 @@ unsafe fn compute<V: Vector, T: Half>(
     let panel_columns = TILE_VECTORS * V::LANES;
     // Panels are whole, so rows of the sums are too.
     let (height, stride) = (rows.next_multiple_of(V::TILE_ROWS), columns.next_multiple_of(panel_columns));
+    // Columns that are read where they are.
+    let is_used_once = rows <= V::TILE_ROWS && right.row_stride == 1;
+    let in_place = if is_used_once { columns / V::LANES } else { 0 };
+    let packed_columns = tile.columns.start + in_place * V::LANES..tile.columns.end;
     let deepest = DEPTH.min(reduction);
     let mut scratch = Scratch::take();
     let [sums, left_block, right_block] =
@@ -90,16 +94,28 @@ unsafe fn compute<V: Vector, T: Half>(
         let block = start..reduction.min(start + DEPTH);
         let depth = block.len();
         let packed_left = &mut left_block[..height * depth];
-        let packed_right = &mut right_block[..stride * depth];
-        // SAFETY: tile and block lie inside the operands, and the slices hold whole panels.
+        let packed_right = &mut right_block[..packed_columns.len().next_multiple_of(panel_columns) * depth];
+        // SAFETY: tile and block lie inside the operands, and the slices hold whole panels; columns that are neighbours are vectors.
         unsafe {
             pack::pack::<V, T>(left, tile.rows.clone(), block.clone(), V::TILE_ROWS, packed_left);
-            pack::pack::<V, T>(right, tile.columns.clone(), block, panel_columns, packed_right);
+            pack::pack::<V, T>(right, packed_columns.clone(), block.clone(), panel_columns, packed_right);
+            if in_place > 0 {
+                let first = right.at(tile.columns.start, block.start);
+                chain::add_products_in_place::<V, T>(
+                    (rows, in_place),
+                    depth,
+                    packed_left.as_ptr(),
+                    (first, right.column_stride),
+                    sums.as_mut_ptr(),
+                    stride,
+                );
+            }
         }
         for (panel, row) in packed_left.chunks_exact(depth * V::TILE_ROWS).zip((0..).step_by(V::TILE_ROWS)) {
             let panel_rows = V::TILE_ROWS.min(rows - row);
-            for (right, column) in
-                packed_right.chunks_exact(depth * panel_columns).zip((0..).step_by(panel_columns))
+            for (right, column) in packed_right
+                .chunks_exact(depth * panel_columns)
+                .zip((in_place * V::LANES..).step_by(panel_columns))
             {
                 let vectors = TILE_VECTORS.min((columns - column).div_ceil(V::LANES));
                 let sums = sums[row * stride + column..].as_mut_ptr();

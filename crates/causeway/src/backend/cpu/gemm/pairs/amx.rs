@@ -92,7 +92,15 @@ impl Adder for Amx {
         Amx { thread: PhantomData }
     }
 
-    fn add_products(&self, first: bool, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize) {
+    fn add_products(
+        &self,
+        first: bool,
+        _: usize,
+        left: &[u32],
+        right: &[u32],
+        sums: &mut [u32],
+        stride: usize,
+    ) {
         const PANEL_STEP: usize = TILE * STEP / 2;
         assert!(left.len() == right.len() && left.len().is_multiple_of(PANEL_STEP) && !left.is_empty());
         assert!(stride >= TILE && sums.len() >= (TILE - 1) * stride + TILE);

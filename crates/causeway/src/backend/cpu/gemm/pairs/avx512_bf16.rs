@@ -33,11 +33,19 @@ impl Adder for Avx512Bf16 {
         Avx512Bf16(())
     }
 
-    fn add_products(&self, first: bool, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize) {
+    fn add_products(
+        &self,
+        first: bool,
+        rows: usize,
+        left: &[u32],
+        right: &[u32],
+        sums: &mut [u32],
+        stride: usize,
+    ) {
         const PANEL_STEP: usize = TILE * STEP / 2;
         assert!(left.len() == right.len() && left.len().is_multiple_of(PANEL_STEP) && !left.is_empty());
         assert!(stride >= TILE && sums.len() >= (TILE - 1) * stride + TILE);
-        for row in (0..TILE).step_by(ROWS) {
+        for row in (0..rows.min(TILE)).step_by(ROWS) {
             // SAFETY: `self` shows that the processor has the instruction; the lengths were just asserted.
             unsafe { add_rows(first, row, left, right, &mut sums[row * stride..], stride) };
         }
@@ -106,7 +114,7 @@ unsafe fn load(from: *const u32) -> __m512bh {
 /// The same bits, as pairs of bf16.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn pairs(bits: __m512i) -> __m512bh {
+pub fn pairs(bits: __m512i) -> __m512bh {
     // SAFETY: both types are 64 bytes without padding, and any bits are values of either.
     unsafe { std::mem::transmute(bits) }
 }

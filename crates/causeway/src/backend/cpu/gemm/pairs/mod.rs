@@ -12,6 +12,7 @@
 
 mod amx;
 mod avx512_bf16;
+mod few_rows;
 mod pack;
 mod transpose;
 
@@ -53,25 +54,43 @@ trait Adder: Sized {
     /// The processor has the instructions.
     unsafe fn new() -> Self;
 
-    /// Adds the products of two panels to 32 × 32 sums in f32, whose rows are `stride` apart; with `first`, to zero.
+    /// Adds the products of two panels to 32 × 32 sums in f32, whose rows are `stride` apart; with `first`, to zero. Only the first
+    /// `rows` are asked for.
     ///
     /// # Panics
     /// If the panels are not of whole steps and equal lengths, or the sums do not hold the tile.
-    fn add_products(&self, first: bool, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize);
+    fn add_products(
+        &self,
+        first: bool,
+        rows: usize,
+        left: &[u32],
+        right: &[u32],
+        sums: &mut [u32],
+        stride: usize,
+    );
 }
 
-/// What multiplies two matrices: [`multiply`] by one of the [`Adder`]s.
+/// What multiplies two matrices.
 type Multiply = unsafe fn(Cpu, &Matrix<bf16>, &Matrix<bf16>, &MatrixMut<bf16>);
 
 /// `output = left · right`; false, and nothing done, where this processor, or a product of this size, is better off without pairs.
 /// `right` is transposed: its rows are the output's columns.
 pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) -> bool {
-    if cpu.level() != Level::Avx512 || output.rows.min(output.columns) < SMALLEST {
+    if cpu.level() != Level::Avx512 {
         return false;
     }
-    let multiply: Multiply = if amx::is_available() {
+    let multiply: Multiply = if few_rows::suits(right, output) {
+        few_rows::multiply
+    } else if amx::is_available() {
+        if output.rows.min(output.columns) < SMALLEST {
+            return false;
+        }
         multiply_with::<Amx>
     } else if avx512_bf16::is_available() {
+        // The chain multiplies a few rows without packing, if columns are neighbours.
+        if output.columns < SMALLEST || output.rows <= SMALLEST && right.row_stride == 1 {
+            return false;
+        }
         multiply_with::<Avx512Bf16>
     } else {
         return false;
@@ -135,8 +154,9 @@ unsafe fn compute<A: Adder>(
         let adder = unsafe { A::new() };
         for (column, right) in right_block.chunks_exact(panel).enumerate() {
             for (row, left) in left_block.chunks_exact(panel).enumerate() {
+                let rows = TILE.min(tile.rows.len() - row * TILE);
                 let sums = &mut sums[row * TILE * stride + column * TILE..];
-                adder.add_products(start == 0, left, right, sums, stride);
+                adder.add_products(start == 0, rows, left, right, sums, stride);
             }
         }
     }

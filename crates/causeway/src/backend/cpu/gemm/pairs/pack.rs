@@ -31,6 +31,21 @@ impl Smallest {
     /// Of a panel of zeros.
     pub const NONE: Smallest = Smallest(u16::MAX);
 
+    /// With a number, given by its bits.
+    pub fn include(&mut self, bits: u16) {
+        self.0 = self.0.min((bits & 0x7fff).wrapping_sub(1));
+    }
+
+    /// With a vector of such magnitudes, less one each.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub fn take(&mut self, least: __m512i) {
+        let mut values = [0u16; 32];
+        // SAFETY: `values` holds 64 bytes.
+        unsafe { _mm512_storeu_si512(values.as_mut_ptr().cast(), least) };
+        self.0 = values.into_iter().fold(self.0, u16::min);
+    }
+
     /// Whether a product of two panels, or a sum of such products, can be subnormal in f32, or a factor is.
     pub fn may_underflow(self, other: Smallest) -> bool {
         if self == Self::NONE || other == Self::NONE {
@@ -73,10 +88,7 @@ pub unsafe fn pack<const RIGHT: bool>(
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), row) };
             }
         }
-        let mut values = [0u16; 32];
-        // SAFETY: `values` holds 64 bytes.
-        unsafe { _mm512_storeu_si512(values.as_mut_ptr().cast(), least) };
-        smallest.0 = values.into_iter().min().unwrap_or(u16::MAX);
+        smallest.take(least);
     }
 }
 

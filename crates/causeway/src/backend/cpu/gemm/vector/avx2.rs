@@ -33,6 +33,12 @@ impl Vector for Avx2 {
     const TILE_ROWS: usize = 4;
 
     #[inline(always)]
+    fn prefetch(address: *const u8) {
+        // SAFETY: every x86-64 processor has the instruction, which takes any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the trait's contract.
         Avx2(unsafe { _mm256_set1_ps(value) })

@@ -32,6 +32,12 @@ impl Vector for Avx512 {
     const TILE_ROWS: usize = 8;
 
     #[inline(always)]
+    fn prefetch(address: *const u8) {
+        // SAFETY: every x86-64 processor has the instruction, which takes any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the trait's contract.
         Avx512(unsafe { _mm512_set1_ps(value) })

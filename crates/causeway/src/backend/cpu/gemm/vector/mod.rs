@@ -33,6 +33,10 @@ pub trait Vector: Copy {
     /// Rows of a register tile; with [`TILE_VECTORS`] vectors each, what the registers hold.
     const TILE_ROWS: usize;
 
+    /// Asks for the line of an address, which may be any; nothing where the level has no instruction for it.
+    #[inline(always)]
+    fn prefetch(_address: *const u8) {}
+
     /// The same value in every lane.
     unsafe fn splat(value: f32) -> Self;
 
