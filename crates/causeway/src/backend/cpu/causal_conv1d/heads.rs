@@ -249,7 +249,8 @@ pub(super) fn transpose_out<A: Accumulator>(
     }
 }
 
-/// The other way: widens `count` positions, whose channels are neighbours in memory, into lines of `pitch` numbers, one for each channel, from place `at` of each on.
+/// The other way: widens `count` positions, whose channels are neighbours in memory, into lines of `pitch` numbers, one for each channel,
+/// from place `at` of each on.
 ///
 /// # Safety
 /// At `source` of a position are `lines.len() / pitch` elements.

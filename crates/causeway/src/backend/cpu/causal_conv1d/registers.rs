@@ -66,7 +66,7 @@ pub(super) fn whole_pairs<S: Simd>(_: S, width: usize, count: usize) -> usize {
 /// A pair whose last elements are `history`.
 #[inline(always)]
 pub(super) fn load_history<S: Simd, T: Lanes<S>>(simd: S, history: &[S::Scalar]) -> [S::Vector; 2] {
-    // As at the start of most rows. Vectors that are read where numbers have just been written wait for them to leave the processor.
+    // As at the start of most rows. A vector load from where scalars have just been stored is not forwarded: it waits for the stores.
     if history.iter().all(|value| value.to_f64().to_bits() == 0) {
         return [simd.splat(S::Scalar::ZERO); 2];
     }

@@ -84,8 +84,8 @@ impl Adder for Amx {
     const CUT: Cut = Cut { register: (TILE, TILE), largest: (512, 384), worth_a_thread: 1 << 21 };
 
     unsafe fn new() -> Self {
-        // SAFETY: the operand is a valid configuration, and nothing else in this process uses the registers
-        // between two calls.
+        // SAFETY: the operand is a valid configuration, and nothing else on this thread uses the registers before they are
+        // released.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly, preserves_flags));
         }
@@ -104,8 +104,9 @@ impl Adder for Amx {
         const PANEL_STEP: usize = TILE * STEP / 2;
         assert!(left.len() == right.len() && left.len().is_multiple_of(PANEL_STEP) && !left.is_empty());
         assert!(stride >= TILE && sums.len() >= (TILE - 1) * stride + TILE);
-        // SAFETY: `self` shows that the registers are configured. A step reads 2 KiB of each panel, of which
-        // there are `steps`; tile rows of 64 bytes lie within `sums` by the assertion above.
+        let upper = sums.as_mut_ptr();
+        // SAFETY: `self` shows that the registers are configured. A panel is `steps` steps of 2 KiB; tile rows of 64 bytes lie within
+        // `sums` by the assertion above.
         unsafe {
             asm!(
                 "test {first}, {first}",
@@ -138,8 +139,8 @@ impl Adder for Amx {
                 "tilestored [{lower} + {stride}], tmm2",
                 "tilestored [{lower} + {stride} + 64], tmm3",
                 first = in(reg) usize::from(first),
-                upper = in(reg) sums.as_mut_ptr(),
-                lower = in(reg) sums[TILE / 2 * stride..].as_mut_ptr(),
+                upper = in(reg) upper,
+                lower = in(reg) upper.wrapping_add(TILE / 2 * stride),
                 stride = in(reg) stride * size_of::<u32>(),
                 line = in(reg) 64usize,
                 left = inout(reg) left.as_ptr() => _,

@@ -10,8 +10,7 @@ use crate::backend::cpu::gemm::tiles::Cut;
 /// Lanes of a vector of sums.
 const LANES: usize = 16;
 
-/// Rows of sums that are in registers at a time, with all columns of the tile: 16 vectors, enough of them that each is ready again
-/// when its turn comes.
+/// Rows of sums that are in registers at a time, with all columns of the tile: 16 accumulators, enough to hide the instruction's latency.
 const ROWS: usize = 8;
 
 /// Whether the processor has the instruction.
@@ -55,7 +54,8 @@ impl Adder for Avx512Bf16 {
 /// Adds the products of rows `row` to `row + ROWS` of the left panel, whose sums begin at `sums`.
 ///
 /// # Safety
-/// The processor has the features. Panels have whole steps and equal lengths; `sums` holds [`ROWS`] rows of [`TILE`].
+/// The processor has the features. Panels have whole steps and equal lengths; `row` is a multiple of [`ROWS`] and less than [`TILE`];
+/// `sums` holds [`ROWS`] rows of [`TILE`], `stride` apart.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn add_rows(first: bool, row: usize, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize) {
     /// Numbers of one of the two tiles of a step.

@@ -133,7 +133,8 @@ impl OfBlock<'_> {
     /// Adds the products of all rows with `C` columns to the sums from `at` on, and notes the smallest magnitudes of these columns.
     ///
     /// # Safety
-    /// The columns lie in the operand, whose terms are neighbours; `packed` has `R` rows; the processor has the features.
+    /// The columns and the block lie in the operand, whose terms are contiguous; `packed` has `R` rows, and `pitch` is no less than the
+    /// block in whole steps; the processor has the features.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn add<const R: usize, const C: usize>(
         &self,

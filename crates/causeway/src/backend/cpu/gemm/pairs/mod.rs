@@ -1,6 +1,6 @@
-//! Matrix products by instructions that take bf16 in pairs: [`amx`], and [`avx512_bf16`] where there is no AMX.
+//! Matrix products by instructions that take bf16 in pairs: [`amx`], [`avx512_bf16`] where there is no AMX, and [`few_rows`].
 //!
-//! Each sum takes two neighbouring terms at a time, in increasing order, whatever the cut into tiles and the number of threads.
+//! In which order a sum takes its terms is fixed by the sizes and strides of a product, whatever the tiling and the number of threads.
 //!
 //! # Small numbers
 //!
@@ -40,7 +40,7 @@ const STEP: usize = 32;
 const MOST_PANELS: usize = 16;
 
 /// Outputs with fewer rows or columns leave most of a tile empty.
-const SMALLEST: usize = 8;
+const FEWEST: usize = 8;
 
 /// What adds the products of two panels.
 trait Adder: Sized {
@@ -82,13 +82,13 @@ pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &Ma
     let multiply: Multiply = if few_rows::suits(right, output) {
         few_rows::multiply
     } else if amx::is_available() {
-        if output.rows.min(output.columns) < SMALLEST {
+        if output.rows.min(output.columns) < FEWEST {
             return false;
         }
         multiply_with::<Amx>
     } else if avx512_bf16::is_available() {
         // The chain multiplies a few rows without packing, if columns are neighbours.
-        if output.columns < SMALLEST || output.rows <= SMALLEST && right.row_stride == 1 {
+        if output.columns < FEWEST || output.rows <= FEWEST && right.row_stride == 1 {
             return false;
         }
         multiply_with::<Avx512Bf16>
@@ -126,6 +126,7 @@ unsafe fn compute<A: Adder>(
     tile: &Tile,
     chain: exact::Kernel<bf16>,
 ) {
+    const { assert!(A::CUT.largest.0 <= MOST_PANELS * TILE && A::CUT.largest.1 <= MOST_PANELS * TILE) };
     let reduction = left.columns;
     let (height, stride) =
         (tile.rows.len().next_multiple_of(TILE), tile.columns.len().next_multiple_of(TILE));

@@ -23,7 +23,7 @@ use crate::backend::cpu::gemm::matrix::Matrix;
 /// Lanes of a tile, which are those of a vector of pairs.
 const LANES: usize = 16;
 
-/// The smallest magnitude of the non-zero numbers of a panel: its bits less one, so that zero is the largest.
+/// The smallest magnitude of the non-zero numbers of a panel: its bits less one, wrapping, so that zero is the largest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Smallest(u16);
 
@@ -46,7 +46,7 @@ impl Smallest {
         self.0 = values.into_iter().fold(self.0, u16::min);
     }
 
-    /// Whether a product of two panels, or a sum of such products, can be subnormal in f32, or a factor is.
+    /// Whether a product of two panels, or a sum of such products, can be subnormal in f32, or an operand is subnormal itself.
     pub fn may_underflow(self, other: Smallest) -> bool {
         if self == Self::NONE || other == Self::NONE {
             return false;
