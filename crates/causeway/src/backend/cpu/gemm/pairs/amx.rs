@@ -5,7 +5,7 @@ use std::arch::asm;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use super::{Adder, STEP, TILE};
+use super::{Adder, PANEL_STEP, TILE};
 use crate::backend::cpu::gemm::tiles::Cut;
 
 /// Whether the processor has the unit for bf16, and the operating system lets this process use it.
@@ -92,21 +92,17 @@ impl Adder for Amx {
         Amx { thread: PhantomData }
     }
 
-    fn add_products(
+    unsafe fn add(
         &self,
         first: bool,
         _: usize,
-        left: &[u32],
-        right: &[u32],
+        (left, right): (&[u32], &[u32]),
         sums: &mut [u32],
         stride: usize,
     ) {
-        const PANEL_STEP: usize = TILE * STEP / 2;
-        assert!(left.len() == right.len() && left.len().is_multiple_of(PANEL_STEP) && !left.is_empty());
-        assert!(stride >= TILE && sums.len() >= (TILE - 1) * stride + TILE);
         let upper = sums.as_mut_ptr();
         // SAFETY: `self` shows that the registers are configured. A panel is `steps` steps of 2 KiB; tile rows of 64 bytes lie within
-        // `sums` by the assertion above.
+        // `sums` by the caller's promise.
         unsafe {
             asm!(
                 "test {first}, {first}",

@@ -32,20 +32,16 @@ impl Adder for Avx512Bf16 {
         Avx512Bf16(())
     }
 
-    fn add_products(
+    unsafe fn add(
         &self,
         first: bool,
         rows: usize,
-        left: &[u32],
-        right: &[u32],
+        (left, right): (&[u32], &[u32]),
         sums: &mut [u32],
         stride: usize,
     ) {
-        const PANEL_STEP: usize = TILE * STEP / 2;
-        assert!(left.len() == right.len() && left.len().is_multiple_of(PANEL_STEP) && !left.is_empty());
-        assert!(stride >= TILE && sums.len() >= (TILE - 1) * stride + TILE);
         for row in (0..rows.min(TILE)).step_by(ROWS) {
-            // SAFETY: `self` shows that the processor has the instruction; the lengths were just asserted.
+            // SAFETY: `self` shows that the processor has the instruction; the caller's promise covers the lengths.
             unsafe { add_rows(first, row, left, right, &mut sums[row * stride..], stride) };
         }
     }

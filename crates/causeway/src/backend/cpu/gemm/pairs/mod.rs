@@ -36,6 +36,9 @@ const TILE: usize = 32;
 /// Terms of a step of a panel.
 const STEP: usize = 32;
 
+/// Pairs of a step.
+const PANEL_STEP: usize = TILE * STEP / 2;
+
 /// Panels of either operand that a tile has at most.
 const MOST_PANELS: usize = 16;
 
@@ -57,17 +60,28 @@ trait Adder: Sized {
     /// Adds the products of two panels to 32 × 32 sums in f32, whose rows are `stride` apart; with `first`, to zero. Only the first
     /// `rows` are asked for.
     ///
+    /// # Safety
+    /// Panels have whole steps and equal lengths, and are not empty; the sums hold the tile.
+    unsafe fn add(&self, first: bool, rows: usize, panels: (&[u32], &[u32]), sums: &mut [u32], stride: usize);
+
+    /// As [`Adder::add`].
+    ///
     /// # Panics
     /// If the panels are not of whole steps and equal lengths, or the sums do not hold the tile.
+    #[inline]
     fn add_products(
         &self,
         first: bool,
         rows: usize,
-        left: &[u32],
-        right: &[u32],
+        (left, right): (&[u32], &[u32]),
         sums: &mut [u32],
         stride: usize,
-    );
+    ) {
+        assert!(left.len() == right.len() && left.len().is_multiple_of(PANEL_STEP) && !left.is_empty());
+        assert!(stride >= TILE && sums.len() >= (TILE - 1) * stride + TILE);
+        // SAFETY: as just asserted.
+        unsafe { self.add(first, rows, (left, right), sums, stride) };
+    }
 }
 
 /// What multiplies two matrices.
@@ -143,7 +157,7 @@ unsafe fn compute<A: Adder>(
     for start in (0..reduction).step_by(A::DEPTH) {
         let block = start..reduction.min(start + A::DEPTH);
         let steps = block.len().div_ceil(STEP);
-        let panel = TILE * STEP / 2 * steps;
+        let panel = PANEL_STEP * steps;
         let left_block = &mut left_block[..height / TILE * panel];
         let right_block = &mut right_block[..stride / TILE * panel];
         // SAFETY: tile and block lie inside the operands.
@@ -157,7 +171,7 @@ unsafe fn compute<A: Adder>(
             for (row, left) in left_block.chunks_exact(panel).enumerate() {
                 let rows = TILE.min(tile.rows.len() - row * TILE);
                 let sums = &mut sums[row * TILE * stride + column * TILE..];
-                adder.add_products(start == 0, rows, left, right, sums, stride);
+                adder.add_products(start == 0, rows, (left, right), sums, stride);
             }
         }
     }

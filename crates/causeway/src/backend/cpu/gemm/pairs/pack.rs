@@ -17,7 +17,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::transpose::transpose;
-use super::{STEP, TILE};
+use super::{PANEL_STEP, STEP, TILE};
 use crate::backend::cpu::gemm::matrix::Matrix;
 
 /// Lanes of a tile, which are those of a vector of pairs.
@@ -72,7 +72,7 @@ pub unsafe fn pack<const RIGHT: bool>(
     smallest: &mut [Smallest],
 ) {
     let steps = depth.len().div_ceil(STEP);
-    let panels = packed.chunks_exact_mut(steps * TILE * STEP / 2).zip(smallest);
+    let panels = packed.chunks_exact_mut(steps * PANEL_STEP).zip(smallest);
     for ((panel, smallest), first) in panels.zip(lanes.clone().step_by(TILE)) {
         let mut least = _mm512_set1_epi16(smallest.0 as i16);
         for (tile, to) in panel.chunks_exact_mut(LANES * STEP / 2).enumerate() {
