@@ -1,6 +1,6 @@
 """What users of PyTorch and NumPy get on a processor: calls through the public functions, in turns with PyTorch's own operations.
 
-    python python/benchmarks/cpu.py [--threads 2] [--shape BATCH,DIM,SEQLEN ...] [--json FILE]
+    python python/benchmarks/cpu.py [--threads 2] [--shape BATCH,DIM,SEQLEN ... | --drawn SEED] [--json FILE]
 
 Every call allocates its results, on both sides. A figure is the median time of a call, over rounds of all calls in turn. The copy is
 one of x into fresh memory, which is prepared as that of results is. PyTorch's convolution is `F.silu(F.conv1d(...))`, its step of
@@ -10,8 +10,10 @@ gradients.
 
 import argparse
 import json
+import math
 import os
 import platform
+import random
 import statistics
 import time
 
@@ -122,6 +124,20 @@ def product(rows, columns, reduction, dtype, linear):
     )
 
 
+def drawn(seed):
+    """Eight shapes and twelve products whose sizes are drawn log-uniformly, up to 16 million elements and 4 billion multiply-adds."""
+    numbers = random.Random(seed)
+    size = lambda least, most: round(least * (most / least) ** numbers.random())  # noqa: E731
+    shapes, products = [], []
+    while len(shapes) < 8:
+        shape = size(1, 64), size(16, 8192), size(1, 8192)
+        shapes += [shape] if math.prod(shape) <= 1 << 24 else []
+    while len(products) < 12:
+        product = size(1, 4096), size(16, 8192), size(16, 8192)
+        products += [product] if math.prod(product) <= 1 << 32 else []
+    return shapes, products
+
+
 def line(path, start):
     """What a file of the system says behind the start of a line."""
     try:
@@ -146,6 +162,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--shape", action="append", help="batch,dim,seqlen; those of the table without it")
+    parser.add_argument("--drawn", type=int, metavar="SEED", help="shapes and products that are drawn at random, instead of the table's")
     parser.add_argument("--json", help="file to save the figures to")
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -163,6 +180,10 @@ def main():
     print(f"\n{'milliseconds; × is PyTorch by Causeway':<44} {'forward':>9} {'×':>7} {'by copy':>7} {'both':>9} {'×':>7} {'in NumPy':>9}")
     rows = {}
     shapes = [tuple(map(int, shape.split(","))) for shape in arguments.shape or ()]
+    products = () if shapes else PRODUCTS
+    if arguments.drawn is not None:
+        about["drawn"] = arguments.drawn
+        shapes, products = drawn(arguments.drawn)
     for shape in shapes or SHAPES:
         for layout in ("channel-first", "channel-last"):
             for dtype in DTYPES:
@@ -174,7 +195,7 @@ def main():
             name = "update-{}x{}-{}".format(*step, dtype)
             rows[name] = decoding(*step, DTYPES[dtype])
             print(row_of(name, rows[name]), flush=True)
-    for sizes in () if shapes else PRODUCTS:
+    for sizes in products:
         # PyTorch's product in f16 is a hundred times slower: one row shows it.
         for dtype in ("bfloat16", "float16") if sizes == PRODUCTS[0] else ("bfloat16",):
             for kind in ("product", "linear"):
