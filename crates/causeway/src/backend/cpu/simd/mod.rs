@@ -119,7 +119,7 @@ macro_rules! number {
                     Level::Avx2 => unsafe { x86::$avx2(kernel, task) },
                     #[cfg(target_arch = "aarch64")]
                     Level::Neon => kernel.run($neon, task),
-                    _ => kernel.run(Plain::<$accumulator, _>::new(plain::Target), task),
+                    _ => kernel.run(Plain::<$accumulator, _, { plain::LANES }>::new(plain::Target), task),
                 }
             }
         }
@@ -150,7 +150,7 @@ number!(
     f64,
     run_avx512_f64,
     run_avx2_f64,
-    Plain::<f64, _>::new(plain::Target),
+    Plain::<f64, _, { plain::LANES }>::new(plain::Target),
     0.0,
     F32,
     |x| x,
@@ -485,37 +485,37 @@ unsafe fn load_halves<S: Simd, T: Lanes<S>>(simd: S, source: *const T) -> [S::Ve
     unsafe { [T::load(simd, source), T::load(simd, source.add(S::LANES))] }
 }
 
-impl<I: Instructions> Lanes<Plain<f64, I>> for f64 {
+impl<I: Instructions, const N: usize> Lanes<Plain<f64, I, N>> for f64 {
     const ALTERNATES: bool = false;
 
     #[inline(always)]
-    unsafe fn load(simd: Plain<f64, I>, source: *const f64) -> [f64; plain::LANES] {
+    unsafe fn load(simd: Plain<f64, I, N>, source: *const f64) -> [f64; N] {
         // SAFETY: the caller's promise.
         unsafe { simd.load(source) }
     }
 
     #[inline(always)]
-    unsafe fn store(simd: Plain<f64, I>, target: *mut f64, v: [f64; plain::LANES]) {
+    unsafe fn store(simd: Plain<f64, I, N>, target: *mut f64, v: [f64; N]) {
         // SAFETY: the caller's promise.
         unsafe { simd.store(target, v) }
     }
 
     #[inline(always)]
-    unsafe fn load_pair(simd: Plain<f64, I>, source: *const f64) -> [[f64; plain::LANES]; 2] {
+    unsafe fn load_pair(simd: Plain<f64, I, N>, source: *const f64) -> [[f64; N]; 2] {
         // SAFETY: the caller's promise.
         unsafe { load_halves(simd, source) }
     }
 
     #[inline(always)]
     unsafe fn store_pair<const STREAM: bool>(
-        simd: Plain<f64, I>,
+        simd: Plain<f64, I, N>,
         target: *mut f64,
-        [first, second]: [[f64; plain::LANES]; 2],
+        [first, second]: [[f64; N]; 2],
     ) {
         // SAFETY: the caller's promise.
         unsafe {
             simd.store(target, first);
-            simd.store(target.add(plain::LANES), second);
+            simd.store(target.add(N), second);
         }
     }
 }

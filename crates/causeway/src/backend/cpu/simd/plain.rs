@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use super::silu::{silu, silu_f64, silu_slope, silu_slope_f64};
 use super::{Instructions, LINE, Number, Part, Simd, SimdF32};
 
-/// Scalars in a vector.
-pub(crate) const LANES: usize = 8;
+/// Scalars in a vector of what the target guarantees: f32 fill the registers of SSE2 and NEON.
+pub(crate) const LANES: usize = 4;
 
 /// What the target that this crate was compiled for guarantees.
 #[derive(Clone, Copy)]
@@ -24,11 +24,12 @@ impl Instructions for Target {
     }
 }
 
-/// Arrays of `LANES` scalars, in a function that is compiled for the instructions `I`.
+/// Arrays of `LANES` scalars, a power of two, in a function that is compiled for the instructions `I`. Arrays of more scalars than a
+/// register holds make longer code, which takes longer to compile.
 #[derive(Clone, Copy)]
-pub(crate) struct Plain<A, I>(I, PhantomData<A>);
+pub(crate) struct Plain<A, I, const LANES: usize>(I, PhantomData<A>);
 
-impl<A, I> Plain<A, I> {
+impl<A, I, const LANES: usize> Plain<A, I, LANES> {
     #[inline(always)]
     pub fn new(instructions: I) -> Self {
         Plain(instructions, PhantomData)
@@ -37,7 +38,7 @@ impl<A, I> Plain<A, I> {
 
 macro_rules! plain_simd {
     ($scalar:ty, $silu:ident, $slope:ident) => {
-        impl<I: Instructions> Simd for Plain<$scalar, I> {
+        impl<I: Instructions, const LANES: usize> Simd for Plain<$scalar, I, LANES> {
             type Scalar = $scalar;
             type Vector = [$scalar; LANES];
             const LANES: usize = LANES;
@@ -86,7 +87,14 @@ macro_rules! plain_simd {
 
             #[inline(always)]
             fn sum(self, v: Self::Vector) -> $scalar {
-                ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+                let (mut sums, mut half) = (v, LANES / 2);
+                while half > 0 {
+                    for i in 0..half {
+                        sums[i] += sums[i + half];
+                    }
+                    half /= 2;
+                }
+                sums[0]
             }
 
             #[inline(always)]
@@ -96,12 +104,12 @@ macro_rules! plain_simd {
 
             #[inline(always)]
             fn silu<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N] {
-                $silu::<Self, T, N>(self, x)
+                $silu::<Self, T, N, LANES>(self, x)
             }
 
             #[inline(always)]
             fn silu_slope<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N] {
-                $slope::<Self, T, N>(self, x)
+                $slope::<Self, T, N, LANES>(self, x)
             }
 
             #[inline(always)]
@@ -125,43 +133,57 @@ plain_simd!(f64, silu_in_f64, silu_slope_in_f64);
 // little beside them.
 
 #[inline(never)]
-fn silu_in_f32<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
+fn silu_in_f32<S, T, const N: usize, const LANES: usize>(simd: S, x: [[f32; LANES]; N]) -> [[f32; LANES]; N]
+where
+    S: SimdF32<Vector = [f32; LANES]>,
+    T: Number,
+{
     silu::<S, T, N>(simd, x)
 }
 
 #[inline(never)]
-fn silu_slope_in_f32<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
+fn silu_slope_in_f32<S, T, const N: usize, const LANES: usize>(
+    simd: S,
+    x: [[f32; LANES]; N],
+) -> [[f32; LANES]; N]
+where
+    S: SimdF32<Vector = [f32; LANES]>,
+    T: Number,
+{
     silu_slope::<S, T, N>(simd, x)
 }
 
 #[inline(never)]
-fn widen_f16(v: [f16; LANES]) -> [f32; LANES] {
+fn widen_f16<const LANES: usize>(v: [f16; LANES]) -> [f32; LANES] {
     v.map(f16::to_f32)
 }
 
 #[inline(never)]
-fn narrow_f16(v: [f32; LANES]) -> [f16; LANES] {
+fn narrow_f16<const LANES: usize>(v: [f32; LANES]) -> [f16; LANES] {
     v.map(f16::from_f32)
 }
 
 #[inline(never)]
-fn narrow_bf16(v: [f32; LANES]) -> [bf16; LANES] {
+fn narrow_bf16<const LANES: usize>(v: [f32; LANES]) -> [bf16; LANES] {
     v.map(bf16::from_f32)
 }
 
 #[inline(always)]
 #[allow(clippy::extra_unused_type_parameters)]
-fn silu_in_f64<S, T, const N: usize>(_: S, x: [[f64; LANES]; N]) -> [[f64; LANES]; N] {
+fn silu_in_f64<S, T, const N: usize, const LANES: usize>(_: S, x: [[f64; LANES]; N]) -> [[f64; LANES]; N] {
     x.map(|v| v.map(silu_f64))
 }
 
 #[inline(always)]
 #[allow(clippy::extra_unused_type_parameters)]
-fn silu_slope_in_f64<S, T, const N: usize>(_: S, x: [[f64; LANES]; N]) -> [[f64; LANES]; N] {
+fn silu_slope_in_f64<S, T, const N: usize, const LANES: usize>(
+    _: S,
+    x: [[f64; LANES]; N],
+) -> [[f64; LANES]; N] {
     x.map(|v| v.map(silu_slope_f64))
 }
 
-impl<I: Instructions> SimdF32 for Plain<f32, I> {
+impl<I: Instructions, const LANES: usize> SimdF32 for Plain<f32, I, LANES> {
     #[inline(always)]
     fn remainder(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
         let sum = self.mul_add(a, b, c);
@@ -228,9 +250,9 @@ mod tests {
 
     #[test]
     fn scaling_reaches_the_subnormals() {
-        let simd = Plain::<f32, _>::new(Target);
-        let powers: [f32; LANES] = [-149.0, -126.0, -92.0, -1.0, 0.0, 1.0, 92.0, -160.0];
-        let scaled = simd.scale([1.0; LANES], powers);
+        let simd = Plain::<f32, _, 8>::new(Target);
+        let powers: [f32; 8] = [-149.0, -126.0, -92.0, -1.0, 0.0, 1.0, 92.0, -160.0];
+        let scaled = simd.scale([1.0; 8], powers);
         for (n, value) in powers.into_iter().zip(scaled) {
             assert_eq!(f64::from(value), if n < -149.0 { 0.0 } else { f64::from(n).exp2() }, "2^{n}");
         }

@@ -31,7 +31,7 @@ where
 /// The processor has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run_avx2_f64<K: Kernel<Number = f64>>(kernel: &K, task: usize) {
-    kernel.run(Plain::<f64, _>::new(Avx2(())), task)
+    kernel.run(Plain::<f64, _, 4>::new(Avx2(())), task)
 }
 
 /// # Safety
@@ -48,7 +48,7 @@ where
 /// The processor has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(super) unsafe fn run_avx512_f64<K: Kernel<Number = f64>>(kernel: &K, task: usize) {
-    kernel.run(Plain::<f64, _>::new(Avx512(())), task)
+    kernel.run(Plain::<f64, _, 8>::new(Avx512(())), task)
 }
 
 impl Instructions for Avx2 {
