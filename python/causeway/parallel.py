@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from causeway import causal_conv1d_fn as _convolve
 from causeway import _native
 from causeway._activation import is_silu
+from causeway._torch import peer_memory
 from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_direct, require_one_device
 from causeway._torch.tables import Table
 
@@ -54,19 +55,32 @@ class _Ring:
         self.previous = self.rank - 1 if self.rank > 0 else None
         self.next = self.rank + 1 if self.rank + 1 < self.size else None
 
-    # Messages go through the group's own methods: the functions of torch.distributed check again what is known here, which takes
+        self.rooms = None
+
+    def prepare(self, device, *tensors):
+        """Makes room for messages of tensors of these sizes and dtypes in memory that the neighbours reach, if there is such."""
+        self.rooms = peer_memory.rooms(self.group, device, peer_memory.size(*tensors))
+
+    # Other messages go through the group's own methods: the functions of torch.distributed check again what is known here, which takes
     # the host as long as the message.
 
-    def send(self, tensor, rank):
-        """Starts to send; the tensor is kept until it has left."""
-        tensor = tensor.contiguous()
+    def send(self, rank, *tensors):
+        """Starts to send a message; its tensors are kept until they have left."""
+        if self.rooms is not None:
+            self.rooms.send(rank, *tensors)
+            return
         _pending[:] = [(work, kept) for work, kept in _pending if not work.is_completed()]
-        _pending.append((self.group.send([tensor], rank, 0), tensor))
+        for tensor in tensors:
+            tensor = tensor.contiguous()
+            _pending.append((self.group.send([tensor], rank, 0), tensor))
 
-    def receive(self, tensor, rank):
-        """Starts to receive; a function waits for it, in the order of the current stream, and gives the tensor."""
-        work = self.group.recv([tensor], rank, 0)
-        return lambda: (work.wait(), tensor)[1]
+    def receive(self, rank, *tensors):
+        """Starts to receive a message into dense tensors; a function waits for it, in the order of the current stream, and gives them."""
+        if self.rooms is not None:
+            return lambda: (self.rooms.receive(rank, *tensors), tensors)[1]
+        # In the order in which they are sent.
+        works = [self.group.recv([tensor], rank, 0) for tensor in tensors]
+        return lambda: ([work.wait() for work in works], tensors)[1]
 
     def lengths(self, x):
         """The length of every rank's slice."""
@@ -162,26 +176,24 @@ class _Part:
         """Starts to receive the halo and its indices; the first rank has none."""
         if self.ring.previous is None:
             return lambda: (None, None)
-        halo = self.ring.receive(x.new_empty(self.halo_shape), self.ring.previous)
+        halo = x.new_empty(self.halo_shape)
         if self.seq_idx is None:
-            return lambda: (halo(), None)
-        index = self.ring.receive(self.seq_idx.new_empty(x.shape[0], self.count), self.ring.previous)
+            received = self.ring.receive(self.ring.previous, halo)
+            return lambda: (*received(), None)
+        received = self.ring.receive(self.ring.previous, halo, self.seq_idx.new_empty(x.shape[0], self.count))
         if not x.shape[-1]:
-            return lambda: (halo(), index())
+            return received
 
-        def received():
-            # In the order in which they were sent.
-            values = halo(), index()
-            return values[0], torch.where(values[1] == _NEXT_INDEX, self.seq_idx[:, :1], values[1])
+        def with_known_indices():
+            halo, index = received()
+            return halo, torch.where(index == _NEXT_INDEX, self.seq_idx[:, :1], index)
 
-        return received
+        return with_known_indices
 
     def send_tail(self, tail, index):
         """Sends the next rank its halo."""
         if self.ring.next is not None:
-            self.ring.send(tail, self.ring.next)
-            if self.seq_idx is not None:
-                self.ring.send(index, self.ring.next)
+            self.ring.send(self.ring.next, tail, *([] if self.seq_idx is None else [index]))
 
     def own_states(self, x, given):
         """The initial states that were given for what has a part here."""
@@ -336,12 +348,13 @@ class _Part:
         """Starts to receive the gradient of the tail; the last rank has none."""
         if not exchanges or self.ring.next is None:
             return lambda: None
-        return self.ring.receive(x.new_empty(self.halo_shape), self.ring.next)
+        received = self.ring.receive(self.ring.next, x.new_empty(self.halo_shape))
+        return lambda: received()[0]
 
     def send_gradient(self, dhalo, x, exchanges):
         """Sends the rank before the gradient of the halo that came from there, be it read or not."""
         if exchanges and self.ring.previous is not None:
-            self.ring.send(x.new_zeros(self.halo_shape) if dhalo is None else dhalo, self.ring.previous)
+            self.ring.send(self.ring.previous, x.new_zeros(self.halo_shape) if dhalo is None else dhalo)
 
     def gradient_of_given(self, dstates, given):
         """The gradient of the initial states that were given, zero for those that are not read here."""
@@ -473,11 +486,14 @@ def _over_ranks(ring, inputs, silu, return_final_states):
         y = _convolve(x, weight, bias, seq_idx, activation="silu" if silu else None, residual=residual)
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         return (y, x.new_zeros(rows, x.shape[1], 0)) if return_final_states else y
+    count = weight.shape[1] - 1
+    message = [((*x.shape[:2], count), x.dtype)]
+    ring.prepare(x.device, *message, *([] if seq_idx is None else [((x.shape[0], count), seq_idx.dtype)]))
     packed, ends = None, None
     if cu_seqlens is not None:
         ends = cu_seqlens.tolist()
         packed = _Slice(ring.lengths(x), ring.rank, ends)
-    part = _Part(ring, x, weight.shape[1] - 1, seq_idx, cu_seqlens, packed)
+    part = _Part(ring, x, count, seq_idx, cu_seqlens, packed)
     wants_final = return_final_states and (packed is not None or ring.next is None)
     y, final_states = _Convolution.apply(part, silu, wants_final, x, weight, bias, given, residual)
     if not return_final_states:

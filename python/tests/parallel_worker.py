@@ -3,6 +3,7 @@
 python parallel_worker.py RANK RANKS RENDEZVOUS-FILE gloo|nccl
 """
 
+import os
 import sys
 from itertools import product
 
@@ -10,6 +11,7 @@ import causeway
 import torch
 import torch.distributed as dist
 from causeway import parallel
+from causeway._torch import peer_memory
 
 DIM, WIDTH = 5, 4
 # (lengths of the slices, one per rank)
@@ -117,6 +119,9 @@ def work(rank, world, address, backend):
                 torch.testing.assert_close(
                     gradients[name], truth, msg=lambda m: message(f"{name}: {m}"), **close
                 )
+    if backend == "nccl":
+        used = [rooms is not None for _, rooms in peer_memory._known.values()]
+        assert used == [os.environ["CAUSEWAY_PEER_MEMORY"] == "1"], "another way of messages than was asked for"
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,5 +1,6 @@
 """The convolution over the ranks of a process group against one process, values and gradients."""
 
+import os
 import pathlib
 import queue
 import subprocess
@@ -16,11 +17,12 @@ import torch.distributed as dist  # noqa: E402
 WORKER = pathlib.Path(__file__).with_name("parallel_worker.py")
 
 
-def run(world, directory, backend):
+def run(world, directory, backend, **environment):
     """Starts all ranks, and waits for them."""
     ranks = [
         subprocess.Popen(
             [sys.executable, WORKER, str(rank), str(world), directory / "rendezvous", backend],
+            env=dict(os.environ, **environment),
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -41,10 +43,14 @@ def test_gloo(world, tmp_path):
 
 
 @pytest.mark.gpu
-def test_nccl(tmp_path):
+@pytest.mark.parametrize("peer_memory", ["0", "1"])
+def test_nccl(tmp_path, peer_memory):
+    """Messages of NCCL's, and through memory that both GPUs see."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
-    run(2, tmp_path, "nccl")
+    if peer_memory == "1" and not torch.cuda.can_device_access_peer(0, 1):
+        pytest.skip("the GPUs do not see each other's memory")
+    run(2, tmp_path, "nccl", CAUSEWAY_PEER_MEMORY=peer_memory)
 
 
 class Mailboxes:
@@ -55,11 +61,19 @@ class Mailboxes:
         self.previous = rank - 1 if rank > 0 else None
         self.next = rank + 1 if rank + 1 < size else None
 
-    def send(self, tensor, rank):
-        self.boxes[self.rank, rank].put(tensor.clone())
+    def prepare(self, device, *tensors):
+        pass
 
-    def receive(self, tensor, rank):
-        return lambda: tensor.copy_(self.boxes[rank, self.rank].get(timeout=60))
+    def send(self, rank, *tensors):
+        self.boxes[self.rank, rank].put([tensor.clone() for tensor in tensors])
+
+    def receive(self, rank, *tensors):
+        def received():
+            for tensor, sent in zip(tensors, self.boxes[rank, self.rank].get(timeout=60)):
+                tensor.copy_(sent)
+            return tensors
+
+        return received
 
     def lengths(self, x):
         for rank in range(self.size):
