@@ -12,6 +12,8 @@ Each call sends (batch, dim, w-1) elements to one neighbour, whatever the length
 them: while they travel, it computes without the halo, and then the first w-1 outputs are computed again, or, in backward, the
 last w-1 gradients of x. A small slice waits: two launches more would take the host longer than the halo travels. So does one of
 fewer than 2 (w-1) positions, which may have to pass on a part of its halo.
+
+Between GPUs of one machine, messages go through memory that both see; elsewhere, through the process group.
 """
 
 import torch
@@ -386,14 +388,20 @@ class _Convolution(torch.autograd.Function):
         return y, final_states
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy, dfinal_states):
-        x, weight, bias, given, halo, index = ctx.saved_tensors
-        exchanges = ctx.needs_input_grad[3] or ctx.needs_input_grad[6]
-        dy = torch.zeros_like(x) if dy is None else dy
-        weights = _Weights(weight, bias, ctx.silu)
-        gradients = ctx.part.backward(weights, x, given, halo, index, dy, dfinal_states, exchanges)
-        return None, None, None, *gradients, dy if ctx.needs_input_grad[7] else None
+        # What refuses second derivatives takes the host as long as a kernel.
+        found = _gradients if not torch.is_grad_enabled() else once_differentiable(_gradients)
+        return found(ctx, dy, dfinal_states)
+
+
+def _gradients(ctx, dy, dfinal_states):
+    """The gradients of the arguments of `_Convolution`."""
+    x, weight, bias, given, halo, index = ctx.saved_tensors
+    exchanges = ctx.needs_input_grad[3] or ctx.needs_input_grad[6]
+    dy = torch.zeros_like(x) if dy is None else dy
+    weights = _Weights(weight, bias, ctx.silu)
+    gradients = ctx.part.backward(weights, x, given, halo, index, dy, dfinal_states, exchanges)
+    return None, None, None, *gradients, dy if ctx.needs_input_grad[7] else None
 
 
 def causal_conv1d_fn(
