@@ -44,9 +44,8 @@ impl Dims {
         if values.len() > MAX_RANK {
             return Err(TooManyAxes(values.len()));
         }
-        let mut dims = Dims { rank: values.len() as u8, values: [0; MAX_RANK] };
-        dims.values[..values.len()].copy_from_slice(values);
-        Ok(dims)
+        let value = |axis| values.get(axis).copied().unwrap_or(0);
+        Ok(Dims { rank: values.len() as u8, values: std::array::from_fn(value) })
     }
 
     /// Row-major strides of a dense tensor of this shape.

@@ -7,6 +7,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use arrayvec::ArrayVec;
+
 pub use crate::dims::{Dims, Location, MAX_RANK, TooManyAxes};
 pub use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -34,27 +36,25 @@ impl Meta {
             return Err(Error::NegativeSize { shape });
         }
         let meta = Meta { dtype, shape, strides, location };
-        let (lowest, highest) = meta.extent();
-        let bytes = (highest - lowest + 1) * dtype.size() as i128;
-        if shape.element_count().is_none() || bytes > i64::MAX as i128 {
+        let bytes = meta.extent().and_then(|(lowest, highest)| {
+            highest.checked_sub(lowest)?.checked_add(1)?.checked_mul(dtype.size() as i64)
+        });
+        if shape.element_count().is_none() || bytes.is_none() {
             return Err(Error::TooLarge { shape, dtype });
         }
         Ok(meta)
     }
 
-    /// Lowest and highest element offset that the view touches, relative to its first element.
+    /// Lowest and highest element offset that the view touches, relative to its first element; None where one does not fit.
     /// Meaningless for an empty view.
-    fn extent(&self) -> (i128, i128) {
-        let (mut lowest, mut highest) = (0i128, 0i128);
+    fn extent(&self) -> Option<(i64, i64)> {
+        let (mut lowest, mut highest) = (0i64, 0i64);
         for (&size, &stride) in self.shape.iter().zip(self.strides.iter()) {
-            let reach = i128::from(stride) * i128::from((size - 1).max(0));
-            if reach < 0 {
-                lowest += reach;
-            } else {
-                highest += reach;
-            }
+            let reach = stride.checked_mul((size - 1).max(0))?;
+            let end = if reach < 0 { &mut lowest } else { &mut highest };
+            *end = end.checked_add(reach)?;
         }
-        (lowest, highest)
+        Some((lowest, highest))
     }
 
     /// Number of elements.
@@ -76,7 +76,7 @@ impl Meta {
         if self.is_empty() {
             return true;
         }
-        let mut axes: Vec<(u64, i64)> = self
+        let mut axes: ArrayVec<(u64, i64), MAX_RANK> = self
             .strides
             .iter()
             .zip(self.shape.iter())
@@ -116,8 +116,8 @@ impl Meta {
         if self.is_empty() {
             return Ok(());
         }
-        let (lowest, highest) = self.extent();
-        let (lowest, highest) = (lowest + i128::from(offset), highest + i128::from(offset));
+        let (lowest, highest) = self.extent().expect("`checked` has shown that it fits");
+        let [lowest, highest] = [lowest, highest].map(|end| i128::from(end) + i128::from(offset));
         if lowest < 0 || highest >= available as i128 {
             return Err(Error::OutOfBounds {
                 shape: self.shape,

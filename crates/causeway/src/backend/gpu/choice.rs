@@ -7,8 +7,6 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::hash::{Hash, Hasher};
 
-use arrayvec::ArrayVec;
-
 use super::device_struct::DeviceStruct;
 use super::together::Together;
 use crate::operation::{DTypes, Operation};
@@ -81,17 +79,17 @@ impl LaunchBounds {
 /// What a kernel begins with that begins early.
 pub(super) const WAIT: &str = "    causeway::follow_previous_launch();\n";
 
-/// Most constants of a struct.
+/// Constants that a struct has room for without another allocation.
 const MOST: usize = 18;
 
 /// A struct of constants in device code.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Constants {
     name: &'static str,
-    constants: ArrayVec<Constant, MOST>,
+    // Choices are made on every call and handed on often: a copy of all constants each time takes longer than an allocation.
+    constants: Vec<Constant>,
 }
 
-/// 24 bytes: choices are copied and compared on every call.
 #[derive(Debug, Clone, Copy, Eq)]
 struct Constant {
     name: &'static str,
@@ -127,11 +125,10 @@ impl Hash for Constant {
     }
 }
 
-// Inlined, since each hands on the whole struct.
 impl Constants {
     #[inline]
     pub fn new(name: &'static str) -> Self {
-        Constants { name, constants: ArrayVec::new() }
+        Constants { name, constants: Vec::with_capacity(MOST) }
     }
 
     #[inline]
@@ -211,10 +208,6 @@ fn type_name(dtype: i32) -> &'static str {
 pub struct Choice(Form);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all choices are of the large variant, and are made on the stack"
-)]
 enum Form {
     Kernel {
         kernel: ByAddress,
