@@ -11,6 +11,9 @@ _Tensor = TypeVar("_Tensor")
 
 __version__: str
 
+def is_unwatched(tensors: tuple[object, ...]) -> bool:
+    """True if nobody wants to see what is done with PyTorch's tensors, and all are plain ones with memory."""
+
 def main(arguments: Sequence[str]) -> int: ...
 def prefer_large_pages(tensor: _Tensor) -> _Tensor:
     """The tensor, whose memory was just allocated; results that operations make need no such word."""

@@ -1,4 +1,4 @@
-//! Reading PyTorch's tensors through DLPack's C functions: one call each, where attributes take five of Python's.
+//! Reading PyTorch's tensors, and its streams, through DLPack's C functions: one call each, where attributes take five of Python's.
 //!
 //! PyTorch has them from 2.10 on. They are found at run time, as `torch.Tensor.__dlpack_c_exchange_api__`.
 
@@ -29,6 +29,9 @@ struct RawTensor {
 
 type FromObject = unsafe extern "C" fn(*mut c_void, *mut RawTensor) -> c_int;
 
+/// Device type, number of the device, and where the stream goes.
+type CurrentStream = unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int;
+
 /// `DLPackExchangeAPI`: functions that are not used here are plain addresses.
 #[repr(C)]
 struct RawFunctions {
@@ -39,12 +42,18 @@ struct RawFunctions {
     managed_from_object: *const c_void,
     managed_to_object: *const c_void,
     from_object: Option<FromObject>,
-    current_stream: *const c_void,
+    current_stream: Option<CurrentStream>,
 }
 
-/// PyTorch's function that describes a tensor without owning it.
+/// `kDLCUDA`.
+const CUDA: c_int = 2;
+
+/// PyTorch's functions: one describes a tensor without owning it.
 #[derive(Clone, Copy)]
-pub struct Reader(FromObject);
+pub struct Exchange {
+    from_object: FromObject,
+    current_stream: Option<CurrentStream>,
+}
 
 /// A tensor as DLPack describes it.
 pub struct Description {
@@ -70,8 +79,8 @@ impl Description {
     }
 }
 
-impl Reader {
-    /// The reader for a tensor type, if it has one.
+impl Exchange {
+    /// Those of a tensor type, if it has them.
     pub fn of(tensor_type: &Bound<'_, PyAny>) -> Option<Self> {
         let capsule = tensor_type.getattr("__dlpack_c_exchange_api__").ok()?.cast_into::<PyCapsule>().ok()?;
         let functions = capsule.pointer_checked(Some(c"dlpack_exchange_api")).ok()?.cast::<RawFunctions>();
@@ -81,11 +90,25 @@ impl Reader {
             if (*functions.as_ptr()).major != MAJOR_VERSION {
                 return None;
             }
-            (*functions.as_ptr()).from_object.map(Reader)
+            let RawFunctions { from_object, current_stream, .. } = *functions.as_ptr();
+            Some(Exchange { from_object: from_object?, current_stream })
         }
     }
 
-    /// Describes a tensor of the type that the reader is of; None for one that the library has no word for.
+    /// The address of this thread's current stream on an NVIDIA device.
+    pub fn current_cuda_stream(self, py: Python<'_>, ordinal: u32) -> Option<usize> {
+        let (function, ordinal) = (self.current_stream?, i32::try_from(ordinal).ok()?);
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: `stream` is a place for the answer, and the interpreter is attached.
+        if unsafe { function(CUDA, ordinal, &mut stream) } != 0 {
+            // The caller asks in Python, and finds out what is wrong.
+            drop(PyErr::take(py));
+            return None;
+        }
+        Some(stream.addr())
+    }
+
+    /// Describes a tensor of that type; None for one that the library has no word for.
     pub fn read(self, object: &Bound<'_, PyAny>) -> Option<Description> {
         let mut raw = RawTensor {
             data: std::ptr::null_mut(),
@@ -100,7 +123,7 @@ impl Reader {
             byte_offset: 0,
         };
         // SAFETY: the object is a tensor of PyTorch's, and the interpreter is attached.
-        if unsafe { (self.0)(object.as_ptr().cast(), &mut raw) } != 0 {
+        if unsafe { (self.from_object)(object.as_ptr().cast(), &mut raw) } != 0 {
             // The caller reads the attributes instead, and finds out what is wrong.
             drop(PyErr::take(object.py()));
             return None;

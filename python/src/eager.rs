@@ -3,6 +3,7 @@
 use causeway::operation::Role;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::given::Given;
 use crate::tensor::Tensor;
@@ -39,8 +40,11 @@ pub fn way(torch: &Torch, given: &Given<'_, '_>, watch: Watch) -> PyResult<Way> 
     }
     let read = Tensor::of_dlpack(&first, torch)?;
     if read.is_none() {
+        // A nested tensor of the older kind is a plain one by its class.
         let is = |name| first.getattr(name)?.is_truthy();
-        if !is(intern!(first.py(), "is_cuda"))? && !is(intern!(first.py(), "is_cpu"))? {
+        if !is(intern!(first.py(), "is_cuda"))? && !is(intern!(first.py(), "is_cpu"))?
+            || is(intern!(first.py(), "is_nested"))?
+        {
             return Ok(Way::Watched);
         }
     }
@@ -58,4 +62,20 @@ pub fn way(torch: &Torch, given: &Given<'_, '_>, watch: Watch) -> PyResult<Way> 
         Some(tensor) => tensor,
         None => Tensor::read(&operation.named[0], &first, None)?,
     }))
+}
+
+/// True if nobody wants to see what is done with these tensors of PyTorch's, or None, and all of them are plain ones with memory: not
+/// autograd either, as in a backward pass that is not itself differentiated. False may have no reason.
+#[pyfunction]
+pub fn is_unwatched(tensors: &Bound<'_, PyTuple>) -> PyResult<bool> {
+    let py = tensors.py();
+    let Some(torch) = Torch::imported(py)? else { return Ok(false) };
+    if torch.watched(py, true, false)? != Watched::No {
+        return Ok(false);
+    }
+    let has_memory =
+        |tensor: &Bound<'_, PyAny>| torch.describe(tensor).is_some_and(|found| !found.has_no_memory());
+    Ok(tensors
+        .iter_borrowed()
+        .all(|tensor| tensor.is_none() || torch.is_plain(&tensor) && has_memory(&tensor)))
 }

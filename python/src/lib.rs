@@ -9,6 +9,7 @@ mod dlpack;
 mod eager;
 mod error;
 mod given;
+mod libtorch;
 mod operation;
 mod overlap;
 mod results;
@@ -27,6 +28,8 @@ mod _native {
 
     #[pymodule_export]
     use super::command::main;
+    #[pymodule_export]
+    use super::eager::is_unwatched;
     #[pymodule_export]
     use super::operation::{Argument, Operation};
     #[pymodule_export]

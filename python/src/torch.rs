@@ -10,14 +10,15 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyInt, PyTuple, PyType};
 
-use crate::dlpack::{Description, Reader};
+use crate::dlpack::{Description, Exchange};
+use crate::libtorch::LibTorch;
 use crate::tensor::Tensor;
 
 /// What is needed of PyTorch, once it has been imported by whoever made the tensors.
 pub struct Torch {
     tensor: Py<PyType>,
     parameter: Py<PyType>,
-    reader: Option<Reader>,
+    exchange: Option<Exchange>,
     dtypes: Vec<(Py<PyAny>, DType)>,
     vendor: Vendor,
     current_stream: Option<Py<PyAny>>,
@@ -62,6 +63,8 @@ enum IncrementVersion {
 
 /// Functions that tell whether somebody wants to see operations before they run.
 struct Watchers {
+    /// Those that need no Python.
+    native: Option<LibTorch>,
     /// Number of dispatch modes.
     dispatch_modes: Py<PyAny>,
     /// The innermost transform of `torch.func`, or None.
@@ -77,6 +80,50 @@ struct Watchers {
 }
 
 impl Watchers {
+    /// True if anybody but autograd wants to see operations.
+    fn is_any(&self, py: Python<'_>, with_autocast: bool) -> PyResult<bool> {
+        let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
+        let is_any = match &self.native {
+            Some(native) => {
+                native.has_dispatch_mode()
+                    || native.is_transformed()
+                    || native.is_tracing()
+                    || (with_autocast && native.is_autocast())
+            }
+            None => {
+                is(&self.dispatch_modes)?
+                    || !self.transform.bind(py).call0()?.is_none()
+                    || is(&self.is_tracing)?
+                    || (with_autocast && is(&self.is_autocast)?)
+            }
+        };
+        Ok(is_any || self.is_forward_mode(py)?)
+    }
+
+    fn is_grad_enabled(&self, py: Python<'_>) -> PyResult<bool> {
+        match &self.native {
+            Some(native) => Ok(native.is_grad_enabled()),
+            None => self.is_grad_enabled.bind(py).call0()?.is_truthy(),
+        }
+    }
+
+    /// The same, with answers that need no Python if they are right.
+    fn with_native(mut self, py: Python<'_>) -> PyResult<Self> {
+        let ask = |watchers: &Self| {
+            Ok::<_, PyErr>([
+                watchers.is_any(py, false)?,
+                watchers.is_any(py, true)?,
+                watchers.is_grad_enabled(py)?,
+            ])
+        };
+        let expected = ask(&self)?;
+        self.native = LibTorch::loaded();
+        if ask(&self)? != expected {
+            self.native = None;
+        }
+        Ok(self)
+    }
+
     fn is_forward_mode(&self, py: Python<'_>) -> PyResult<bool> {
         let level = self.forward_ad.bind(py).get_item(intern!(py, "_current_level"))?;
         // Python has one object for every small number.
@@ -149,7 +196,7 @@ impl Torch {
             }
         };
         Ok(Torch {
-            reader: Reader::of(&tensor),
+            exchange: Exchange::of(&tensor),
             tensor: tensor.cast_into::<PyType>()?.unbind(),
             parameter: module.getattr("nn")?.getattr("Parameter")?.cast_into::<PyType>()?.unbind(),
             dtypes: dtypes.collect::<PyResult<_>>()?,
@@ -161,6 +208,7 @@ impl Torch {
             allocators: Allocators::of(module),
             increment_version,
             watchers: Watchers {
+                native: None,
                 dispatch_modes: of_inner("_len_torch_dispatch_stack")?,
                 transform: inner.getattr("_functorch")?.getattr("peek_interpreter_stack")?.unbind(),
                 is_tracing: of_inner("_is_tracing")?,
@@ -168,7 +216,8 @@ impl Torch {
                 is_grad_enabled: module.getattr("is_grad_enabled")?.unbind(),
                 forward_ad: py.import("torch.autograd.forward_ad")?.dict().unbind(),
                 no_level: PyInt::new(py, -1).unbind(),
-            },
+            }
+            .with_native(py)?,
             bytes: bytes.unbind(),
         })
     }
@@ -188,7 +237,7 @@ impl Torch {
     /// A tensor by way of DLPack; None if this PyTorch lacks it, or for a tensor without a word there.
     #[inline]
     pub fn describe(&self, object: &Bound<'_, PyAny>) -> Option<Description> {
-        self.reader.and_then(|reader| reader.read(object))
+        self.exchange.and_then(|exchange| exchange.read(object))
     }
 
     /// A dtype that kernels know.
@@ -200,16 +249,10 @@ impl Torch {
     /// `is_recorded` by a caller.
     pub fn watched(&self, py: Python<'_>, is_cast: bool, is_recorded: bool) -> PyResult<Watched> {
         let watchers = &self.watchers;
-        let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
-        if is(&watchers.dispatch_modes)?
-            || !watchers.transform.bind(py).call0()?.is_none()
-            || is(&watchers.is_tracing)?
-            || (!is_cast && is(&watchers.is_autocast)?)
-            || watchers.is_forward_mode(py)?
-        {
+        if watchers.is_any(py, !is_cast)? {
             return Ok(Watched::Yes);
         }
-        Ok(if !is_recorded && is(&watchers.is_grad_enabled)? { Watched::Grad } else { Watched::No })
+        Ok(if !is_recorded && watchers.is_grad_enabled(py)? { Watched::Grad } else { Watched::No })
     }
 
     /// Whose GPUs this build of PyTorch is for.
@@ -219,6 +262,12 @@ impl Torch {
 
     /// The address of the stream that PyTorch puts work of this thread on.
     pub fn current_stream(&self, py: Python<'_>, ordinal: u32) -> PyResult<usize> {
+        // Builds for AMD's devices give the default stream there, whichever is current.
+        if self.vendor == Vendor::Nvidia
+            && let Some(stream) = self.exchange.and_then(|exchange| exchange.current_cuda_stream(py, ordinal))
+        {
+            return Ok(stream);
+        }
         match &self.current_stream {
             Some(function) => function.bind(py).call1((ordinal,))?.extract(),
             None => Err(PyNotImplementedError::new_err("this build of PyTorch has no GPU support")),

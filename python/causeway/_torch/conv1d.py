@@ -29,25 +29,31 @@ _UPDATE = Table(_native.causal_conv1d_update)
 _VARLEN_STATES = Table(_native.causal_conv1d_varlen_states)
 
 _is_grad_enabled = torch.is_grad_enabled
-_forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_backward.run
+_forward = _native.causal_conv1d_forward.run
 _record_forward, _record_update = _native.causal_conv1d_forward.record, _native.causal_conv1d_update.record
 
 
-def is_watched_gradient(*given):
+def is_watched_gradient(given):
     """True for a backward pass that goes through the operator: its gradients are refused in words, a compiler or a mode sees it,
     batched gradients are taken apart, and those of other classes than PyTorch's have no memory that could be read."""
-    if _is_grad_enabled() or is_compiling() or dispatch_modes():
+    if is_compiling():
         return True
-    return not PLAIN.issuperset(map(type, given)) or any(dy is not None and is_batched_gradient(dy) for dy in given)
+    # Nearly always; what follows takes twice as long.
+    if _native.is_unwatched(given):
+        return False
+    if _is_grad_enabled() or dispatch_modes() or not PLAIN.issuperset(map(type, given)):
+        return True
+    return any(dy is not None and is_batched_gradient(dy) for dy in given)
 
 
 @functools.cache
-def _recorded(count, option, returns_states, has_states):
+def _recorded(count, named_option, returns_states, has_states):
     """The kernels around so many inputs, for eager calls that need a gradient: PyTorch takes time for each argument.
 
     Behind the inputs comes the tensor of a caller that final states are written to, if it has one.
     """
     gradients = Gradients(_FORWARD.inputs[:count], 2 if returns_states else 1)
+    option = kernel_option(named_option)
 
     class Convolution(torch.autograd.Function):
         @staticmethod
@@ -66,8 +72,10 @@ def _recorded(count, option, returns_states, has_states):
 
         @staticmethod
         def backward(ctx, *given):
-            through = operators.backward_results if is_watched_gradient(*given) else _backward
-            found = gradients.of(ctx, given, through, option)
+            if is_watched_gradient(given):
+                found = gradients.of(ctx, given, operators.backward_results, option)
+            else:
+                found = gradients.computed(ctx, given, option)
             return (*found, None) if has_states else found
 
     # `Function.apply` less its checks for torch.func, which a direct call is not under.
@@ -88,14 +96,12 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
             expect_tensors(_FORWARD, *inputs)
             raise
         if type(result) is int:
-            if inputs[0].is_nested:
-                expect_tensors(_FORWARD, *inputs)
-            given, known = inputs[:result], kernel_option(option)
+            given = inputs[:result]
             if outputs is None:
-                return _recorded(result, known, False, False)(*given)
+                return _recorded(result, option, False, False)(*given)
             if final_states_out is None:
-                return _recorded(result, known, True, False)(*given)
-            return _recorded(result, known, bool(return_final_states), True)(*given, final_states_out)
+                return _recorded(result, option, True, False)(*given)
+            return _recorded(result, option, bool(return_final_states), True)(*given, final_states_out)
         if result is not None:
             return result if outputs is None or return_final_states else result[0]
     x = inputs[0]

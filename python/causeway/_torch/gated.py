@@ -38,7 +38,7 @@ class _Packed(torch.autograd.Function):
             like = weight, bias, initial_states
             gradients = [None if t is None else torch.empty_like(t) for t in like]
             operators.write("causal_conv1d_backward", inputs, ctx.option, (dx, *gradients, dB, dC))
-        elif is_watched_gradient(dy, dfinal_states):
+        elif is_watched_gradient((dy, dfinal_states)):
             dx, *gradients, dB, dC = operators.backward_results(inputs, ctx.option)
             found = {"B": dB, "x": dx, "C": dC}
             dpacked = torch.cat([found[letter] for letter in ctx.order], 1)

@@ -3,11 +3,12 @@
 import torch
 
 from causeway import _native
-from causeway._torch.eager import is_compiling
 from causeway._torch.tables import pick, picker
 
 # The gradient of what is added to a result is that of the result.
 _ADDED = {"residual": "dy"}
+
+_backward = _native.causal_conv1d_backward.run
 
 
 class Gradients:
@@ -41,15 +42,22 @@ class Gradients:
             ctx.added = [(at, result) for at, result in self._added if arguments[at] is not None]
 
     def of(self, ctx, given, backward, option):
-        """The gradient of each argument, from those of the results; `backward` is called as the extension's operations are."""
+        """The gradient of each argument, from those of the results, in words that compilers can follow; `backward` is called as the
+        extension's operations are."""
+        saved, given = self._found(ctx, given)
+        results = backward(pick(self._input_places, saved + given), option)
+        return self._with_added(ctx, given, pick(self._result_places, results))
+
+    def computed(self, ctx, given, option):
+        """The same from the kernels, in a backward pass that nobody watches."""
+        saved, given = self._found(ctx, given)
+        return self._with_added(ctx, given, self._results(_backward(self._inputs(saved + given), option)))
+
+    def _found(self, ctx, given):
         saved = ctx.saved_tensors
-        if given[0] is None:
-            given = torch.zeros_like(saved[0]), *given[1:]
-        if is_compiling():
-            results = backward(pick(self._input_places, saved + given), option)
-            gradients = pick(self._result_places, results)
-        else:
-            gradients = self._results(backward(self._inputs(saved + given), option))
+        return saved, (torch.zeros_like(saved[0]), *given[1:]) if given[0] is None else given
+
+    def _with_added(self, ctx, given, gradients):
         if self._added:
             for at, result in ctx.added:
                 gradients = *gradients[:at], given[result], *gradients[at + 1 :]

@@ -79,7 +79,7 @@ class _Together(torch.autograd.Function):
     def backward(ctx, dq, dk, dv, *dstates):
         *tensors, seq_idx, cu_seqlens = ctx.saved_tensors
         sizes, dys = ctx.sizes, (dq, dk, dv)
-        watched = is_watched_gradient(*dys, *dstates)
+        watched = is_watched_gradient((*dys, *dstates))
         parts = parts_of(_given(tensors, sizes), sizes, ctx.options)
         gradients = [None if t is None or watched else torch.empty_like(t) for t in tensors]
         places = parts_of(_given(gradients, sizes), sizes, ctx.options) if not watched else parts
