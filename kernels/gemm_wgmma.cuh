@@ -10,7 +10,8 @@
 //   warpgroup 1              rows 64 … 127 × tile_columns   wgmma, sums in registers ─► staging ─► result
 //
 // An operand lies with its terms side by side (reduction-major) or with its rows (left) or columns (right) side by side
-// (row-major); the matrix unit reads either, so all three products of a layer are this kernel and nothing is transposed.
+// (row-major); the matrix unit reads either, so all three products of a layer are this kernel and no operand is transposed. The result
+// may be (`result_transposed`): the planner swaps rows and columns where tiles fit better so.
 //
 //   stage     left: tile_rows lines of 64 terms, or tile_rows / 64 blocks of 64 terms by 64 rows; right likewise;
 //             16-byte groups of a 128-byte line swizzled by its number modulo 8

@@ -26,34 +26,42 @@ template <bool Bf16> CAUSEWAY_DEVICE u32 pair(float low, float high) {
     return Bf16 ? pair_bf16(low, high) : pair_f16(low, high);
 }
 
-// Offset of 8 columns of a line in a staging buffer. Lines of 64 columns are swizzled, others are not.
+// Offset of 8 elements of a line in a staging buffer. A line is a row of ACROSS columns, or a column of 16 rows if the result is
+// transposed. Lines of 64 elements are swizzled, others are not.
 template <typename T> CAUSEWAY_DEVICE u32 staged(u32 line, u32 group) {
-    if constexpr (Shape<T>::ACROSS == 64) return line * LINE + ((group ^ line & 7) << 4);
-    else return line * (Shape<T>::ACROSS * 2) + (group << 4);
+    using S = Shape<T>;
+    if constexpr (S::STORED == 64) return line * LINE + ((group ^ line & 7) << 4);
+    else return line * (S::STORED * 2) + (group << 4);
 }
 
 // Stores a staging buffer of one warp: Rows rows of ACROSS columns.
 template <typename T, int Rows>
 CAUSEWAY_DEVICE void store_buffer(const Arguments<T>& a, u32 from, i32 row, i32 column) {
+    using S = Shape<T>;
     const i32 lane = (i32)lane_index();
+    // Where the first line begins, in memory.
+    const i32 line = T::result_transposed ? column : row, element = T::result_transposed ? row : column;
     if constexpr (T::result_by_rows) {
+        // Lanes side by side take elements side by side, of as many lines at a time as they reach.
+        constexpr i32 LINES = T::result_transposed ? S::ACROSS : Rows, AT_A_TIME = S::STORED < 32 ? 32 / S::STORED : 1;
+        const i32 first = lane / S::STORED;
         wave_barrier();
-        char* line = (char*)a.result.address + ((i64)row * a.result.row_stride + column) * 2;
+        char* to = (char*)a.result.address + ((i64)(line + first) * a.result.row_stride + element) * 2;
 #pragma unroll 1  // the addresses of several lines at a time would not fit the registers
-        for (i32 i = 0; i < Rows; ++i) {
+        for (i32 i = first; i < LINES; i += AT_A_TIME) {
 #pragma unroll
-            for (i32 at = lane; at < Shape<T>::ACROSS; at += 32) {
+            for (i32 at = lane % S::STORED; at < S::STORED; at += 32) {
                 u16 value;
                 asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from + staged<T>(i, at / 8) + at % 8 * 2));
-                if (row + i < a.result.rows && column + at < a.result.columns) ((u16*)line)[at] = value;
+                if (line + i < a.result.rows && element + at < a.result.columns) ((u16*)to)[at] = value;
             }
-            line += a.result.row_stride * 2;
+            to += a.result.row_stride * (2 * AT_A_TIME);
         }
     } else {
         shared_writes_to_async();
         wave_barrier();
         if (lane == 0) {
-            box_store(a.result.map, from, column, row);
+            box_store(a.result.map, from, element, line);
             box_store_commit();
         }
     }
@@ -63,7 +71,9 @@ CAUSEWAY_DEVICE void store_buffer(const Arguments<T>& a, u32 from, i32 row, i32 
 template <typename T>
 CAUSEWAY_DEVICE void store_columns(const Arguments<T>& a, const float* sums, u32 staging, u32& buffer, i32 row,
                                    i32 column) {
-    const u32 lane = lane_index(), line = lane & 15, group = lane >> 4;
+    constexpr bool TRANSPOSED = T::result_transposed;
+    // Of 16 × 16 sums, the line and the half of it that this lane has the address of.
+    const u32 lane = lane_index(), line = TRANSPOSED ? lane & 7 | lane >> 1 & 8 : lane & 15, half = TRANSPOSED ? lane >> 3 & 1 : lane >> 4;
     const u32 to = staging + buffer * BUFFER_BYTES;
     buffer = buffer + 1 == T::staging ? 0 : buffer + 1;
     box_store_wait_read<T::staging - 1>();
@@ -71,8 +81,9 @@ CAUSEWAY_DEVICE void store_columns(const Arguments<T>& a, const float* sums, u32
 #pragma unroll
     for (int i = 0; i < Shape<T>::ACROSS / 16; ++i) {
         const float* const s = sums + i * 8;
-        matrix_store(to + staged<T>(line, 2 * i + group), pair<T::bf16>(s[0], s[1]),
-                     pair<T::bf16>(s[2], s[3]), pair<T::bf16>(s[4], s[5]), pair<T::bf16>(s[6], s[7]));
+        const u32 at = TRANSPOSED ? staged<T>(16 * i + line, half) : staged<T>(line, 2 * i + half);
+        matrix_store<TRANSPOSED>(to + at, pair<T::bf16>(s[0], s[1]), pair<T::bf16>(s[2], s[3]), pair<T::bf16>(s[4], s[5]),
+                                 pair<T::bf16>(s[6], s[7]));
     }
     store_buffer<T, 16>(a, to, row, column);
 }

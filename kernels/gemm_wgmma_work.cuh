@@ -66,8 +66,12 @@ template <typename T> struct Shape {
     static constexpr u32 RIGHT = (T::right_row_major ? (T::tile_columns + 63) / 64 * 64 : T::tile_columns) * LINE;
     static constexpr u32 STAGE = LEFT + RIGHT;
     // Columns that a warp stores at a time.
-    static constexpr int ACROSS = T::tile_columns % 64 == 0 ? 64 : T::tile_columns % 48 == 0 ? 48 : 32;
+    static constexpr int ACROSS =
+        T::tile_columns % 64 == 0 ? 64 : T::tile_columns % 48 == 0 ? 48 : T::tile_columns % 32 == 0 ? 32 : 16;
     static_assert(T::tile_columns % ACROSS == 0, "a tile is stored in pieces of one width");
+    // Elements of a line that it stores.
+    static constexpr int STORED = T::result_transposed ? 16 : ACROSS;
+    static_assert(!(T::result_transposed && T::split), "a split tile is stored by its rows");
     static constexpr u32 STAGES = STAGE * T::stages;
     // By rows: groups of 64 lines, those of left first.
     static constexpr int LEFT_GROUPS = T::left_by_rows ? T::tile_rows / 64 : 0;

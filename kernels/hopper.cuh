@@ -117,23 +117,22 @@ template <bool RowMajor> constexpr u64 NEXT_TERMS = (RowMajor ? 2048 : 32) >> 4;
 #define CAUSEWAY_SUMS_16(i) CAUSEWAY_SUMS_8(i), CAUSEWAY_SUMS_8(i + 8)
 #define CAUSEWAY_SUMS_32(i) CAUSEWAY_SUMS_16(i), CAUSEWAY_SUMS_16(i + 16)
 #define CAUSEWAY_SUMS_64(i) CAUSEWAY_SUMS_32(i), CAUSEWAY_SUMS_32(i + 32)
-#define CAUSEWAY_NAMES_32                                                                                            \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-    "%24, %25, %26, %27, %28, %29, %30, %31"
-#define CAUSEWAY_NAMES_64                                                                                            \
-    CAUSEWAY_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
-    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define CAUSEWAY_NAMES_72 \
-    CAUSEWAY_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
-#define CAUSEWAY_NAMES_80 \
-    CAUSEWAY_NAMES_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
-#define CAUSEWAY_NAMES_96 \
-    CAUSEWAY_NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define CAUSEWAY_NAMES_112 \
-    CAUSEWAY_NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define CAUSEWAY_NAMES_128                                                                                      \
-    CAUSEWAY_NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
-    "%126, %127"
+#define CAUSEWAY_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define CAUSEWAY_NAMES_16 CAUSEWAY_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define CAUSEWAY_NAMES_24 CAUSEWAY_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define CAUSEWAY_NAMES_32 CAUSEWAY_NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define CAUSEWAY_NAMES_40 CAUSEWAY_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define CAUSEWAY_NAMES_48 CAUSEWAY_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define CAUSEWAY_NAMES_56 CAUSEWAY_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define CAUSEWAY_NAMES_64 CAUSEWAY_NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define CAUSEWAY_NAMES_72 CAUSEWAY_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define CAUSEWAY_NAMES_80 CAUSEWAY_NAMES_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define CAUSEWAY_NAMES_88 CAUSEWAY_NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define CAUSEWAY_NAMES_96 CAUSEWAY_NAMES_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define CAUSEWAY_NAMES_104 CAUSEWAY_NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define CAUSEWAY_NAMES_112 CAUSEWAY_NAMES_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define CAUSEWAY_NAMES_120 CAUSEWAY_NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define CAUSEWAY_NAMES_128 CAUSEWAY_NAMES_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
 // `columns` is the shape's n; `names` its n / 2 sums; then the numbers of the operands after them.
 #define CAUSEWAY_WGMMA(columns, type, names, left, right, add, left_row_major, right_row_major, ...)                  \
@@ -151,31 +150,58 @@ template <bool RowMajor> constexpr u64 NEXT_TERMS = (RowMajor ? 2048 : 32) >> 4;
 // warpgroup issues it together and may not touch the sums before matrix_wait.
 template <int Columns, bool Bf16, bool LeftRowMajor, bool RightRowMajor>
 CAUSEWAY_DEVICE void matrix_multiply_add(float (&sums)[Columns / 2], u64 left_tile, u64 right_tile, int accumulate) {
-    if constexpr (Columns == 64) {
+    if constexpr (Columns == 16) {
+        CAUSEWAY_WGMMA_TYPED(16, CAUSEWAY_NAMES_8, 8, 9, 10, 11, 12, CAUSEWAY_SUMS_8(0));
+    } else if constexpr (Columns == 32) {
+        CAUSEWAY_WGMMA_TYPED(32, CAUSEWAY_NAMES_16, 16, 17, 18, 19, 20, CAUSEWAY_SUMS_16(0));
+    } else if constexpr (Columns == 48) {
+        CAUSEWAY_WGMMA_TYPED(48, CAUSEWAY_NAMES_24, 24, 25, 26, 27, 28, CAUSEWAY_SUMS_16(0), CAUSEWAY_SUMS_8(16));
+    } else if constexpr (Columns == 64) {
         CAUSEWAY_WGMMA_TYPED(64, CAUSEWAY_NAMES_32, 32, 33, 34, 35, 36, CAUSEWAY_SUMS_32(0));
+    } else if constexpr (Columns == 80) {
+        CAUSEWAY_WGMMA_TYPED(80, CAUSEWAY_NAMES_40, 40, 41, 42, 43, 44, CAUSEWAY_SUMS_32(0), CAUSEWAY_SUMS_8(32));
+    } else if constexpr (Columns == 96) {
+        CAUSEWAY_WGMMA_TYPED(96, CAUSEWAY_NAMES_48, 48, 49, 50, 51, 52, CAUSEWAY_SUMS_32(0), CAUSEWAY_SUMS_16(32));
+    } else if constexpr (Columns == 112) {
+        CAUSEWAY_WGMMA_TYPED(112, CAUSEWAY_NAMES_56, 56, 57, 58, 59, 60, CAUSEWAY_SUMS_32(0),
+                             CAUSEWAY_SUMS_16(32), CAUSEWAY_SUMS_8(48));
     } else if constexpr (Columns == 128) {
         CAUSEWAY_WGMMA_TYPED(128, CAUSEWAY_NAMES_64, 64, 65, 66, 67, 68, CAUSEWAY_SUMS_64(0));
     } else if constexpr (Columns == 144) {
         CAUSEWAY_WGMMA_TYPED(144, CAUSEWAY_NAMES_72, 72, 73, 74, 75, 76, CAUSEWAY_SUMS_64(0), CAUSEWAY_SUMS_8(64));
     } else if constexpr (Columns == 160) {
         CAUSEWAY_WGMMA_TYPED(160, CAUSEWAY_NAMES_80, 80, 81, 82, 83, 84, CAUSEWAY_SUMS_64(0), CAUSEWAY_SUMS_16(64));
+    } else if constexpr (Columns == 176) {
+        CAUSEWAY_WGMMA_TYPED(176, CAUSEWAY_NAMES_88, 88, 89, 90, 91, 92, CAUSEWAY_SUMS_64(0),
+                             CAUSEWAY_SUMS_16(64), CAUSEWAY_SUMS_8(80));
     } else if constexpr (Columns == 192) {
         CAUSEWAY_WGMMA_TYPED(192, CAUSEWAY_NAMES_96, 96, 97, 98, 99, 100, CAUSEWAY_SUMS_64(0), CAUSEWAY_SUMS_32(64));
+    } else if constexpr (Columns == 208) {
+        CAUSEWAY_WGMMA_TYPED(208, CAUSEWAY_NAMES_104, 104, 105, 106, 107, 108, CAUSEWAY_SUMS_64(0),
+                             CAUSEWAY_SUMS_32(64), CAUSEWAY_SUMS_8(96));
     } else if constexpr (Columns == 224) {
         CAUSEWAY_WGMMA_TYPED(224, CAUSEWAY_NAMES_112, 112, 113, 114, 115, 116, CAUSEWAY_SUMS_64(0),
                              CAUSEWAY_SUMS_32(64), CAUSEWAY_SUMS_16(96));
+    } else if constexpr (Columns == 240) {
+        CAUSEWAY_WGMMA_TYPED(240, CAUSEWAY_NAMES_120, 120, 121, 122, 123, 124, CAUSEWAY_SUMS_64(0),
+                             CAUSEWAY_SUMS_32(64), CAUSEWAY_SUMS_16(96), CAUSEWAY_SUMS_8(112));
     } else {
-        static_assert(Columns == 256, "tiles are 64, 128, 144, 160, 192, 224 or 256 columns wide");
-        CAUSEWAY_WGMMA_TYPED(256, CAUSEWAY_NAMES_128, 128, 129, 130, 131, 132, CAUSEWAY_SUMS_64(0),
-                             CAUSEWAY_SUMS_64(64));
+        static_assert(Columns == 256, "tiles are a multiple of 16 columns wide, 256 at most");
+        CAUSEWAY_WGMMA_TYPED(256, CAUSEWAY_NAMES_128, 128, 129, 130, 131, 132, CAUSEWAY_SUMS_64(0), CAUSEWAY_SUMS_64(64));
     }
 }
 
-// Stores four 8 × 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8.
-CAUSEWAY_DEVICE void matrix_store(u32 address, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
-                 "r"(c), "r"(d)
-                 : "memory");
+// Stores four 8 × 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8; of column l % 8, if they are
+// stored transposed.
+template <bool Transposed> CAUSEWAY_DEVICE void matrix_store(u32 address, u32 a, u32 b, u32 c, u32 d) {
+    if constexpr (Transposed) {
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
+                     "r"(d)
+                     : "memory");
+    } else {
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
+                     : "memory");
+    }
 }
 
 // ---- clusters and launches -----------------------------------------------------------------------------------------

@@ -34,10 +34,14 @@ TILES = [
     (128, 256, 4, 2, 1, None), (128, 224, 4, 2, 1, None), (128, 192, 4, 2, 1, None), (128, 160, 4, 2, 1, True),
     (128, 160, 5, 2, 1, False), (128, 144, 5, 2, 1, False), (128, 128, 6, 2, 1, None), (128, 64, 8, 2, 1, None),
     (64, 256, 5, 2, 1, None), (64, 128, 8, 2, 1, None), (64, 64, 8, 2, 1, None), (64, 64, 6, 2, 2, None),
+    (128, 112, 6, 2, 1, False), (128, 96, 6, 2, 1, False), (128, 80, 7, 2, 1, False), (128, 48, 8, 2, 1, False),
+    (128, 32, 9, 2, 1, False), (128, 16, 10, 2, 1, False), (64, 96, 10, 2, 1, False), (64, 48, 14, 2, 1, False),
+    (64, 32, 16, 2, 1, False), (64, 16, 16, 2, 1, False),
+    (128, 240, 4, 2, 1, None), (192, 176, 4, 1, 1, False), (192, 160, 4, 1, 1, None), (192, 128, 5, 1, 1, None),
 ]
 # blocks above each other, blocks side by side, blocks that split a tile
 CLUSTERS = [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (1, 4, 1), (4, 1, 1), (1, 1, 2), (1, 1, 4), (1, 1, 8)]
-COLUMNS = ("m n k call us library down across split rows columns stages staging resident tiles_down tiles_across clusters "
+COLUMNS = ("m n k call flipped us library down across split rows columns stages staging resident tiles_down tiles_across clusters "
            "deal pieces rest head part turns").split()
 
 
@@ -45,8 +49,12 @@ def ceil(a, b):
     return -(-a // b)
 
 
-def matrices(call, m, n, k):
-    """Rows, columns and terms of a product; its operands and result: which matrix, and whether rows or columns are side by side."""
+def matrices(call, m, n, k, flipped=False):
+    """Rows, columns and terms of a product; its operands and result: which matrix, and whether rows or columns are side by side. Flipped,
+    the result is computed transposed."""
+    if flipped:
+        rows, columns, terms, left, right, result = matrices(call, m, n, k)
+        return columns, rows, terms, right, left, result
     if call == "forward":
         return m, n, k, ("a", False), ("b", True), "c"
     if call == "grad-a":
@@ -54,9 +62,20 @@ def matrices(call, m, n, k):
     return k, n, m, ("a", True), ("c", True), "b"
 
 
+def of_schedule(s):
+    """The matrices of a schedule."""
+    return matrices(s["call"], s["m"], s["n"], s["k"], s["flipped"])
+
+
 def schedules(call, m, n, k):
     """Every schedule that the planner compares."""
-    rows, columns, terms, (_, left_row_major), (_, right_row_major), _ = matrices(call, m, n, k)
+    for flipped in (0, 1):
+        yield from schedules_of(call, m, n, k, flipped)
+
+
+def schedules_of(call, m, n, k, flipped):
+    """Of one orientation."""
+    rows, columns, terms, (_, left_row_major), (_, right_row_major), _ = matrices(call, m, n, k, flipped)
     steps = ceil(terms, 64)
     for tile_rows, tile_columns, stages, staging, resident, where in TILES:
         for down, across, split in CLUSTERS:
@@ -66,12 +85,12 @@ def schedules(call, m, n, k):
             fits = tile_rows * (tile_columns * 4 + 32) <= stages * 128 * (tile_rows + tile_columns)
             if (where not in (None, right_row_major) or any(parts) or resident > 1 and blocks > 1
                     or down > 1 and rows <= tile_rows * (down // 2) or across > 1 and columns <= tile_columns * (across // 2)
-                    or split > 1 and (tile_columns % 64 or not fits or steps < split)):
+                    or split > 1 and (flipped or tile_columns % 64 or not fits or steps < split)):
                 continue
             tiles_down, tiles_across = ceil(rows, tile_rows * down), ceil(columns, tile_columns * across)
             tiles = tiles_down * tiles_across
             slots = at_a_time(blocks, resident)
-            base = dict(m=m, n=n, k=k, call=call, down=down, across=across, split=split, rows=tile_rows, columns=tile_columns,
+            base = dict(m=m, n=n, k=k, call=call, flipped=flipped, down=down, across=across, split=split, rows=tile_rows, columns=tile_columns,
                         stages=stages, staging=staging, resident=resident, tiles_down=tiles_down, tiles_across=tiles_across,
                         clusters=tiles if split > 1 else min(tiles, slots), deal="whole", pieces=1, rest=0, head=0, part=0, turns=0)
             yield base
@@ -95,40 +114,45 @@ def at_a_time(blocks, resident):
     return {1: MULTIPROCESSORS, 2: MULTIPROCESSORS // 2, 4: 30, 8: 12}[blocks] * resident
 
 
-def narrow_columns(columns):
+def piece(columns):
     """Columns that a warp stores at a time."""
-    return next(width for width in (64, 48, 32) if columns % width == 0)
+    return next(width for width in (64, 48, 32, 16) if columns % width == 0)
+
+
+def stored(s):
+    """Elements of a line that it stores."""
+    return 16 if s["flipped"] else piece(s["columns"])
 
 
 # ---- the model -----------------------------------------------------------------------------------------------------
 
 MODEL = dict(
-    launch=721.0, fill=483.0, arrival=0.77, arrival_straddling=0.24, request=1.28, request_straddling=0.29, from_memory=0.41,
-    crowd=0.19, crowd_fill=110.0, outside=2.16, latency=1164.0, hidden=0.10, multiply=1.14, step=11.4, store=153.0,
-    store_line=0.61, store_straddling=0.70, store_narrow=0.36, stores_seen=0.55, last_store=2.07, split=223.0, split_block=161.0,
-    split_sums=483.0, handover=1763.0, handover_sums=28.0, turn=1190.0, share_two=96.6, share_more=80.2, memory=4951.0,
-    memory_reduction_major=0.08, memory_straddling=0.50, memory_narrow=0.21,
+    launch=732.0, fill=499.0, arrival=0.99, arrival_straddling=0.21, request=1.49, request_straddling=0.53, from_memory=0.32,
+    crowd=0.21, crowd_fill=115.0, outside=1.78, latency=1057.0, hidden=0.10, multiply=1.14, step=11.1, store=149.0,
+    store_line=0.69, store_straddling=0.64, store_narrow=0.29, stores_seen=0.74, last_store=1.96, split=239.0,
+    split_block=164.0, split_sums=585.0, handover=1320.0, handover_sums=55.1, turn=1383.0, share_two=92.1, share_more=84.3,
+    memory=5200.0, memory_reduction_major=0.08, memory_straddling=0.53, memory_narrow=0.16,
 )
 
 
 def features(s):
     """What the model needs of a schedule."""
-    rows, columns, terms, (left, left_rm), (right, right_rm), result = matrices(s["call"], s["m"], s["n"], s["k"])
+    rows, columns, terms, (left, left_rm), (right, right_rm), result = of_schedule(s)
     length = {"a": s["k"], "b": s["n"], "c": s["n"]}
     # Cache lines that 128 bytes of a line touch, beyond one.
     beyond = {name: 1 - math.gcd(2 * length[name], 128) / 128 for name in "abc"}
-    down, across = ceil(rows, s["rows"]), ceil(columns, s["columns"])
+    down, beside = ceil(rows, s["rows"]), ceil(columns, s["columns"])
     whole = lambda extent, row_major: 64 * ceil(extent, 64) if row_major else extent
-    inside = [whole(rows, left_rm) / down, whole(columns, right_rm) / across]
+    inside = [whole(rows, left_rm) / down, whole(columns, right_rm) / beside]
     f = {name: s[name] for name in ("down", "across", "split", "stages", "resident", "clusters", "pieces", "head", "part", "turns")}
     blocks = s["down"] * s["across"] * s["split"]
     return f | dict(
         blocks=blocks, slots=at_a_time(blocks, s["resident"]), tiles=s["tiles_down"] * s["tiles_across"], steps=ceil(terms, 64),
         left=inside[0], right=inside[1], outside_left=max(0, whole(s["rows"], left_rm) - inside[0]),
         outside_right=max(0, whole(s["columns"], right_rm) - inside[1]), beyond_left=beyond[left], beyond_right=beyond[right],
-        beyond=beyond[result], tiles_of_rows=down, tiles_of_columns=across, products=s["rows"] * s["columns"] / 64,
-        sums=s["rows"] * s["columns"] / 4096, stored=rows / down * columns / across / 64,
-        pieces_of_line=64 / narrow_columns(s["columns"]) - 1, left_reduction=not left_rm, right_reduction=not right_rm,
+        beyond=beyond[result], tiles_of_rows=down, tiles_of_columns=beside, products=s["rows"] * s["columns"] / 64,
+        sums=s["rows"] * s["columns"] / 4096, stored=rows / down * columns / beside / 64,
+        pieces_of_line=64 / stored(s) - 1, left_reduction=not left_rm, right_reduction=not right_rm,
         left_bytes=2 * rows * terms, right_bytes=2 * columns * terms, bytes=2 * rows * columns,
         is_rest=s["deal"] == "rest", is_parts=s["deal"] == "parts", us=float(s.get("us", 0)))
 
@@ -199,9 +223,9 @@ struct Shares { i32 row_tiles; i32 column_tiles; i32 steps; i32 band; i32 whole;
 
 def source(s):
     """What the planner would have compiled for a schedule."""
-    _, _, _, (_, left_rm), (_, right_rm), _ = matrices(s["call"], s["m"], s["n"], s["k"])
+    _, _, _, (_, left_rm), (_, right_rm), _ = of_schedule(s)
     flags = dict(bf16=True, left_row_major=left_rm, right_row_major=right_rm, left_by_rows=False, right_by_rows=False,
-                 result_by_rows=False, split=s["split"] > 1, shared_rest=s["deal"] != "whole")
+                 result_by_rows=False, result_transposed=s["flipped"] == 1, split=s["split"] > 1, shared_rest=s["deal"] != "whole")
     numbers = dict(tile_rows=s["rows"], tile_columns=s["columns"], stages=s["stages"], staging=s["staging"], raw_stages=0,
                    aligners=0, cluster=s["down"] * s["across"] * s["split"], share_rows=s["down"])
     constants = [f"static constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()]
@@ -306,15 +330,15 @@ class Device:
         return self.functions[text]
 
     def shared(self, s):
-        right_row_major = matrices(s["call"], 1, 1, 1)[4][1]
+        right_row_major = of_schedule(s)[4][1]
         right = 64 * ceil(s["columns"], 64) if right_row_major else s["columns"]
         return s["stages"] * ((s["rows"] + right) * 128 + 16) + s["staging"] * s["rows"] // 16 * 2048
 
     def launcher(self, s, sets):
         """A function that launches the schedule on one of the sets."""
-        rows, columns, terms, (left, left_rm), (right, right_rm), result = matrices(s["call"], s["m"], s["n"], s["k"])
+        rows, columns, terms, (left, left_rm), (right, right_rm), result = of_schedule(s)
         function, shared, blocks = self.function(s), self.shared(s), s["down"] * s["across"] * s["split"]
-        width = narrow_columns(s["columns"])
+        box = (stored(s), piece(s["columns"]) if s["flipped"] else 8 if s["split"] > 1 else 16)
         shares = struct.pack(
             "<iiiiiIiiQQ", s["tiles_down"], s["tiles_across"], ceil(terms, 64), max(1, 2048 // (s["rows"] * s["down"])),
             s["tiles_down"] * s["tiles_across"] - s["rest"], s["pieces"], s["head"], s["part"], self.workspace.data_ptr(),
@@ -322,7 +346,7 @@ class Device:
         arguments = [ctypes.create_string_buffer(
             self.map(v[left], 64, (64 if left_rm else s["rows"]) // s["across"])
             + self.map(v[right], 64, (64 if right_rm else s["columns"]) // s["down"])
-            + self.map(v[result], width, 8 if s["split"] > 1 else 16) + shares, 448) for v in sets]
+            + self.map(v[result], *box) + shares, 448) for v in sets]
         pointers = [(ctypes.c_void_p * 1)(ctypes.addressof(argument)) for argument in arguments]
         configuration = Configuration(
             (ctypes.c_uint * 3)(s["clusters"] * blocks, 1, 1), (ctypes.c_uint * 3)(s["rows"] * 2 + 32, 1, 1), shared,
@@ -388,7 +412,7 @@ def promising(call, m, n, k, most):
     order = np.argsort(nanoseconds(arrays(found), MODEL), kind="stable")
     kinds, first, others = set(), [], []
     for s in (found[at] for at in order):
-        kind = (s["rows"], s["columns"], s["resident"], s["down"], s["across"], s["split"], s["deal"])
+        kind = (s["flipped"], s["rows"], s["columns"], s["resident"], s["down"], s["across"], s["split"], s["deal"])
         if kind not in kinds:
             kinds.add(kind)
             first.append(s)
@@ -400,8 +424,8 @@ def promising(call, m, n, k, most):
 def measure(options):
     draw, work = random.Random(options.seed), []
     while len(work) < options.count * len(CALLS):
-        m, n, k = product(draw)["shape"]
-        if 2 * (m * k + k * n + m * n) <= 500e6 and 2 * m * n * k <= 1.5e11:
+        m, n, k = product(draw, False)["shape"]
+        if 2 * (m * k + k * n + m * n + 384) <= Device.ELEMENTS and 2 * m * n * k <= 1e12:
             work += [(call, m, n, k, promising(call, m, n, k, options.schedules)) for call in CALLS]
     folder = os.path.join(os.path.dirname(os.path.abspath(options.files[0])), "tune-arguments")
     os.makedirs(folder, exist_ok=True)
@@ -428,6 +452,7 @@ def fit(options):
     for name in options.files:
         with open(name, newline="") as file:
             for row in csv.DictReader(file, delimiter="\t"):
+                row.setdefault("flipped", 0)
                 found.append({key: value if key in ("call", "deal") else float(value) if key in ("us", "library") else int(value)
                               for key, value in row.items()})
     f, us = arrays(found), np.array([s["us"] for s in found])

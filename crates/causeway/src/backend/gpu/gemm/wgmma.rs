@@ -91,8 +91,10 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Option<Plan> {
         eighths: result.eighths(),
         by_lines: !left.direct || !right.direct,
         stored_by_threads: !result.direct,
+        transposed: false,
     };
     let schedule = choose(product, facts);
+    let (left, right) = if schedule.flipped { (right, left) } else { (left, right) };
     Some(Launch { problem, left, right, result, schedule, steps: product.steps() }.plan())
 }
 
@@ -249,7 +251,7 @@ struct Launch<'a> {
 
 impl Launch<'_> {
     fn plan(&self) -> Plan {
-        let Schedule { tile, cluster, tiles, clusters, deal } = self.schedule;
+        let Schedule { tile, cluster, tiles, clusters, deal, .. } = self.schedule;
         let arguments = self.arguments();
         let threads = self.threads();
         let traffic = self.problem.traffic();
@@ -283,7 +285,7 @@ impl Launch<'_> {
     }
 
     fn arguments(&self) -> Block {
-        let Schedule { tile, cluster, tiles, deal, .. } = self.schedule;
+        let Schedule { flipped, tile, cluster, tiles, deal, .. } = self.schedule;
         let (down, across) = cluster.tiles();
         let dtype = self.problem.dtype;
         // Blocks that share an operand load a part of its lines each.
@@ -293,10 +295,14 @@ impl Launch<'_> {
         block.operand(&self.left, dtype, box_lines(&self.left, tile.rows, across));
         block.operand(&self.right, dtype, box_lines(&self.right, tile.columns, down));
         if self.result.direct {
-            let lines = if matches!(cluster, Cluster::Split(_)) { 8 } else { 16 };
             let columns = tile.stored_columns();
-            let map = self.result.map(dtype, lines);
-            block.map(TensorMap { box_sizes: [columns, lines], swizzled: columns == 64, ..map });
+            let box_sizes = match cluster {
+                _ if flipped => [16, columns],
+                Cluster::Split(_) => [columns, 8],
+                Cluster::Share { .. } => [columns, 16],
+            };
+            let map = self.result.map(dtype, box_sizes[1]);
+            block.map(TensorMap { box_sizes, swizzled: box_sizes[0] == 64, ..map });
         } else {
             block.push(&ResultByRows {
                 address: self.result.address,
@@ -346,7 +352,7 @@ impl Launch<'_> {
     }
 
     fn choice(&self, threads: u32) -> Choice {
-        let Schedule { tile, cluster, deal, .. } = self.schedule;
+        let Schedule { flipped, tile, cluster, deal, .. } = self.schedule;
         let blocks = cluster.blocks();
         let constants = Constants::new("Tile")
             .flag("bf16", self.problem.dtype == DType::BF16)
@@ -355,6 +361,7 @@ impl Launch<'_> {
             .flag("left_by_rows", !self.left.direct)
             .flag("right_by_rows", !self.right.direct)
             .flag("result_by_rows", !self.result.direct)
+            .flag("result_transposed", flipped)
             .flag("split", matches!(cluster, Cluster::Split(_)))
             .flag("shared_rest", deal != Deal::Whole)
             .int("tile_rows", tile.rows)

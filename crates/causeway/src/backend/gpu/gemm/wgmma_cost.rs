@@ -70,38 +70,38 @@ struct Model {
 }
 
 const MODEL: Model = Model {
-    launch: 721.0,
-    fill: 483.0,
-    arrival: 0.77,
-    arrival_straddling: 0.24,
-    request: 1.28,
-    request_straddling: 0.29,
-    from_memory: 0.41,
-    crowd: 0.19,
-    crowd_fill: 110.0,
-    outside: 2.16,
-    latency: 1164.0,
+    launch: 732.0,
+    fill: 499.0,
+    arrival: 0.99,
+    arrival_straddling: 0.21,
+    request: 1.49,
+    request_straddling: 0.53,
+    from_memory: 0.32,
+    crowd: 0.21,
+    crowd_fill: 115.0,
+    outside: 1.78,
+    latency: 1057.0,
     hidden: 0.10,
     multiply: 1.14,
-    step: 11.4,
-    store: 153.0,
-    store_line: 0.61,
-    store_straddling: 0.70,
-    store_narrow: 0.36,
-    stores_seen: 0.55,
-    last_store: 2.07,
-    split: 223.0,
-    split_block: 161.0,
-    split_sums: 483.0,
-    handover: 1763.0,
-    handover_sums: 28.0,
-    turn: 1190.0,
-    share_two: 96.6,
-    share_more: 80.2,
-    memory: 4951.0,
+    step: 11.1,
+    store: 149.0,
+    store_line: 0.69,
+    store_straddling: 0.64,
+    store_narrow: 0.29,
+    stores_seen: 0.74,
+    last_store: 1.96,
+    split: 239.0,
+    split_block: 164.0,
+    split_sums: 585.0,
+    handover: 1320.0,
+    handover_sums: 55.1,
+    turn: 1383.0,
+    share_two: 92.1,
+    share_more: 84.3,
+    memory: 5200.0,
     memory_reduction_major: 0.08,
-    memory_straddling: 0.50,
-    memory_narrow: 0.21,
+    memory_straddling: 0.53,
+    memory_narrow: 0.16,
 };
 
 /// A line that aligners move, and a line of a result that threads store, element by element.
@@ -173,7 +173,7 @@ impl Estimate {
         // The first to read a line has it from memory.
         let first = asked_left * by_left / (across as f64).max(by_left)
             + asked_right * by_right / (down as f64).max(by_right);
-        let pieces = 64.0 / f64::from(tile.stored_columns()) - 1.0;
+        let pieces = 64.0 / f64::from(product.stored(tile)) - 1.0;
         let straddle_result = beyond(product.eighths);
         let stored = product.rows as f64 / down as f64 * (product.columns as f64 / across as f64) / 64.0;
         let by_threads = if product.stored_by_threads { STORED_BY_THREADS } else { 1.0 };

@@ -30,7 +30,17 @@ fn constant(plan: &Plan, name: &str) -> u64 {
     plan.constant(name).parse().unwrap()
 }
 
-/// Rows and columns that a cluster computes at a time.
+/// Whether rows and columns are swapped.
+fn is_flipped(plan: &Plan) -> bool {
+    plan.constant("result_transposed") == "true"
+}
+
+/// What belongs to rows and to columns, as the kernel has them.
+fn oriented<T>(plan: &Plan, [of_rows, of_columns]: [T; 2]) -> [T; 2] {
+    if is_flipped(plan) { [of_columns, of_rows] } else { [of_rows, of_columns] }
+}
+
+/// The kernel's rows and columns that a cluster computes at a time.
 fn at_a_time(plan: &Plan) -> [u64; 2] {
     let (down, blocks) = (constant(plan, "share_rows"), constant(plan, "cluster"));
     let across = if plan.constant("split") == "true" { 1 } else { blocks / down };
@@ -43,16 +53,26 @@ fn number(plan: &Plan, at: usize) -> i32 {
 
 #[test]
 fn aligned_matrices_have_a_map_each() {
-    let plan = planned(&problem(2048, 4096, 1000, 0));
-    let maps: Vec<_> = plan.tensor_maps.iter().map(|(at, map)| (*at, map.address, map.sizes)).collect();
-    assert_eq!(maps, [(0, LEFT, [1000, 2048]), (128, RIGHT, [4096, 1000]), (256, RESULT, [4096, 2048])]);
-    assert!(plan.tensor_maps.iter().all(|(_, map)| map.swizzled && map.stride_bytes == map.sizes[0] * 2));
-    assert_eq!((plan.constant("left_row_major"), plan.constant("right_row_major")), ("false", "true"));
-    // Tiles down and across, in units of a cluster's, and steps.
-    let [rows, columns] = at_a_time(&plan);
-    let tiles = [2048_u64.div_ceil(rows) as i32, 4096_u64.div_ceil(columns) as i32];
-    assert_eq!([384, 388, 392].map(|at| number(&plan, at)), [tiles[0], tiles[1], 16]);
-    assert!(plan.grid[0] >= 112 && plan.arguments.len().is_multiple_of(64), "{plan}");
+    let mut flipped = [false; 2];
+    for (rows, columns) in [(2048, 4096), (16, 4096), (1536, 2944)] {
+        let plan = planned(&problem(rows, columns, 1000, 0));
+        let maps: Vec<_> = plan.tensor_maps.iter().map(|(at, map)| (*at, map.address, map.sizes)).collect();
+        let [rows, columns] = [rows, columns].map(|size| size as u64);
+        let [first, second] = oriented(&plan, [(LEFT, [1000, rows]), (RIGHT, [columns, 1000])]);
+        let result = (256, RESULT, [columns, rows]);
+        assert_eq!(maps, [(0, first.0, first.1), (128, second.0, second.1), result]);
+        assert!(plan.tensor_maps.iter().all(|(_, map)| map.stride_bytes == map.sizes[0] * 2));
+        let row_major = oriented(&plan, ["false", "true"]);
+        assert_eq!(["left_row_major", "right_row_major"].map(|name| plan.constant(name)), row_major);
+        // Tiles down and across, in units of a cluster's, and steps.
+        let ([down, across], [tile_rows, tile_columns]) =
+            (oriented(&plan, [rows, columns]), at_a_time(&plan));
+        let tiles = [down.div_ceil(tile_rows) as i32, across.div_ceil(tile_columns) as i32];
+        assert_eq!([384, 388, 392].map(|at| number(&plan, at)), [tiles[0], tiles[1], 16]);
+        assert!(plan.arguments.len().is_multiple_of(64), "{plan}");
+        flipped[usize::from(is_flipped(&plan))] = true;
+    }
+    assert_eq!(flipped, [true; 2], "both orientations");
 }
 
 #[test]
@@ -93,13 +113,14 @@ fn tiles_in_pieces_have_a_workspace_and_counters() {
     assert!(seen.iter().all(|count| *count > 0), "whole tiles, a shared rest, parts: {seen:?}");
 }
 
-/// What a warp stores at a time has a map of its own width, and row-major columns come in blocks of 64.
+/// What a warp stores at a time has a map of its own size, and row-major columns come in blocks of 64.
 #[test]
 fn boxes_are_parts_of_tiles() {
-    for size in [320, 512, 1000, 1536, 1792, 2176, 2560, 3008] {
-        let row_major = problem(size, size, size, 0);
-        let right = Matrix { row_stride: 1, column_stride: size, ..row_major.right };
-        for (problem, terms_across) in [(row_major, true), (Problem { right, ..row_major }, false)] {
+    let sizes = [320, 512, 1000, 1536, 1792, 2176, 2560, 3008].map(|size| [size, size]);
+    for [rows, columns] in sizes.into_iter().chain([[16, 4096], [24, 512], [88, 8192], [8192, 40]]) {
+        let row_major = problem(rows, columns, 1536, 0);
+        let right = Matrix { row_stride: 1, column_stride: 1536, ..row_major.right };
+        for (problem, right_row_major) in [(row_major, true), (Problem { right, ..row_major }, false)] {
             let plan = planned(&problem);
             let [(_, left), (_, right), (_, result)] = plan.tensor_maps[..] else {
                 panic!("three maps: {plan}")
@@ -108,13 +129,19 @@ fn boxes_are_parts_of_tiles() {
                 .map(|name| constant(&plan, name) as u32);
             let [_, all_columns] = at_a_time(&plan);
             let across = all_columns as u32 / columns;
-            assert_eq!((left.box_sizes, left.swizzled), ([64, rows / across], true), "{plan}");
-            let lines = if terms_across { 64 } else { columns };
+            let [left_row_major, right_row_major] = oriented(&plan, [false, right_row_major]);
+            let lines = if left_row_major { 64 } else { rows };
+            assert_eq!((left.box_sizes, left.swizzled), ([64, lines / across], true), "{plan}");
+            let lines = if right_row_major { 64 } else { columns };
             assert_eq!((right.box_sizes, right.swizzled), ([64, lines / down], true), "{plan}");
-            let stored = [64, 48, 32].into_iter().find(|width| columns.is_multiple_of(*width)).unwrap();
-            let lines = if plan.constant("split") == "true" { 8 } else { 16 };
-            assert_eq!((result.box_sizes, result.swizzled), ([stored, lines], stored == 64), "{plan}");
-            let right_lines = if terms_across { columns.next_multiple_of(64) } else { columns };
+            let stored = [64, 48, 32, 16].into_iter().find(|width| columns.is_multiple_of(*width)).unwrap();
+            let box_sizes = match plan.constant("split") {
+                _ if is_flipped(&plan) => [16, stored],
+                "true" => [stored, 8],
+                _ => [stored, 16],
+            };
+            assert_eq!((result.box_sizes, result.swizzled), (box_sizes, box_sizes[0] == 64), "{plan}");
+            let right_lines = if right_row_major { columns.next_multiple_of(64) } else { columns };
             let staging = constant(&plan, "staging") as u32 * rows / 16 * 2048;
             assert_eq!(plan.shared_bytes, stages * ((rows + right_lines) * 128 + 16) + staging, "{plan}");
         }
@@ -126,7 +153,8 @@ fn transposed_operands_are_read_as_they_lie() {
     let straight = problem(512, 512, 512, 0);
     let across = Problem { left: straight.left.transposed(), right: straight.right.transposed(), ..straight };
     let plan = planned(&across);
-    assert_eq!((plan.constant("left_row_major"), plan.constant("right_row_major")), ("true", "false"));
+    let row_major = oriented(&plan, ["true", "false"]);
+    assert_eq!(["left_row_major", "right_row_major"].map(|name| plan.constant(name)), row_major);
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Which tile a product on Hopper's matrix units gets.
 //!
 //! Every tile is compared in every cluster: with whole tiles, with the last ones shared by several clusters, and with the terms of
-//! each split. The schedule that takes least by the model of wgmma_cost.rs is taken.
+//! each split; and so for the product as it is and for the transposed one, since tiles have few heights and many widths. The schedule
+//! that takes least by the model of wgmma_cost.rs is taken.
 
 use std::cell::Cell;
 use std::hash::BuildHasher;
@@ -33,7 +34,7 @@ pub(super) struct Tile {
 impl Tile {
     /// Columns that a warp stores at a time.
     pub fn stored_columns(&self) -> u32 {
-        [64, 48, 32]
+        [64, 48, 32, 16]
             .into_iter()
             .find(|columns| self.columns.is_multiple_of(*columns))
             .expect("a multiple of 16")
@@ -75,9 +76,28 @@ pub(super) struct Product {
     pub by_lines: bool,
     /// Threads store the result.
     pub stored_by_threads: bool,
+    /// The columns of the result lie side by side in memory as its rows do otherwise: a warp stores 16 rows of each.
+    pub transposed: bool,
 }
 
 impl Product {
+    /// The same sums with rows and columns swapped.
+    fn flipped(self) -> Self {
+        Product {
+            rows: self.columns,
+            columns: self.rows,
+            left: self.right,
+            right: self.left,
+            transposed: !self.transposed,
+            ..self
+        }
+    }
+
+    /// Elements of a line that a warp stores at a time.
+    pub fn stored(&self, tile: &Tile) -> u32 {
+        if self.transposed { 16 } else { tile.stored_columns() }
+    }
+
     /// Steps of a sum.
     pub fn steps(&self) -> u64 {
         self.terms.div_ceil(64)
@@ -130,7 +150,9 @@ impl Cluster {
         let (down, across) = match self {
             Cluster::ONE => return true,
             Cluster::Share { down, across } => (down, across),
-            Cluster::Split(parts) => return tile.can_split() && product.steps() >= u64::from(parts),
+            Cluster::Split(parts) => {
+                return !product.transposed && tile.can_split() && product.steps() >= u64::from(parts);
+            }
         };
         // Each loads a part of the lines, a multiple of 8 of them.
         let parts = |operand: Operand, extent: u32, blocks: u32| {
@@ -169,6 +191,22 @@ const DIRECT: &[Tile] = &[
     tile(64, 128, 8, 2),
     tile(64, 64, 8, 2),
     Tile { resident: 2, ..tile(64, 64, 6, 2) },
+    // Widths that few rows, or few columns, fill. Right operands whose columns are side by side come in blocks of 64.
+    tile_where(false, tile(128, 112, 6, 2)),
+    tile_where(false, tile(128, 96, 6, 2)),
+    tile_where(false, tile(128, 80, 7, 2)),
+    tile_where(false, tile(128, 48, 8, 2)),
+    tile_where(false, tile(128, 32, 9, 2)),
+    tile_where(false, tile(128, 16, 10, 2)),
+    tile_where(false, tile(64, 96, 10, 2)),
+    tile_where(false, tile(64, 48, 14, 2)),
+    tile_where(false, tile(64, 32, 16, 2)),
+    tile_where(false, tile(64, 16, 16, 2)),
+    tile(128, 240, 4, 2),
+    // Three warpgroups.
+    tile_where(false, tile(192, 176, 4, 1)),
+    tile(192, 160, 4, 1),
+    tile(192, 128, 5, 1),
 ];
 
 /// At least one operand whose lines begin anywhere: bound by the warps that align, of which there are as many as the
@@ -261,6 +299,8 @@ pub(super) enum Deal {
 /// How a product is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Schedule {
+    /// Rows and columns are swapped, and the result is stored transposed.
+    pub flipped: bool,
     pub tile: Tile,
     pub cluster: Cluster,
     pub tiles: Tiles,
@@ -302,12 +342,18 @@ pub(super) fn choose(product: Product, facts: &DeviceFacts) -> Schedule {
 
 /// The schedule that takes the least time by the model.
 fn compare(product: &Product, facts: &DeviceFacts) -> Schedule {
-    let tiles = if product.by_lines { BY_LINES } else { DIRECT };
-    let fits =
-        |tile: &&Tile| tile.right_row_major.is_none_or(|row_major| row_major == product.right.row_major);
-    let choices = tiles.iter().filter(fits).flat_map(|tile| Cluster::ALL.map(|cluster| (*tile, cluster)));
-    let possible = choices.filter(|(tile, cluster)| cluster.takes(tile, product));
-    let timed = possible.map(|(tile, cluster)| best_deal(product, tile, cluster, facts));
+    // Lines that begin anywhere are aligned as they lie.
+    let (tiles, flipped) =
+        if product.by_lines { (BY_LINES, None) } else { (DIRECT, Some(product.flipped())) };
+    let choices = std::iter::once(*product).chain(flipped).flat_map(|product| {
+        let fits = move |tile: &&Tile| {
+            tile.right_row_major.is_none_or(|row_major| row_major == product.right.row_major)
+        };
+        let of_tile = move |tile: &Tile| Cluster::ALL.map(|cluster| (product, *tile, cluster));
+        tiles.iter().filter(fits).flat_map(of_tile)
+    });
+    let possible = choices.filter(|(product, tile, cluster)| cluster.takes(tile, product));
+    let timed = possible.map(|(product, tile, cluster)| best_deal(&product, tile, cluster, facts));
     let least = timed.min_by(|(one, _), (other, _)| one.total_cmp(other));
     least.expect("the first tile is always possible").1
 }
@@ -317,7 +363,8 @@ fn best_deal(product: &Product, tile: Tile, cluster: Cluster, facts: &DeviceFact
     let (steps, tiles) = (product.steps(), Tiles::new(product, &tile, cluster));
     let at_a_time = cluster.at_a_time(&tile, facts);
     let count = tiles.count();
-    let schedule = |clusters, deal| Schedule { tile, cluster, tiles, clusters, deal };
+    let schedule =
+        |clusters, deal| Schedule { flipped: product.transposed, tile, cluster, tiles, clusters, deal };
     let split = matches!(cluster, Cluster::Split(_));
     // Blocks stay and walk over tiles, but those that have split theirs.
     let whole = schedule(if split { count } else { count.min(at_a_time) }, Deal::Whole);
@@ -364,6 +411,7 @@ mod tests {
             eighths: eighths(columns),
             by_lines: false,
             stored_by_threads: false,
+            transposed: false,
         }
     }
 
@@ -390,7 +438,7 @@ mod tests {
 
     #[test]
     fn few_outputs_with_long_sums_are_split() {
-        // A tile or two: as many blocks as there are terms for.
+        // A few tiles: as many blocks as there are terms for.
         for (rows, columns, terms) in [(24, 56, 25808), (120, 24, 19424), (64, 64, 4096)] {
             let schedule = chosen(rows, columns, terms);
             let blocks = schedule.clusters * u64::from(schedule.cluster.blocks());
@@ -400,7 +448,8 @@ mod tests {
             );
         }
         // As many parts as there are steps, at most.
-        assert_eq!(chosen(64, 64, 64).cluster, Cluster::ONE);
+        let Schedule { cluster, deal, .. } = chosen(64, 64, 64);
+        assert!(matches!((cluster, deal), (Cluster::Share { .. }, Deal::Whole)), "{cluster:?} {deal:?}");
     }
 
     #[test]
@@ -418,8 +467,9 @@ mod tests {
         for (rows, columns) in sizes.iter().flat_map(|rows| sizes.map(|columns| (*rows, columns))) {
             for terms in [16, 64, 448, 4096, 25808] {
                 let schedule = chosen(rows, columns, terms);
-                let Schedule { tile, cluster, tiles, clusters, deal } = schedule;
+                let Schedule { flipped, tile, cluster, tiles, clusters, deal } = schedule;
                 let (down, across) = cluster.tiles();
+                let (rows, columns) = if flipped { (columns, rows) } else { (rows, columns) };
                 assert!(tiles.down * u64::from(tile.rows * down) >= rows, "{schedule:?}");
                 assert!(tiles.across * u64::from(tile.columns * across) >= columns, "{schedule:?}");
                 let steps = terms.div_ceil(64);
@@ -455,6 +505,7 @@ mod tests {
         }
         assert_eq!(tile(128, 144, 5, 2).stored_columns(), 48);
         assert_eq!(tile(128, 160, 5, 2).stored_columns(), 32);
+        assert_eq!(tile(128, 112, 6, 2).stored_columns(), 16);
     }
 
     #[test]
