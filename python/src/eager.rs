@@ -64,8 +64,8 @@ pub fn way(torch: &Torch, given: &Given<'_, '_>, watch: Watch) -> PyResult<Way> 
     }))
 }
 
-/// True if nobody wants to see what is done with these tensors of PyTorch's, or None, and all of them are plain ones with memory: not
-/// autograd either, as in a backward pass that is not itself differentiated. False may have no reason.
+/// True if nobody, autograd included, wants to see what is done with these tensors of PyTorch's, and all of them are plain ones with
+/// memory, or None. So it is in a backward pass that is not itself differentiated. A false answer says nothing.
 #[pyfunction]
 pub fn is_unwatched(tensors: &Bound<'_, PyTuple>) -> PyResult<bool> {
     let py = tensors.py();

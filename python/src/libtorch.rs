@@ -1,8 +1,8 @@
-//! Questions that PyTorch's C++ libraries answer at once, where their functions for Python take a small call's time for six of them.
+//! Functions of PyTorch's C++ libraries that tell who watches a call. The same questions in Python are six calls, of 30 to 110 ns each.
 //!
-//! They are looked up among the libraries that PyTorch has loaded, by the names that its C++ compiler gave them. Such a name holds the
-//! types of the arguments, but not that of the result: answers are compared with Python's before anything relies on them. Where a
-//! function is missing, and on other systems than Linux, Python is asked.
+//! They are looked up among the libraries that PyTorch has loaded, by their C++ names. Such a name holds the types of the arguments, but
+//! not that of the result, so answers are compared with Python's before anything relies on them. Where a function is missing, and on
+//! other systems than Linux, Python is asked.
 
 use std::ffi::c_void;
 

@@ -76,7 +76,8 @@ pub(super) struct Product {
     pub by_lines: bool,
     /// Threads store the result.
     pub stored_by_threads: bool,
-    /// The columns of the result lie side by side in memory as its rows do otherwise: a warp stores 16 rows of each.
+    /// Rows and columns have changed places: the elements of a column of the result lie side by side in memory, and a warp stores 16
+    /// of them at a time.
     pub transposed: bool,
 }
 
