@@ -111,12 +111,26 @@ template <bool RowMajor> CAUSEWAY_DEVICE u64 matrix_descriptor(u32 address) {
 // What a descriptor grows by from 16 terms to the next 16.
 template <bool RowMajor> constexpr u64 NEXT_TERMS = (RowMajor ? 2048 : 32) >> 4;
 
-#define CAUSEWAY_SUMS_8(i)                                                                                        \
+// The operands of n / 2 sums of a thread, eight at a time, and what the instruction calls them.
+#define CAUSEWAY_EIGHT_SUMS(i)                                                                                    \
     "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
         "+f"(sums[i + 6]), "+f"(sums[i + 7])
-#define CAUSEWAY_SUMS_16(i) CAUSEWAY_SUMS_8(i), CAUSEWAY_SUMS_8(i + 8)
-#define CAUSEWAY_SUMS_32(i) CAUSEWAY_SUMS_16(i), CAUSEWAY_SUMS_16(i + 16)
-#define CAUSEWAY_SUMS_64(i) CAUSEWAY_SUMS_32(i), CAUSEWAY_SUMS_32(i + 32)
+#define CAUSEWAY_SUMS_8 CAUSEWAY_EIGHT_SUMS(0)
+#define CAUSEWAY_SUMS_16 CAUSEWAY_SUMS_8, CAUSEWAY_EIGHT_SUMS(8)
+#define CAUSEWAY_SUMS_24 CAUSEWAY_SUMS_16, CAUSEWAY_EIGHT_SUMS(16)
+#define CAUSEWAY_SUMS_32 CAUSEWAY_SUMS_24, CAUSEWAY_EIGHT_SUMS(24)
+#define CAUSEWAY_SUMS_40 CAUSEWAY_SUMS_32, CAUSEWAY_EIGHT_SUMS(32)
+#define CAUSEWAY_SUMS_48 CAUSEWAY_SUMS_40, CAUSEWAY_EIGHT_SUMS(40)
+#define CAUSEWAY_SUMS_56 CAUSEWAY_SUMS_48, CAUSEWAY_EIGHT_SUMS(48)
+#define CAUSEWAY_SUMS_64 CAUSEWAY_SUMS_56, CAUSEWAY_EIGHT_SUMS(56)
+#define CAUSEWAY_SUMS_72 CAUSEWAY_SUMS_64, CAUSEWAY_EIGHT_SUMS(64)
+#define CAUSEWAY_SUMS_80 CAUSEWAY_SUMS_72, CAUSEWAY_EIGHT_SUMS(72)
+#define CAUSEWAY_SUMS_88 CAUSEWAY_SUMS_80, CAUSEWAY_EIGHT_SUMS(80)
+#define CAUSEWAY_SUMS_96 CAUSEWAY_SUMS_88, CAUSEWAY_EIGHT_SUMS(88)
+#define CAUSEWAY_SUMS_104 CAUSEWAY_SUMS_96, CAUSEWAY_EIGHT_SUMS(96)
+#define CAUSEWAY_SUMS_112 CAUSEWAY_SUMS_104, CAUSEWAY_EIGHT_SUMS(104)
+#define CAUSEWAY_SUMS_120 CAUSEWAY_SUMS_112, CAUSEWAY_EIGHT_SUMS(112)
+#define CAUSEWAY_SUMS_128 CAUSEWAY_SUMS_120, CAUSEWAY_EIGHT_SUMS(120)
 #define CAUSEWAY_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define CAUSEWAY_NAMES_16 CAUSEWAY_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define CAUSEWAY_NAMES_24 CAUSEWAY_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -134,61 +148,39 @@ template <bool RowMajor> constexpr u64 NEXT_TERMS = (RowMajor ? 2048 : 32) >> 4;
 #define CAUSEWAY_NAMES_120 CAUSEWAY_NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define CAUSEWAY_NAMES_128 CAUSEWAY_NAMES_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
-// `columns` is the shape's n; `names` its n / 2 sums; then the numbers of the operands after them.
-#define CAUSEWAY_WGMMA(columns, type, names, left, right, add, left_row_major, right_row_major, ...)                  \
+// The product of a tile that is `columns` wide, which has `half` as many sums; then the numbers of the operands after them.
+#define CAUSEWAY_WGMMA(columns, half, left, right, add, left_row_major, right_row_major)                        \
+    if constexpr (Columns == columns) {                                                                         \
+        if constexpr (Bf16) CAUSEWAY_WGMMA_OF("bf16", columns, half, left, right, add, left_row_major, right_row_major); \
+        else CAUSEWAY_WGMMA_OF("f16", columns, half, left, right, add, left_row_major, right_row_major);        \
+    }
+#define CAUSEWAY_WGMMA_OF(type, columns, half, left, right, add, left_row_major, right_row_major)                     \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add ", 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." \
-                 type "." type " {" names "}, %" #left ", %" #right ", p, 1, 1, %" #left_row_major                    \
+                 type "." type " {" CAUSEWAY_NAMES_##half "}, %" #left ", %" #right ", p, 1, 1, %" #left_row_major    \
                  ", %" #right_row_major "; }"                                                                         \
-                 : __VA_ARGS__                                                                                        \
+                 : CAUSEWAY_SUMS_##half                                                                               \
                  : "l"(left_tile), "l"(right_tile), "r"(accumulate), "n"((int)LeftRowMajor), "n"((int)RightRowMajor))
-#define CAUSEWAY_WGMMA_TYPED(...)                           \
-    if constexpr (Bf16) CAUSEWAY_WGMMA_OF("bf16", __VA_ARGS__); \
-    else CAUSEWAY_WGMMA_OF("f16", __VA_ARGS__)
-#define CAUSEWAY_WGMMA_OF(type, columns, ...) CAUSEWAY_WGMMA(columns, type, __VA_ARGS__)
 
 // sums += left · right over 16 terms, for 64 rows and Columns columns; the sums begin at zero unless `accumulate`. The
 // warpgroup issues it together and may not touch the sums before matrix_wait.
 template <int Columns, bool Bf16, bool LeftRowMajor, bool RightRowMajor>
 CAUSEWAY_DEVICE void matrix_multiply_add(float (&sums)[Columns / 2], u64 left_tile, u64 right_tile, int accumulate) {
-    if constexpr (Columns == 16) {
-        CAUSEWAY_WGMMA_TYPED(16, CAUSEWAY_NAMES_8, 8, 9, 10, 11, 12, CAUSEWAY_SUMS_8(0));
-    } else if constexpr (Columns == 32) {
-        CAUSEWAY_WGMMA_TYPED(32, CAUSEWAY_NAMES_16, 16, 17, 18, 19, 20, CAUSEWAY_SUMS_16(0));
-    } else if constexpr (Columns == 48) {
-        CAUSEWAY_WGMMA_TYPED(48, CAUSEWAY_NAMES_24, 24, 25, 26, 27, 28, CAUSEWAY_SUMS_16(0), CAUSEWAY_SUMS_8(16));
-    } else if constexpr (Columns == 64) {
-        CAUSEWAY_WGMMA_TYPED(64, CAUSEWAY_NAMES_32, 32, 33, 34, 35, 36, CAUSEWAY_SUMS_32(0));
-    } else if constexpr (Columns == 80) {
-        CAUSEWAY_WGMMA_TYPED(80, CAUSEWAY_NAMES_40, 40, 41, 42, 43, 44, CAUSEWAY_SUMS_32(0), CAUSEWAY_SUMS_8(32));
-    } else if constexpr (Columns == 96) {
-        CAUSEWAY_WGMMA_TYPED(96, CAUSEWAY_NAMES_48, 48, 49, 50, 51, 52, CAUSEWAY_SUMS_32(0), CAUSEWAY_SUMS_16(32));
-    } else if constexpr (Columns == 112) {
-        CAUSEWAY_WGMMA_TYPED(112, CAUSEWAY_NAMES_56, 56, 57, 58, 59, 60, CAUSEWAY_SUMS_32(0),
-                             CAUSEWAY_SUMS_16(32), CAUSEWAY_SUMS_8(48));
-    } else if constexpr (Columns == 128) {
-        CAUSEWAY_WGMMA_TYPED(128, CAUSEWAY_NAMES_64, 64, 65, 66, 67, 68, CAUSEWAY_SUMS_64(0));
-    } else if constexpr (Columns == 144) {
-        CAUSEWAY_WGMMA_TYPED(144, CAUSEWAY_NAMES_72, 72, 73, 74, 75, 76, CAUSEWAY_SUMS_64(0), CAUSEWAY_SUMS_8(64));
-    } else if constexpr (Columns == 160) {
-        CAUSEWAY_WGMMA_TYPED(160, CAUSEWAY_NAMES_80, 80, 81, 82, 83, 84, CAUSEWAY_SUMS_64(0), CAUSEWAY_SUMS_16(64));
-    } else if constexpr (Columns == 176) {
-        CAUSEWAY_WGMMA_TYPED(176, CAUSEWAY_NAMES_88, 88, 89, 90, 91, 92, CAUSEWAY_SUMS_64(0),
-                             CAUSEWAY_SUMS_16(64), CAUSEWAY_SUMS_8(80));
-    } else if constexpr (Columns == 192) {
-        CAUSEWAY_WGMMA_TYPED(192, CAUSEWAY_NAMES_96, 96, 97, 98, 99, 100, CAUSEWAY_SUMS_64(0), CAUSEWAY_SUMS_32(64));
-    } else if constexpr (Columns == 208) {
-        CAUSEWAY_WGMMA_TYPED(208, CAUSEWAY_NAMES_104, 104, 105, 106, 107, 108, CAUSEWAY_SUMS_64(0),
-                             CAUSEWAY_SUMS_32(64), CAUSEWAY_SUMS_8(96));
-    } else if constexpr (Columns == 224) {
-        CAUSEWAY_WGMMA_TYPED(224, CAUSEWAY_NAMES_112, 112, 113, 114, 115, 116, CAUSEWAY_SUMS_64(0),
-                             CAUSEWAY_SUMS_32(64), CAUSEWAY_SUMS_16(96));
-    } else if constexpr (Columns == 240) {
-        CAUSEWAY_WGMMA_TYPED(240, CAUSEWAY_NAMES_120, 120, 121, 122, 123, 124, CAUSEWAY_SUMS_64(0),
-                             CAUSEWAY_SUMS_32(64), CAUSEWAY_SUMS_16(96), CAUSEWAY_SUMS_8(112));
-    } else {
-        static_assert(Columns == 256, "tiles are a multiple of 16 columns wide, 256 at most");
-        CAUSEWAY_WGMMA_TYPED(256, CAUSEWAY_NAMES_128, 128, 129, 130, 131, 132, CAUSEWAY_SUMS_64(0), CAUSEWAY_SUMS_64(64));
-    }
+    static_assert(Columns % 16 == 0 && Columns <= 256 && Columns != 208, "the widths of the planner's tiles");
+    CAUSEWAY_WGMMA(16, 8, 8, 9, 10, 11, 12)
+    CAUSEWAY_WGMMA(32, 16, 16, 17, 18, 19, 20)
+    CAUSEWAY_WGMMA(48, 24, 24, 25, 26, 27, 28)
+    CAUSEWAY_WGMMA(64, 32, 32, 33, 34, 35, 36)
+    CAUSEWAY_WGMMA(80, 40, 40, 41, 42, 43, 44)
+    CAUSEWAY_WGMMA(96, 48, 48, 49, 50, 51, 52)
+    CAUSEWAY_WGMMA(112, 56, 56, 57, 58, 59, 60)
+    CAUSEWAY_WGMMA(128, 64, 64, 65, 66, 67, 68)
+    CAUSEWAY_WGMMA(144, 72, 72, 73, 74, 75, 76)
+    CAUSEWAY_WGMMA(160, 80, 80, 81, 82, 83, 84)
+    CAUSEWAY_WGMMA(176, 88, 88, 89, 90, 91, 92)
+    CAUSEWAY_WGMMA(192, 96, 96, 97, 98, 99, 100)
+    CAUSEWAY_WGMMA(224, 112, 112, 113, 114, 115, 116)
+    CAUSEWAY_WGMMA(240, 120, 120, 121, 122, 123, 124)
+    CAUSEWAY_WGMMA(256, 128, 128, 129, 130, 131, 132)
 }
 
 // Stores four 8 × 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8; of column l % 8, if they are

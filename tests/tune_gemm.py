@@ -41,7 +41,7 @@ TILES = [
 ]
 # blocks above each other, blocks side by side, blocks that split a tile
 CLUSTERS = [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (1, 4, 1), (4, 1, 1), (1, 1, 2), (1, 1, 4), (1, 1, 8)]
-COLUMNS = ("m n k call flipped us library down across split rows columns stages staging resident tiles_down tiles_across clusters "
+COLUMNS = ("m n k call transposed us library down across split rows columns stages staging resident tiles_down tiles_across clusters "
            "deal pieces rest head part turns").split()
 
 
@@ -49,10 +49,10 @@ def ceil(a, b):
     return -(-a // b)
 
 
-def matrices(call, m, n, k, flipped=False):
-    """Rows, columns and terms of a product; its operands and result: which matrix, and whether rows or columns are side by side. Flipped,
-    the result is computed transposed."""
-    if flipped:
+def matrices(call, m, n, k, transposed=False):
+    """Rows, columns and terms of a product; its operands and result: which matrix, and whether rows or columns are side by side. Transposed, the
+    result is computed with rows and columns swapped."""
+    if transposed:
         rows, columns, terms, left, right, result = matrices(call, m, n, k)
         return columns, rows, terms, right, left, result
     if call == "forward":
@@ -64,18 +64,18 @@ def matrices(call, m, n, k, flipped=False):
 
 def of_schedule(s):
     """The matrices of a schedule."""
-    return matrices(s["call"], s["m"], s["n"], s["k"], s["flipped"])
+    return matrices(s["call"], s["m"], s["n"], s["k"], s["transposed"])
 
 
 def schedules(call, m, n, k):
     """Every schedule that the planner compares."""
-    for flipped in (0, 1):
-        yield from schedules_of(call, m, n, k, flipped)
+    for transposed in (0, 1):
+        yield from schedules_of(call, m, n, k, transposed)
 
 
-def schedules_of(call, m, n, k, flipped):
+def schedules_of(call, m, n, k, transposed):
     """Of one orientation."""
-    rows, columns, terms, (_, left_row_major), (_, right_row_major), _ = matrices(call, m, n, k, flipped)
+    rows, columns, terms, (_, left_row_major), (_, right_row_major), _ = matrices(call, m, n, k, transposed)
     steps = ceil(terms, 64)
     for tile_rows, tile_columns, stages, staging, resident, where in TILES:
         for down, across, split in CLUSTERS:
@@ -85,12 +85,12 @@ def schedules_of(call, m, n, k, flipped):
             fits = tile_rows * (tile_columns * 4 + 32) <= stages * 128 * (tile_rows + tile_columns)
             if (where not in (None, right_row_major) or any(parts) or resident > 1 and blocks > 1
                     or down > 1 and rows <= tile_rows * (down // 2) or across > 1 and columns <= tile_columns * (across // 2)
-                    or split > 1 and (flipped or tile_columns % 64 or not fits or steps < split)):
+                    or split > 1 and (transposed or tile_columns % 64 or not fits or steps < split)):
                 continue
             tiles_down, tiles_across = ceil(rows, tile_rows * down), ceil(columns, tile_columns * across)
             tiles = tiles_down * tiles_across
             slots = at_a_time(blocks, resident)
-            base = dict(m=m, n=n, k=k, call=call, flipped=flipped, down=down, across=across, split=split, rows=tile_rows, columns=tile_columns,
+            base = dict(m=m, n=n, k=k, call=call, transposed=transposed, down=down, across=across, split=split, rows=tile_rows, columns=tile_columns,
                         stages=stages, staging=staging, resident=resident, tiles_down=tiles_down, tiles_across=tiles_across,
                         clusters=tiles if split > 1 else min(tiles, slots), deal="whole", pieces=1, rest=0, head=0, part=0, turns=0)
             yield base
@@ -121,7 +121,7 @@ def piece(columns):
 
 def stored(s):
     """Elements of a line that it stores."""
-    return 16 if s["flipped"] else piece(s["columns"])
+    return 16 if s["transposed"] else piece(s["columns"])
 
 
 # ---- the model -----------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def source(s):
     """What the planner would have compiled for a schedule."""
     _, _, _, (_, left_rm), (_, right_rm), _ = of_schedule(s)
     flags = dict(bf16=True, left_row_major=left_rm, right_row_major=right_rm, left_by_rows=False, right_by_rows=False,
-                 result_by_rows=False, result_transposed=s["flipped"] == 1, split=s["split"] > 1, shared_rest=s["deal"] != "whole")
+                 result_by_rows=False, result_transposed=s["transposed"] == 1, split=s["split"] > 1, shared_rest=s["deal"] != "whole")
     numbers = dict(tile_rows=s["rows"], tile_columns=s["columns"], stages=s["stages"], staging=s["staging"], raw_stages=0,
                    aligners=0, cluster=s["down"] * s["across"] * s["split"], share_rows=s["down"])
     constants = [f"static constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()]
@@ -338,7 +338,7 @@ class Device:
         """A function that launches the schedule on one of the sets."""
         rows, columns, terms, (left, left_rm), (right, right_rm), result = of_schedule(s)
         function, shared, blocks = self.function(s), self.shared(s), s["down"] * s["across"] * s["split"]
-        box = (stored(s), piece(s["columns"]) if s["flipped"] else 8 if s["split"] > 1 else 16)
+        box = (stored(s), piece(s["columns"]) if s["transposed"] else 8 if s["split"] > 1 else 16)
         shares = struct.pack(
             "<iiiiiIiiQQ", s["tiles_down"], s["tiles_across"], ceil(terms, 64), max(1, 2048 // (s["rows"] * s["down"])),
             s["tiles_down"] * s["tiles_across"] - s["rest"], s["pieces"], s["head"], s["part"], self.workspace.data_ptr(),
@@ -412,7 +412,7 @@ def promising(call, m, n, k, most):
     order = np.argsort(nanoseconds(arrays(found), MODEL), kind="stable")
     kinds, first, others = set(), [], []
     for s in (found[at] for at in order):
-        kind = (s["flipped"], s["rows"], s["columns"], s["resident"], s["down"], s["across"], s["split"], s["deal"])
+        kind = (s["transposed"], s["rows"], s["columns"], s["resident"], s["down"], s["across"], s["split"], s["deal"])
         if kind not in kinds:
             kinds.add(kind)
             first.append(s)
@@ -452,7 +452,7 @@ def fit(options):
     for name in options.files:
         with open(name, newline="") as file:
             for row in csv.DictReader(file, delimiter="\t"):
-                row.setdefault("flipped", 0)
+                row.setdefault("transposed", 0)
                 found.append({key: value if key in ("call", "deal") else float(value) if key in ("us", "library") else int(value)
                               for key, value in row.items()})
     f, us = arrays(found), np.array([s["us"] for s in found])

@@ -56,7 +56,7 @@ class _Ring:
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self.previous = self.rank - 1 if self.rank > 0 else None
         self.next = self.rank + 1 if self.rank + 1 < self.size else None
-
+        # Memory that the neighbours reach, if there is such: see `prepare`.
         self.rooms = None
 
     def prepare(self, device, *tensors):

@@ -32,13 +32,17 @@ _known = {}
 def rooms(group, device, nbytes):
     """The rooms of a group's ranks, for messages of so many bytes; None if they have to send in another way. All ranks call, with the
     same number."""
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        found = _known.get(group.group_name)
-        return found[1] if found is not None and found[0] is group and device.type == "cuda" else None
-    found = _known.get(group.group_name)
-    if found is None or found[0] is not group or (found[1] is not None and found[1].capacity < nbytes):
-        found = _known[group.group_name] = group, _make(group, device, nbytes)
-    return found[1]
+    if device.type != "cuda":
+        return None
+    known, found = _known.get(group.group_name, (None, None))
+    is_known = known is group
+    # A graph that is captured has what was made before.
+    if torch.cuda.is_current_stream_capturing():
+        return found if is_known else None
+    if not is_known or (found is not None and found.capacity < nbytes):
+        found = _make(group, device, nbytes)
+        _known[group.group_name] = group, found
+    return found
 
 
 def size(*tensors):

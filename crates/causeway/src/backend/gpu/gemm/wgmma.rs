@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use bytemuck::Pod;
 
 use super::problem::{Matrix, Problem};
-use super::wgmma_tiles::{Cluster, Deal, Operand, Product, Schedule, choose};
+use super::wgmma_tiles::{Cluster, Deal, Operand, Product, Schedule, WARP_ROWS, choose};
 use crate::backend::gpu::choice::{ArgumentType, Attribute, Choice, Constants, KernelFunction, LaunchBounds};
 use crate::backend::gpu::device_struct::device_struct;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, TensorMap, Vendor};
@@ -94,7 +94,7 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Option<Plan> {
         transposed: false,
     };
     let schedule = choose(product, facts);
-    let (left, right) = if schedule.flipped { (right, left) } else { (left, right) };
+    let (left, right) = if schedule.transposed { (right, left) } else { (left, right) };
     Some(Launch { problem, left, right, result, schedule, steps: product.steps() }.plan())
 }
 
@@ -285,7 +285,7 @@ impl Launch<'_> {
     }
 
     fn arguments(&self) -> Block {
-        let Schedule { flipped, tile, cluster, tiles, deal, .. } = self.schedule;
+        let Schedule { transposed, tile, cluster, tiles, deal, .. } = self.schedule;
         let (down, across) = cluster.tiles();
         let dtype = self.problem.dtype;
         // Blocks that share an operand load a part of its lines each.
@@ -297,9 +297,9 @@ impl Launch<'_> {
         if self.result.direct {
             let columns = tile.stored_columns();
             let box_sizes = match cluster {
-                _ if flipped => [16, columns],
+                _ if transposed => [WARP_ROWS, columns],
                 Cluster::Split(_) => [columns, 8],
-                Cluster::Share { .. } => [columns, 16],
+                Cluster::Share { .. } => [columns, WARP_ROWS],
             };
             let map = self.result.map(dtype, box_sizes[1]);
             block.map(TensorMap { box_sizes, swizzled: box_sizes[0] == 64, ..map });
@@ -352,7 +352,7 @@ impl Launch<'_> {
     }
 
     fn choice(&self, threads: u32) -> Choice {
-        let Schedule { flipped, tile, cluster, deal, .. } = self.schedule;
+        let Schedule { transposed, tile, cluster, deal, .. } = self.schedule;
         let blocks = cluster.blocks();
         let constants = Constants::new("Tile")
             .flag("bf16", self.problem.dtype == DType::BF16)
@@ -361,7 +361,7 @@ impl Launch<'_> {
             .flag("left_by_rows", !self.left.direct)
             .flag("right_by_rows", !self.right.direct)
             .flag("result_by_rows", !self.result.direct)
-            .flag("result_transposed", flipped)
+            .flag("result_transposed", transposed)
             .flag("split", matches!(cluster, Cluster::Split(_)))
             .flag("shared_rest", deal != Deal::Whole)
             .int("tile_rows", tile.rows)

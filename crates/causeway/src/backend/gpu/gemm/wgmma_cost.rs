@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Cache lines count, not bytes: one of 128 bytes that begins within a cache line touches two. Constants are nanoseconds, and were
-//! fitted by tests/tune_gemm.py to times on an H200 (docs/kernels/history/gemm-wgmma.md).
+//! fitted by tests/tune_gemm.py to times on an H100, but for `memory`, which is that of an H200: there it was fitted before, and the H100's
+//! fit has been scaled (docs/kernels/history/gemm-wgmma.md).
 
 use super::wgmma_tiles::{Cluster, Deal, Operand, Product, Schedule, Tile, Tiles};
 use crate::backend::gpu::plan::DeviceFacts;

@@ -31,13 +31,13 @@ fn constant(plan: &Plan, name: &str) -> u64 {
 }
 
 /// Whether rows and columns are swapped.
-fn is_flipped(plan: &Plan) -> bool {
+fn is_transposed(plan: &Plan) -> bool {
     plan.constant("result_transposed") == "true"
 }
 
 /// What belongs to rows and to columns, as the kernel has them.
 fn oriented<T>(plan: &Plan, [of_rows, of_columns]: [T; 2]) -> [T; 2] {
-    if is_flipped(plan) { [of_columns, of_rows] } else { [of_rows, of_columns] }
+    if is_transposed(plan) { [of_columns, of_rows] } else { [of_rows, of_columns] }
 }
 
 /// The kernel's rows and columns that a cluster computes at a time.
@@ -53,7 +53,7 @@ fn number(plan: &Plan, at: usize) -> i32 {
 
 #[test]
 fn aligned_matrices_have_a_map_each() {
-    let mut flipped = [false; 2];
+    let mut transposed = [false; 2];
     for (rows, columns) in [(2048, 4096), (16, 4096), (1536, 2944)] {
         let plan = planned(&problem(rows, columns, 1000, 0));
         let maps: Vec<_> = plan.tensor_maps.iter().map(|(at, map)| (*at, map.address, map.sizes)).collect();
@@ -62,6 +62,7 @@ fn aligned_matrices_have_a_map_each() {
         let result = (256, RESULT, [columns, rows]);
         assert_eq!(maps, [(0, first.0, first.1), (128, second.0, second.1), result]);
         assert!(plan.tensor_maps.iter().all(|(_, map)| map.stride_bytes == map.sizes[0] * 2));
+        assert!(plan.tensor_maps[..2].iter().all(|(_, map)| map.swizzled), "{plan}");
         let row_major = oriented(&plan, ["false", "true"]);
         assert_eq!(["left_row_major", "right_row_major"].map(|name| plan.constant(name)), row_major);
         // Tiles down and across, in units of a cluster's, and steps.
@@ -69,10 +70,11 @@ fn aligned_matrices_have_a_map_each() {
             (oriented(&plan, [rows, columns]), at_a_time(&plan));
         let tiles = [down.div_ceil(tile_rows) as i32, across.div_ceil(tile_columns) as i32];
         assert_eq!([384, 388, 392].map(|at| number(&plan, at)), [tiles[0], tiles[1], 16]);
-        assert!(plan.arguments.len().is_multiple_of(64), "{plan}");
-        flipped[usize::from(is_flipped(&plan))] = true;
+        assert!(plan.grid[0] >= 64 && plan.arguments.len().is_multiple_of(64), "{plan}");
+        assert!(rows < 2048 || plan.grid[0] >= 112, "{plan}");
+        transposed[usize::from(is_transposed(&plan))] = true;
     }
-    assert_eq!(flipped, [true; 2], "both orientations");
+    assert_eq!(transposed, [true; 2], "both orientations");
 }
 
 #[test]
@@ -136,7 +138,7 @@ fn boxes_are_parts_of_tiles() {
             assert_eq!((right.box_sizes, right.swizzled), ([64, lines / down], true), "{plan}");
             let stored = [64, 48, 32, 16].into_iter().find(|width| columns.is_multiple_of(*width)).unwrap();
             let box_sizes = match plan.constant("split") {
-                _ if is_flipped(&plan) => [16, stored],
+                _ if is_transposed(&plan) => [16, stored],
                 "true" => [stored, 8],
                 _ => [stored, 16],
             };

@@ -12,6 +12,9 @@ use rustc_hash::FxBuildHasher;
 use super::wgmma_cost::Estimate;
 use crate::backend::gpu::plan::DeviceFacts;
 
+/// Rows that a warp multiplies and stores.
+pub(super) const WARP_ROWS: u32 = 16;
+
 /// A tile and the pipeline that goes with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tile {
@@ -83,7 +86,7 @@ pub(super) struct Product {
 
 impl Product {
     /// The same sums with rows and columns swapped.
-    fn flipped(self) -> Self {
+    fn transpose(self) -> Self {
         Product {
             rows: self.columns,
             columns: self.rows,
@@ -96,7 +99,7 @@ impl Product {
 
     /// Elements of a line that a warp stores at a time.
     pub fn stored(&self, tile: &Tile) -> u32 {
-        if self.transposed { 16 } else { tile.stored_columns() }
+        if self.transposed { WARP_ROWS } else { tile.stored_columns() }
     }
 
     /// Steps of a sum.
@@ -301,7 +304,7 @@ pub(super) enum Deal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Schedule {
     /// Rows and columns are swapped, and the result is stored transposed.
-    pub flipped: bool,
+    pub transposed: bool,
     pub tile: Tile,
     pub cluster: Cluster,
     pub tiles: Tiles,
@@ -344,9 +347,9 @@ pub(super) fn choose(product: Product, facts: &DeviceFacts) -> Schedule {
 /// The schedule that takes the least time by the model.
 fn compare(product: &Product, facts: &DeviceFacts) -> Schedule {
     // Lines that begin anywhere are aligned as they lie.
-    let (tiles, flipped) =
-        if product.by_lines { (BY_LINES, None) } else { (DIRECT, Some(product.flipped())) };
-    let choices = std::iter::once(*product).chain(flipped).flat_map(|product| {
+    let (tiles, transposed) =
+        if product.by_lines { (BY_LINES, None) } else { (DIRECT, Some(product.transpose())) };
+    let choices = std::iter::once(*product).chain(transposed).flat_map(|product| {
         let fits = move |tile: &&Tile| {
             tile.right_row_major.is_none_or(|row_major| row_major == product.right.row_major)
         };
@@ -364,8 +367,8 @@ fn best_deal(product: &Product, tile: Tile, cluster: Cluster, facts: &DeviceFact
     let (steps, tiles) = (product.steps(), Tiles::new(product, &tile, cluster));
     let at_a_time = cluster.at_a_time(&tile, facts);
     let count = tiles.count();
-    let schedule =
-        |clusters, deal| Schedule { flipped: product.transposed, tile, cluster, tiles, clusters, deal };
+    let transposed = product.transposed;
+    let schedule = |clusters, deal| Schedule { transposed, tile, cluster, tiles, clusters, deal };
     let split = matches!(cluster, Cluster::Split(_));
     // Blocks stay and walk over tiles, but those that have split theirs.
     let whole = schedule(if split { count } else { count.min(at_a_time) }, Deal::Whole);
@@ -468,9 +471,9 @@ mod tests {
         for (rows, columns) in sizes.iter().flat_map(|rows| sizes.map(|columns| (*rows, columns))) {
             for terms in [16, 64, 448, 4096, 25808] {
                 let schedule = chosen(rows, columns, terms);
-                let Schedule { flipped, tile, cluster, tiles, clusters, deal } = schedule;
+                let Schedule { transposed, tile, cluster, tiles, clusters, deal } = schedule;
                 let (down, across) = cluster.tiles();
-                let (rows, columns) = if flipped { (columns, rows) } else { (rows, columns) };
+                let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
                 assert!(tiles.down * u64::from(tile.rows * down) >= rows, "{schedule:?}");
                 assert!(tiles.across * u64::from(tile.columns * across) >= columns, "{schedule:?}");
                 let steps = terms.div_ceil(64);
