@@ -1,7 +1,5 @@
 //! Backward: `dx`, `dweight`, `dbias`, `dinitial_states`, and `dB` and `dC` of the gates.
 
-use std::marker::PhantomData;
-
 mod along_channels;
 mod along_sequence;
 mod by_heads;
@@ -48,6 +46,9 @@ pub(super) struct Problem<T: Number> {
     pub sums: SumsTarget,
     pub width: usize,
     pub silu: bool,
+    /// Whether the slope of the activation is as exact as sums of 32 bits ask. It enters dx and the sums of dweight and dbias, and
+    /// rounding to 16 bits hides what it lacks in either.
+    pub exact_slope: bool,
     /// Whether dx is stored past the caches.
     pub stream: bool,
 }
@@ -60,12 +61,8 @@ pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
     if let Some(norm) = call.norm {
         with_number!(call.x.dtype(), by_heads | by_heads_along_sequence(cpu, call, sizes, &norm))
     } else {
-        with_number!(call.x.dtype(), along_either | along_sequence_in_f64(cpu, call, sizes))
+        with_number!(call.x.dtype(), along_either | along_sequence(cpu, call, sizes))
     }
-}
-
-fn along_sequence_in_f64<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
-    along_sequence::<T, T>(cpu, call, sizes);
 }
 
 fn by_heads<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &HeadNorm) {
@@ -93,8 +90,7 @@ fn by_heads_along_channels<T: Number, const WIDTH: usize>(
         norm,
         (partition, true),
         |partition, problem, parallel| {
-            let (weights, slope) = (rows::Weights::new(), PhantomData);
-            let kernel = AlongChannels::<T, T, WIDTH, false> { partition, problem, weights, slope };
+            let kernel = AlongChannels::<T, WIDTH> { partition, problem, weights: rows::Weights::new() };
             kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
         },
     );
@@ -109,7 +105,7 @@ fn by_heads_along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: 
         norm,
         (partition, false),
         |partition, problem, parallel| {
-            let kernel = AlongSequence::<T, T> { partition, problem, slope: PhantomData };
+            let kernel = AlongSequence::<T> { partition, problem };
             kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
         },
     );
@@ -138,65 +134,33 @@ fn with_gradients_of_heads<T: Number>(
     write_sums(&sums, call);
 }
 
-/// The slope of the activation enters dx and the sums of dweight and dbias, and is as exact as the finest of them asks:
-/// rounding to 16 bits hides what it lacks in either, but sums of 32 bits would show it.
 fn along_either<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
-    if call.dweight.dtype() == call.x.dtype() {
-        with_slope::<T, T>(cpu, call, sizes);
-    } else {
-        with_slope::<T, T::Accumulator>(cpu, call, sizes);
-    }
-}
-
-fn with_slope<T, P>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes)
-where
-    T: Number,
-    P: Number<Accumulator = T::Accumulator>,
-{
     if rows::are_rows(sizes, &strides(call)) {
-        match sizes.width {
-            _ if call.b.is_some() || call.c.is_some() => {
-                along_channels::<T, P, { rows::MAX_WIDTH }, true>(cpu, call, sizes);
-            }
-            4 => along_channels::<T, P, 4, false>(cpu, call, sizes),
-            _ => along_channels::<T, P, { rows::MAX_WIDTH }, false>(cpu, call, sizes),
+        if sizes.width == 4 && call.b.is_none() && call.c.is_none() {
+            along_channels::<T, 4>(cpu, call, sizes);
+        } else {
+            along_channels::<T, { rows::MAX_WIDTH }>(cpu, call, sizes);
         }
     } else {
-        along_sequence::<T, P>(cpu, call, sizes);
+        along_sequence::<T>(cpu, call, sizes);
     }
 }
 
-fn along_channels<T, P, const WIDTH: usize, const GATED: bool>(
-    cpu: Cpu,
-    call: &mut Backward<'_>,
-    sizes: &Sizes,
-) where
-    T: Number,
-    P: Number<Accumulator = T::Accumulator>,
-{
+fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
     let partition = rows::partition(sizes, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());
-    let kernel = AlongChannels::<T, P, WIDTH, GATED> {
-        partition,
-        problem,
-        weights: rows::Weights::new(),
-        slope: PhantomData,
-    };
+    let kernel = AlongChannels::<T, WIDTH> { partition, problem, weights: rows::Weights::new() };
     kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
 }
 
-fn along_sequence<T, P>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes)
-where
-    T: Number,
-    P: Number<Accumulator = T::Accumulator>,
-{
+fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
     let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
     let partition = Partition::along_sequence(sizes, contiguous, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());
-    let kernel = AlongSequence::<T, P> { partition, problem, slope: PhantomData };
+    let kernel = AlongSequence::<T> { partition, problem };
     kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
 }
@@ -253,6 +217,7 @@ impl<T: Number> Problem<T> {
             sums,
             width: sizes.width as usize,
             silu: call.activation == Activation::Silu,
+            exact_slope: call.dweight.dtype() != call.x.dtype(),
             stream: is_streamed::<T>(sizes),
         }
     }

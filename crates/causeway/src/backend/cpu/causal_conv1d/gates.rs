@@ -5,7 +5,6 @@
 use super::rows::{GROUP, MAX_PAIR, Tail};
 use super::sequences::{Piece, Sequences};
 use super::tensors::Source;
-use super::tile::{TILE, gather};
 use crate::backend::cpu::simd::{Lanes, Number, Simd};
 use crate::tensor::TensorRef;
 
@@ -114,7 +113,7 @@ impl<T: Number> Gate<T> {
         }
     }
 
-    /// Multiplies at most `TILE` values with the factors from `index` on, along an axis.
+    /// Multiplies values with the factors from `index` on, along an axis.
     ///
     /// # Safety
     /// So many indices from there on lie in x.
@@ -124,11 +123,21 @@ impl<T: Number> Gate<T> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let mut factors = [T::Accumulator::ZERO; TILE];
-        let factors = &mut factors[..values.len()];
-        // SAFETY: the caller's promise; a gate has the shape of x.
-        unsafe { gather(simd, self.factors.at(index), self.factors.strides[axis], factors) };
-        for (value, &factor) in values.iter_mut().zip(&*factors) {
+        let (source, stride) = (self.factors.at(index), self.factors.strides[axis]);
+        let mut done = 0;
+        if stride == 1 && !self.round {
+            for chunk in values.chunks_exact_mut(S::LANES) {
+                // SAFETY: the caller's promise; a gate has the shape of x, and the chunk is a whole vector.
+                unsafe {
+                    let product = simd.mul(simd.load(chunk.as_ptr()), T::load(simd, source.add(done)));
+                    simd.store(chunk.as_mut_ptr(), product);
+                }
+                done += S::LANES;
+            }
+        }
+        for (i, value) in values.iter_mut().enumerate().skip(done) {
+            // SAFETY: as above.
+            let factor = unsafe { *source.wrapping_offset(stride.wrapping_mul(i as isize)) }.widen();
             *value = self.kept(*value * factor);
         }
     }

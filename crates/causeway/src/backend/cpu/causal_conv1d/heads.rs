@@ -16,15 +16,12 @@ use super::partition::Partition;
 use super::sequences::{Piece, Sequences};
 use super::states::History;
 use super::tensors::Parameter;
-use super::tile::{self, Keep, TILE};
+use super::tile::{self, Finish, STEP, TILE};
 use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Simd};
 use crate::causal_conv1d::{HeadNorm, Sizes};
 
 /// Vectors whose activation is computed together.
 const TOGETHER: usize = 4;
-
-/// Positions are a multiple of this: `TOGETHER` of the widest vectors.
-const STEP: usize = 64;
 
 /// Accumulators of a tile, so that what is computed of one stays in the second-level cache.
 const TILE_ELEMENTS: usize = 1 << 15;
@@ -152,7 +149,7 @@ impl<'a, T: Number> Channels<'a, T> {
                 )
             };
         }
-        tile::convolve(simd, &self.taps, bias, &line[..self.pitch], count, out, &Keep);
+        tile::convolve::<S, T>(simd, (&self.taps, bias), &line[..self.pitch], count, out, Finish::Keep);
     }
 }
 
@@ -171,52 +168,17 @@ pub(super) fn activate<S, T>(
     let step = TOGETHER * S::LANES;
     let chunks = pre.chunks_exact(step).zip(u.chunks_exact_mut(step)).zip(squares.chunks_exact_mut(step));
     for ((pre, u), squares) in chunks {
-        let mut values = load::<S, TOGETHER>(simd, pre);
+        let mut values = tile::load::<S, TOGETHER>(simd, pre);
         if silu {
             values = simd.silu::<T, TOGETHER>(values);
         }
-        let sums = load::<S, TOGETHER>(simd, squares);
-        for (i, (value, sum)) in values.into_iter().zip(sums).enumerate() {
-            // SAFETY: chunks are `TOGETHER` whole vectors.
-            unsafe {
-                simd.store(u.as_mut_ptr().add(i * S::LANES), value);
-                simd.store(squares.as_mut_ptr().add(i * S::LANES), simd.mul_add(value, value, sum));
-            }
+        let mut sums = tile::load::<S, TOGETHER>(simd, squares);
+        for (value, sum) in values.iter().zip(sums.iter_mut()) {
+            *sum = simd.mul_add(*value, *value, *sum);
         }
+        tile::store(simd, values, u);
+        tile::store(simd, sums, squares);
     }
-}
-
-/// Multiplies whole steps with the slope of SiLU.
-#[inline(always)]
-pub(super) fn slope<S, T>(simd: S, pre: &[S::Scalar], values: &mut [S::Scalar])
-where
-    S: Simd,
-    T: Number<Accumulator = S::Scalar>,
-{
-    let step = TOGETHER * S::LANES;
-    for (pre, values) in pre.chunks_exact(step).zip(values.chunks_exact_mut(step)) {
-        let slopes = simd.silu_slope::<T, TOGETHER>(load::<S, TOGETHER>(simd, pre));
-        let factors = load::<S, TOGETHER>(simd, values);
-        for (i, (slope, factor)) in slopes.into_iter().zip(factors).enumerate() {
-            // SAFETY: chunks are `TOGETHER` whole vectors.
-            unsafe { simd.store(values.as_mut_ptr().add(i * S::LANES), simd.mul(factor, slope)) };
-        }
-    }
-}
-
-#[inline(always)]
-fn load<S: Simd, const N: usize>(simd: S, values: &[S::Scalar]) -> [S::Vector; N] {
-    let mut vectors = [simd.splat(S::Scalar::ZERO); N];
-    for (vector, chunk) in vectors.iter_mut().zip(values.chunks_exact(S::LANES)) {
-        // SAFETY: the chunk is a whole vector.
-        *vector = unsafe { simd.load(chunk.as_ptr()) };
-    }
-    vectors
-}
-
-/// Positions rounded up to whole steps.
-pub(super) fn whole_steps(count: usize) -> usize {
-    count.next_multiple_of(STEP)
 }
 
 /// Channels and positions that change places together: a line of memory each.
@@ -273,7 +235,7 @@ pub(super) unsafe fn transpose_in<S, T>(
             let down = SQUARE.min(channels - first);
             for (position, line) in square[..across].iter_mut().enumerate() {
                 // SAFETY: the caller's promise.
-                unsafe { tile::gather(simd, source(from + position).add(first), 1, &mut line[..down]) };
+                unsafe { tile::widen(simd, source(from + position).add(first), &mut line[..down]) };
             }
             for (channel, line) in lines[first * pitch..].chunks_exact_mut(pitch).take(down).enumerate() {
                 for (position, value) in line[at + from..at + from + across].iter_mut().enumerate() {

@@ -124,12 +124,12 @@ impl Partition {
 
     /// Does every task, on the threads of the current pool if `parallel`.
     pub fn for_each_task(&self, parallel: bool, task: impl Fn(usize) + Sync) {
-        for_each(self.tasks(), parallel, task);
+        for_each(self.tasks(), parallel, &task);
     }
 }
 
-/// Calls `task` with 0 to `count - 1`, on the threads of the current pool if `parallel`.
-pub(super) fn for_each(count: usize, parallel: bool, task: impl Fn(usize) + Sync) {
+/// Calls `task` with 0 to `count - 1`, on the threads of the current pool if `parallel`. Compiled once: a call is little beside a task.
+pub(super) fn for_each(count: usize, parallel: bool, task: &(dyn Fn(usize) + Sync)) {
     if parallel && count > 1 {
         (0..count).into_par_iter().for_each(|index| {
             let _mode = Ieee754::enter();

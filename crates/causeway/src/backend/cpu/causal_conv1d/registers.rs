@@ -11,7 +11,6 @@
 //! every page.
 
 use super::rows::{MAX_PAIR, load_lanes, store_lanes};
-use super::tile::Finish;
 use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
 
 /// Widths up to this one. Bodies are compiled for width 4, which most models have, and for this one, which passes
@@ -25,13 +24,13 @@ pub(super) const WIDE_LANES: usize = 16;
 /// Bytes between a load and the line that is asked for: about what arrives in two latencies of the memory.
 const AHEAD: usize = 2048;
 
-/// Calls a method with 4 or `MAX_WIDTH` as its constant.
+/// Calls a function with 4 or `MAX_WIDTH` as its constant; the former only where [`whole_pairs`] of the vectors takes no other width.
 macro_rules! with_taps {
-    ($width:expr, $function:ident::<$($type:ty),*>($($argument:expr),* $(,)?)) => {
-        if $width == 4 {
-            $function::<$($type,)* 4>($($argument),*)
+    ($width:expr, $function:ident::<$simd:ty, $type:ty>($($argument:expr),* $(,)?)) => {
+        if const { <$simd as $crate::backend::cpu::simd::Simd>::LANES < registers::MAX_WIDTH } || $width == 4 {
+            $function::<$simd, $type, 4>($($argument),*)
         } else {
-            $function::<$($type,)* { $crate::backend::cpu::causal_conv1d::registers::MAX_WIDTH }>($($argument),*)
+            $function::<$simd, $type, { registers::MAX_WIDTH }>($($argument),*)
         }
     };
 }
@@ -196,33 +195,32 @@ where
     }
 }
 
-/// `out[i] = finish(bias + Σ_w weight[w] · x[i + w - (width-1)]) + residual[i]`, where `history` holds the
+/// `out[i] = act(bias + Σ_w weight[w] · x[i + w - (width-1)]) + residual[i]`, where `history` holds the
 /// `width - 1` positions before x, and then those at its end.
 ///
 /// # Safety
 /// `x` and `residual`, unless null, point at as many elements of tensors as `out`, [`whole_pairs`] of the width.
 #[inline(always)]
-pub(super) unsafe fn convolve<S, T, F, const WIDTH: usize>(
+pub(super) unsafe fn convolve<S, T, const WIDTH: usize>(
     simd: S,
+    silu: bool,
     weight: &[S::Scalar],
     bias: S::Scalar,
     x: *const T,
     residual: *const T,
     history: &mut [S::Scalar],
     out: &Output<T>,
-    finish: &F,
 ) where
     S: Simd,
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
-    F: Finish<S>,
 {
     let taps = Taps::<S, T, WIDTH>::new(simd, weight, bias, x);
-    let source = Convolution { taps, residual, out, finish };
+    let source = Convolution { taps, silu, residual, out };
     let mut before = load_history::<S, T>(simd, history);
     // SAFETY: the caller's promise.
     unsafe {
         let mut at = 0;
-        if S::LANES == WIDE_LANES {
+        if const { S::LANES == WIDE_LANES } {
             (before, at) = source.groups::<{ 2 * INTERLEAVED }>(simd, before, at);
         }
         // What is left of a row, or all of a short one.
@@ -233,18 +231,17 @@ pub(super) unsafe fn convolve<S, T, F, const WIDTH: usize>(
 }
 
 /// What [`convolve`] works on, in registers where it fits.
-struct Convolution<'a, S: Simd, T, F, const WIDTH: usize> {
+struct Convolution<'a, S: Simd, T, const WIDTH: usize> {
     taps: Taps<S, T, WIDTH>,
+    silu: bool,
     residual: *const T,
     out: &'a Output<T>,
-    finish: &'a F,
 }
 
-impl<S, T, F, const WIDTH: usize> Convolution<'_, S, T, F, WIDTH>
+impl<S, T, const WIDTH: usize> Convolution<'_, S, T, WIDTH>
 where
     S: Simd,
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
-    F: Finish<S>,
 {
     /// Groups of `N` vectors from `at` on, as many as there are; the last pair of them, and where they end. The sums of a group are taken before
     /// those of the one before it are finished: two chains that do not depend on each other lie side by side, and
@@ -285,7 +282,7 @@ where
     /// As for [`convolve`], and `at + N · LANES ≤ out.count`.
     #[inline(always)]
     unsafe fn finish<const N: usize>(&self, simd: S, sums: [S::Vector; N], at: usize) {
-        let mut results = self.finish.apply(simd, sums, at);
+        let mut results = if self.silu { simd.silu::<T, N>(sums) } else { sums };
         // SAFETY: the caller's promise.
         unsafe {
             if !self.residual.is_null() {

@@ -93,7 +93,7 @@ pub(super) fn write_final_states<T: Number>(
         return;
     }
     let parallel = has_threads && Work::Copy.is_worth_threads([sizes.sequences, sizes.dim, before]);
-    for_each(sizes.sequences as usize, parallel, |sequence| {
+    for_each(sizes.sequences as usize, parallel, &|sequence| {
         let sequence = sequence as i64;
         let (batch, start, end) = sequences.bounds(sequence);
         for column in 0..before {

@@ -46,7 +46,7 @@ impl Sums {
     pub unsafe fn write(&self, has_threads: bool, write: impl Fn(i64, &[f64]) + Sync) {
         let sums = [self.chunks, self.dim, self.terms].map(|count| count as i64);
         let parallel = has_threads && Work::Copy.is_worth_threads(sums);
-        for_each(self.dim.div_ceil(TOGETHER), parallel, |group| {
+        for_each(self.dim.div_ceil(TOGETHER), parallel, &|group| {
             let first = group * TOGETHER;
             let count = TOGETHER.min(self.dim - first);
             // Those of a channel side by side.

@@ -9,132 +9,172 @@
 //!
 //! A tile is loaded once (any stride, any dtype), convolved with unaligned loads from the cache, and stored
 //! once. The next tile's history is the end of this one's x.
+//!
+//! Each step over a tile is a function of its own ([`Simd::apart`]), compiled once for all kernels that take it: a call is little beside
+//! 512 positions.
 
 use std::marker::PhantomData;
 
-use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Part, Simd};
 
 /// Positions in a tile: a multiple of every number of lanes. Three buffers of this length stay in the
 /// L1 cache.
 pub(super) const TILE: usize = 512;
 
-/// Vectors that a pass over the taps keeps in registers, so that a weight is loaded once for all of them.
+/// Vectors that a pass over the taps keeps in registers, so that a weight is loaded once for all of them, and whose SiLU is computed
+/// together.
 const UNROLL: usize = 4;
 
-/// `count` rounded up to whole vectors.
+/// What activations are computed for: `UNROLL` of the widest vectors.
+pub(super) const STEP: usize = 64;
+
+/// Positions rounded up to whole steps.
+pub(super) fn whole_steps(count: usize) -> usize {
+    count.next_multiple_of(STEP)
+}
+
+/// What becomes of the sums of a convolution.
+#[derive(Clone, Copy)]
+pub(super) enum Finish<'a, A> {
+    Keep,
+    Silu,
+    /// dy, in whole vectors, is multiplied with SiLU's slope there; see [`Simd::silu_slope`].
+    Slope {
+        exact: bool,
+        dy: &'a [A],
+    },
+}
+
+impl<A> Finish<'_, A> {
+    pub fn activation(silu: bool) -> Self {
+        if silu { Finish::Silu } else { Finish::Keep }
+    }
+}
+
+/// `out[i] = finish(bias + Σ_w weight[w] · x[i + w])` for `count` positions, rounded up to whole vectors. SiLU is as exact
+/// as `T` asks.
 #[inline(always)]
-fn whole_vectors<S: Simd>(_: S, count: usize) -> usize {
-    count.next_multiple_of(S::LANES)
-}
-
-/// What happens to a sum before it is stored.
-pub(super) trait Finish<S: Simd> {
-    /// Neighbouring vectors, of which `position` is the first lane in the tile.
-    fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], position: usize) -> [S::Vector; N];
-}
-
-/// Nothing.
-pub(super) struct Keep;
-
-impl<S: Simd> Finish<S> for Keep {
-    #[inline(always)]
-    fn apply<const N: usize>(&self, _: S, sums: [S::Vector; N], _: usize) -> [S::Vector; N] {
-        sums
-    }
-}
-
-/// SiLU.
-pub(super) struct Silu<T>(pub PhantomData<T>);
-
-impl<S: Simd, T: Number> Finish<S> for Silu<T> {
-    #[inline(always)]
-    fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], _: usize) -> [S::Vector; N] {
-        simd.silu::<T, N>(sums)
-    }
-}
-
-/// What an activation's derivative does to dy.
-pub(super) trait Slope<S: Simd> {
-    /// `pre` is what the activation is applied to.
-    fn slope<const N: usize>(&self, simd: S, pre: [S::Vector; N], dy: [S::Vector; N]) -> [S::Vector; N];
-}
-
-impl<S: Simd> Slope<S> for Keep {
-    #[inline(always)]
-    fn slope<const N: usize>(&self, _: S, _: [S::Vector; N], dy: [S::Vector; N]) -> [S::Vector; N] {
-        dy
-    }
-}
-
-impl<S: Simd, T: Number> Slope<S> for Silu<T> {
-    #[inline(always)]
-    fn slope<const N: usize>(&self, simd: S, pre: [S::Vector; N], mut dy: [S::Vector; N]) -> [S::Vector; N] {
-        for (dy, slope) in dy.iter_mut().zip(simd.silu_slope::<T, N>(pre)) {
-            *dy = simd.mul(*dy, slope);
-        }
-        dy
-    }
-}
-
-/// SiLU's derivative times dy.
-pub(super) struct SiluGradient<'a, T: Number> {
-    /// Whole vectors.
-    pub dy: &'a [T::Accumulator],
-}
-
-impl<S: Simd, T: Number<Accumulator = S::Scalar>> Finish<S> for SiluGradient<'_, T> {
-    #[inline(always)]
-    fn apply<const N: usize>(&self, simd: S, sums: [S::Vector; N], position: usize) -> [S::Vector; N] {
-        let mut dy = [simd.splat(S::Scalar::ZERO); N];
-        let chunks = self.dy[position..position + N * S::LANES].chunks_exact(S::LANES);
-        for (dy, chunk) in dy.iter_mut().zip(chunks) {
-            // SAFETY: the chunk is a whole vector.
-            *dy = unsafe { simd.load(chunk.as_ptr()) };
-        }
-        Silu(PhantomData::<T>).slope(simd, sums, dy)
-    }
-}
-
-/// `out[i] = finish(bias + Σ_w weight[w] · x[i + w])` for `count` positions, rounded up to whole vectors.
-#[inline(always)]
-pub(super) fn convolve<S: Simd>(
+pub(super) fn convolve<S: Simd, T: Number>(
     simd: S,
-    weight: &[S::Scalar],
-    bias: S::Scalar,
+    (weight, bias): (&[S::Scalar], S::Scalar),
     x: &[S::Scalar],
     count: usize,
     out: &mut [S::Scalar],
-    finish: &impl Finish<S>,
+    finish: Finish<'_, S::Scalar>,
 ) {
-    let padded = whole_vectors(simd, count);
-    assert!(out.len() >= padded && x.len() + 1 >= padded + weight.len());
-    let (x, out) = (x.as_ptr(), out.as_mut_ptr());
-    let mut at = 0;
-    // SAFETY: `at + lanes ≤ padded`, so that stores stay in `out`, and loads, which begin at `at + tap` with
-    // `tap < weight.len()`, in `x`.
-    unsafe {
-        while at + UNROLL * S::LANES <= padded {
-            let mut sums = [simd.splat(bias); UNROLL];
-            for (tap, &weight) in weight.iter().enumerate() {
-                let weight = simd.splat(weight);
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    *sum = simd.mul_add(weight, simd.load(x.add(at + tap + i * S::LANES)), *sum);
+    simd.apart(Convolve::<_, T> { weight, bias, x, count, out, finish, of: PhantomData });
+}
+
+/// See [`convolve`].
+struct Convolve<'a, A, T> {
+    weight: &'a [A],
+    bias: A,
+    x: &'a [A],
+    count: usize,
+    out: &'a mut [A],
+    finish: Finish<'a, A>,
+    of: PhantomData<T>,
+}
+
+impl<S: Simd, T: Number> Part<S> for Convolve<'_, S::Scalar, T> {
+    #[inline(always)]
+    fn run(mut self, simd: S) {
+        let padded = self.count.next_multiple_of(S::LANES);
+        assert!(self.out.len() >= padded && self.x.len() + 1 >= padded + self.weight.len());
+        let mut at = 0;
+        // SAFETY: the assertion, with vectors that end at `padded`.
+        unsafe {
+            while at + UNROLL * S::LANES <= padded {
+                self.vectors::<S, UNROLL>(simd, at);
+                at += UNROLL * S::LANES;
+            }
+            while at < padded {
+                self.vectors::<S, 1>(simd, at);
+                at += S::LANES;
+            }
+        }
+    }
+}
+
+impl<A: Accumulator, T: Number> Convolve<'_, A, T> {
+    /// # Safety
+    /// `N` vectors from `at` on lie in `out`, and with the taps in x.
+    #[inline(always)]
+    unsafe fn vectors<S: Simd<Scalar = A>, const N: usize>(&mut self, simd: S, at: usize) {
+        let mut sums = [simd.splat(self.bias); N];
+        for (tap, &weight) in self.weight.iter().enumerate() {
+            let weight = simd.splat(weight);
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: the caller's promise.
+                let x = unsafe { simd.load(self.x.as_ptr().add(at + tap + i * S::LANES)) };
+                *sum = simd.mul_add(weight, x, *sum);
+            }
+        }
+        match self.finish {
+            Finish::Keep => {}
+            Finish::Silu => sums = simd.silu::<T, N>(sums),
+            Finish::Slope { exact, dy } => {
+                let slopes = simd.silu_slope::<T, N>(exact, sums);
+                sums = load(simd, &dy[at..]);
+                for (result, slope) in sums.iter_mut().zip(slopes) {
+                    *result = simd.mul(*result, slope);
                 }
             }
-            for (i, result) in finish.apply(simd, sums, at).into_iter().enumerate() {
-                simd.store(out.add(at + i * S::LANES), result);
-            }
-            at += UNROLL * S::LANES;
         }
-        while at < padded {
-            let mut sum = simd.splat(bias);
-            for (tap, &weight) in weight.iter().enumerate() {
-                sum = simd.mul_add(simd.splat(weight), simd.load(x.add(at + tap)), sum);
+        store(simd, sums, &mut self.out[at..]);
+    }
+}
+
+/// Multiplies whole steps with the slope of SiLU, as exact as [`Simd::silu_slope`].
+#[inline(always)]
+pub(super) fn multiply_by_slope<S: Simd, T: Number>(
+    simd: S,
+    exact: bool,
+    pre: &[S::Scalar],
+    values: &mut [S::Scalar],
+) {
+    simd.apart(MultiplyBySlope::<_, T> { exact, pre, values, of: PhantomData });
+}
+
+/// See [`multiply_by_slope`].
+struct MultiplyBySlope<'a, A, T> {
+    exact: bool,
+    pre: &'a [A],
+    values: &'a mut [A],
+    of: PhantomData<T>,
+}
+
+impl<S: Simd, T: Number> Part<S> for MultiplyBySlope<'_, S::Scalar, T> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let step = UNROLL * S::LANES;
+        for (pre, values) in self.pre.chunks_exact(step).zip(self.values.chunks_exact_mut(step)) {
+            let mut results = simd.silu_slope::<T, UNROLL>(self.exact, load(simd, pre));
+            for (result, factor) in results.iter_mut().zip(load::<S, UNROLL>(simd, values)) {
+                *result = simd.mul(factor, *result);
             }
-            let [result] = finish.apply(simd, [sum], at);
-            simd.store(out.add(at), result);
-            at += S::LANES;
+            store(simd, results, values);
         }
+    }
+}
+
+/// `N` vectors, as many as the slice has.
+#[inline(always)]
+pub(super) fn load<S: Simd, const N: usize>(simd: S, values: &[S::Scalar]) -> [S::Vector; N] {
+    let mut vectors = [simd.splat(S::Scalar::ZERO); N];
+    for (vector, chunk) in vectors.iter_mut().zip(values.chunks_exact(S::LANES)) {
+        // SAFETY: the chunk is a whole vector.
+        *vector = unsafe { simd.load(chunk.as_ptr()) };
+    }
+    vectors
+}
+
+/// `N` vectors, to a slice that holds as many.
+#[inline(always)]
+pub(super) fn store<S: Simd, const N: usize>(simd: S, vectors: [S::Vector; N], values: &mut [S::Scalar]) {
+    for (vector, chunk) in vectors.into_iter().zip(values.chunks_exact_mut(S::LANES)) {
+        // SAFETY: the chunk is a whole vector.
+        unsafe { simd.store(chunk.as_mut_ptr(), vector) };
     }
 }
 
@@ -145,29 +185,45 @@ pub(super) fn convolve<S: Simd>(
 /// nothing with an x that may be infinite.
 #[inline(always)]
 pub(super) fn correlate<S: Simd>(simd: S, g: &[S::Scalar], x: &[S::Scalar], count: usize, sums: &mut [f64]) {
-    let width = sums.len() - 1;
-    let whole = count - count % S::LANES;
-    let mut tap = 0;
-    while tap + UNROLL <= width {
-        correlate_taps::<S, UNROLL>(simd, g, &x[tap..], whole, &mut sums[tap..tap + UNROLL]);
-        tap += UNROLL;
-    }
-    while tap < width {
-        correlate_taps::<S, 1>(simd, g, &x[tap..], whole, &mut sums[tap..tap + 1]);
-        tap += 1;
-    }
-    let mut total = simd.splat(S::Scalar::ZERO);
-    for chunk in g[..whole].chunks_exact(S::LANES) {
-        // SAFETY: the chunk is a whole vector.
-        total = simd.add(total, unsafe { simd.load(chunk.as_ptr()) });
-    }
-    sums[width] += simd.sum(total).to_f64();
-    for (at, g) in g[..count].iter().enumerate().skip(whole) {
-        let g = g.to_f64();
-        for (sum, x) in sums[..width].iter_mut().zip(&x[at..]) {
-            *sum += g * x.to_f64();
+    simd.apart(Correlate { g, x, count, sums });
+}
+
+/// See [`correlate`].
+struct Correlate<'a, A> {
+    g: &'a [A],
+    x: &'a [A],
+    count: usize,
+    sums: &'a mut [f64],
+}
+
+impl<S: Simd> Part<S> for Correlate<'_, S::Scalar> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Correlate { g, x, count, sums } = self;
+        let width = sums.len() - 1;
+        let whole = count - count % S::LANES;
+        let mut tap = 0;
+        while tap + UNROLL <= width {
+            correlate_taps::<S, UNROLL>(simd, g, &x[tap..], whole, &mut sums[tap..tap + UNROLL]);
+            tap += UNROLL;
         }
-        sums[width] += g;
+        while tap < width {
+            correlate_taps::<S, 1>(simd, g, &x[tap..], whole, &mut sums[tap..tap + 1]);
+            tap += 1;
+        }
+        let mut total = simd.splat(S::Scalar::ZERO);
+        for chunk in g[..whole].chunks_exact(S::LANES) {
+            // SAFETY: the chunk is a whole vector.
+            total = simd.add(total, unsafe { simd.load(chunk.as_ptr()) });
+        }
+        sums[width] += simd.sum(total).to_f64();
+        for (at, g) in g[..count].iter().enumerate().skip(whole) {
+            let g = g.to_f64();
+            for (sum, x) in sums[..width].iter_mut().zip(&x[at..]) {
+                *sum += g * x.to_f64();
+            }
+            sums[width] += g;
+        }
     }
 }
 
@@ -205,17 +261,34 @@ pub(super) unsafe fn gather<S: Simd, T>(simd: S, source: *const T, stride: isize
 where
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
 {
-    let mut done = 0;
     if stride == 1 {
-        for chunk in out.chunks_exact_mut(S::LANES) {
-            // SAFETY: the caller's promise; the chunk is a whole vector.
-            unsafe { simd.store(chunk.as_mut_ptr(), T::load(simd, source.add(done))) };
-            done += S::LANES;
-        }
+        // SAFETY: the caller's promise.
+        return unsafe { widen(simd, source, out) };
+    }
+    for (i, value) in out.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *value = unsafe { *source.wrapping_offset(stride.wrapping_mul(i as isize)) }.widen();
+    }
+}
+
+/// Widens `out.len()` neighbouring elements.
+///
+/// # Safety
+/// They are elements of a tensor.
+#[inline(always)]
+pub(super) unsafe fn widen<S: Simd, T>(simd: S, source: *const T, out: &mut [S::Scalar])
+where
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
+    let mut done = 0;
+    for chunk in out.chunks_exact_mut(S::LANES) {
+        // SAFETY: the caller's promise; the chunk is a whole vector.
+        unsafe { simd.store(chunk.as_mut_ptr(), T::load(simd, source.add(done))) };
+        done += S::LANES;
     }
     for (i, value) in out.iter_mut().enumerate().skip(done) {
         // SAFETY: the caller's promise.
-        *value = unsafe { *source.wrapping_offset(stride.wrapping_mul(i as isize)) }.widen();
+        *value = unsafe { *source.add(i) }.widen();
     }
 }
 
@@ -245,22 +318,38 @@ pub(super) unsafe fn scatter<S: Simd, T>(
 ) where
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
 {
-    if stride != 1 {
+    if stride == 1 && !stream {
+        // SAFETY: the caller's promise.
+        return unsafe { narrow(simd, values, target) };
+    }
+    simd.apart(Scatter { values, target, stride });
+}
+
+/// What [`scatter`] was called with, and its caller's promise; past the caches where elements are neighbours.
+struct Scatter<'a, T: Number> {
+    values: &'a [T::Accumulator],
+    target: *mut T,
+    stride: isize,
+}
+
+impl<S: Simd, T: Lanes<S> + Number<Accumulator = S::Scalar>> Part<S> for Scatter<'_, T> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Scatter { values, target, stride } = self;
+        if stride == 1 {
+            let mut row = [T::ZERO; TILE];
+            let row = &mut row[..values.len()];
+            // SAFETY: the row is as long as the values; the promise.
+            unsafe {
+                narrow(simd, values, row.as_mut_ptr());
+                write_row(simd, row, target, true);
+            }
+            return;
+        }
         for (i, &value) in values.iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the promise.
             unsafe { *target.wrapping_offset(stride.wrapping_mul(i as isize)) = T::narrow(value) };
         }
-    } else if stream {
-        let mut row = [T::ZERO; TILE];
-        let row = &mut row[..values.len()];
-        // SAFETY: the row is as long as the values; the caller's promise.
-        unsafe {
-            narrow(simd, values, row.as_mut_ptr());
-            write_row(simd, row, target, true);
-        }
-    } else {
-        // SAFETY: the caller's promise.
-        unsafe { narrow(simd, values, target) };
     }
 }
 

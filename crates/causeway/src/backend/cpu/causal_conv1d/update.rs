@@ -57,7 +57,7 @@ fn typed<T: Number>(cpu: Cpu, call: &mut Update<'_>, sizes: &UpdateSizes) {
         heads: call.norm.as_ref().map(Heads::new),
         keeps_state: call.cache_seqlens.is_none() && sizes.state_len <= MOST_COLUMNS as i64,
     };
-    for_each((parts * chunks) as usize, call.uses_threads(), |task| T::run(cpu, &kernel, task));
+    for_each((parts * chunks) as usize, call.uses_threads(), &|task| T::run(cpu, &kernel, task));
 }
 
 /// Some blocks of channels, or a head, of some batch entries per task.
@@ -161,7 +161,7 @@ impl<T: Number> AlongChannels<T> {
             // SAFETY: the channels lie in the bias.
             unsafe { bias.read_channels(channels.clone(), 0, |i, value| buffers.bias[i] = value) };
         }
-        let columns = self.columns_of_step(&channels);
+        let (width, columns) = (self.sizes.width, self.columns_of_step(&channels));
         for entry in entries {
             let place = Place { channels: channels.clone(), batch: entry, row: self.row(entry) };
             if place.row < 0 {
@@ -170,10 +170,13 @@ impl<T: Number> AlongChannels<T> {
             }
             // SAFETY: just asked.
             unsafe {
-                match columns {
-                    2 => self.step::<S, 2>(simd, &place, buffers),
-                    3 => self.step::<S, 3>(simd, &place, buffers),
-                    4 => self.step::<S, 4>(simd, &place, buffers),
+                match (width, columns) {
+                    (3, 2) => self.step::<S, 3, 2>(simd, &place, buffers),
+                    (4, 3) => self.step::<S, 4, 3>(simd, &place, buffers),
+                    (5, 4) => self.step::<S, 5, 4>(simd, &place, buffers),
+                    // What models of the Mamba and Qwen families keep: as many columns as taps.
+                    (3, 3) => self.step::<S, 3, 3>(simd, &place, buffers),
+                    (4, 4) => self.step::<S, 4, 4>(simd, &place, buffers),
                     _ => self.positions(simd, &place, buffers),
                 }
             }
@@ -244,22 +247,26 @@ impl<T: Number> AlongChannels<T> {
 
     /// Columns of the state, if [`Self::step`] can take a block; else 0.
     fn columns_of_step(&self, channels: &Range<i64>) -> i64 {
-        let UpdateSizes { seqlen, width, state_len, .. } = self.sizes;
+        let UpdateSizes { seqlen, state_len, .. } = self.sizes;
         let are_neighbours = self.x.strides[1] == 1 && self.y.strides[1] == 1;
         let is_plain = [self.b.is_none(), self.c.is_none(), self.heads.is_none()] == [true; 3];
         let is_plain = is_plain && self.keeps_state && seqlen == 1;
         let is_whole = columns::are_whole(self.state_strides(), channels.clone().count(), state_len as isize);
-        if are_neighbours && is_plain && is_whole && width == state_len + 1 { state_len } else { 0 }
+        if are_neighbours && is_plain && is_whole { state_len } else { 0 }
     }
 
     /// One position of a whole block without gaps and gates, as most decoding has it: with all counts known, the compiler keeps
     /// sums in registers, and unrolls every loop.
     ///
     /// # Safety
-    /// [`Self::columns_of_step`] has said `N`.
+    /// The width is `WIDTH`, and [`Self::columns_of_step`] has said `N`, at least `WIDTH - 1`.
     #[inline(always)]
-    unsafe fn step<S, const N: usize>(&self, simd: S, place: &Place, buffers: &mut Buffers<T>)
-    where
+    unsafe fn step<S, const WIDTH: usize, const N: usize>(
+        &self,
+        simd: S,
+        place: &Place,
+        buffers: &mut Buffers<T>,
+    ) where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
@@ -275,9 +282,9 @@ impl<T: Number> AlongChannels<T> {
             for first in (0..BLOCK).step_by(TOGETHER * S::LANES) {
                 let lane = |i| first + i * S::LANES;
                 let mut sums: [_; TOGETHER] = std::array::from_fn(|i| simd.load(bias.as_ptr().add(lane(i))));
-                for tap in 0..=N {
+                for tap in 0..WIDTH {
                     for (i, sum) in sums.iter_mut().enumerate() {
-                        let x = T::load(simd, window[tap].as_ptr().add(lane(i)));
+                        let x = T::load(simd, window[N + 1 - WIDTH + tap].as_ptr().add(lane(i)));
                         *sum = simd.mul_add(simd.load(weight[tap].as_ptr().add(lane(i))), x, *sum);
                     }
                 }

@@ -21,7 +21,7 @@ fn typed<T: Number>(call: &mut VarlenStates<'_>, sizes: &VarlenStatesSizes) {
     let boundaries = Sequences::new(&packed, None, Some(&call.cu_seqlens));
     let x = Source::<T, 2>::new(&call.x);
     let states = Target::<T, 3>::new(&mut call.states);
-    for_each(sequences as usize, call.uses_threads(), |sequence| {
+    for_each(sequences as usize, call.uses_threads(), &|sequence| {
         let sequence = sequence as i64;
         let (_, start, end) = boundaries.bounds(sequence);
         for column in 0..state_len {

@@ -33,14 +33,16 @@ pub unsafe fn add_products<V: Vector>(
         ($($rows:literal)*) => {
             // SAFETY: the caller's promise; each call has the sizes that the caller gave.
             unsafe {
-                match (rows, vectors) {
-                    $(
-                        ($rows, 1) => tile::<V, $rows, 1>(depth, left, right, sums, stride),
-                        ($rows, 2) => tile::<V, $rows, 2>(depth, left, right, sums, stride),
-                        ($rows, 3) => tile::<V, $rows, 3>(depth, left, right, sums, stride),
-                    )*
-                    _ => unreachable!("no tile has {rows} rows of {vectors} vectors"),
-                }
+                $(
+                    if const { $rows <= V::TILE_ROWS } && rows == $rows {
+                        return match vectors {
+                            1 => tile::<V, $rows, 1>(depth, left, right, sums, stride),
+                            2 => tile::<V, $rows, 2>(depth, left, right, sums, stride),
+                            _ => tile::<V, $rows, 3>(depth, left, right, sums, stride),
+                        };
+                    }
+                )*
+                unreachable!("no tile has {rows} rows of {vectors} vectors");
             }
         };
     }
@@ -65,11 +67,10 @@ pub unsafe fn add_products_in_place<V: Vector, T: Half>(
 ) {
     // As many vectors of columns as the registers hold sums for; then one at a time.
     macro_rules! sizes {
-        ($($rows:literal: $few:literal or $many:literal)*) => {
-            match rows {
-                $($rows => {
-                    let many = V::TILE_ROWS == MOST_ROWS;
-                    let wide = if many { $many } else { $few };
+        ($($rows:literal: $few:literal or $many:literal)*) => {{
+            $(
+                if const { $rows <= V::TILE_ROWS } && rows == $rows {
+                    let wide = const { if V::TILE_ROWS == MOST_ROWS { $many } else { $few } };
                     let mut at = 0;
                     while at < vectors {
                         let first = right.wrapping_add(at * V::LANES);
@@ -80,7 +81,7 @@ pub unsafe fn add_products_in_place<V: Vector, T: Half>(
                             if at + wide > vectors {
                                 tile::<V, $rows, 1>(depth, left, &right, sums, stride);
                                 at += 1;
-                            } else if many {
+                            } else if const { V::TILE_ROWS == MOST_ROWS } {
                                 tile::<V, $rows, $many>(depth, left, &right, sums, stride);
                                 at += wide;
                             } else {
@@ -89,10 +90,11 @@ pub unsafe fn add_products_in_place<V: Vector, T: Half>(
                             }
                         }
                     }
-                })*
-                _ => unreachable!("no tile has {rows} rows"),
-            }
-        };
+                    return;
+                }
+            )*
+            unreachable!("no tile has {rows} rows");
+        }};
     }
     sizes!(1: 12 or 24 2: 6 or 12 3: 4 or 8 4: 3 or 6 5: 1 or 4 6: 1 or 4 7: 1 or 3 8: 1 or 3)
 }

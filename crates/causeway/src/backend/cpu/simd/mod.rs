@@ -88,7 +88,7 @@ pub(crate) trait Number: Element {
 }
 
 macro_rules! number {
-    ($number:ty, $accumulator:ty, $avx512:ident, $avx2:ident, $neon:expr, $zero:expr, $precision:ident, $widen:expr,
+    ($number:ty, $accumulator:ty, $avx512:path, $avx2:path, $neon:expr, $zero:expr, $precision:ident, $widen:expr,
      $narrow:expr, $from_f64:expr) => {
         impl Number for $number {
             type Accumulator = $accumulator;
@@ -113,10 +113,10 @@ macro_rules! number {
                 match cpu.level() {
                     // SAFETY: `Cpu` holds only levels that the processor has.
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx512 => unsafe { x86::$avx512(kernel, task) },
+                    Level::Avx512 => unsafe { $avx512(kernel, task) },
                     // SAFETY: as above.
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx2 => unsafe { x86::$avx2(kernel, task) },
+                    Level::Avx2 => unsafe { $avx2(kernel, task) },
                     #[cfg(target_arch = "aarch64")]
                     Level::Neon => kernel.run($neon, task),
                     _ => kernel.run(Plain::<$accumulator, _, { plain::LANES }>::new(plain::Target), task),
@@ -130,8 +130,8 @@ macro_rules! number_in_f32 {
         number!(
             $number,
             f32,
-            run_avx512,
-            run_avx2,
+            x86::avx512::run,
+            x86::avx2::run,
             neon::Neon::new(),
             $zero,
             $precision,
@@ -144,12 +144,12 @@ macro_rules! number_in_f32 {
 number_in_f32!(f32, 0.0, F32, |x| x, |x| x, |x| x as f32);
 number_in_f32!(f16, f16::ZERO, F16, f16::to_f32, f16::from_f32, f16_from_f64);
 number_in_f32!(bf16, bf16::ZERO, Bf16, bf16::to_f32, bf16::from_f32, bf16_from_f64);
-// f64 uses the plain body, compiled for the instructions of the level.
+// f64 uses the plain body, compiled for the instructions of the level; wider than AVX2's it would take longer to compile than it saves.
 number!(
     f64,
     f64,
-    run_avx512_f64,
-    run_avx2_f64,
+    x86::avx2::run_f64,
+    x86::avx2::run_f64,
     Plain::<f64, _, { plain::LANES }>::new(plain::Target),
     0.0,
     F32,
@@ -235,8 +235,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
 
     /// `x · sigmoid(x)` of several vectors, whose arithmetic is interleaved, as exact as `T` asks.
     fn silu<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N];
-    /// The derivative of [`Simd::silu`].
-    fn silu_slope<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N];
+    /// The derivative of [`Simd::silu`], as exact as the accumulator if `exact`, else as `T` asks.
+    fn silu_slope<T: Number, const N: usize>(self, exact: bool, x: [Self::Vector; N]) -> [Self::Vector; N];
 
     /// Asks for the cache line at `address`, which need not be mapped.
     fn prefetch(self, address: *const u8);

@@ -95,8 +95,8 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn silu_slope<T: Number, const N: usize>(self, x: [float32x4_t; N]) -> [float32x4_t; N] {
-        silu::silu_slope::<Self, T, N>(self, x)
+    fn silu_slope<T: Number, const N: usize>(self, exact: bool, x: [float32x4_t; N]) -> [float32x4_t; N] {
+        silu::silu_slope::<Self, T, N>(self, exact, x)
     }
 
     #[inline(always)]

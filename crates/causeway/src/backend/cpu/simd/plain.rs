@@ -36,6 +36,18 @@ impl<A, I, const LANES: usize> Plain<A, I, LANES> {
     }
 }
 
+/// An array of what `value` says of each index. What the standard library has for it takes the compiler several times as long, and these
+/// are all of what a kernel is made of.
+#[inline(always)]
+fn array<A: Copy, const N: usize>(value: impl Fn(usize) -> A) -> [A; N] {
+    let mut values = [value(0); N];
+    #[allow(clippy::needless_range_loop)]
+    for index in 1..N {
+        values[index] = value(index);
+    }
+    values
+}
+
 macro_rules! plain_simd {
     ($scalar:ty, $silu:ident, $slope:ident) => {
         impl<I: Instructions, const LANES: usize> Simd for Plain<$scalar, I, LANES> {
@@ -67,22 +79,22 @@ macro_rules! plain_simd {
 
             #[inline(always)]
             fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
-                std::array::from_fn(|i| a[i] + b[i])
+                array(|i| a[i] + b[i])
             }
 
             #[inline(always)]
             fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
-                std::array::from_fn(|i| a[i] - b[i])
+                array(|i| a[i] - b[i])
             }
 
             #[inline(always)]
             fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
-                std::array::from_fn(|i| a[i] * b[i])
+                array(|i| a[i] * b[i])
             }
 
             #[inline(always)]
             fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
-                std::array::from_fn(|i| if I::FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
+                array(|i| if I::FUSED { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
             }
 
             #[inline(always)]
@@ -99,7 +111,7 @@ macro_rules! plain_simd {
 
             #[inline(always)]
             fn shift_in(self, before: Self::Vector, v: Self::Vector, lanes: usize) -> Self::Vector {
-                std::array::from_fn(|i| if i >= lanes { v[i - lanes] } else { before[LANES + i - lanes] })
+                array(|i| if i >= lanes { v[i - lanes] } else { before[LANES + i - lanes] })
             }
 
             #[inline(always)]
@@ -108,8 +120,12 @@ macro_rules! plain_simd {
             }
 
             #[inline(always)]
-            fn silu_slope<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N] {
-                $slope::<Self, T, N, LANES>(self, x)
+            fn silu_slope<T: Number, const N: usize>(
+                self,
+                exact: bool,
+                x: [Self::Vector; N],
+            ) -> [Self::Vector; N] {
+                $slope::<Self, T, N, LANES>(self, exact, x)
             }
 
             #[inline(always)]
@@ -144,43 +160,45 @@ where
 #[inline(never)]
 fn silu_slope_in_f32<S, T, const N: usize, const LANES: usize>(
     simd: S,
+    exact: bool,
     x: [[f32; LANES]; N],
 ) -> [[f32; LANES]; N]
 where
     S: SimdF32<Vector = [f32; LANES]>,
     T: Number,
 {
-    silu_slope::<S, T, N>(simd, x)
+    silu_slope::<S, T, N>(simd, exact, x)
 }
 
 #[inline(never)]
 fn widen_f16<const LANES: usize>(v: [f16; LANES]) -> [f32; LANES] {
-    v.map(f16::to_f32)
+    array(|i| v[i].to_f32())
 }
 
 #[inline(never)]
 fn narrow_f16<const LANES: usize>(v: [f32; LANES]) -> [f16; LANES] {
-    v.map(f16::from_f32)
+    array(|i| f16::from_f32(v[i]))
 }
 
 #[inline(never)]
 fn narrow_bf16<const LANES: usize>(v: [f32; LANES]) -> [bf16; LANES] {
-    v.map(bf16::from_f32)
+    array(|i| bf16::from_f32(v[i]))
 }
 
 #[inline(always)]
 #[allow(clippy::extra_unused_type_parameters)]
 fn silu_in_f64<S, T, const N: usize, const LANES: usize>(_: S, x: [[f64; LANES]; N]) -> [[f64; LANES]; N] {
-    x.map(|v| v.map(silu_f64))
+    array(|vector| array(|lane| silu_f64(x[vector][lane])))
 }
 
 #[inline(always)]
 #[allow(clippy::extra_unused_type_parameters)]
 fn silu_slope_in_f64<S, T, const N: usize, const LANES: usize>(
     _: S,
+    _exact: bool,
     x: [[f64; LANES]; N],
 ) -> [[f64; LANES]; N] {
-    x.map(|v| v.map(silu_slope_f64))
+    array(|vector| array(|lane| silu_slope_f64(x[vector][lane])))
 }
 
 impl<I: Instructions, const LANES: usize> SimdF32 for Plain<f32, I, LANES> {
@@ -190,7 +208,7 @@ impl<I: Instructions, const LANES: usize> SimdF32 for Plain<f32, I, LANES> {
         if I::FUSED {
             return sum;
         }
-        std::array::from_fn(|i| if c[i].is_infinite() { c[i] } else { sum[i] })
+        array(|i| if c[i].is_infinite() { c[i] } else { sum[i] })
     }
 
     #[inline(always)]
@@ -208,7 +226,8 @@ impl<I: Instructions, const LANES: usize> SimdF32 for Plain<f32, I, LANES> {
     #[inline(always)]
     unsafe fn load_bf16(self, source: *const bf16) -> [f32; LANES] {
         // SAFETY: the caller's promise; an array is aligned as its element.
-        unsafe { source.cast::<[bf16; LANES]>().read() }.map(bf16::to_f32)
+        let v = unsafe { source.cast::<[bf16; LANES]>().read() };
+        array(|i| v[i].to_f32())
     }
 
     #[inline(always)]
@@ -219,19 +238,19 @@ impl<I: Instructions, const LANES: usize> SimdF32 for Plain<f32, I, LANES> {
 
     #[inline(always)]
     fn at_least(self, bound: f32, x: [f32; LANES]) -> [f32; LANES] {
-        x.map(|x| if x < bound { bound } else { x })
+        array(|i| if x[i] < bound { bound } else { x[i] })
     }
 
     #[inline(always)]
     fn at_most(self, bound: f32, x: [f32; LANES]) -> [f32; LANES] {
-        x.map(|x| if x > bound { bound } else { x })
+        array(|i| if x[i] > bound { bound } else { x[i] })
     }
 
     #[inline(always)]
     fn scale(self, x: [f32; LANES], n: [f32; LANES]) -> [f32; LANES] {
         // Two factors, since 2ⁿ alone may be out of range. The first product is exact, or underflows only
         // where the second would have taken it to zero anyway.
-        std::array::from_fn(|i| {
+        array(|i| {
             let n = n[i] as i32;
             let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
             (x[i] * power(n / 2)) * power(n - n / 2)
@@ -240,7 +259,7 @@ impl<I: Instructions, const LANES: usize> SimdF32 for Plain<f32, I, LANES> {
 
     #[inline(always)]
     fn reciprocal(self, x: [f32; LANES]) -> [f32; LANES] {
-        x.map(|x| 1.0 / x)
+        array(|i| 1.0 / x[i])
     }
 }
 

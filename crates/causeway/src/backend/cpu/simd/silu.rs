@@ -67,7 +67,7 @@ fn horner<S: SimdF32, const N: usize, const TERMS: usize>(
 /// `exp(-r)`.
 #[inline(always)]
 fn small_exp_of_minus<S: SimdF32, const N: usize>(simd: S, r: [S::Vector; N]) -> [S::Vector; N] {
-    if S::STEPS == 1 {
+    if const { S::STEPS == 1 } {
         let coefficients =
             [1.381_454e-3, -8.368_745e-3, 4.166_839e-2, -1.666_652e-1, 4.999_999_3e-1, -1.0, 1.0];
         horner(simd, coefficients, r)
@@ -98,7 +98,7 @@ fn exp_of_minus<S: SimdF32, T: Number, const N: usize, const IS_NORMAL: bool>(
     let shift = simd.splat(S::SHIFT);
     let shifted = each!(simd, |x| simd.mul_add(x, simd.splat(-LOG2_E), shift));
     let n = each!(simd, |shifted| simd.sub(shifted, shift));
-    let rest = if T::PRECISION == Precision::F32 {
+    let rest = if const { matches!(T::PRECISION, Precision::F32) } {
         let r = each!(simd, |n, x| simd.mul_add(n, simd.splat(LN_2_HIGH), x));
         small_exp_of_minus(simd, each!(simd, |n, r| simd.mul_add(n, simd.splat(LN_2_LOW), r)))
     } else {
@@ -115,17 +115,17 @@ fn exp_of_minus<S: SimdF32, T: Number, const N: usize, const IS_NORMAL: bool>(
 
 #[inline(always)]
 pub(super) fn silu<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
-    if T::PRECISION == Precision::F32 {
+    if const { matches!(T::PRECISION, Precision::F32) } {
         return silu_f32(simd, x);
     }
-    let (power, rest) = if T::PRECISION == Precision::Bf16 {
+    let (power, rest) = if const { matches!(T::PRECISION, Precision::Bf16) } {
         exp_of_minus::<S, T, N, false>(simd, each!(simd, |x| simd.within(INFINITE, x)))
     } else {
         exp_of_minus::<S, T, N, true>(simd, each!(simd, |x| simd.within(NORMAL, x)))
     };
     let divisor = each!(simd, |power, rest| simd.mul_add(power, rest, simd.splat(1.0)));
     let sigmoid = reciprocal::<S, T, N>(simd, divisor);
-    if T::PRECISION == Precision::Bf16 {
+    if const { matches!(T::PRECISION, Precision::Bf16) } {
         return each!(simd, |x, sigmoid| simd.mul(x, sigmoid));
     }
     // This sigmoid is never zero: it would leave -∞ what it is.
@@ -140,7 +140,7 @@ fn silu_f32<S: SimdF32, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vecto
     let shifted = each!(simd, |bounded| simd.mul_add(bounded, simd.splat(LOG2_E), shift));
     let n = each!(simd, |shifted| simd.sub(shifted, shift));
     let mut r = each!(simd, |n, bounded| simd.mul_add(n, simd.splat(-LN_2_HIGH), bounded));
-    if S::STEPS > 1 {
+    if const { S::STEPS > 1 } {
         r = each!(simd, |r, shifted| simd.add(r, simd.inverse_fraction_error(shifted)));
     }
     let r = each!(simd, |n, r| simd.mul_add(n, simd.splat(-LN_2_LOW), r));
@@ -162,8 +162,14 @@ fn silu_f32<S: SimdF32, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vecto
 #[inline(always)]
 pub(super) fn silu_slope<S: SimdF32, T: Number, const N: usize>(
     simd: S,
+    exact: bool,
     x: [S::Vector; N],
 ) -> [S::Vector; N] {
+    if exact { slope::<S, f32, N>(simd, x) } else { slope::<S, T, N>(simd, x) }
+}
+
+#[inline(always)]
+fn slope<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
     let x = each!(simd, |x| simd.at_most(NORMAL, simd.at_least(-NORMAL, x)));
     let (power, rest) = exp_of_minus::<S, T, N, true>(simd, x);
     let e = each!(simd, |power, rest| simd.mul(power, rest));
@@ -177,7 +183,7 @@ pub(super) fn silu_slope<S: SimdF32, T: Number, const N: usize>(
 /// `1 / x` for x from 1 on.
 #[inline(always)]
 fn reciprocal<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
-    if T::PRECISION == Precision::Bf16 {
+    if const { matches!(T::PRECISION, Precision::Bf16) } {
         each!(simd, |x| simd.estimate_reciprocal(x))
     } else {
         each!(simd, |x| simd.reciprocal(x))

@@ -8,8 +8,6 @@
 //! dx lags g by `width - 1` rows; g of the last rows waits in `g`, between blocks too. Past the piece's end, g is
 //! computed again for dx, but not summed.
 
-use std::marker::PhantomData;
-
 use super::super::gates::GateBuffers;
 use super::super::partition::Partition;
 use super::super::rows::{
@@ -21,12 +19,11 @@ use super::Problem;
 use super::passes::{BlockRows, Passes, Sums, Waiting};
 use crate::backend::cpu::simd::{Accumulator, Kernel, Lanes, Number, Simd};
 
-/// A group of channels of some segments per task. The activation's slope is as exact as `P` asks.
-pub(super) struct AlongChannels<T: Number, P, const WIDTH: usize, const GATED: bool> {
+/// A group of channels of some segments per task.
+pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
     pub partition: Partition,
     pub problem: Problem<T>,
     pub weights: Weights<T::Accumulator>,
-    pub slope: PhantomData<P>,
 }
 
 /// Adds the sums of a segment to those of the task, in f64, and starts again: the error does not grow with the length of
@@ -70,11 +67,7 @@ struct Buffers<T: Number> {
     dgates: Option<Box<[Finished<T>; 2]>>,
 }
 
-impl<T, P, const WIDTH: usize, const GATED: bool> Kernel for AlongChannels<T, P, WIDTH, GATED>
-where
-    T: Number,
-    P: Number<Accumulator = T::Accumulator>,
-{
+impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
     type Number = T;
 
     #[inline(always)]
@@ -93,6 +86,7 @@ where
             (self.partition.dim, width),
             channels.start,
         );
+        let gated = Self::GATED && (problem.history.gate.is_some() || problem.gate.is_some());
         let mut buffers = Buffers {
             history: HistoryRows::new(width),
             x_tail: Tail::new(),
@@ -102,8 +96,8 @@ where
             sums: [[zero; GROUP]; MAX_WIDTH + 1],
             dfinal: [[T::ZERO; GROUP]; MAX_WIDTH - 1],
             dx: [[T::ZERO; GROUP]; BLOCK],
-            gates: GATED.then(GateBuffers::new),
-            dgates: GATED.then(|| Box::new([[[T::ZERO; GROUP]; BLOCK]; 2])),
+            gates: gated.then(GateBuffers::new),
+            dgates: gated.then(|| Box::new([[[T::ZERO; GROUP]; BLOCK]; 2])),
         };
         let mut totals = vec![[0.0; GROUP]; width + 1];
         let mut pieces = Vec::new();
@@ -127,11 +121,10 @@ where
     }
 }
 
-impl<T, P, const WIDTH: usize, const GATED: bool> AlongChannels<T, P, WIDTH, GATED>
-where
-    T: Number,
-    P: Number<Accumulator = T::Accumulator>,
-{
+impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
+    /// The kernel of the greatest width has every option.
+    const GATED: bool = WIDTH == MAX_WIDTH;
+
     /// Known when the kernel is compiled, but for the kernel of the greatest width.
     #[inline(always)]
     fn width(&self) -> usize {
@@ -180,15 +173,15 @@ where
         buffers.history.load(&problem.history, &problem.sequences, piece, first..first + channels as i64);
         self.load_dfinal(piece, first, channels, buffers);
         buffers.g[..self.width() - 1].fill([T::Accumulator::ZERO; GROUP]);
-        let passes = Passes::<T, P, WIDTH, GATED> {
+        let passes = Passes::<T, WIDTH> {
             width: self.width(),
             silu: problem.silu,
+            exact_slope: problem.exact_slope,
             x_stride: problem.history.x.strides[2],
             dy_stride: problem.dy.strides[2],
             weights,
             b: problem.history.gate,
             c: problem.gate,
-            slope: PhantomData,
         };
         // The rows past the end are a block of their own.
         let blocks =
@@ -200,12 +193,12 @@ where
             let targets = (late.start >= piece.from).then(|| late.clone().map(target));
             let destination = Destination::new(targets, problem.stream);
             // dB has the rows of dx, and dC those of dy.
-            let of_db = problem.db.filter(|_| GATED).map(|db| {
+            let of_db = problem.db.filter(|_| Self::GATED).map(|db| {
                 let target = move |position| db.at([piece.batch, first, position]);
                 let targets = (late.start >= piece.from).then(|| late.clone().map(target));
                 (target, Destination::new(targets, problem.stream))
             });
-            let of_dc = problem.dc.filter(|_| GATED && from < piece.to).map(|dc| {
+            let of_dc = problem.dc.filter(|_| Self::GATED && from < piece.to).map(|dc| {
                 let target = move |position| dc.at([piece.batch, first, position]);
                 (target, Destination::new(Some((from..to).map(target)), problem.stream))
             });
@@ -216,14 +209,18 @@ where
                         rows.x = buffers.x_tail.copy(&rows.x, span.first, channels);
                         rows.dy = buffers.dy_tail.copy(&rows.dy, span.first, channels);
                         rows.added = buffers.added_tail.copy(&rows.added, span.first, channels);
-                        if let Some(buffers) = buffers.gates.as_mut().filter(|_| GATED) {
+                        if Self::GATED
+                            && let Some(buffers) = &mut buffers.gates
+                        {
                             rows.b = buffers.b_tail.copy(&rows.b, span.first, channels);
                             rows.c = buffers.c_tail.copy(&rows.c, span.first, channels);
                         }
                     }
                 }
                 rows.dx = destination.of_span(span, &mut buffers.dx);
-                if let Some([db, dc]) = buffers.dgates.as_deref_mut().filter(|_| GATED) {
+                if Self::GATED
+                    && let Some([db, dc]) = buffers.dgates.as_deref_mut()
+                {
                     rows.db = of_db.as_ref().map(|(_, of_db)| of_db.of_span(span, db));
                     rows.dc = of_dc.as_ref().map(|(_, of_dc)| of_dc.of_span(span, dc));
                 }
@@ -233,7 +230,9 @@ where
                     passes.walk(simd, span, &rows, &mut buffers.g, sums);
                 }
             }
-            if let Some([db, dc]) = buffers.dgates.as_deref().filter(|_| GATED) {
+            if Self::GATED
+                && let Some([db, dc]) = buffers.dgates.as_deref()
+            {
                 if let Some((target, destination)) = of_dc {
                     for (row, position) in dc.iter().zip(from..to) {
                         // SAFETY: the channels lie in dC, and no other task writes to them at this position.
@@ -309,14 +308,16 @@ where
                 *row = problem.dy.at([piece.batch, channel, position]);
             }
         }
-        if let Some(g) = problem.g.filter(|_| !GATED) {
+        if let Some(g) = problem.g {
             let mut of_positions = [std::ptr::null(); ROWS];
             for (row, position) in of_positions.iter_mut().zip(from..to) {
                 *row = g.at([piece.batch, channel, position]);
             }
             rows.g = Some(of_positions);
         }
-        if let Some(buffers) = buffers.gates.as_ref().filter(|_| GATED) {
+        if Self::GATED
+            && let Some(buffers) = &buffers.gates
+        {
             if let Some(gate) = &problem.history.gate {
                 for (row, position) in rows.b.iter_mut().zip(from - self.before()..to) {
                     let at = (channel, position);

@@ -10,21 +10,18 @@
 //! dx lags g by `width - 1` positions. Sums for dweight and dbias are taken over the piece, not over its halo;
 //! they are kept per chunk of columns, and chunks are added in a fixed order.
 
-use std::marker::PhantomData;
-
 use super::super::partition::Partition;
 use super::super::registers::{self, MAX_WIDTH, Output, with_taps};
 use super::super::sequences::Piece;
-use super::super::tile::{self, Keep, Silu, SiluGradient, TILE};
+use super::super::tile::{self, Finish, TILE};
 use super::Problem;
 use super::registers::{Gradient, gradient};
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 
-/// One channel at a time, vectors along the sequence; see [`super::super::tile`]. The activation's slope is as exact as `P` asks.
-pub(super) struct AlongSequence<T: Number, P> {
+/// One channel at a time, vectors along the sequence; see [`super::super::tile`].
+pub(super) struct AlongSequence<T: Number> {
     pub partition: Partition,
     pub problem: Problem<T>,
-    pub slope: PhantomData<P>,
 }
 
 /// What a task works in.
@@ -45,11 +42,7 @@ struct Buffers<A> {
     gate: Vec<A>,
 }
 
-impl<T, P> Kernel for AlongSequence<T, P>
-where
-    T: Number,
-    P: Number<Accumulator = T::Accumulator>,
-{
+impl<T: Number> Kernel for AlongSequence<T> {
     type Number = T;
 
     #[inline(always)]
@@ -96,11 +89,7 @@ where
     }
 }
 
-impl<T, P> AlongSequence<T, P>
-where
-    T: Number,
-    P: Number<Accumulator = T::Accumulator>,
-{
+impl<T: Number> AlongSequence<T> {
     fn load_parameters(&self, channel: i64, buffers: &mut Buffers<T::Accumulator>) {
         for (tap, weight) in buffers.weight.iter_mut().enumerate() {
             // SAFETY: channel and tap lie in the weight.
@@ -217,6 +206,8 @@ where
             ends.each_mut().map(|values| &mut values[..before]);
         let index = [piece.batch, channel, from];
         let work = Gradient {
+            silu: problem.silu,
+            exact_slope: problem.exact_slope,
             weight: &buffers.weight,
             bias: buffers.bias,
             x: problem.history.x.at(index),
@@ -232,14 +223,7 @@ where
         };
         // SAFETY: these are positions of the row, whole pairs of them; dy and dx have the shape of x, and no other
         // task writes to these positions of dx.
-        unsafe {
-            if problem.silu {
-                let finish = Silu(self.slope);
-                with_taps!(problem.width, gradient::<S, T, Silu<P>>(simd, work, &finish))
-            } else {
-                with_taps!(problem.width, gradient::<S, T, Keep>(simd, work, &Keep))
-            }
-        };
+        unsafe { with_taps!(problem.width, gradient::<S, T>(simd, work)) };
         if from > piece.from || problem.dinitial_states.is_some() {
             buffers.g[..before].copy_from_slice(g_before);
             buffers.g[before..2 * before].copy_from_slice(g_first);
@@ -320,11 +304,8 @@ where
             let Some(gate) = problem.gate else { return };
             if let Some(dc) = problem.dc {
                 let Buffers { weight, bias, x, dy, gate: activation, .. } = &mut *buffers;
-                if problem.silu {
-                    tile::convolve(simd, weight, *bias, x, count, activation, &Silu(PhantomData::<T>));
-                } else {
-                    tile::convolve(simd, weight, *bias, x, count, activation, &Keep);
-                }
+                let finish = Finish::activation(problem.silu);
+                tile::convolve::<S, T>(simd, (weight, *bias), x, count, activation, finish);
                 let activation = &mut activation[..count];
                 gate.enter(activation);
                 activation.iter_mut().zip(dy).for_each(|(activation, dy)| *activation = *activation * *dy);
@@ -341,7 +322,7 @@ where
         S: Simd<Scalar = T::Accumulator>,
     {
         let Buffers { reversed, g, dx, .. } = buffers;
-        tile::convolve(simd, reversed, T::Accumulator::ZERO, g, count, dx, &Keep);
+        tile::convolve::<S, T>(simd, (reversed, T::Accumulator::ZERO), g, count, dx, Finish::Keep);
     }
 
     /// g of a tile, from its x and dy.
@@ -349,12 +330,13 @@ where
     fn gradient<S>(&self, simd: S, count: usize, buffers: &mut Buffers<T::Accumulator>)
     where
         S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
     {
         let Buffers { weight, bias, x, g, dy, .. } = buffers;
         let g = &mut g[self.problem.width - 1..];
         if self.problem.silu {
-            let finish = SiluGradient::<P> { dy };
-            tile::convolve(simd, weight, *bias, x, count, g, &finish);
+            let finish = Finish::Slope { exact: self.problem.exact_slope, dy };
+            tile::convolve::<S, T>(simd, (weight, *bias), x, count, g, finish);
         } else {
             g[..count].copy_from_slice(&dy[..count]);
         }
@@ -372,6 +354,7 @@ where
         buffers: &mut Buffers<T::Accumulator>,
     ) where
         S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
     {
         let before = self.problem.width - 1;
         let includes = |i: usize| piece.includes(&self.problem.sequences, from + i as i64);

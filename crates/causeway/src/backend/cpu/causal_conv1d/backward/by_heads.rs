@@ -1,7 +1,7 @@
 //! What a norm makes of dy: g, the gradient of what the activation is applied to, for all positions. The traversal along the sequence,
 //! or along the channels, then takes it for dy; see [`super::super::heads`].
 
-use super::super::heads::{Channels, Heads, activate, slope, transpose_in, transpose_out, whole_steps};
+use super::super::heads::{Channels, Heads, activate, transpose_in, transpose_out};
 use super::super::partition::Partition;
 use super::super::rows::MAX_PAIR;
 use super::super::sequences::Piece;
@@ -109,7 +109,7 @@ impl<T: Number> ByHeads<'_, T> {
     {
         let (problem, heads) = (self.problem, &self.heads);
         let count = (to - from) as usize;
-        let whole = whole_steps(count);
+        let whole = tile::whole_steps(count);
         let Buffers { pre, u, dy, squares, projections } = buffers;
         let (squares, projections) = (&mut squares[..whole], &mut projections[..whole]);
         squares.fill(T::Accumulator::ZERO);
@@ -146,7 +146,7 @@ impl<T: Number> ByHeads<'_, T> {
             }
             if self.silu {
                 // Sums of 32 bits would show what rounding to 16 bits hides.
-                slope::<S, T::Accumulator>(simd, pre, g);
+                tile::multiply_by_slope::<S, T>(simd, true, pre, g);
             }
             if !self.rows {
                 let target = self.g.at([piece.batch, channel, from]);

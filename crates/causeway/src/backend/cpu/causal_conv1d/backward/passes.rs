@@ -14,8 +14,6 @@
 //! What a pass leaves for the next one stays in the L1 cache. In one pass there would be more values in flight
 //! than registers: the taps, the sums, `width` rows of x and of g, and the terms of several SiLUs.
 
-use std::marker::PhantomData;
-
 use super::super::gates::Gate;
 use super::super::registers::{INTERLEAVED, WIDE_LANES};
 use super::super::rows::{
@@ -77,24 +75,24 @@ where
     }
 }
 
-/// What the passes need to know of a call and of a task. The activation's slope is as exact as `P` asks.
-pub(super) struct Passes<'a, T: Number, P, const WIDTH: usize, const GATED: bool> {
+/// What the passes need to know of a call and of a task.
+pub(super) struct Passes<'a, T: Number, const WIDTH: usize> {
     pub width: usize,
     pub silu: bool,
+    /// See [`Simd::silu_slope`].
+    pub exact_slope: bool,
     /// From row to row.
     pub x_stride: isize,
     pub dy_stride: isize,
     pub weights: TaskWeights<'a, T::Accumulator>,
     pub b: Option<Gate<T>>,
     pub c: Option<Gate<T>>,
-    pub slope: PhantomData<P>,
 }
 
-impl<T, P, const WIDTH: usize, const GATED: bool> Passes<'_, T, P, WIDTH, GATED>
-where
-    T: Number,
-    P: Number<Accumulator = T::Accumulator>,
-{
+impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
+    /// The kernel of the greatest width has every option.
+    const GATED: bool = WIDTH == MAX_WIDTH;
+
     /// Known when the kernel is compiled, but for the kernel of the greatest width.
     #[inline(always)]
     fn width(&self) -> usize {
@@ -128,7 +126,7 @@ where
             unsafe {
                 if !is_plain {
                     self.column::<S, 2, false>(simd, rows, column, waiting, sums, &mut passed);
-                } else if S::LANES == WIDE_LANES {
+                } else if const { S::LANES == WIDE_LANES } {
                     self.column::<S, { 2 * INTERLEAVED }, true>(
                         simd,
                         rows,
@@ -164,7 +162,11 @@ where
     {
         // SAFETY: the caller's promise.
         unsafe {
-            self.convolve::<S, PLAIN>(simd, rows, column, passed);
+            if Self::GATED && self.b.is_some() {
+                self.convolve::<S, PLAIN, true>(simd, rows, column, passed);
+            } else {
+                self.convolve::<S, PLAIN, false>(simd, rows, column, passed);
+            }
             simd.to_memory(passed);
             self.gradients::<S, N, PLAIN>(simd, rows, column, waiting, passed);
             simd.to_memory(passed);
@@ -182,12 +184,12 @@ where
         if PLAIN { BLOCK } else { rows.count }
     }
 
-    /// The first pass: x, widened, and its convolution.
+    /// The first pass: x, widened, and multiplied with a gate if `GATED`, and its convolution.
     ///
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn convolve<S, const PLAIN: bool>(
+    unsafe fn convolve<S, const PLAIN: bool, const GATED: bool>(
         &self,
         simd: S,
         rows: &BlockRows<T>,
@@ -209,7 +211,7 @@ where
             #[allow(clippy::needless_range_loop)]
             for age in 0..WIDTH {
                 if age < before {
-                    window[age] = self.tap(simd, rows, before - 1 - age, column.offset);
+                    window[age] = self.tap::<S, GATED>(simd, rows, before - 1 - age, column.offset);
                     passed.x[before - 1 - age] = window[age];
                 }
             }
@@ -219,7 +221,7 @@ where
                 for age in (1..WIDTH).rev() {
                     window[age] = window[age - 1];
                 }
-                window[0] = self.tap(simd, rows, row + before, column.offset);
+                window[0] = self.tap::<S, GATED>(simd, rows, row + before, column.offset);
                 passed.x[row + before] = window[0];
                 for part in 0..2 {
                     let mut pre = bias[part];
@@ -239,7 +241,13 @@ where
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn tap<S>(&self, simd: S, rows: &BlockRows<T>, row: usize, offset: usize) -> [S::Vector; 2]
+    unsafe fn tap<S, const GATED: bool>(
+        &self,
+        simd: S,
+        rows: &BlockRows<T>,
+        row: usize,
+        offset: usize,
+    ) -> [S::Vector; 2]
     where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
@@ -247,10 +255,10 @@ where
         // SAFETY: the caller's promise; a gate has a row for each of x.
         unsafe {
             let x = T::load_pair(simd, rows.x[row].add(offset));
-            match &self.b {
-                Some(gate) if GATED => gate.times_pair(simd, rows.b[row].add(offset), x),
-                _ => x,
+            if GATED && let Some(gate) = &self.b {
+                return gate.times_pair(simd, rows.b[row].add(offset), x);
             }
+            x
         }
     }
 
@@ -281,14 +289,14 @@ where
                     for (pre, pair) in slopes.chunks_exact_mut(2).zip(&passed.pre[first..]) {
                         pre.copy_from_slice(pair);
                     }
-                    slopes = simd.silu_slope::<P, N>(slopes);
+                    slopes = simd.silu_slope::<T, N>(self.exact_slope, slopes);
                 }
                 // g of rows that take no part is zero, whatever they hold.
                 let mut g = [zero; N];
                 for row in 0..N / 2 {
                     let dy = rows.dy[first + row];
                     if PLAIN || !dy.is_null() {
-                        if let Some(given) = rows.g.filter(|_| !GATED) {
+                        if let Some(given) = rows.g {
                             let given = given[first + row].add(column.channel);
                             [g[2 * row], g[2 * row + 1]] = load_lanes(simd, given);
                             continue;
@@ -298,7 +306,9 @@ where
                         [g[2 * row], g[2 * row + 1]] = T::load_pair(simd, dy);
                     }
                 }
-                if let Some(gate) = self.c.as_ref().filter(|_| GATED) {
+                if Self::GATED
+                    && let Some(gate) = &self.c
+                {
                     self.gate::<S, N>(simd, gate, rows, column, first, passed, &mut g);
                 }
                 if self.silu {
@@ -450,7 +460,9 @@ where
                         }
                     }
                 }
-                if let Some(gate) = self.b.as_ref().filter(|_| GATED) {
+                if Self::GATED
+                    && let Some(gate) = &self.b
+                {
                     for (row, dx) in (first..).zip(dx.iter_mut()) {
                         let product = gate.kept_pair(simd, *dx);
                         if let Some(db) = &rows.db {

@@ -14,11 +14,13 @@ use super::super::registers::{
     INTERLEAVED, Output, Taps, for_each_age, load_history, prefetch_pair, store_history,
 };
 use super::super::rows::{MAX_PAIR, load_lanes, store_lanes};
-use super::super::tile::Slope;
 use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Part, Simd};
 
 /// What [`gradient`] works on.
 pub(super) struct Gradient<'a, A, T> {
+    pub silu: bool,
+    /// See [`Simd::silu_slope`].
+    pub exact_slope: bool,
     pub weight: &'a [A],
     pub bias: A,
     pub x: *const T,
@@ -50,37 +52,43 @@ pub(super) struct Gradient<'a, A, T> {
 /// `x` and `dy` point at as many elements of tensors as dx, which is a pair or more of
 /// [`whole_pairs`](super::super::registers::whole_pairs) of the width.
 #[inline(always)]
-pub(super) unsafe fn gradient<S, T, F, const WIDTH: usize>(
-    simd: S,
-    work: Gradient<'_, S::Scalar, T>,
-    finish: &F,
-) where
-    S: Simd,
-    T: Lanes<S> + Number<Accumulator = S::Scalar>,
-    F: Slope<S>,
-{
-    simd.apart(Promised::<_, _, F, WIDTH> { work, finish });
-}
-
-/// What [`gradient`] was called with, and its caller's promise.
-struct Promised<'a, A, T, F, const WIDTH: usize> {
-    work: Gradient<'a, A, T>,
-    finish: &'a F,
-}
-
-impl<S, T, F, const WIDTH: usize> Part<S> for Promised<'_, S::Scalar, T, F, WIDTH>
+pub(super) unsafe fn gradient<S, T, const WIDTH: usize>(simd: S, work: Gradient<'_, S::Scalar, T>)
 where
     S: Simd,
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
-    F: Slope<S>,
+{
+    simd.apart(Promised::<_, _, WIDTH>(work));
+}
+
+/// What [`gradient`] was called with, and its caller's promise.
+struct Promised<'a, A, T, const WIDTH: usize>(Gradient<'a, A, T>);
+
+impl<S, T, const WIDTH: usize> Part<S> for Promised<'_, S::Scalar, T, WIDTH>
+where
+    S: Simd,
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
 {
     #[inline(always)]
     fn run(self, simd: S) {
-        let Gradient { weight, bias, x, dy, x_before, x_last, g_first, g_last, g_after, added, dx, sums } =
-            self.work;
+        let Gradient {
+            silu,
+            exact_slope,
+            weight,
+            bias,
+            x,
+            dy,
+            x_before,
+            x_last,
+            g_first,
+            g_last,
+            g_after,
+            added,
+            dx,
+            sums,
+        } = self.0;
         let zero = simd.splat(S::Scalar::ZERO);
         let taps = Taps::<S, T, WIDTH>::new(simd, weight, bias, x);
-        let source = Gradients { taps, dy, dx, finish: self.finish };
+        let source = Gradients { taps, silu, exact_slope, dy, dx };
         // SAFETY: the promise.
         let state = unsafe {
             let first = source.first(simd, load_history::<S, T>(simd, x_before));
@@ -110,11 +118,12 @@ where
 }
 
 /// What [`gradient`] reads, in registers where it fits.
-struct Gradients<'a, S: Simd, T, F, const WIDTH: usize> {
+struct Gradients<S: Simd, T, const WIDTH: usize> {
     taps: Taps<S, T, WIDTH>,
+    silu: bool,
+    exact_slope: bool,
     dy: *const T,
     dx: Output<T>,
-    finish: &'a F,
 }
 
 /// What [`gradient`] carries from pair to pair.
@@ -126,11 +135,10 @@ struct State<S: Simd, const WIDTH: usize> {
     total: S::Vector,
 }
 
-impl<S, T, F, const WIDTH: usize> Gradients<'_, S, T, F, WIDTH>
+impl<S, T, const WIDTH: usize> Gradients<S, T, WIDTH>
 where
     S: Simd,
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
-    F: Slope<S>,
 {
     /// g of the first pair.
     ///
@@ -194,7 +202,13 @@ where
                 [dy[i], dy[i + 1]] = T::load_pair(simd, source);
             }
         }
-        self.finish.slope(simd, pre, dy)
+        if self.silu {
+            let slopes = simd.silu_slope::<T, N>(self.exact_slope, pre);
+            for (dy, slope) in dy.iter_mut().zip(slopes) {
+                *dy = simd.mul(*dy, slope);
+            }
+        }
+        dy
     }
 
     /// dx of the pair before `at` and of the `N` vectors from there on, but for the last pair, and their part of the

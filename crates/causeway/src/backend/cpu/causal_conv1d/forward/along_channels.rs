@@ -12,7 +12,7 @@ use super::Problem;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 
 /// A group of channels of some segments per task.
-pub(super) struct AlongChannels<T: Number, const WIDTH: usize, const GATED: bool> {
+pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
     pub partition: Partition,
     pub problem: Problem<T>,
     pub weights: Weights<T::Accumulator>,
@@ -27,7 +27,7 @@ struct Buffers<T: Number> {
     gates: Option<Box<GateBuffers<T>>>,
 }
 
-impl<T: Number, const WIDTH: usize, const GATED: bool> Kernel for AlongChannels<T, WIDTH, GATED> {
+impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
     type Number = T;
 
     #[inline(always)]
@@ -44,12 +44,13 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> Kernel for AlongChannels<
             (self.partition.dim, problem.width),
             channels.start,
         );
+        let gated = Self::GATED && (problem.history.gate.is_some() || problem.gate.is_some());
         let mut buffers = Buffers {
             history: HistoryRows::new(problem.width),
             x_tail: Tail::new(),
             residual_tail: Tail::new(),
             y: [[T::ZERO; GROUP]; BLOCK],
-            gates: GATED.then(GateBuffers::new),
+            gates: gated.then(GateBuffers::new),
         };
         let count = channels.clone().count();
         let mut pieces = Vec::new();
@@ -66,7 +67,10 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> Kernel for AlongChannels<
     }
 }
 
-impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, GATED> {
+impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
+    /// The kernel of the greatest width has every option.
+    const GATED: bool = WIDTH == MAX_WIDTH;
+
     /// Known when the kernel is compiled, but for the kernel of the greatest width.
     #[inline(always)]
     fn width(&self) -> usize {
@@ -105,7 +109,10 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
             }
         }
         let (mut b, mut c) = ([std::ptr::null(); ROWS], [std::ptr::null(); ROWS]);
-        if let Some(buffers) = buffers.gates.as_ref().filter(|_| GATED && !piece.is_padding()) {
+        if Self::GATED
+            && !piece.is_padding()
+            && let Some(buffers) = &buffers.gates
+        {
             let sequences = &self.problem.sequences;
             if let Some(gate) = &self.problem.history.gate {
                 let rows = b[..count + self.width() - 1].iter_mut();
@@ -132,7 +139,9 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
                 // SAFETY: the rows hold the channels of the task; the rest is less than a pair.
                 unsafe {
                     x = buffers.x_tail.copy(&x, span.first, channels);
-                    if let Some(buffers) = buffers.gates.as_mut().filter(|_| GATED) {
+                    if Self::GATED
+                        && let Some(buffers) = &mut buffers.gates
+                    {
                         b = buffers.b_tail.copy(&b, span.first, channels);
                         c = buffers.c_tail.copy(&c, span.first, channels);
                     }
@@ -168,7 +177,7 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
                 // The number of rows is known when the body is compiled, unless it is an end's.
                 if count < BLOCK {
                     self.column::<S, 2>(simd, walk, column, &mut sums[..count]);
-                } else if S::LANES == WIDE_LANES {
+                } else if const { S::LANES == WIDE_LANES } {
                     self.column::<S, { 2 * INTERLEAVED }>(simd, walk, column, &mut sums[..BLOCK]);
                 } else {
                     self.column::<S, INTERLEAVED>(simd, walk, column, &mut sums[..BLOCK]);
@@ -195,10 +204,12 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
         let convolves = !walk.x[0].is_null();
         // SAFETY: the caller's promise.
         unsafe {
-            if convolves {
-                self.sums(simd, walk, column, sums);
-            } else {
+            if !convolves {
                 sums.fill([simd.splat(T::Accumulator::ZERO); 2]);
+            } else if Self::GATED && self.problem.history.gate.is_some() {
+                self.sums::<S, true>(simd, walk, column, sums);
+            } else {
+                self.sums::<S, false>(simd, walk, column, sums);
             }
             simd.to_memory(sums);
             for (group, sums) in sums.chunks_exact(N / 2).enumerate() {
@@ -214,13 +225,18 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
         }
     }
 
-    /// The convolution of a pair's rows.
+    /// The convolution of a pair's rows, which are multiplied with a gate if `GATED`.
     ///
     /// # Safety
     /// As for [`Self::walk`], and x has rows.
     #[inline(always)]
-    unsafe fn sums<S>(&self, simd: S, walk: &Walk<'_, T>, column: PairAt, sums: &mut [[S::Vector; 2]])
-    where
+    unsafe fn sums<S, const GATED: bool>(
+        &self,
+        simd: S,
+        walk: &Walk<'_, T>,
+        column: PairAt,
+        sums: &mut [[S::Vector; 2]],
+    ) where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
@@ -237,7 +253,7 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
                     taps[age] = load_lanes(simd, walk.weights.tap(width - 1 - age).add(column.channel));
                 }
                 if age < before {
-                    window[age] = self.tap(simd, walk, before - 1 - age, column.offset);
+                    window[age] = self.tap::<S, GATED>(simd, walk, before - 1 - age, column.offset);
                 }
             }
             for (row, sums) in sums.iter_mut().enumerate() {
@@ -246,7 +262,7 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
                 for age in (1..WIDTH).rev() {
                     window[age] = window[age - 1];
                 }
-                window[0] = self.tap(simd, walk, row + before, column.offset);
+                window[0] = self.tap::<S, GATED>(simd, walk, row + before, column.offset);
                 for part in 0..2 {
                     let mut sum = bias[part];
                     for age in (0..WIDTH).rev() {
@@ -265,7 +281,13 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
     /// # Safety
     /// As for [`Self::walk`], and x has the row.
     #[inline(always)]
-    unsafe fn tap<S>(&self, simd: S, walk: &Walk<'_, T>, row: usize, offset: usize) -> [S::Vector; 2]
+    unsafe fn tap<S, const GATED: bool>(
+        &self,
+        simd: S,
+        walk: &Walk<'_, T>,
+        row: usize,
+        offset: usize,
+    ) -> [S::Vector; 2]
     where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
@@ -273,10 +295,10 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
         // SAFETY: the caller's promise; a gate has a row for each of x.
         unsafe {
             let x = T::load_pair(simd, walk.x[row].add(offset));
-            match &self.problem.history.gate {
-                Some(gate) if GATED => gate.times_pair(simd, walk.b[row].add(offset), x),
-                _ => x,
+            if GATED && let Some(gate) = &self.problem.history.gate {
+                return gate.times_pair(simd, walk.b[row].add(offset), x);
             }
+            x
         }
     }
 
@@ -298,7 +320,10 @@ impl<T: Number, const WIDTH: usize, const GATED: bool> AlongChannels<T, WIDTH, G
     {
         // SAFETY: the caller's promise.
         unsafe {
-            if let Some(gate) = self.problem.gate.as_ref().filter(|_| GATED && !walk.c[first].is_null()) {
+            if Self::GATED
+                && !walk.c[first].is_null()
+                && let Some(gate) = &self.problem.gate
+            {
                 for (row, results) in (first..).zip(results.chunks_exact_mut(2)) {
                     let kept = gate.kept_pair(simd, [results[0], results[1]]);
                     let factors = walk.c[row].add(column.offset);

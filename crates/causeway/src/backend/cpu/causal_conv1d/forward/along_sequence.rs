@@ -1,11 +1,9 @@
 //! Forward with vectors along the sequence; see [`super::super::tile`].
 
-use std::marker::PhantomData;
-
 use super::super::partition::Partition;
 use super::super::registers::{self, Output, convolve, with_taps};
 use super::super::sequences::Piece;
-use super::super::tile::{self, Keep, Silu, TILE};
+use super::super::tile::{self, Finish, TILE};
 use super::Problem;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 
@@ -148,18 +146,10 @@ impl<T: Number> AlongSequence<T> {
         let history = &mut history[..problem.width - 1];
         // SAFETY: these are positions of the row, whole pairs of them; no other task writes to them.
         unsafe {
-            if problem.silu {
-                let finish = Silu(PhantomData::<T>);
-                with_taps!(
-                    problem.width,
-                    convolve::<S, T, Silu<T>>(simd, weight, bias, x, residual, history, &y, &finish)
-                );
-            } else {
-                with_taps!(
-                    problem.width,
-                    convolve::<S, T, Keep>(simd, weight, bias, x, residual, history, &y, &Keep)
-                );
-            }
+            with_taps!(
+                problem.width,
+                convolve::<S, T>(simd, problem.silu, weight, bias, x, residual, history, &y)
+            );
         }
     }
 
@@ -190,11 +180,7 @@ impl<T: Number> AlongSequence<T> {
                 gate.multiply(simd, [piece.batch, channel, from], 2, &mut x[before..before + count]);
             }
         }
-        if problem.silu {
-            tile::convolve(simd, weight, bias, x, count, y, &Silu(PhantomData::<T>));
-        } else {
-            tile::convolve(simd, weight, bias, x, count, y, &Keep);
-        }
+        tile::convolve::<S, T>(simd, (weight, bias), x, count, y, Finish::activation(problem.silu));
         if let Some(gate) = problem.gate {
             let y = &mut y[..count];
             gate.enter(y);

@@ -1,6 +1,6 @@
 //! Forward with a norm: u of a head is computed for a tile of positions, then divided and stored; see [`super::super::heads`].
 
-use super::super::heads::{Channels, Heads, activate, transpose_out, whole_steps};
+use super::super::heads::{Channels, Heads, activate, transpose_out};
 use super::super::partition::Partition;
 use super::super::sequences::Piece;
 use super::super::tile;
@@ -68,7 +68,7 @@ impl<T: Number> ByHeads<T> {
     {
         let (problem, heads) = (&self.problem, &self.heads);
         let count = (to - from) as usize;
-        let whole = whole_steps(count);
+        let whole = tile::whole_steps(count);
         let Buffers { u, pre, squares } = buffers;
         let (pre, squares) = (&mut pre[..whole], &mut squares[..whole]);
         let rows = || (first..).take(heads.head_dim);

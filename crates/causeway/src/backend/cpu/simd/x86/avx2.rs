@@ -4,8 +4,43 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::super::{Instructions, Number, Part, Simd, SimdF32, silu};
-use super::Avx2;
+use super::super::{Instructions, Kernel, Lanes, Number, Part, Plain, Simd, SimdF32, silu};
+
+/// AVX2, FMA and F16C: eight f32.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+/// # Safety
+/// The processor has AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) unsafe fn run<K: Kernel>(kernel: &K, task: usize)
+where
+    K::Number: Number<Accumulator = f32> + Lanes<Avx2>,
+{
+    kernel.run(Avx2(()), task)
+}
+
+/// # Safety
+/// The processor has AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) unsafe fn run_f64<K: Kernel<Number = f64>>(kernel: &K, task: usize) {
+    kernel.run(Plain::<f64, _, 4>::new(Avx2(())), task)
+}
+
+impl Instructions for Avx2 {
+    const FUSED: bool = true;
+
+    #[inline(always)]
+    fn apart<S: Simd, P: Part<S>>(self, simd: S, part: P) {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn run<S: Simd, P: Part<S>>(simd: S, part: P) {
+            part.run(simd)
+        }
+        // SAFETY: the token.
+        unsafe { run(simd, part) }
+    }
+}
 
 /// Of a 32-bit word.
 const UPPER_HALF: i32 = 0xffff_0000_u32 as i32;
@@ -98,8 +133,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn silu_slope<T: Number, const N: usize>(self, x: [__m256; N]) -> [__m256; N] {
-        silu::silu_slope::<Self, T, N>(self, x)
+    fn silu_slope<T: Number, const N: usize>(self, exact: bool, x: [__m256; N]) -> [__m256; N] {
+        silu::silu_slope::<Self, T, N>(self, exact, x)
     }
 
     #[inline(always)]

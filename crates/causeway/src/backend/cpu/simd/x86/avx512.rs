@@ -6,8 +6,21 @@ use std::f32::consts::{FRAC_1_SQRT_2, SQRT_2};
 
 use half::{bf16, f16};
 
-use super::super::{Instructions, Number, Part, Simd, SimdF32, silu};
-use super::Avx512;
+use super::super::{Kernel, Lanes, Number, Part, Simd, SimdF32, silu};
+
+/// AVX-512 F, BW, DQ and VL: sixteen f32.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+/// # Safety
+/// The processor has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(in super::super) unsafe fn run<K: Kernel>(kernel: &K, task: usize)
+where
+    K::Number: Number<Accumulator = f32> + Lanes<Avx512>,
+{
+    kernel.run(Avx512(()), task)
+}
 
 /// Of a 32-bit word.
 const UPPER_HALF: i32 = 0xffff_0000_u32 as i32;
@@ -19,7 +32,13 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn apart<P: Part<Self>>(self, part: P) {
-        Instructions::apart(self, self, part)
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        fn run<P: Part<Avx512>>(simd: Avx512, part: P) {
+            part.run(simd)
+        }
+        // SAFETY: the token.
+        unsafe { run(self, part) }
     }
 
     #[inline(always)]
@@ -121,8 +140,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn silu_slope<T: Number, const N: usize>(self, x: [__m512; N]) -> [__m512; N] {
-        silu::silu_slope::<Self, T, N>(self, x)
+    fn silu_slope<T: Number, const N: usize>(self, exact: bool, x: [__m512; N]) -> [__m512; N] {
+        silu::silu_slope::<Self, T, N>(self, exact, x)
     }
 
     #[inline(always)]
