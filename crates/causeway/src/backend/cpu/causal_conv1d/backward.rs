@@ -69,19 +69,12 @@ fn by_heads<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &
     // In rows of few channels, most of a pair would be empty.
     if sizes.dim < rows::MAX_PAIR as i64 || !rows::are_rows(sizes, &strides(call)) {
         by_heads_along_sequence::<T>(cpu, call, sizes, norm);
-    } else if sizes.width == 4 {
-        by_heads_along_channels::<T, 4>(cpu, call, sizes, norm);
     } else {
-        by_heads_along_channels::<T, { rows::MAX_WIDTH }>(cpu, call, sizes, norm);
+        by_heads_along_channels::<T>(cpu, call, sizes, norm);
     }
 }
 
-fn by_heads_along_channels<T: Number, const WIDTH: usize>(
-    cpu: Cpu,
-    call: &mut Backward<'_>,
-    sizes: &Sizes,
-    norm: &HeadNorm,
-) {
+fn by_heads_along_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &HeadNorm) {
     let partition = rows::partition(sizes, MAX_CHUNKS);
     with_gradients_of_heads::<T>(
         cpu,
@@ -90,7 +83,7 @@ fn by_heads_along_channels<T: Number, const WIDTH: usize>(
         norm,
         (partition, true),
         |partition, problem, parallel| {
-            let kernel = AlongChannels::<T, WIDTH> { partition, problem, weights: rows::Weights::new() };
+            let kernel = AlongChannels::<T> { partition, problem, weights: rows::Weights::new() };
             kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
         },
     );
@@ -136,21 +129,17 @@ fn with_gradients_of_heads<T: Number>(
 
 fn along_either<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
     if rows::are_rows(sizes, &strides(call)) {
-        if sizes.width == 4 && call.b.is_none() && call.c.is_none() {
-            along_channels::<T, 4>(cpu, call, sizes);
-        } else {
-            along_channels::<T, { rows::MAX_WIDTH }>(cpu, call, sizes);
-        }
+        along_channels::<T>(cpu, call, sizes);
     } else {
         along_sequence::<T>(cpu, call, sizes);
     }
 }
 
-fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+fn along_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
     let partition = rows::partition(sizes, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());
-    let kernel = AlongChannels::<T, WIDTH> { partition, problem, weights: rows::Weights::new() };
+    let kernel = AlongChannels::<T> { partition, problem, weights: rows::Weights::new() };
     kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
 }

@@ -57,20 +57,16 @@ fn by_heads<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes, norm: &H
 
 fn along_either<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
     if rows::are_rows(sizes, &strides(call)) {
-        if sizes.width == 4 && call.b.is_none() && call.c.is_none() {
-            along_channels::<T, 4>(cpu, call, sizes);
-        } else {
-            along_channels::<T, { rows::MAX_WIDTH }>(cpu, call, sizes);
-        }
+        along_channels::<T>(cpu, call, sizes);
     } else {
         along_sequence::<T>(cpu, call, sizes);
     }
 }
 
-fn along_channels<T: Number, const WIDTH: usize>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
+fn along_channels<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
     let partition = rows::partition(sizes, i64::MAX);
     if let Some(problem) = Problem::new(call, sizes) {
-        let kernel = AlongChannels::<T, WIDTH> { partition, problem, weights: rows::Weights::new() };
+        let kernel = AlongChannels::<T> { partition, problem, weights: rows::Weights::new() };
         kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     }
 }

@@ -25,7 +25,7 @@ use super::tile::write_row;
 use crate::backend::cpu::simd::{LINE, Lanes, Number, Simd};
 use crate::causal_conv1d::Sizes;
 
-/// Widths up to this one keep their taps in registers. Kernels are compiled for width 4, which most models have,
+/// Widths up to this one keep their taps in registers. Loops over taps are compiled for widths 3 and 4, which most models have,
 /// and for this one, which passes over the taps that a smaller width lacks.
 pub(super) const MAX_WIDTH: usize = 8;
 /// Channels of a task: a multiple of every pair of vectors, and so many that a row of them is a page of memory or half of

@@ -20,7 +20,7 @@ use super::passes::{BlockRows, Passes, Sums, Waiting};
 use crate::backend::cpu::simd::{Accumulator, Kernel, Lanes, Number, Simd};
 
 /// A group of channels of some segments per task.
-pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
+pub(super) struct AlongChannels<T: Number> {
     pub partition: Partition,
     pub problem: Problem<T>,
     pub weights: Weights<T::Accumulator>,
@@ -67,7 +67,7 @@ struct Buffers<T: Number> {
     dgates: Option<Box<[Finished<T>; 2]>>,
 }
 
-impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
+impl<T: Number> Kernel for AlongChannels<T> {
     type Number = T;
 
     #[inline(always)]
@@ -86,7 +86,7 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
             (self.partition.dim, width),
             channels.start,
         );
-        let gated = Self::GATED && (problem.history.gate.is_some() || problem.gate.is_some());
+        let gated = problem.history.gate.is_some() || problem.gate.is_some();
         let mut buffers = Buffers {
             history: HistoryRows::new(width),
             x_tail: Tail::new(),
@@ -121,20 +121,11 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
     }
 }
 
-impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
-    /// The kernel of the greatest width has every option.
-    const GATED: bool = WIDTH == MAX_WIDTH;
-
-    /// Known when the kernel is compiled, but for the kernel of the greatest width.
-    #[inline(always)]
-    fn width(&self) -> usize {
-        if WIDTH < MAX_WIDTH { WIDTH } else { self.problem.width }
-    }
-
+impl<T: Number> AlongChannels<T> {
     /// Positions of history.
     #[inline(always)]
     fn before(&self) -> i64 {
-        self.width() as i64 - 1
+        self.problem.width as i64 - 1
     }
 
     /// Padding takes no gradient, and neither do initial states before it.
@@ -172,9 +163,9 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         let problem = &self.problem;
         buffers.history.load(&problem.history, &problem.sequences, piece, first..first + channels as i64);
         self.load_dfinal(piece, first, channels, buffers);
-        buffers.g[..self.width() - 1].fill([T::Accumulator::ZERO; GROUP]);
-        let passes = Passes::<T, WIDTH> {
-            width: self.width(),
+        buffers.g[..self.problem.width - 1].fill([T::Accumulator::ZERO; GROUP]);
+        let passes = Passes::<T> {
+            width: self.problem.width,
             silu: problem.silu,
             exact_slope: problem.exact_slope,
             x_stride: problem.history.x.strides[2],
@@ -193,12 +184,12 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
             let targets = (late.start >= piece.from).then(|| late.clone().map(target));
             let destination = Destination::new(targets, problem.stream);
             // dB has the rows of dx, and dC those of dy.
-            let of_db = problem.db.filter(|_| Self::GATED).map(|db| {
+            let of_db = problem.db.map(|db| {
                 let target = move |position| db.at([piece.batch, first, position]);
                 let targets = (late.start >= piece.from).then(|| late.clone().map(target));
                 (target, Destination::new(targets, problem.stream))
             });
-            let of_dc = problem.dc.filter(|_| Self::GATED && from < piece.to).map(|dc| {
+            let of_dc = problem.dc.filter(|_| from < piece.to).map(|dc| {
                 let target = move |position| dc.at([piece.batch, first, position]);
                 (target, Destination::new(Some((from..to).map(target)), problem.stream))
             });
@@ -209,18 +200,14 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                         rows.x = buffers.x_tail.copy(&rows.x, span.first, channels);
                         rows.dy = buffers.dy_tail.copy(&rows.dy, span.first, channels);
                         rows.added = buffers.added_tail.copy(&rows.added, span.first, channels);
-                        if Self::GATED
-                            && let Some(buffers) = &mut buffers.gates
-                        {
+                        if let Some(buffers) = &mut buffers.gates {
                             rows.b = buffers.b_tail.copy(&rows.b, span.first, channels);
                             rows.c = buffers.c_tail.copy(&rows.c, span.first, channels);
                         }
                     }
                 }
                 rows.dx = destination.of_span(span, &mut buffers.dx);
-                if Self::GATED
-                    && let Some([db, dc]) = buffers.dgates.as_deref_mut()
-                {
+                if let Some([db, dc]) = buffers.dgates.as_deref_mut() {
                     rows.db = of_db.as_ref().map(|(_, of_db)| of_db.of_span(span, db));
                     rows.dc = of_dc.as_ref().map(|(_, of_dc)| of_dc.of_span(span, dc));
                 }
@@ -230,9 +217,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                     passes.walk(simd, span, &rows, &mut buffers.g, sums);
                 }
             }
-            if Self::GATED
-                && let Some([db, dc]) = buffers.dgates.as_deref()
-            {
+            if let Some([db, dc]) = buffers.dgates.as_deref() {
                 if let Some((target, destination)) = of_dc {
                     for (row, position) in dc.iter().zip(from..to) {
                         // SAFETY: the channels lie in dC, and no other task writes to them at this position.
@@ -273,7 +258,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         let Some(states) = self.problem.dfinal_states.filter(|_| piece.to > piece.end - self.before()) else {
             return;
         };
-        for (column, row) in buffers.dfinal[..self.width() - 1].iter_mut().enumerate() {
+        for (column, row) in buffers.dfinal[..self.problem.width - 1].iter_mut().enumerate() {
             for (value, channel) in row[..channels].iter_mut().zip(first..) {
                 // SAFETY: the states have a row per sequence and `width - 1` columns.
                 *value = unsafe { *states.at([piece.sequence, channel, column as i64]) };
@@ -315,9 +300,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
             }
             rows.g = Some(of_positions);
         }
-        if Self::GATED
-            && let Some(buffers) = &buffers.gates
-        {
+        if let Some(buffers) = &buffers.gates {
             if let Some(gate) = &problem.history.gate {
                 for (row, position) in rows.b.iter_mut().zip(from - self.before()..to) {
                     let at = (channel, position);

@@ -21,6 +21,9 @@ use super::super::rows::{
 };
 use crate::backend::cpu::simd::{Lanes, Number, Simd};
 
+/// Where the first row's g is among those that wait and those of a block, whatever the width.
+const BEFORE: usize = MAX_WIDTH - 1;
+
 /// Rows of dx that are computed together.
 const TOGETHER: usize = 4;
 
@@ -76,7 +79,7 @@ where
 }
 
 /// What the passes need to know of a call and of a task.
-pub(super) struct Passes<'a, T: Number, const WIDTH: usize> {
+pub(super) struct Passes<'a, T: Number> {
     pub width: usize,
     pub silu: bool,
     /// See [`Simd::silu_slope`].
@@ -89,13 +92,10 @@ pub(super) struct Passes<'a, T: Number, const WIDTH: usize> {
     pub c: Option<Gate<T>>,
 }
 
-impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
-    /// The kernel of the greatest width has every option.
-    const GATED: bool = WIDTH == MAX_WIDTH;
-
-    /// Known when the kernel is compiled, but for the kernel of the greatest width.
+impl<T: Number> Passes<'_, T> {
+    /// The width of passes that are compiled for `WIDTH`: `MAX_WIDTH` stands for any, and they pass over the taps that it lacks.
     #[inline(always)]
-    fn width(&self) -> usize {
+    fn width<const WIDTH: usize>(&self) -> usize {
         if WIDTH < MAX_WIDTH { WIDTH } else { self.width }
     }
 
@@ -115,7 +115,8 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let mut passed = Passed::new(simd);
+        let passed = &mut Passed::new(simd);
+        let is_gated = self.b.is_some() || self.c.is_some();
         let is_plain = rows.count == BLOCK
             && rows.dy[..BLOCK].iter().all(|row| !row.is_null())
             && rows.added[..BLOCK].iter().all(|row| row.is_null());
@@ -124,31 +125,26 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
             let sums = sums.as_deref_mut();
             // SAFETY: the caller's promise.
             unsafe {
-                if !is_plain {
-                    self.column::<S, 2, false>(simd, rows, column, waiting, sums, &mut passed);
-                } else if const { S::LANES == WIDE_LANES } {
-                    self.column::<S, { 2 * INTERLEAVED }, true>(
-                        simd,
-                        rows,
-                        column,
-                        waiting,
-                        sums,
-                        &mut passed,
-                    );
-                } else {
-                    self.column::<S, INTERLEAVED, true>(simd, rows, column, waiting, sums, &mut passed);
+                match (is_plain, self.width) {
+                    (false, _) => {
+                        self.column::<S, 2, false, MAX_WIDTH, true>(simd, rows, column, waiting, sums, passed)
+                    }
+                    (true, 4) if !is_gated => {
+                        self.block::<S, 4, false>(simd, rows, column, waiting, sums, passed)
+                    }
+                    (true, 3) => self.block::<S, 3, true>(simd, rows, column, waiting, sums, passed),
+                    _ => self.block::<S, MAX_WIDTH, true>(simd, rows, column, waiting, sums, passed),
                 }
             }
         }
     }
 
-    /// A pair's rows, of which `N / 2` have their SiLU computed together. `PLAIN`: they are a block, each has dy, and
-    /// nothing is added to dx.
+    /// A block of a pair's rows, as [`Self::column`] has them if they are plain.
     ///
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn column<S, const N: usize, const PLAIN: bool>(
+    unsafe fn block<S, const WIDTH: usize, const GATED: bool>(
         &self,
         simd: S,
         rows: &BlockRows<T>,
@@ -162,19 +158,49 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
     {
         // SAFETY: the caller's promise.
         unsafe {
-            if Self::GATED && self.b.is_some() {
-                self.convolve::<S, PLAIN, true>(simd, rows, column, passed);
+            if const { S::LANES == WIDE_LANES } {
+                self.column::<S, { 2 * INTERLEAVED }, true, WIDTH, GATED>(
+                    simd, rows, column, waiting, sums, passed,
+                );
             } else {
-                self.convolve::<S, PLAIN, false>(simd, rows, column, passed);
+                self.column::<S, INTERLEAVED, true, WIDTH, GATED>(simd, rows, column, waiting, sums, passed);
+            }
+        }
+    }
+
+    /// A pair's rows, of which `N / 2` have their SiLU computed together. `PLAIN`: they are a block, each has dy, and
+    /// nothing is added to dx. `WIDTH`: see [`Self::width`]. Unless `GATED` there are no gates.
+    ///
+    /// # Safety
+    /// As for [`Self::walk`].
+    #[inline(always)]
+    unsafe fn column<S, const N: usize, const PLAIN: bool, const WIDTH: usize, const GATED: bool>(
+        &self,
+        simd: S,
+        rows: &BlockRows<T>,
+        column: PairAt,
+        waiting: &mut Waiting<T::Accumulator>,
+        sums: Option<&mut Sums<T::Accumulator>>,
+        passed: &mut Passed<S>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if GATED && self.b.is_some() {
+                self.convolve::<S, PLAIN, WIDTH, true>(simd, rows, column, passed);
+            } else {
+                self.convolve::<S, PLAIN, WIDTH, false>(simd, rows, column, passed);
             }
             simd.to_memory(passed);
-            self.gradients::<S, N, PLAIN>(simd, rows, column, waiting, passed);
+            self.gradients::<S, N, PLAIN, WIDTH, GATED>(simd, rows, column, waiting, passed);
             simd.to_memory(passed);
             if let Some(sums) = sums {
-                self.add_sums::<S, PLAIN>(simd, rows, column, passed, sums);
+                self.add_sums::<S, PLAIN, WIDTH>(simd, rows, column, passed, sums);
                 simd.to_memory(passed);
             }
-            self.store_dx::<S, PLAIN>(simd, rows, column, passed);
+            self.store_dx::<S, PLAIN, WIDTH, GATED>(simd, rows, column, passed);
         }
     }
 
@@ -184,12 +210,12 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         if PLAIN { BLOCK } else { rows.count }
     }
 
-    /// The first pass: x, widened, and multiplied with a gate if `GATED`, and its convolution.
+    /// The first pass: x, widened, and if `GATED` multiplied with its gate, and its convolution.
     ///
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn convolve<S, const PLAIN: bool, const GATED: bool>(
+    unsafe fn convolve<S, const PLAIN: bool, const WIDTH: usize, const GATED: bool>(
         &self,
         simd: S,
         rows: &BlockRows<T>,
@@ -200,13 +226,13 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         T: Lanes<S>,
     {
         let ahead = column.ahead(self.x_stride);
-        let (width, before) = (self.width(), self.width() - 1);
+        let (width, before) = (self.width::<WIDTH>(), self.width::<WIDTH>() - 1);
         // By age: 0 is the newest position.
         let mut window = [[simd.splat(T::Accumulator::ZERO); 2]; WIDTH];
         // SAFETY: the caller's promise; channels lie in rows of `GROUP`.
         unsafe {
             let bias = load_lanes(simd, self.weights.bias().add(column.channel));
-            let taps = self.taps(simd, column);
+            let taps = self.taps::<S, WIDTH>(simd, column);
             // The ages index several arrays, each up to a limit of its own.
             #[allow(clippy::needless_range_loop)]
             for age in 0..WIDTH {
@@ -267,7 +293,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn gradients<S, const N: usize, const PLAIN: bool>(
+    unsafe fn gradients<S, const N: usize, const PLAIN: bool, const WIDTH: usize, const GATED: bool>(
         &self,
         simd: S,
         rows: &BlockRows<T>,
@@ -279,7 +305,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         T: Lanes<S>,
     {
         let ahead = column.ahead(self.dy_stride);
-        let (before, count) = (self.width() - 1, Self::count::<PLAIN>(rows));
+        let count = Self::count::<PLAIN>(rows);
         let zero = simd.splat(T::Accumulator::ZERO);
         // SAFETY: the caller's promise; channels lie in rows of `GROUP`.
         unsafe {
@@ -306,9 +332,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
                         [g[2 * row], g[2 * row + 1]] = T::load_pair(simd, dy);
                     }
                 }
-                if Self::GATED
-                    && let Some(gate) = &self.c
-                {
+                if GATED && let Some(gate) = &self.c {
                     self.gate::<S, N>(simd, gate, rows, column, first, passed, &mut g);
                 }
                 if self.silu {
@@ -319,16 +343,17 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
                     }
                 }
                 for (row, g) in g.chunks_exact(2).enumerate() {
-                    passed.g[before + first + row] = [g[0], g[1]];
+                    passed.g[BEFORE + first + row] = [g[0], g[1]];
                 }
             }
+            let before = self.width::<WIDTH>() - 1;
             for (age, waiting) in waiting[..before].iter_mut().enumerate() {
                 let waiting = waiting.as_mut_ptr().add(column.channel);
-                passed.g[before - 1 - age] = load_lanes(simd, waiting);
+                passed.g[BEFORE - 1 - age] = load_lanes(simd, waiting);
             }
             for (age, waiting) in waiting[..before].iter_mut().enumerate() {
                 let waiting = waiting.as_mut_ptr().add(column.channel);
-                store_lanes(simd, waiting, passed.g[before + count - 1 - age]);
+                store_lanes(simd, waiting, passed.g[BEFORE + count - 1 - age]);
             }
         }
     }
@@ -382,7 +407,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn add_sums<S, const PLAIN: bool>(
+    unsafe fn add_sums<S, const PLAIN: bool, const WIDTH: usize>(
         &self,
         simd: S,
         rows: &BlockRows<T>,
@@ -393,7 +418,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let (width, before) = (self.width(), self.width() - 1);
+        let width = self.width::<WIDTH>();
         let mut dweight = [[simd.splat(T::Accumulator::ZERO); 2]; WIDTH];
         // SAFETY: the caller's promise; channels lie in rows of `GROUP`.
         unsafe {
@@ -404,7 +429,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
             }
             let mut dbias = load_lanes(simd, sums[width].as_ptr().add(column.channel));
             for row in 0..Self::count::<PLAIN>(rows) {
-                let g = passed.g[before + row];
+                let g = passed.g[BEFORE + row];
                 for part in 0..2 {
                     for (tap, sum) in dweight.iter_mut().enumerate() {
                         if tap < width {
@@ -428,7 +453,7 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn store_dx<S, const PLAIN: bool>(
+    unsafe fn store_dx<S, const PLAIN: bool, const WIDTH: usize, const GATED: bool>(
         &self,
         simd: S,
         rows: &BlockRows<T>,
@@ -438,12 +463,12 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let width = self.width();
+        let (width, count) = (self.width::<WIDTH>(), Self::count::<PLAIN>(rows));
         // SAFETY: the caller's promise.
         unsafe {
-            let taps = self.taps(simd, column);
+            let taps = self.taps::<S, WIDTH>(simd, column);
             let together = if PLAIN { TOGETHER } else { 1 };
-            for first in (0..Self::count::<PLAIN>(rows)).step_by(together) {
+            for first in (0..count).step_by(together) {
                 let mut dx = [[simd.splat(T::Accumulator::ZERO); 2]; TOGETHER];
                 let dx = &mut dx[..together];
                 for (row, dx) in (first..).zip(dx.iter_mut()) {
@@ -454,15 +479,13 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
                         // The last tap's g is the oldest.
                         for tap in (0..WIDTH).rev() {
                             if tap < width {
-                                let g = passed.g[row + width - 1 - tap][part];
+                                let g = passed.g[BEFORE + row - tap][part];
                                 dx[part] = simd.mul_add(taps[tap][part], g, dx[part]);
                             }
                         }
                     }
                 }
-                if Self::GATED
-                    && let Some(gate) = &self.b
-                {
+                if GATED && let Some(gate) = &self.b {
                     for (row, dx) in (first..).zip(dx.iter_mut()) {
                         let product = gate.kept_pair(simd, *dx);
                         if let Some(db) = &rows.db {
@@ -487,13 +510,13 @@ impl<T: Number, const WIDTH: usize> Passes<'_, T, WIDTH> {
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn taps<S>(&self, simd: S, column: PairAt) -> [[S::Vector; 2]; WIDTH]
+    unsafe fn taps<S, const WIDTH: usize>(&self, simd: S, column: PairAt) -> [[S::Vector; 2]; WIDTH]
     where
         S: Simd<Scalar = T::Accumulator>,
     {
         let mut taps = [[simd.splat(T::Accumulator::ZERO); 2]; WIDTH];
         for (tap, pair) in taps.iter_mut().enumerate() {
-            if tap < self.width() {
+            if tap < self.width::<WIDTH>() {
                 // SAFETY: channels lie in rows of `GROUP`.
                 *pair = unsafe { load_lanes(simd, self.weights.tap(tap).add(column.channel)) };
             }
@@ -507,7 +530,7 @@ struct Passed<S: Simd> {
     /// With `width - 1` rows of history.
     x: [[S::Vector; 2]; ROWS],
     pre: [[S::Vector; 2]; BLOCK],
-    /// With the `width - 1` rows before.
+    /// From `BEFORE` on, with the `width - 1` rows before.
     g: [[S::Vector; 2]; ROWS],
 }
 

@@ -12,7 +12,7 @@ use super::Problem;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
 
 /// A group of channels of some segments per task.
-pub(super) struct AlongChannels<T: Number, const WIDTH: usize> {
+pub(super) struct AlongChannels<T: Number> {
     pub partition: Partition,
     pub problem: Problem<T>,
     pub weights: Weights<T::Accumulator>,
@@ -27,7 +27,7 @@ struct Buffers<T: Number> {
     gates: Option<Box<GateBuffers<T>>>,
 }
 
-impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
+impl<T: Number> Kernel for AlongChannels<T> {
     type Number = T;
 
     #[inline(always)]
@@ -44,7 +44,7 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
             (self.partition.dim, problem.width),
             channels.start,
         );
-        let gated = Self::GATED && (problem.history.gate.is_some() || problem.gate.is_some());
+        let gated = problem.history.gate.is_some() || problem.gate.is_some();
         let mut buffers = Buffers {
             history: HistoryRows::new(problem.width),
             x_tail: Tail::new(),
@@ -67,16 +67,7 @@ impl<T: Number, const WIDTH: usize> Kernel for AlongChannels<T, WIDTH> {
     }
 }
 
-impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
-    /// The kernel of the greatest width has every option.
-    const GATED: bool = WIDTH == MAX_WIDTH;
-
-    /// Known when the kernel is compiled, but for the kernel of the greatest width.
-    #[inline(always)]
-    fn width(&self) -> usize {
-        if WIDTH < MAX_WIDTH { WIDTH } else { self.problem.width }
-    }
-
+impl<T: Number> AlongChannels<T> {
     /// A block of rows of a piece.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
@@ -97,7 +88,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         let (mut x, mut residual) = ([std::ptr::null(); ROWS], [std::ptr::null(); ROWS]);
         if !piece.is_padding() {
             for (row, position) in
-                x[..count + self.width() - 1].iter_mut().zip(from - (self.width() as i64 - 1)..)
+                x[..count + self.problem.width - 1].iter_mut().zip(from - (self.problem.width as i64 - 1)..)
             {
                 *row = buffers.history.row(
                     &self.problem.history.x,
@@ -109,14 +100,13 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
             }
         }
         let (mut b, mut c) = ([std::ptr::null(); ROWS], [std::ptr::null(); ROWS]);
-        if Self::GATED
-            && !piece.is_padding()
+        if !piece.is_padding()
             && let Some(buffers) = &buffers.gates
         {
             let sequences = &self.problem.sequences;
             if let Some(gate) = &self.problem.history.gate {
-                let rows = b[..count + self.width() - 1].iter_mut();
-                for (row, position) in rows.zip(from - (self.width() as i64 - 1)..) {
+                let rows = b[..count + self.problem.width - 1].iter_mut();
+                for (row, position) in rows.zip(from - (self.problem.width as i64 - 1)..) {
                     *row = gate.row_of_history(sequences, piece, (channel, position), &buffers.ones);
                 }
             }
@@ -139,9 +129,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
                 // SAFETY: the rows hold the channels of the task; the rest is less than a pair.
                 unsafe {
                     x = buffers.x_tail.copy(&x, span.first, channels);
-                    if Self::GATED
-                        && let Some(buffers) = &mut buffers.gates
-                    {
+                    if let Some(buffers) = &mut buffers.gates {
                         b = buffers.b_tail.copy(&b, span.first, channels);
                         c = buffers.c_tail.copy(&c, span.first, channels);
                     }
@@ -176,22 +164,22 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
             unsafe {
                 // The number of rows is known when the body is compiled, unless it is an end's.
                 if count < BLOCK {
-                    self.column::<S, 2>(simd, walk, column, &mut sums[..count]);
+                    self.column::<S, 2, false>(simd, walk, column, &mut sums[..count]);
                 } else if const { S::LANES == WIDE_LANES } {
-                    self.column::<S, { 2 * INTERLEAVED }>(simd, walk, column, &mut sums[..BLOCK]);
+                    self.column::<S, { 2 * INTERLEAVED }, true>(simd, walk, column, &mut sums[..BLOCK]);
                 } else {
-                    self.column::<S, INTERLEAVED>(simd, walk, column, &mut sums[..BLOCK]);
+                    self.column::<S, INTERLEAVED, true>(simd, walk, column, &mut sums[..BLOCK]);
                 }
             }
         }
     }
 
-    /// A pair's rows, as many as there are sums and a multiple of `N / 2`.
+    /// A pair's rows, as many as there are sums and a multiple of `N / 2`: a block of them if `WHOLE`.
     ///
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn column<S, const N: usize>(
+    unsafe fn column<S, const N: usize, const WHOLE: bool>(
         &self,
         simd: S,
         walk: &Walk<'_, T>,
@@ -206,10 +194,17 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         unsafe {
             if !convolves {
                 sums.fill([simd.splat(T::Accumulator::ZERO); 2]);
-            } else if Self::GATED && self.problem.history.gate.is_some() {
-                self.sums::<S, true>(simd, walk, column, sums);
+            } else if const { !WHOLE } {
+                self.sums::<S, MAX_WIDTH, true>(simd, walk, column, sums);
             } else {
-                self.sums::<S, false>(simd, walk, column, sums);
+                match (self.problem.width, self.problem.history.gate.is_some()) {
+                    (3, false) => self.sums::<S, 3, false>(simd, walk, column, sums),
+                    (3, true) => self.sums::<S, 3, true>(simd, walk, column, sums),
+                    (4, false) => self.sums::<S, 4, false>(simd, walk, column, sums),
+                    (4, true) => self.sums::<S, 4, true>(simd, walk, column, sums),
+                    (_, false) => self.sums::<S, MAX_WIDTH, false>(simd, walk, column, sums),
+                    (_, true) => self.sums::<S, MAX_WIDTH, true>(simd, walk, column, sums),
+                }
             }
             simd.to_memory(sums);
             for (group, sums) in sums.chunks_exact(N / 2).enumerate() {
@@ -225,12 +220,13 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         }
     }
 
-    /// The convolution of a pair's rows, which are multiplied with a gate if `GATED`.
+    /// The convolution of a pair's rows, which a gate multiplies if it is there and `GATED`. `MAX_WIDTH` stands for any width: taps that it
+    /// lacks are passed over.
     ///
     /// # Safety
     /// As for [`Self::walk`], and x has rows.
     #[inline(always)]
-    unsafe fn sums<S, const GATED: bool>(
+    unsafe fn sums<S, const WIDTH: usize, const GATED: bool>(
         &self,
         simd: S,
         walk: &Walk<'_, T>,
@@ -241,7 +237,8 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
         T: Lanes<S>,
     {
         let ahead = column.ahead(self.problem.history.x.strides[2]);
-        let (width, before) = (self.width(), self.width() - 1);
+        let width = if WIDTH < MAX_WIDTH { WIDTH } else { self.problem.width };
+        let before = width - 1;
         let zero = [simd.splat(T::Accumulator::ZERO); 2];
         // By age: 0 is the output's own position.
         let (mut taps, mut window) = ([zero; WIDTH], [zero; WIDTH]);
@@ -320,8 +317,7 @@ impl<T: Number, const WIDTH: usize> AlongChannels<T, WIDTH> {
     {
         // SAFETY: the caller's promise.
         unsafe {
-            if Self::GATED
-                && !walk.c[first].is_null()
+            if !walk.c[first].is_null()
                 && let Some(gate) = &self.problem.gate
             {
                 for (row, results) in (first..).zip(results.chunks_exact_mut(2)) {
