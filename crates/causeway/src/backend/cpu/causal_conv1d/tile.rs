@@ -10,8 +10,8 @@
 //! A tile is loaded once (any stride, any dtype), convolved with unaligned loads from the cache, and stored
 //! once. The next tile's history is the end of this one's x.
 //!
-//! Each step over a tile is a function of its own ([`Simd::apart`]), compiled once for all kernels that take it: a call is little beside
-//! 512 positions.
+//! The longer steps over a tile are functions of their own ([`Simd::apart`]), compiled once for all kernels that take them: a call is
+//! little beside 512 positions. Where 64 elements are widened or rounded it is not, so that [`gather`] and [`narrow`] are inlined.
 
 use std::marker::PhantomData;
 
