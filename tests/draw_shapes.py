@@ -97,11 +97,13 @@ def summary(files):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("action", choices=[*ROWS, "summary"])
-    parser.add_argument("files", nargs="*")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=40)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("action", choices=[*ROWS, "summary"], help="draw a suite of these, or summarise saved runs of one")
+    parser.add_argument("files", nargs="*", help="saved runs")
+    parser.add_argument("--seed", type=int, default=1, help="of the rows that are drawn")
+    parser.add_argument("--count", type=int, default=40, help="rows to draw")
     parser.add_argument("--ragged", action="store_true", help="rows of convolutions that are no multiple of 8 elements")
     options = parser.parse_args()
     if options.action == "summary":

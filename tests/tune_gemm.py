@@ -501,13 +501,15 @@ def fit(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("action", choices=["measure", "fit"])
-    parser.add_argument("files", nargs="+")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--schedules", type=int, default=14, help="of each product")
-    parser.add_argument("--turns", type=int, default=20000, help="of a fit")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("action", choices=["measure", "fit"], help="measure schedules on a GPU, or fit the model to measurements")
+    parser.add_argument("files", nargs="+", help="where measurements go (one file), or come from")
+    parser.add_argument("--seed", type=int, default=1, help="of the sizes that are drawn")
+    parser.add_argument("--count", type=int, default=60, help="sizes to draw")
+    parser.add_argument("--schedules", type=int, default=14, help="of each product that are measured")
+    parser.add_argument("--turns", type=int, default=20000, help="changes of the constants that a fit tries")
     options = parser.parse_args()
     {"measure": measure, "fit": fit}[options.action](options)
 

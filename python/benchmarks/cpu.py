@@ -159,8 +159,10 @@ def row_of(name, found):
 
 def main():
     """Prints the table, and saves it if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of both sides")
     parser.add_argument("--shape", action="append", help="batch,dim,seqlen; those of the table without it")
     parser.add_argument("--drawn", type=int, metavar="SEED", help="shapes and products that are drawn at random, instead of the table's")
     parser.add_argument("--json", help="file to save the figures to")

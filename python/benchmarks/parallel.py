@@ -90,9 +90,11 @@ def work(rank, world, rendezvous, path):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--json")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="GPUs")
+    parser.add_argument("--json", help="file to save the figures to")
     options = parser.parse_args()
     if torch.cuda.device_count() < options.ranks:
         sys.exit(f"error: PyTorch sees {torch.cuda.device_count()} GPUs: expected {options.ranks}")

@@ -181,15 +181,17 @@ def decoding(layer, batch, dtype, device):
 
 def main():
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--sizes", default="2048,2048,4096")
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--shape", nargs="*", default=["4,4096", "1,512"])
-    parser.add_argument("--decode", nargs="*", type=int, default=[1, 64, 256])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--json")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
+    parser.add_argument("--dtype", default="bfloat16", help="PyTorch's name of one")
+    parser.add_argument("--sizes", default="2048,2048,4096", help="channels of q, k and v")
+    parser.add_argument("--head-dim", type=int, default=128, help="channels of a head")
+    parser.add_argument("--shape", nargs="*", default=["4,4096", "1,512"], help="batch,seqlen of each")
+    parser.add_argument("--decode", nargs="*", type=int, default=[1, 64, 256], help="batches of steps of decoding")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of all ways, of which a figure is the median")
+    parser.add_argument("--json", help="file to save the figures to")
     arguments = parser.parse_args()
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
     numbers = lambda text: tuple(int(number) for number in text.split(","))  # noqa: E731

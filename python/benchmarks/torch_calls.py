@@ -217,8 +217,10 @@ def step_times(device, batch, dim, seqlen, steps):
 
 def main():
     """Prints both tables, and saves them if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
     parser.add_argument("--json", help="file to save the figures to")
     parser.add_argument("--check", action="store_true", help="fail where a call costs more than it may")
     arguments = parser.parse_args()
