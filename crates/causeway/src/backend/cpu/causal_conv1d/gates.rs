@@ -125,11 +125,16 @@ impl<T: Number> Gate<T> {
     {
         let (source, stride) = (self.factors.at(index), self.factors.strides[axis]);
         let mut done = 0;
-        if stride == 1 && !self.round {
+        if stride == 1 {
+            let mut kept = [T::ZERO; MAX_PAIR];
             for chunk in values.chunks_exact_mut(S::LANES) {
-                // SAFETY: the caller's promise; a gate has the shape of x, and the chunk is a whole vector.
+                // SAFETY: the caller's promise; a gate has the shape of x, the chunk is a whole vector, and the array more.
                 unsafe {
-                    let product = simd.mul(simd.load(chunk.as_ptr()), T::load(simd, source.add(done)));
+                    let mut product = simd.mul(simd.load(chunk.as_ptr()), T::load(simd, source.add(done)));
+                    if self.round {
+                        T::store(simd, kept.as_mut_ptr(), product);
+                        product = T::load(simd, kept.as_ptr());
+                    }
                     simd.store(chunk.as_mut_ptr(), product);
                 }
                 done += S::LANES;

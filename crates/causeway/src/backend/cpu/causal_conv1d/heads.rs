@@ -16,12 +16,9 @@ use super::partition::Partition;
 use super::sequences::{Piece, Sequences};
 use super::states::History;
 use super::tensors::Parameter;
-use super::tile::{self, Finish, STEP, TILE};
+use super::tile::{self, Finish, STEP, TILE, UNROLL};
 use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Simd};
 use crate::causal_conv1d::{HeadNorm, Sizes};
-
-/// Vectors whose activation is computed together.
-const TOGETHER: usize = 4;
 
 /// Accumulators of a tile, so that what is computed of one stays in the second-level cache.
 const TILE_ELEMENTS: usize = 1 << 15;
@@ -165,14 +162,14 @@ pub(super) fn activate<S, T>(
     S: Simd,
     T: Number<Accumulator = S::Scalar>,
 {
-    let step = TOGETHER * S::LANES;
+    let step = UNROLL * S::LANES;
     let chunks = pre.chunks_exact(step).zip(u.chunks_exact_mut(step)).zip(squares.chunks_exact_mut(step));
     for ((pre, u), squares) in chunks {
-        let mut values = tile::load::<S, TOGETHER>(simd, pre);
+        let mut values = tile::load::<S, UNROLL>(simd, pre);
         if silu {
-            values = simd.silu::<T, TOGETHER>(values);
+            values = simd.silu::<T, UNROLL>(values);
         }
-        let mut sums = tile::load::<S, TOGETHER>(simd, squares);
+        let mut sums = tile::load::<S, UNROLL>(simd, squares);
         for (value, sum) in values.iter().zip(sums.iter_mut()) {
             *sum = simd.mul_add(*value, *value, *sum);
         }

@@ -24,7 +24,7 @@ pub(super) const WIDE_LANES: usize = 16;
 /// Bytes between a load and the line that is asked for: about what arrives in two latencies of the memory.
 const AHEAD: usize = 2048;
 
-/// Calls a function with 4 or `MAX_WIDTH` as its constant; the former only where [`whole_pairs`] of the vectors takes no other width.
+/// Calls a function with 4 or `MAX_WIDTH` as its constant. [`whole_pairs`] takes no width but 4 in vectors of fewer lanes than `MAX_WIDTH`.
 macro_rules! with_taps {
     ($width:expr, $function:ident::<$simd:ty, $type:ty>($($argument:expr),* $(,)?)) => {
         if const { <$simd as $crate::backend::cpu::simd::Simd>::LANES < registers::MAX_WIDTH } || $width == 4 {

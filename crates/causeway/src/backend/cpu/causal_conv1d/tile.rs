@@ -23,10 +23,10 @@ pub(super) const TILE: usize = 512;
 
 /// Vectors that a pass over the taps keeps in registers, so that a weight is loaded once for all of them, and whose SiLU is computed
 /// together.
-const UNROLL: usize = 4;
+pub(super) const UNROLL: usize = 4;
 
-/// What activations are computed for: `UNROLL` of the widest vectors.
-pub(super) const STEP: usize = 64;
+/// Positions that activations are computed for: `UNROLL` of the widest vectors.
+pub(super) const STEP: usize = UNROLL * 16;
 
 /// Positions rounded up to whole steps.
 pub(super) fn whole_steps(count: usize) -> usize {
@@ -115,13 +115,13 @@ impl<A: Accumulator, T: Number> Convolve<'_, A, T> {
             Finish::Silu => sums = simd.silu::<T, N>(sums),
             Finish::Slope { exact, dy } => {
                 let slopes = simd.silu_slope::<T, N>(exact, sums);
-                sums = load(simd, &dy[at..]);
+                sums = load(simd, &dy[at..at + N * S::LANES]);
                 for (result, slope) in sums.iter_mut().zip(slopes) {
                     *result = simd.mul(*result, slope);
                 }
             }
         }
-        store(simd, sums, &mut self.out[at..]);
+        store(simd, sums, &mut self.out[at..at + N * S::LANES]);
     }
 }
 

@@ -38,11 +38,12 @@ pub unsafe fn add_products<V: Vector>(
                         return match vectors {
                             1 => tile::<V, $rows, 1>(depth, left, right, sums, stride),
                             2 => tile::<V, $rows, 2>(depth, left, right, sums, stride),
-                            _ => tile::<V, $rows, 3>(depth, left, right, sums, stride),
+                            3 => tile::<V, $rows, 3>(depth, left, right, sums, stride),
+                            _ => unreachable!("no tile has {vectors} vectors"),
                         };
                     }
                 )*
-                unreachable!("no tile has {rows} rows of {vectors} vectors");
+                unreachable!("no tile has {rows} rows");
             }
         };
     }

@@ -126,55 +126,28 @@ impl<T: Number> Passes<'_, T> {
             // SAFETY: the caller's promise.
             unsafe {
                 match (is_plain, self.width) {
-                    (false, _) => {
-                        self.column::<S, 2, false, MAX_WIDTH, true>(simd, rows, column, waiting, sums, passed)
-                    }
                     (true, 4) if !is_gated => {
-                        self.block::<S, 4, false>(simd, rows, column, waiting, sums, passed)
+                        self.column::<S, true, 4, false>(simd, rows, column, waiting, sums, passed);
                     }
-                    (true, 3) => self.block::<S, 3, true>(simd, rows, column, waiting, sums, passed),
-                    _ => self.block::<S, MAX_WIDTH, true>(simd, rows, column, waiting, sums, passed),
+                    (true, 3) => self.column::<S, true, 3, true>(simd, rows, column, waiting, sums, passed),
+                    (true, _) => {
+                        self.column::<S, true, MAX_WIDTH, true>(simd, rows, column, waiting, sums, passed);
+                    }
+                    (false, _) => {
+                        self.column::<S, false, MAX_WIDTH, true>(simd, rows, column, waiting, sums, passed);
+                    }
                 }
             }
         }
     }
 
-    /// A block of a pair's rows, as [`Self::column`] has them if they are plain.
+    /// A pair's rows. `PLAIN`: they are a block, each has dy, and nothing is added to dx. `WIDTH`: see [`Self::width`]. Unless `GATED`
+    /// there are no gates.
     ///
     /// # Safety
     /// As for [`Self::walk`].
     #[inline(always)]
-    unsafe fn block<S, const WIDTH: usize, const GATED: bool>(
-        &self,
-        simd: S,
-        rows: &BlockRows<T>,
-        column: PairAt,
-        waiting: &mut Waiting<T::Accumulator>,
-        sums: Option<&mut Sums<T::Accumulator>>,
-        passed: &mut Passed<S>,
-    ) where
-        S: Simd<Scalar = T::Accumulator>,
-        T: Lanes<S>,
-    {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if const { S::LANES == WIDE_LANES } {
-                self.column::<S, { 2 * INTERLEAVED }, true, WIDTH, GATED>(
-                    simd, rows, column, waiting, sums, passed,
-                );
-            } else {
-                self.column::<S, INTERLEAVED, true, WIDTH, GATED>(simd, rows, column, waiting, sums, passed);
-            }
-        }
-    }
-
-    /// A pair's rows, of which `N / 2` have their SiLU computed together. `PLAIN`: they are a block, each has dy, and
-    /// nothing is added to dx. `WIDTH`: see [`Self::width`]. Unless `GATED` there are no gates.
-    ///
-    /// # Safety
-    /// As for [`Self::walk`].
-    #[inline(always)]
-    unsafe fn column<S, const N: usize, const PLAIN: bool, const WIDTH: usize, const GATED: bool>(
+    unsafe fn column<S, const PLAIN: bool, const WIDTH: usize, const GATED: bool>(
         &self,
         simd: S,
         rows: &BlockRows<T>,
@@ -194,7 +167,16 @@ impl<T: Number> Passes<'_, T> {
                 self.convolve::<S, PLAIN, WIDTH, false>(simd, rows, column, passed);
             }
             simd.to_memory(passed);
-            self.gradients::<S, N, PLAIN, WIDTH, GATED>(simd, rows, column, waiting, passed);
+            // As many vectors have their SiLU computed together as there are registers for.
+            if const { !PLAIN } {
+                self.gradients::<S, 2, PLAIN, WIDTH, GATED>(simd, rows, column, waiting, passed);
+            } else if const { S::LANES == WIDE_LANES } {
+                self.gradients::<S, { 2 * INTERLEAVED }, PLAIN, WIDTH, GATED>(
+                    simd, rows, column, waiting, passed,
+                );
+            } else {
+                self.gradients::<S, INTERLEAVED, PLAIN, WIDTH, GATED>(simd, rows, column, waiting, passed);
+            }
             simd.to_memory(passed);
             if let Some(sums) = sums {
                 self.add_sums::<S, PLAIN, WIDTH>(simd, rows, column, passed, sums);
@@ -210,7 +192,7 @@ impl<T: Number> Passes<'_, T> {
         if PLAIN { BLOCK } else { rows.count }
     }
 
-    /// The first pass: x, widened, and if `GATED` multiplied with its gate, and its convolution.
+    /// The first pass: x, widened, which a gate multiplies if it is there and `GATED`, and its convolution.
     ///
     /// # Safety
     /// As for [`Self::walk`].
@@ -288,7 +270,7 @@ impl<T: Number> Passes<'_, T> {
         }
     }
 
-    /// The second pass: g, behind that of the last `width - 1` rows, which wait for it between blocks.
+    /// The second pass: g, `N / 2` rows at a time, behind that of the last `width - 1` rows, which wait for it between blocks.
     ///
     /// # Safety
     /// As for [`Self::walk`].

@@ -194,9 +194,7 @@ impl<T: Number> AlongChannels<T> {
         unsafe {
             if !convolves {
                 sums.fill([simd.splat(T::Accumulator::ZERO); 2]);
-            } else if const { !WHOLE } {
-                self.sums::<S, MAX_WIDTH, true>(simd, walk, column, sums);
-            } else {
+            } else if WHOLE {
                 match (self.problem.width, self.problem.history.gate.is_some()) {
                     (3, false) => self.sums::<S, 3, false>(simd, walk, column, sums),
                     (3, true) => self.sums::<S, 3, true>(simd, walk, column, sums),
@@ -205,6 +203,8 @@ impl<T: Number> AlongChannels<T> {
                     (_, false) => self.sums::<S, MAX_WIDTH, false>(simd, walk, column, sums),
                     (_, true) => self.sums::<S, MAX_WIDTH, true>(simd, walk, column, sums),
                 }
+            } else {
+                self.sums::<S, MAX_WIDTH, true>(simd, walk, column, sums);
             }
             simd.to_memory(sums);
             for (group, sums) in sums.chunks_exact(N / 2).enumerate() {
