@@ -11,7 +11,7 @@
 //       static constexpr bool bias, initial_states, final_states, seq_idx, residual, B, C;   which arguments are there
 //       static constexpr bool round_products;    products with B and C are rounded to X
 //       static constexpr bool norm;              what the activation gives is divided by the norm of its head
-//       static constexpr int cu_seqlens = 0;     bytes of an element of cu_seqlens: 4 or 8; 0: not given
+//       static constexpr int cu_seqlens = 0;     bytes of an element of cu_seqlens: 4 or 8; 0: not given; EVEN: see there
 //   };
 #pragma once
 #include "arguments.cuh"
@@ -208,15 +208,21 @@ template <typename Index> struct Span {
     Index sequence, start, end;
 };
 
+// In place of the bytes of an element: there is no cu_seqlens, and the rows of a batch, one behind the other in memory, are taken as
+// one row of sequences of equal length. So its positions can be shared out without regard to where rows end.
+constexpr int EVEN = 1;
+
 // cu_seqlens: the boundaries of the packed sequences. Values are clamped to 0 … seqlen as they are read, so no content of that
 // memory leads an access astray. Sequence numbers stay in 0 … sequences-1.
 template <int Bytes, typename Index> struct Boundaries {
     const void* values;
-    i64 stride;
+    i64 stride;  // EVEN: the length of a sequence
     Index sequences, seqlen;
 
     CAUSEWAY_DEVICE Index operator[](Index i) const {
-        if constexpr (Bytes == 8) {
+        if constexpr (Bytes == EVEN) {
+            return (Index)minimum<i64>(i * stride, seqlen);
+        } else if constexpr (Bytes == 8) {
             const Packet<8> p = load<8>(at<i64>(values, i * stride));
             const i64 value = (i64)((u64)p.word[1] << 32 | p.word[0]);
             return (Index)minimum<i64>(maximum<i64>(value, 0), seqlen);
@@ -228,6 +234,10 @@ template <int Bytes, typename Index> struct Boundaries {
 
     // The last sequence that starts at or before `position`. There is at least one sequence.
     CAUSEWAY_DEVICE Span<Index> find(Index position) const {
+        if constexpr (Bytes == EVEN) {
+            const Index number = minimum<Index>(position / (Index)stride, sequences - 1);
+            return {number, (*this)[number], (*this)[number + 1]};
+        }
         Index low = 0, high = sequences;
         while (high - low > 1) {
             const Index middle = low + (high - low) / 2;

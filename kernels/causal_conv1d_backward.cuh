@@ -123,7 +123,7 @@ CAUSEWAY_DEVICE void write_channel_sums(const BackwardArguments& a, const float 
         if constexpr (Split) {
             constexpr int THREADS = Channels * Waves * (int)WAVE_SIZE;
             sum_over_blocks<THREADS, 1>(
-                a.workspace, a.counters, group, part, a.parts, Channels * SUMS, at + Channels * Waves * SUMS * 4,
+                a, group, part, Channels * SUMS, at + Channels * Waves * SUMS * 4,
                 [&](int i, float (&value)[1]) { value[0] = block_sum(i); },
                 [&](int i, const float (&value)[1]) { total(i, value[0]); });
         } else {
@@ -146,7 +146,8 @@ template <bool Silu> CAUSEWAY_DEVICE float activation_gradient(float pre, float 
 
 template <class Problem, typename Index>
 CAUSEWAY_DEVICE Boundaries<Problem::cu_seqlens, Index> boundaries(const BackwardArguments& a) {
-    return {a.cu_seqlens, a.cu_seqlens_stride, (Index)a.sequences, (Index)a.seqlen};
+    const i64 stride = Problem::cu_seqlens == EVEN ? (i64)a.length : a.cu_seqlens_stride;
+    return {a.cu_seqlens, stride, (Index)a.sequences, (Index)a.seqlen};
 }
 
 // Sequence number `sequence`, which may be empty.

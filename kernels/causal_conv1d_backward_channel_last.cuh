@@ -37,7 +37,8 @@ namespace causal_conv1d {
 
 //   struct Tile {
 //       static constexpr int threads;        of a block
-//       static constexpr int lanes;          threads along dim, a power of two
+//       static constexpr int lanes;          threads along dim
+//       static constexpr bool odd_rows;      rows and packets may begin in the middle of a word
 //       static constexpr int channels;       of a packet
 //       static constexpr int stages;         of the ring
 //       static constexpr int weight_bytes;   see load_parameters
@@ -52,13 +53,15 @@ template <class Problem, class Tile> class ChannelLastBackward {
     static constexpr bool HAS_BOUNDARIES = PACKED<Problem> || Problem::seq_idx;
     // Tensors of the ring: x, dy, and then the gates.
     static constexpr int B_TENSOR = 2, C_TENSOR = Problem::B ? 3 : 2, TENSORS = 2 + Problem::B + Problem::C;
-    using Ring = RowRing<BYTES, ROWS, Tile::stages, THREADS, TENSORS>;
+    using Ring = RowRing<BYTES, Tile::odd_rows, ROWS, Tile::stages, THREADS, TENSORS>;
+    // Where rows are odd, the last packet begins earlier and repeats channels of the one before it: both threads store the same.
+    using Row = RowAccess<BYTES, Tile::odd_rows>;
 
     // Sums of the block's channels; segments whose sums a wave adds; lines of sums in shared memory that are left then.
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
     static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * (Problem::dbias ? WIDTH + 1 : WIDTH);
-    static constexpr int SEGMENTS = THREADS / LANES;
-    static constexpr int SHARERS = LANES < (int)WAVE_SIZE ? (int)WAVE_SIZE / LANES : 1;
+    static constexpr int SEGMENTS = THREADS / LANES;  // the threads that are left idle
+    static constexpr int SHARERS = LANES < (int)WAVE_SIZE && (int)WAVE_SIZE % LANES == 0 ? (int)WAVE_SIZE / LANES : 1;
     static constexpr int LINES = SEGMENTS / SHARERS;
     // Shared memory: the ring, in whose place the sums and a flag lie after the walk; then the shares of rows above.
     static constexpr u32 FLAG_AT = LINES * BLOCK_SUMS * 4;
@@ -81,7 +84,8 @@ public:
 #pragma unroll
             for (int j = 0; j <= WIDTH; ++j) sums[j][c] = 0.0f;
         }
-        const bool active = channel < a.dim && segment < (u32)a.batch * a.pieces;
+        const bool active = line < (u32)SEGMENTS && channel < a.dim && segment < (u32)a.batch * a.pieces;
+        if constexpr (Tile::odd_rows) channel = minimum(channel, a.dim - CHANNELS);
         if (active) {
             enter(segment, line);
             walk();
@@ -118,13 +122,13 @@ private:
         Packet<BYTES> before[HALO + 1];
 #pragma unroll
         for (int j = 1; j <= HALO; ++j) {
-            if (first - j >= 0) before[j] = load<BYTES>(x + (i64)(first - j) * a.x_pitch);
+            if (first - j >= 0) before[j] = Row::load(x + (i64)(first - j) * a.x_pitch);
         }
         Packet<BYTES> before_gate[HALO + 1];
         if constexpr (Problem::B) {
 #pragma unroll
             for (int j = 1; j <= HALO; ++j) {
-                if (first - j >= 0) before_gate[j] = load<BYTES>(b + (i64)(first - j) * a.b_pitch);
+                if (first - j >= 0) before_gate[j] = Row::load(b + (i64)(first - j) * a.b_pitch);
             }
         }
         Ring ring;
@@ -174,10 +178,15 @@ private:
         if constexpr (Ring::ASYNC) async_wait<0>();
     }
 
+    CAUSEWAY_DEVICE const char* x_at(i32 t) const { return x + (i64)t * a.x_pitch; }
+    CAUSEWAY_DEVICE const char* dy_at(i32 t) const { return dy + (i64)t * a.dy_pitch; }
+    CAUSEWAY_DEVICE const char* b_at(i32 t) const { return b + (i64)t * a.b_pitch; }
+    CAUSEWAY_DEVICE const char* gate_at(i32 t) const { return gate + (i64)t * a.c_pitch; }
+
     CAUSEWAY_DEVICE void fetch(Ring& ring, int p, i32 t, bool inside) const {
-        ring.fetch(p, x + (i64)t * a.x_pitch, dy + (i64)t * a.dy_pitch, inside || t < fetch_end);
-        if constexpr (Problem::B) ring.fetch_gate(p, B_TENSOR, b + (i64)t * a.b_pitch, inside || t < fetch_end);
-        if constexpr (Problem::C) ring.fetch_gate(p, C_TENSOR, gate + (i64)t * a.c_pitch, inside || t < fetch_end);
+        ring.fetch(p, x_at(t), dy_at(t), inside || t < fetch_end);
+        if constexpr (Problem::B) ring.fetch_gate(p, B_TENSOR, b_at(t), inside || t < fetch_end);
+        if constexpr (Problem::C) ring.fetch_gate(p, C_TENSOR, gate_at(t), inside || t < fetch_end);
     }
 
     // What taps read of a row: x times its gate.
@@ -220,10 +229,10 @@ private:
         }
 #pragma unroll
         for (int p = 0; p < ROWS; ++p) {
-            const Packet<BYTES> x_packet = ring.read(p, 0), dy_packet = ring.read(p, 1);
+            const Packet<BYTES> x_packet = ring.read(p, 0, x_at(t + p)), dy_packet = ring.read(p, 1, dy_at(t + p));
             Packet<BYTES> b_packet, c_packet;
-            if constexpr (Problem::B) b_packet = ring.read(p, B_TENSOR);
-            if constexpr (Problem::C) c_packet = ring.read(p, C_TENSOR);
+            if constexpr (Problem::B) b_packet = ring.read(p, B_TENSOR, b_at(t + p));
+            if constexpr (Problem::C) c_packet = ring.read(p, C_TENSOR, gate_at(t + p));
             if constexpr (!Ring::ASYNC) fetch(ring, p, t + ROWS + p, Inside);
             if (!Inside && t + p >= last + HALO) continue;
             float d[CHANNELS];
@@ -242,13 +251,13 @@ private:
                 masked_row(t + p, p, d);
             }
             if constexpr (Problem::dC) {
-                if (Inside || t + p < last) store(dc + (i64)(t + p) * a.dc_pitch, pack<X, BYTES>(row_dc));
+                if (Inside || t + p < last) Row::store(dc + (i64)(t + p) * a.dc_pitch, pack<X, BYTES>(row_dc));
             }
             // Its sum is (p + 1) mod width.
             const i32 finished = t + p - HALO;
             if (Inside || (finished >= first && finished < last)) {
                 if constexpr (!Problem::B) {
-                    store(dx + (i64)finished * a.dx_pitch, pack<X, BYTES>(unfinished[(p + 1) % WIDTH]));
+                    Row::store(dx + (i64)finished * a.dx_pitch, pack<X, BYTES>(unfinished[(p + 1) % WIDTH]));
                 } else {
                     const Packet<BYTES>(&own)[2] = factors[(p + 1) % WIDTH];
                     store_products(finished, unfinished[(p + 1) % WIDTH], own[0], own[1]);
@@ -273,8 +282,8 @@ private:
             x_factors[c] = multiply_rn(x_factors[c], product);
             b_factors[c] = multiply_rn(b_factors[c], product);
         }
-        store(dx + (i64)t * a.dx_pitch, pack<X, BYTES>(b_factors));
-        if constexpr (Problem::dB) store(db + (i64)t * a.db_pitch, pack<X, BYTES>(x_factors));
+        Row::store(dx + (i64)t * a.dx_pitch, pack<X, BYTES>(b_factors));
+        if constexpr (Problem::dB) Row::store(db + (i64)t * a.db_pitch, pack<X, BYTES>(x_factors));
     }
 
     // g of a channel of a row with its gate, from dy and the sum in forward's order. dC is left in row_dc.
@@ -300,12 +309,12 @@ private:
                 sums_of_row[c] = unfinished[i + 1][c] + read_shared(share_at(thread_index() + LANES, i, c));
             }
             if constexpr (!Problem::B) {
-                store(dx + (i64)(last - HALO + i) * a.dx_pitch, pack<X, BYTES>(sums_of_row));
+                Row::store(dx + (i64)(last - HALO + i) * a.dx_pitch, pack<X, BYTES>(sums_of_row));
             } else {
                 const i32 t = last - HALO + i;
                 const bool counts = position_index<Problem>(a, entry, t) >= 0;
-                const Packet<BYTES> x_packet = load_if<BYTES>(counts, x + (i64)t * a.x_pitch);
-                const Packet<BYTES> b_packet = load_if<BYTES>(counts, b + (i64)t * a.b_pitch);
+                const Packet<BYTES> x_packet = Row::load_if(counts, x_at(t));
+                const Packet<BYTES> b_packet = Row::load_if(counts, b_at(t));
                 store_products(t, sums_of_row, x_packet, b_packet);
             }
         }
@@ -549,7 +558,7 @@ private:
     CAUSEWAY_DEVICE void reduce(u32 group, u32 part) {
         // Lanes of a wave that share channels add their sums first: always the same pairs, so always the same bits.
 #pragma unroll
-        for (u32 mask = LANES; mask < WAVE_SIZE; mask <<= 1) {
+        for (u32 mask = LANES; SHARERS > 1 && mask < WAVE_SIZE; mask <<= 1) {
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
@@ -559,7 +568,7 @@ private:
             }
         }
         const u32 thread = thread_index(), line = thread / LANES;
-        if (line % SHARERS == 0) {
+        if (line % SHARERS == 0 && line < (u32)SEGMENTS) {
             const u32 at = (line / SHARERS * BLOCK_SUMS + thread % LANES * CHANNELS) * 4;
 #pragma unroll
             for (int j = 0; j <= WIDTH; ++j) {
@@ -574,7 +583,7 @@ private:
         // Several sums at a time; fewer where the walk needs few registers, so that this does not need more.
         constexpr int VECTOR = CHANNELS % 4 == 0 ? 4 : BLOCK_CHANNELS % 2 == 0 ? 2 : 1;
         sum_over_blocks<THREADS, VECTOR>(
-            a.workspace, a.counters, group, part, a.parts, BLOCK_SUMS, FLAG_AT,
+            a, group, part, BLOCK_SUMS, FLAG_AT,
             [&](int i, float (&values)[VECTOR]) {
 #pragma unroll
                 for (int k = 0; k < VECTOR; ++k) values[k] = 0.0f;
@@ -588,7 +597,13 @@ private:
             [&](int i, const float (&values)[VECTOR]) {
 #pragma unroll
                 for (int k = 0; k < VECTOR; ++k) {
-                    const i64 c = first_channel + i % BLOCK_CHANNELS + k;
+                    i64 c = first_channel + i % BLOCK_CHANNELS + k;
+                    if constexpr (Tile::odd_rows) {
+                        // Of a packet that begins earlier, the channels that it repeats are another's.
+                        const int own = (i % BLOCK_CHANNELS + k) % CHANNELS;
+                        const i64 earlier = c - own + CHANNELS - a.dim;
+                        if (earlier > 0) c = own < earlier ? a.dim : c - earlier;
+                    }
                     if (c < a.dim) write_sum<Problem>(a, c, i / BLOCK_CHANNELS, values[k]);
                 }
             });

@@ -74,7 +74,7 @@ public:
         }
         block_barrier();
         sum_over_blocks<THREADS, 1>(
-            a.workspace, a.counters, group, part, a.parts, sums, flag_at,
+            a, group, part, sums, flag_at,
             [&](int i, float (&sum)[1]) {
                 sum[0] = 0.0f;
                 for (int s = 0; s < slices; ++s) sum[0] += read_shared(sum_at + (s * sums + i) * 4);

@@ -9,16 +9,68 @@
 namespace causeway {
 namespace causal_conv1d {
 
+// Packets of rows. Odd: of 16-bit elements, and rows may begin in the middle of a word, so packets are moved in pieces.
+template <int Bytes, bool Odd> struct RowAccess {
+    static_assert(!Odd || Bytes % 4 == 0, "whole words");
+
+    static CAUSEWAY_DEVICE Packet<Bytes> load(const char* address) {
+        if constexpr (!Odd) {
+            return causeway::load<Bytes>(address);
+        } else {
+            Packet<Bytes> packet;
+#pragma unroll
+            for (int i = 0; i < Bytes / 4; ++i) {
+                const u32 low = causeway::load<2>(address + 4 * i).word[0], high = causeway::load<2>(address + 4 * i + 2).word[0];
+                packet.word[i] = (low & 0xffff) | high << 16;
+            }
+            return packet;
+        }
+    }
+
+    // As load where `wanted`; else zeros, and the address is not touched.
+    static CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const char* address) {
+        if constexpr (!Odd) return causeway::load_if<Bytes>(wanted, address);
+        return wanted ? load(address) : zero_packet<Bytes>();
+    }
+
+    static CAUSEWAY_DEVICE void store(char* address, const Packet<Bytes>& packet) {
+        if constexpr (!Odd) {
+            causeway::store(address, packet);
+        } else if (is_odd(address)) {
+            constexpr int LAST = Bytes / 4 - 1;
+            causeway::store(address, Packet<2>{{packet.word[0]}});
+#pragma unroll
+            for (int i = 0; i < LAST; ++i) {
+                causeway::store(address + 4 * i + 2, Packet<4>{{packet.word[i] >> 16 | packet.word[i + 1] << 16}});
+            }
+            causeway::store(address + 4 * LAST + 2, Packet<2>{{packet.word[LAST] >> 16}});
+        } else {
+#pragma unroll
+            for (int i = 0; i < Bytes / 4; ++i) causeway::store(address + 4 * i, Packet<4>{{packet.word[i]}});
+        }
+    }
+
+    // Whether a row begins in the middle of a word.
+    static CAUSEWAY_DEVICE bool is_odd(const char* address) { return (reinterpret_cast<u64>(address) & 2) != 0; }
+};
+
 // A ring whose stages are chunks of Rows rows. In shared memory there are Stages stages, one of which is being read; in a stage,
 // row r of thread i lies at ((Tensors·r + tensor) · Threads + i) · Bytes. In registers there is one stage, and a row is fetched as soon
 // as the one in its place has been read.
-template <int Bytes, int Rows, int WantedStages, int Threads, int Tensors = 2> class RowRing {
+//
+// Of rows that may begin in the middle of a word, the words are copied that a packet lies in, one more than it has; word k of all threads
+// lies before word k + 1. What is read beside a row lies in words that elements of the tensor lie in, if its first element begins one.
+template <int Bytes, bool Odd, int Rows, int WantedStages, int Threads, int Tensors = 2> class RowRing {
+    using Row = RowAccess<Bytes, Odd>;
+    static constexpr int WORDS = Odd ? Bytes / 4 + 1 : 1, WORD_BYTES = Odd ? 4 : Bytes;
+
 public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
+    static_assert(ASYNC || !Odd, "registers hold whole packets");
     static constexpr int STAGES = ASYNC ? WantedStages : 1;
-    static constexpr u32 SHARED_BYTES = ASYNC ? (u32)STAGES * Rows * Tensors * Threads * Bytes : 0;
+    static constexpr u32 SHARED_BYTES = ASYNC ? (u32)STAGES * Rows * Tensors * Threads * WORDS * WORD_BYTES : 0;
 
-    CAUSEWAY_DEVICE RowRing() : thread_offset_(thread_index() * Bytes) {}
+    CAUSEWAY_DEVICE RowRing() : thread_offset_(thread_index() * WORD_BYTES) {}
 
     // The prefetch distance, in stages.
     static constexpr int AHEAD = ASYNC ? STAGES - 1 : 1;
@@ -26,8 +78,8 @@ public:
     // Fetches row `row` of the next free stage; zeros if not valid.
     CAUSEWAY_DEVICE void fetch(int row, const char* x, const char* dy, bool valid) {
         if constexpr (ASYNC) {
-            async_copy<Bytes>(offset(fill_, row, 0), x, valid);
-            async_copy<Bytes>(offset(fill_, row, 1), dy, valid);
+            copy(offset(fill_, row, 0), x, valid);
+            copy(offset(fill_, row, 1), dy, valid);
         } else if (valid) {
             ahead_[row][0] = load<Bytes>(x);
             ahead_[row][1] = load<Bytes>(dy);
@@ -39,17 +91,27 @@ public:
     // The same of another tensor, a gate.
     CAUSEWAY_DEVICE void fetch_gate(int row, int tensor, const char* gate, bool valid) {
         if constexpr (ASYNC) {
-            async_copy<Bytes>(offset(fill_, row, tensor), gate, valid);
+            copy(offset(fill_, row, tensor), gate, valid);
         } else {
             ahead_[row][tensor] = valid ? load<Bytes>(gate) : zero_packet<Bytes>();
         }
     }
 
-    CAUSEWAY_DEVICE Packet<Bytes> read(int row, int tensor) const {
-        if constexpr (ASYNC) {
+    // A row that was fetched from `address`.
+    CAUSEWAY_DEVICE Packet<Bytes> read(int row, int tensor, const char* address) const {
+        if constexpr (!ASYNC) {
+            return ahead_[row][tensor];
+        } else if constexpr (!Odd) {
             return load_shared<Bytes>(offset(read_, row, tensor));
         } else {
-            return ahead_[row][tensor];
+            u32 words[WORDS];
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) words[i] = load_shared<4>(offset(read_, row, tensor) + i * PLANE).word[0];
+            const u32 shift = Row::is_odd(address) ? 16 : 0;
+            Packet<Bytes> packet;
+#pragma unroll
+            for (int i = 0; i < WORDS - 1; ++i) packet.word[i] = (u32)(((u64)words[i + 1] << 32 | words[i]) >> shift);
+            return packet;
         }
     }
 
@@ -71,12 +133,26 @@ public:
     }
 
 private:
-    static constexpr u32 STAGE_BYTES = (u32)Rows * Tensors * Threads * Bytes;
+    static constexpr u32 PLANE = (u32)Threads * WORD_BYTES;
+    static constexpr u32 STAGE_BYTES = (u32)Rows * Tensors * WORDS * PLANE;
     static CAUSEWAY_DEVICE u32 next(u32 stage) {
         return stage + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
     }
     CAUSEWAY_DEVICE u32 offset(u32 stage, int row, int tensor) const {
-        return thread_offset_ + stage + (u32)(Tensors * row + tensor) * Threads * Bytes;
+        return thread_offset_ + stage + (u32)(Tensors * row + tensor) * WORDS * PLANE;
+    }
+
+    static CAUSEWAY_DEVICE void copy(u32 to, const char* address, bool valid) {
+        if constexpr (!Odd) {
+            async_copy<Bytes>(to, address, valid);
+        } else {
+            const u32 odd = Row::is_odd(address) ? 2 : 0;
+            const char* words = address - odd;
+#pragma unroll
+            for (int i = 0; i < WORDS - 1; ++i) async_copy<4>(to + i * PLANE, words + 4 * i, valid);
+            // Of the last word only what belongs to the packet: the tensor may end with it.
+            async_copy_first<4>(to + (WORDS - 1) * PLANE, words + Bytes, valid ? odd : 0);
+        }
     }
 
     u32 thread_offset_, fill_ = 0, read_ = 0;

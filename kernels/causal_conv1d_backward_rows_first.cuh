@@ -227,7 +227,7 @@ private:
         if constexpr (Tile::split) {
             block_barrier();
             sum_over_blocks<THREADS, 1, 16>(
-                a.workspace, a.counters, group, part, a.parts, count, TOTALS + count * 4,
+                a, group, part, count, TOTALS + count * 4,
                 [&](int i, float (&value)[1]) { value[0] = read_shared(TOTALS + i * 4); },
                 [&](int i, const float (&value)[1]) { total(i, value[0]); });
         }

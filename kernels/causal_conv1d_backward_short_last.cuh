@@ -205,7 +205,7 @@ private:
         };
         if constexpr (CLUSTER == 1) {
             sum_over_blocks<THREADS, 1>(
-                a.workspace, a.counters, group, part, a.parts, BLOCK_SUMS, MAILBOX,
+                a, group, part, BLOCK_SUMS, MAILBOX,
                 [&](int i, float (&sum)[1]) { sum[0] = block_sum(i); }, [&](int i, const float (&sum)[1]) { total(i, sum[0]); });
         } else {
             const int thread = (int)thread_index();

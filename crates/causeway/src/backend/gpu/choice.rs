@@ -172,6 +172,16 @@ impl Constants {
         self.push(name, Kind::Flag, value.into())
     }
 
+    /// The same with another value for a number that is there.
+    pub fn with_int(mut self, name: &str, value: i32) -> Self {
+        for constant in &mut self.constants {
+            if constant.name == name && constant.kind == Kind::Int {
+                constant.value = value;
+            }
+        }
+        self
+    }
+
     /// A value of an enumeration, written out: `layout = Layout::rows`.
     #[inline]
     pub fn enumerator(self, name_and_value: &'static str) -> Self {

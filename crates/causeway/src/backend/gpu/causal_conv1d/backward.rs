@@ -76,6 +76,10 @@ device_struct! {
         channel_groups: u32,
         /// blocks that share a channel group
         parts: u32,
+        /// of them, those whose sums are added first, and then the sums of such teams; 0: all at once
+        team: u32,
+        /// positions of a sequence, where the rows of a batch are taken as one
+        length: u32,
         /// pieces that a row is cut into: segments, or tiles of the general kernel
         pieces: u32,
         /// positions of a piece
@@ -116,6 +120,9 @@ device_struct! {
     }
 }
 
+/// What the kernels take for the bytes of an element of cu_seqlens where there is none, and rows are joined.
+const EVEN: i32 = 1;
+
 kernel!(GENERAL, "backward_general", "backward_general", BackwardArguments);
 
 /// Plans a backward call whose arguments have been validated.
@@ -142,11 +149,18 @@ fn planned(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts, beside: bool) 
     if sizes.dim == 0 {
         return Ok(None);
     }
-    let planner = Planner { op, sizes, facts, beside };
-    let first = || if op.norm.is_none() { planner.channel_first() } else { None };
-    let fast = || planner.channel_last().or_else(first);
+    let planner = Planner { op, sizes, facts, beside, joined: false };
     let is_fast = sizes.width <= WIDEST && sizes.batch > 0 && sizes.seqlen > 0;
-    let launch = is_fast.then(fast).flatten().unwrap_or_else(|| planner.general());
+    let Some(launch) = is_fast.then(|| planner.channel_last()).flatten() else {
+        let first = (is_fast && op.norm.is_none()).then(|| planner.channel_first()).flatten();
+        return Ok(Some(planner.finish(first.unwrap_or_else(|| planner.general()))));
+    };
+    if let Some(sizes) = launch.joins.then(|| planner.joined_rows()).flatten() {
+        let joined = Planner { sizes: &sizes, joined: true, ..planner };
+        if let Some(launch) = joined.channel_last() {
+            return Ok(Some(joined.finish(launch)));
+        }
+    }
     Ok(Some(planner.finish(launch)))
 }
 
@@ -156,6 +170,8 @@ pub(super) struct Planner<'a> {
     pub facts: &'a DeviceFacts,
     /// Part of a larger launch.
     pub beside: bool,
+    /// The rows of the batch are taken as one row of sequences, and `sizes` are those of that row.
+    pub joined: bool,
 }
 
 /// What the paths decide.
@@ -168,6 +184,8 @@ pub(super) struct Launch {
     pub cluster: u32,
     /// May begin early whatever it moves.
     pub early: bool,
+    /// Faster if the rows of the batch are joined.
+    pub joins: bool,
     pub shared_bytes: u32,
     /// Sums of a channel group.
     pub sums: u64,
@@ -214,13 +232,15 @@ impl Planner<'_> {
         given && self.sizes.width > 1 && self.sizes.sequences > 0
     }
 
-    pub(super) fn boundaries(&self) -> Option<&TensorRef<'_>> {
-        self.op.cu_seqlens.as_ref().filter(|_| self.sizes.sequences > 0)
+    /// True where a row holds several sequences: those of cu_seqlens, or of rows that are joined. Where nothing but its own element
+    /// reaches an output, it does not matter where they begin.
+    pub(super) fn is_packed(&self) -> bool {
+        self.sizes.sequences > 0 && (self.op.cu_seqlens.is_some() || self.joined && self.sizes.width > 1)
     }
 
     /// True where taps or gradients may be cut off inside a row.
     pub(super) fn has_boundaries(&self) -> bool {
-        self.op.seq_idx.is_some() || self.boundaries().is_some()
+        self.op.seq_idx.is_some() || self.is_packed()
     }
 
     /// Sums of one channel: dweight's, and dbias.
@@ -275,6 +295,7 @@ impl Planner<'_> {
             resident: 1,
             cluster: 1,
             early: false,
+            joins: false,
             shared_bytes,
             sums: u64::from(channels) * (width as u64 + 1),
             channel_groups: channel_groups.min(u64::from(u32::MAX)) as u32,
@@ -312,6 +333,7 @@ impl Planner<'_> {
             sum_blocks,
             channel_groups: launch.channel_groups,
             parts: launch.parts,
+            team: tiles::team(launch.parts),
             pieces: launch.pieces,
             piece: launch.piece,
             tile_channels: launch.tile_channels,
@@ -340,7 +362,11 @@ impl Planner<'_> {
         plan.shared_bytes = launch.shared_bytes.max(launch.threads * 4);
         if launch.parts > 1 && launch.cluster == 1 {
             plan.workspace_bytes = u64::from(sum_blocks) * launch.sums * 4;
-            plan.counters = launch.channel_groups;
+            let teams = match tiles::team(launch.parts) {
+                0 => 0,
+                team => launch.parts.div_ceil(team),
+            };
+            plan.counters = launch.channel_groups * (1 + teams);
             plan.workspace_at = vec![std::mem::offset_of!(BackwardArguments, workspace)];
             plan.counters_at = vec![std::mem::offset_of!(BackwardArguments, counters)];
         }
@@ -357,7 +383,7 @@ impl Planner<'_> {
             "cu_seqlens" => self.sizes.sequences > 0,
             _ => true,
         };
-        Constants::new("Problem")
+        let problem = Constants::new("Problem")
             .dtype("X", op.x.dtype())
             .dtype("Weight", op.weight.dtype())
             .dtype("DWeight", op.dweight.dtype())
@@ -365,7 +391,8 @@ impl Planner<'_> {
             .silu(op.activation)
             .rounding_products(op.round_products, self.is_gated())
             .flag("norm", op.norm.is_some())
-            .given(op, counts)
+            .given(op, counts);
+        if self.joined && self.is_packed() { problem.with_int("cu_seqlens", EVEN) } else { problem }
     }
 
     fn arguments(&self) -> BackwardArguments {
@@ -384,6 +411,7 @@ impl Planner<'_> {
             seqlen: sizes.seqlen,
             sequences: sizes.sequences,
             width: sizes.width as i32,
+            length: if self.joined { (sizes.seqlen / sizes.sequences) as u32 } else { 0 },
             x_begin,
             x_end,
             dy_begin,

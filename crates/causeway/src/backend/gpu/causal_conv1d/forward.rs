@@ -231,7 +231,7 @@ impl Planner<'_> {
             .int("lanes", lanes)
             .int("segments", segments)
             .int("rows", tile.rows)
-            .int("weight_bytes", weight_access(&self.op.weight, channels));
+            .int("weight_bytes", weight_access(&self.op.weight, channels, channels));
         let constants =
             if self.op.norm.is_some() { constants.int("head_lanes", head_lanes) } else { constants };
         self.tiled(&CHANNEL_LAST, &geometry, constants, resident)
@@ -312,7 +312,7 @@ impl Planner<'_> {
             .int("rows", rows)
             .flag("shifted", shifted)
             .flag("whole", whole)
-            .int("weight_bytes", weight_access(&self.op.weight, 1));
+            .int("weight_bytes", weight_access(&self.op.weight, 1, 1));
         let constants = match &self.op.seq_idx {
             // A thread's positions are a multiple of 16 bytes apart, and so are their indices.
             Some(indices) => constants.int("index_bytes", View::of(indices).access(1)),

@@ -175,8 +175,8 @@ impl View<'_> {
     }
 }
 
-/// The access for a run of `channels · width` weights, or 0 if they do not lie side by side.
-fn weight_access(weight: &TensorRef<'_>, channels: u32) -> u32 {
+/// The access for a run of `channels · width` weights, or 0 if they do not lie side by side. Runs begin at multiples of `first` channels.
+fn weight_access(weight: &TensorRef<'_>, channels: u32, first: u32) -> u32 {
     let view = View::of(weight);
     let width = view.size(1);
     let side_by_side = view.is_dense(1) && (channels == 1 || view.size(0) <= 1 || view.stride(0) == width);
@@ -184,8 +184,7 @@ fn weight_access(weight: &TensorRef<'_>, channels: u32) -> u32 {
         return 0;
     }
     let run = i64::from(channels) * width * weight.dtype().size() as i64;
-    // Runs begin at every `channels`-th row.
-    power_of_two_in(view.address | (view.step_bytes(0).wrapping_mul(i64::from(channels)) | run) as u64)
+    power_of_two_in(view.address | (view.step_bytes(0).wrapping_mul(i64::from(first)) | run) as u64)
 }
 
 /// GPUs compute in f32. `validate` refuses f64 where x lies in a GPU's memory; this is for tensors of the host, which simulated devices

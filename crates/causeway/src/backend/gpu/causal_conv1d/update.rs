@@ -149,7 +149,7 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
         .enumerator(layout)
         .int("state_len", if ring && layout != CHANNELS { 0 } else { sizes.state_len })
         .int("state_bytes", state_bytes)
-        .int("weight_bytes", weight_access(&op.weight, channels));
+        .int("weight_bytes", weight_access(&op.weight, channels, channels));
     let tile = if op.norm.is_some() { tile.int("head_lanes", head_lanes) } else { tile };
     let entry =
         Entry { kernel: &VECTOR, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op, sizes), tile };

@@ -70,7 +70,7 @@ impl Planner<'_> {
         }
         let has_states = self.meets_states();
         let masked = ragged || has_states || self.has_boundaries();
-        let all_options = self.op.seq_idx.is_some() && self.boundaries().is_some() && has_states;
+        let all_options = self.op.seq_idx.is_some() && self.is_packed() && has_states;
         if all_options && self.is_gated() {
             // More than AMD's RDNA has registers for; the general kernel keeps nothing of a row in them.
             return None;
@@ -117,7 +117,7 @@ impl Planner<'_> {
             .int("unroll", cut.unroll)
             .flag("full", !ragged && (self.sizes.seqlen as u64).is_multiple_of(cut.piece))
             .int("waves_per_channel", cut.waves)
-            .int("weight_bytes", weight_access(&self.op.weight, 1))
+            .int("weight_bytes", weight_access(&self.op.weight, 1, 1))
             .int("index_bytes", if ragged { 4 } else { self.index_access() });
         Some(Launch {
             kernel: &CHANNEL_FIRST,
@@ -126,6 +126,7 @@ impl Planner<'_> {
             resident,
             cluster: 1,
             early: false,
+            joins: false,
             shared_bytes: (ring + partial).max(self.crowding_limit(tile.crowded, resident)),
             sums,
             channel_groups: u32::try_from(cut.channel_groups).ok()?,
@@ -168,7 +169,7 @@ impl Planner<'_> {
         let steps = |unroll: u64| tiles.div_ceil(pieces).next_multiple_of(unroll);
         // Two tiles per step, where a piece has an even number of them. Indices take registers and shared memory for that.
         let few_options = !masked
-            || !(ragged || self.meets_states() || self.boundaries().is_some())
+            || !(ragged || self.meets_states() || self.is_packed())
                 && width <= 4
                 && self.has_async_copy(bytes)
                 && !takes_more_registers(self.facts);
@@ -243,11 +244,12 @@ impl Planner<'_> {
                 .int("threads", threads)
                 .flag("ragged", ragged)
                 .flag("split", parts > 1)
-                .int("weight_bytes", weight_access(&self.op.weight, 1)),
+                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
             threads,
             resident: tiles::ROWS_FIRST_THREADS / threads,
             cluster: 1,
             early: false,
+            joins: false,
             // Sums of each thread and of each channel, and a flag.
             shared_bytes: u32::try_from((places + channels) * sums * 4 + 4).ok()?,
             sums: channels * sums,
@@ -289,11 +291,12 @@ impl Planner<'_> {
                 .int("channels", cut.channels)
                 .flag("ragged", ragged)
                 .flag("split", cut.parts > 1)
-                .int("weight_bytes", weight_access(&self.op.weight, 1)),
+                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
             threads,
             resident: (resident as u32 / threads).clamp(1, 16),
             cluster: 1,
             early: false,
+            joins: false,
             // Sums of each wave, and a flag.
             shared_bytes: threads / self.facts.wave_size * self.sums_per_channel() as u32 * 4 + 4,
             sums,
@@ -336,11 +339,12 @@ impl Planner<'_> {
                 .int("waves_per_channel", cut.waves)
                 .flag("whole_rows", cut.pieces == 1)
                 .int("tiles", tiles / cut.pieces)
-                .int("weight_bytes", weight_access(&self.op.weight, 1)),
+                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
             threads: cut.threads,
             resident: cut.resident,
             cluster: 1,
             early: cut.one_round,
+            joins: false,
             shared_bytes: shared.max(if cut.one_round { self.alone(cut.resident) } else { 0 }),
             sums: channels * self.sums_per_channel(),
             channel_groups: u32::try_from((dim as u64).div_ceil(channels)).ok()?,

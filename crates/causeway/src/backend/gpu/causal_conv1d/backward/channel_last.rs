@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 
 use super::super::{Constants, View, head_lanes, kernel, takes_more_registers, weight_access};
 use super::tiles::{self, LastCall};
-use super::{BackwardArguments, Launch, Planner};
+use super::{BackwardArguments, Launch, Planner, extent};
 use crate::causal_conv1d::Sizes;
 
 kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", BackwardArguments);
@@ -13,6 +13,12 @@ kernel!(SHORT_LAST, "backward_short_last", "backward_short_last", BackwardArgume
 
 impl Planner<'_> {
     pub(super) fn channel_last(&self) -> Option<Launch> {
+        self.channel_last_with(true)
+    }
+
+    /// By words: packets of odd rows are copied by words, of which only those that elements lie in are read. Where shared memory has no room for
+    /// that, packets are single elements.
+    fn channel_last_with(&self, by_words: bool) -> Option<Launch> {
         let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
         let element = self.element();
         let streams: ArrayVec<View<'_>, 7> = self.all_streams().collect();
@@ -24,20 +30,25 @@ impl Planner<'_> {
         if !self.fits_32_bits() {
             return None;
         }
-        let rows = if width < 3 { 4 } else { width as u32 };
-        let legal = streams.iter().map(|view| view.access(1)).min()? / element;
-        let legal = legal.min(1 << (dim as u64).trailing_zeros().min(3));
+        let aligned = streams.iter().map(|view| view.access(1)).min()?;
+        let legal = (aligned / element).min(1 << (dim as u64).trailing_zeros().min(3));
         let elements_each = self.elements_per_multiprocessor();
         let plain = !self.is_gated() && self.op.norm.is_none() && !self.beside;
         let short = plain && tiles::is_short_last(width, elements_each, self.has_boundaries());
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);
         }
+        let by_words = by_words
+            && legal * element == 2
+            && tiles::copies_words(dim as u64, elements_each)
+            && self.has_async_copy(4)
+            && self.op.norm.is_none()
+            && streams.iter().all(|&view| extent(view)[0] % 4 == 0);
         let call = LastCall {
             width,
             elements: elements_each,
-            bytes: legal * element,
-            boundaries: self.has_boundaries(),
+            bytes: if by_words { 16 } else { legal * element },
+            boundaries: !self.joined && self.has_boundaries(),
             gated: self.is_gated(),
             beside: self.beside,
             takes_more_registers: takes_more_registers(self.facts),
@@ -46,9 +57,14 @@ impl Planner<'_> {
             Some(norm) => tiles::last_of_heads(&call, norm.head_dim, element, self.facts.wave_size),
             None => tiles::last(&call)?,
         };
-        let channels = legal.min(tile.channels).min((tile.bytes / element).max(1));
+        let wanted = tile.channels.min((tile.bytes / element).max(1));
+        let channels = if by_words { wanted } else { legal.min(wanted) };
+        let bytes = channels * element;
         let across = (dim as u64).div_ceil(u64::from(channels));
-        let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;
+        let lanes = match self.op.norm {
+            Some(_) => across.next_power_of_two().min(u64::from(tile.lanes)) as u32,
+            None => tiles::lanes(across, tile.lanes, bytes, by_words),
+        };
         let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;
         let channel_groups = u32::try_from(across.div_ceil(u64::from(lanes))).ok()?;
 
@@ -56,33 +72,60 @@ impl Planner<'_> {
         let segments_per_block = tile.threads / lanes;
         let resident = u64::from(self.facts.multiprocessors * tile.resident);
         let segments = (resident / u64::from(channel_groups)).max(1) * u64::from(segments_per_block);
-        let pieces = (segments / batch as u64).clamp(1, seqlen as u64);
-        let piece = (seqlen as u64).div_ceil(pieces).next_multiple_of(u64::from(rows));
-        let pieces = (seqlen as u64).div_ceil(piece);
-        let parts = (batch as u64 * pieces).div_ceil(u64::from(segments_per_block));
+        let rows = if width < 3 { 4 } else { width as u32 };
+        let cut = |batch: u64, seqlen: u64| {
+            let pieces = (segments / batch).clamp(1, seqlen);
+            let piece = seqlen.div_ceil(pieces).next_multiple_of(u64::from(rows));
+            let pieces = seqlen.div_ceil(piece);
+            let parts = (batch * pieces).div_ceil(u64::from(segments_per_block));
+            tiles::LastWalk {
+                blocks: parts * u64::from(channel_groups),
+                resident,
+                parts,
+                pieces,
+                piece,
+                rows,
+                narrow: by_words || bytes < 8,
+            }
+        };
+        let walk = cut(batch as u64, seqlen as u64);
+        // By more than the model is wrong by.
+        let joins = batch > 1 && {
+            let joined = cut(1, (batch * seqlen) as u64);
+            joined.time(Some(seqlen as u64)) < walk.time(None) / 20 * 19
+        };
 
-        let bytes = channels * element;
         let sums = u64::from(lanes * channels) * self.sums_per_channel();
-        let sharers = (self.facts.wave_size / lanes).max(1);
+        let sharers =
+            if self.facts.wave_size.is_multiple_of(lanes) { self.facts.wave_size / lanes } else { 1 };
         let lines = (segments_per_block / sharers).max(1);
         // The ring and, over it when it is done, sums and a flag; then what each segment leaves for the one above.
+        let slot = if by_words { bytes + 4 } else { bytes };
         let ring = if self.has_async_copy(bytes) {
-            tile.stages * rows * self.fetched() * tile.threads * bytes
+            tile.stages * rows * self.fetched() * tile.threads * slot
         } else {
             0
         };
         let shares = (width as u32 - 1) * channels * tile.threads * 4;
         let lines_bytes = lines * sums as u32 * 4 + 16;
         // dfinal_states of a sequence that ends in a segment.
-        let holds_states = self.has_states(self.op.dfinal_states.is_some()) && self.boundaries().is_some();
+        let holds_states = self.has_states(self.op.dfinal_states.is_some()) && self.is_packed();
         let held = if holds_states { (width as u32 - 1) * tile.threads * bytes } else { 0 };
         let shared_bytes = ring.max(lines_bytes) + shares + held;
+        let room = self.facts.shared_per_block.min(self.facts.shared_per_multiprocessor / tile.resident);
+        if by_words && shared_bytes + tiles::SHARED_RESERVED > room {
+            return self.channel_last_with(false);
+        }
         let tile_constants = Constants::new("Tile")
             .int("threads", tile.threads)
             .int("lanes", lanes)
             .int("channels", channels)
+            .flag("odd_rows", by_words)
             .int("stages", tile.stages)
-            .int("weight_bytes", weight_access(&self.op.weight, channels));
+            .int(
+                "weight_bytes",
+                weight_access(&self.op.weight, channels, if by_words { 1 } else { channels }),
+            );
         let tile_constants = if self.op.norm.is_some() {
             tile_constants.int("head_lanes", head_lanes)
         } else {
@@ -95,16 +138,29 @@ impl Planner<'_> {
             resident: tile.resident,
             cluster: 1,
             early: false,
+            joins,
             shared_bytes,
             sums,
             channel_groups,
-            parts: u32::try_from(parts).ok()?,
-            pieces: u32::try_from(pieces).ok()?,
-            piece: u32::try_from(piece).ok()?,
+            parts: u32::try_from(walk.parts).ok()?,
+            pieces: u32::try_from(walk.pieces).ok()?,
+            piece: u32::try_from(walk.piece).ok()?,
             tile_channels: 0,
             slices: 0,
         })
         .filter(|launch| self.is_launchable(launch))
+    }
+
+    /// The sizes of the one row that a batch is where its rows lie one behind the other.
+    pub(super) fn joined_rows(&self) -> Option<Sizes> {
+        let Sizes { batch, seqlen, .. } = *self.sizes;
+        let follows = |view: View<'_>| Some(view.stride(0)) == view.stride(2).checked_mul(seqlen);
+        let alone = !self.beside && self.op.norm.is_none() && self.op.seq_idx.is_none();
+        (alone && self.all_streams().all(follows)).then_some(Sizes {
+            batch: 1,
+            seqlen: batch * seqlen,
+            ..*self.sizes
+        })
     }
 
     /// Segments of a few rows, for a call too small to fill the device; packets of at most `legal` channels.
@@ -139,11 +195,12 @@ impl Planner<'_> {
                 .int("channels", channels)
                 .int("rows", tile.rows)
                 .int("cluster", cluster)
-                .int("weight_bytes", weight_access(&self.op.weight, channels)),
+                .int("weight_bytes", weight_access(&self.op.weight, channels, channels)),
             threads,
             resident: 1,
             cluster: cluster as u32,
             early: false,
+            joins: false,
             shared_bytes: words as u32 * 4,
             sums,
             channel_groups,

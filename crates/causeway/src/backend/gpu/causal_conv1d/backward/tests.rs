@@ -89,13 +89,20 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
     let a = arguments(plan);
     let sizes = op.validate().unwrap();
     let (pieces, piece) = (u64::from(a.pieces), u64::from(a.piece));
-    assert!(pieces * piece >= sizes.seqlen as u64, "{plan}");
+    let (rows, seqlen) = match a.length {
+        0 => (sizes.batch as u64, sizes.seqlen as u64),
+        length => {
+            assert_eq!(i64::from(length), sizes.seqlen, "{plan}");
+            (1, (sizes.batch * sizes.seqlen) as u64)
+        }
+    };
+    assert!(pieces * piece >= seqlen, "{plan}");
     assert_eq!(a.sum_blocks, a.channel_groups * a.parts, "{plan}");
     assert!(plan.grid[0] >= a.sum_blocks && plan.grid[1..] == [1, 1], "{plan}");
     let group_channels = match plan.entry() {
         "causal_conv1d_backward_channel_last" => {
             let segments = u64::from(plan.block[0]) / number(plan, "lanes");
-            assert!(u64::from(a.parts) * segments >= sizes.batch as u64 * pieces, "{plan}");
+            assert!(u64::from(a.parts) * segments >= rows * pieces, "{plan}");
             number(plan, "lanes") * number(plan, "channels")
         }
         "causal_conv1d_backward_short_last" => {
@@ -150,7 +157,8 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
     assert!(group_channels * u64::from(a.channel_groups) >= sizes.dim as u64, "{plan}");
     assert!(plan.shared_bytes >= plan.block[0] * 4 && plan.shared_bytes <= facts.shared_per_block, "{plan}");
     if a.parts > 1 && !plan.choice.source().contains("CAUSEWAY_CLUSTER_KERNEL") {
-        assert_eq!(plan.counters, a.channel_groups, "{plan}");
+        let teams = if a.team == 0 { 0 } else { a.parts.div_ceil(a.team) };
+        assert_eq!(plan.counters, a.channel_groups * (1 + teams), "{plan}");
         let sums = group_channels * (sizes.width as u64 + u64::from(op.dbias.is_some()));
         assert!(plan.workspace_bytes >= u64::from(a.sum_blocks) * sums * 4, "{plan}");
         assert!(plan.workspace_at.len() == 1 && plan.counters_at.len() == 1, "{plan}");
@@ -313,7 +321,13 @@ fn waves_of_tiles_take_rows_first_and_pieces_where_rows_are_few() {
 fn channel_last_packets_divide_dim_and_strides() {
     let channels =
         |dim: i64| number(&planned(&call(DType::BF16, [8, dim, 1024], last([8, dim, 1024]), 4)), "channels");
-    assert_eq!([channels(2048), channels(2050), channels(2047)], [4, 2, 1]);
+    // Of odd rows, threads of large calls copy words.
+    assert_eq!([channels(2048), channels(2050), channels(2047)], [4, 2, 4]);
+    let odd = [8, 2047, 1024];
+    assert_eq!(planned(&call(DType::BF16, odd, last(odd), 4)).constant("odd_rows"), "true");
+    let mut op = call(DType::BF16, odd, last(odd), 4);
+    op.dx = written(DX + 2, DType::BF16, &odd, &last(odd));
+    assert_eq!(number(&planned(&op), "channels"), 1, "the first element is the second half of a word");
     // A view of a wider tensor: rows are 2050 elements apart.
     let op = call(DType::BF16, [8, 2048, 1024], [2050 * 1024, 1, 2050], 4);
     assert_eq!(number(&planned(&op), "channels"), 2);
@@ -403,4 +417,27 @@ fn f64_is_refused() {
     let sizes = call(DType::F32, shape, first(shape), 4).validate().unwrap();
     let op = call(DType::F64, shape, first(shape), 4);
     assert!(matches!(plan(&op, &sizes, &DeviceFacts::h200()), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn rows_of_a_batch_are_joined_where_that_fills_the_device() {
+    let length = |shape, strides| arguments(&planned(&call(DType::BF16, shape, strides, 4))).length;
+    // 637 rows where 1056 segments fit; eight rows that 128 segments share out evenly; rows with something between them.
+    let (many, even) = ([637, 256, 80], [8, 2048, 1024]);
+    assert_eq!((length(many, last(many)), length(even, last(even))), (80, 0));
+    assert_eq!(length(many, [256 * 81, 1, 256]), 0);
+    let plan = planned(&call(DType::BF16, many, last(many), 4));
+    assert_eq!(plan.constant("cu_seqlens"), "1", "{plan}");
+    // An output of width 1 is made of its own position alone.
+    let plan = planned(&call(DType::BF16, many, last(many), 1));
+    assert_eq!((arguments(&plan).length, plan.constant("cu_seqlens")), (80, "0"), "{plan}");
+}
+
+#[test]
+fn lanes_share_out_a_dim_evenly() {
+    let lanes = |dim: i64| {
+        number(&planned(&call(DType::BF16, [1, dim, 1 << 20], last([1, dim, 1 << 20]), 4)), "lanes")
+    };
+    // Packets of four channels: 32, 22, 30, and two groups of 17, which begin with sectors of 32 bytes.
+    assert_eq!([lanes(128), lanes(88), lanes(120), lanes(136)], [32, 22, 32, 20]);
 }

@@ -12,7 +12,7 @@ pub(super) struct LastTile {
     pub bytes: u32,
     /// Most channels of a thread.
     pub channels: u32,
-    /// Most threads along dim, a power of two; fewer where dim is smaller, and then more along seqlen.
+    /// Most threads along dim; fewer where dim is smaller, and then more along seqlen.
     pub lanes: u32,
     /// Threads of a block.
     pub threads: u32,
@@ -146,6 +146,78 @@ pub(super) fn last(call: &LastCall) -> Option<LastTile> {
         return Some(LastTile { threads: 128, resident: 3, ..tile });
     }
     Some(tile)
+}
+
+/// Threads along dim of a block, `most` at most, for `across` packets of `bytes`: as many as share them out evenly.
+pub(super) fn lanes(across: u64, most: u32, bytes: u32, odd_rows: bool) -> u32 {
+    let most = u64::from(most);
+    let groups = across.div_ceil(most);
+    // Groups that begin with a sector of memory, where rows do.
+    let sector = if groups > 1 && !odd_rows && bytes > 2 { 32 / u64::from(bytes) } else { 1 };
+    let even = across.div_ceil(groups).next_multiple_of(sector).min(most);
+    // Lanes that a wave is a multiple of add their sums without shared memory.
+    let power = even.next_power_of_two();
+    (if 8 * even > 7 * power { power } else { even }) as u32
+}
+
+/// Whether threads copy several channels of odd rows by words, or one channel each. In small calls more threads count for more, and narrow rows
+/// leave warps with pieces of several of them.
+pub(super) fn copies_words(dim: u64, elements: u64) -> bool {
+    dim >= 96 && elements >= 32 << 10
+}
+
+/// A walk of the channel-last kernel: a model of the time that it takes on an H200, with which walks of one call are compared.
+pub(super) struct LastWalk {
+    pub blocks: u64,
+    /// Blocks that the device holds at once.
+    pub resident: u64,
+    /// Blocks that share channels.
+    pub parts: u64,
+    /// Segments of a row.
+    pub pieces: u64,
+    /// Rows of a segment, and of a chunk.
+    pub piece: u64,
+    pub rows: u32,
+    /// Packets are of fewer than 8 bytes, or of odd rows: a row takes what its latency is, however many blocks there are.
+    pub narrow: bool,
+}
+
+impl LastWalk {
+    /// Nanoseconds of a row on a full device, and of one on a device that is nearly empty.
+    const ROW: u64 = 413;
+    const LEAST_ROW: u64 = 334;
+    /// From a block's start to its first row, and from its last row to its end.
+    const START: u64 = 3500;
+
+    /// Where rows are joined, `sequence` is their length.
+    pub fn time(&self, sequence: Option<u64>) -> u64 {
+        // Chunks at an end of a sequence are masked, and take about twice the time.
+        let masked = sequence.map_or(0, |length| 6 * self.piece * u64::from(self.rows) / (5 * length));
+        let steps = self.piece + masked;
+        let round = |blocks: u64| {
+            let least = if self.narrow { Self::ROW } else { Self::LEAST_ROW };
+            let row = (Self::ROW * blocks / self.resident).max(least);
+            Self::START.saturating_add(steps.saturating_mul(row))
+        };
+        let (full, rest) = (self.blocks / self.resident, self.blocks % self.resident);
+        let last = if rest > 0 { round(rest) } else { 0 };
+        round(self.resident).saturating_mul(full).saturating_add(last).saturating_add(sum_time(self.parts))
+    }
+}
+
+/// Nanoseconds that adding the sums of `parts` blocks takes: one block reads those of sixteen at a time.
+fn sum_time(parts: u64) -> u64 {
+    const SIXTEEN: u64 = 390;
+    match u64::from(team(parts as u32)) {
+        _ if parts == 1 => 0,
+        0 => parts.div_ceil(16) * SIXTEEN,
+        team => (team.div_ceil(16) + parts.div_ceil(team).div_ceil(16)) * SIXTEEN + 1000,
+    }
+}
+
+/// Of the blocks that share sums, how many add theirs first (kernels/reduction.cuh); 0 where all of them at once are as fast.
+pub(super) fn team(parts: u32) -> u32 {
+    if parts <= 64 { 0 } else { 1 << parts.ilog2().div_ceil(2) }
 }
 
 /// The tile for a call with a norm: packets so wide that a wave holds a head, and as many threads side by side.
