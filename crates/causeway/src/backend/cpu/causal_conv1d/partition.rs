@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::tile::TILE;
+use super::tile::{TILE, whole_steps};
 use crate::backend::cpu::Ieee754;
 use crate::causal_conv1d::Sizes;
 use crate::tensor::TensorRef;
@@ -93,6 +93,12 @@ impl Partition {
     pub fn along_sequence(sizes: &Sizes, contiguous: bool, max_chunks: i64) -> Self {
         let segment = if contiguous { 8 * TILE } else { 2 * TILE };
         Partition::new(sizes, 16, segment as i64, max_chunks)
+    }
+
+    /// Positions that a task has room for at a time, and for as many `before` them: no more than rows have, since every task makes
+    /// room of its own, and sets it to zero.
+    pub fn tile(&self, before: usize) -> usize {
+        whole_steps(before.max(self.seqlen.min(TILE as i64) as usize)).min(TILE)
     }
 
     /// Number of tasks: none when there is no channel.

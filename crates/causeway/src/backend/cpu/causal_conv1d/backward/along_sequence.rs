@@ -51,16 +51,17 @@ impl<T: Number> Kernel for AlongSequence<T> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let zero = T::Accumulator::ZERO;
+        let (zero, before) = (T::Accumulator::ZERO, self.problem.width - 1);
+        let tile = self.partition.tile(before);
         let mut buffers = Buffers {
             weight: vec![zero; self.problem.width],
             reversed: vec![zero; self.problem.width],
             bias: zero,
-            x: vec![zero; self.problem.width - 1 + TILE],
-            g: vec![zero; self.problem.width - 1 + TILE],
-            dy: vec![zero; TILE],
-            dx: vec![zero; TILE],
-            gate: vec![zero; TILE],
+            x: vec![zero; before + tile],
+            g: vec![zero; before + tile],
+            dy: vec![zero; tile],
+            dx: vec![zero; tile],
+            gate: vec![zero; tile],
         };
         let terms = self.problem.width + 1;
         let mut sums = vec![0.0; self.partition.group() * terms];

@@ -43,11 +43,12 @@ impl<T: Number> Kernel for AlongSequence<T> {
         let residual_stride = problem.residual.as_ref().map_or(1, |residual| residual.strides[2]);
         let strides = [problem.history.x.strides[2], problem.y.strides[2], residual_stride];
         let gated = problem.history.gate.is_some() || problem.gate.is_some();
+        let tile = self.partition.tile(width - 1);
         let mut buffers = Buffers {
             weight: vec![zero; self.partition.group() * width],
             bias: vec![zero; self.partition.group()],
-            x: vec![zero; problem.width - 1 + TILE],
-            y: vec![zero; TILE],
+            x: vec![zero; width - 1 + tile],
+            y: vec![zero; tile],
             neighbours: strides == [1; 3] && !gated,
         };
         let mut pieces = Vec::new();
