@@ -89,6 +89,24 @@ class Operation:
     def empty(self, inputs: tuple[Any, ...], outputs: _Outputs = None) -> Any:
         """The results, without values; of fake tensors too."""
 
+@final
+class Recorded:
+    """The forward and the backward pass of a convolution that autograd records, around their kernels.
+
+    `added` has pairs of an input and the result that it is added to.
+    """
+
+    def __init__(
+        self,
+        operations: tuple[Operation, Operation],
+        option: _Option,
+        places: tuple[Sequence[int], Sequence[int], Sequence[int]],
+        added: Sequence[tuple[int, int]],
+    ) -> None: ...
+    def forward(self, ctx: Any, *inputs: Any) -> Any: ...
+    def backward(self, ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The gradient of each input; None if somebody may want to see how it is made, or if y has none."""
+
 causal_conv1d_forward: Operation
 causal_conv1d_backward: Operation
 causal_conv1d_update: Operation

@@ -97,7 +97,8 @@ impl<'a, 'py> Given<'a, 'py> {
     /// # Errors
     /// As from PyTorch.
     pub fn compute(&self, choice: Choice) -> PyResult<Bound<'py, PyAny>> {
-        let (library, object, mut tensors) = self.read()?;
+        let mut tensors = [None; MOST];
+        let (library, object) = self.read(&mut tensors)?;
         let Some(tensor) = tensors[0] else { unreachable!("the first tensor has been read") };
         self.compute_read(&library, (&object, tensor), &mut tensors, choice)
     }
@@ -109,11 +110,13 @@ impl<'a, 'py> Given<'a, 'py> {
     pub fn compute_together(calls: &[Self], choices: &[Choice]) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let (mut parts, mut all_made, mut size, mut first) = (Vec::new(), Vec::new(), 0i64, None);
         for (given, &choice) in calls.iter().zip(choices) {
-            let (library, object, mut tensors) = given.read()?;
+            let mut tensors = [None; MOST];
+            let (library, object) = given.read(&mut tensors)?;
             let made = given.prepare(&library, &mut tensors)?;
             size = size.saturating_add(given.operation.entry.size(&tensors));
+            let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
             // SAFETY: as in `compute_read`.
-            let (read, written) = unsafe { given.views(&tensors) }?;
+            unsafe { given.views(&tensors, &mut read, &mut written) }?;
             parts.push(Part { choice, read, written });
             all_made.push((library, made));
             first.get_or_insert((object, tensors[0]));
@@ -132,13 +135,13 @@ impl<'a, 'py> Given<'a, 'py> {
         calls.iter().zip(all_made).map(finish).collect()
     }
 
-    /// What every tensor that is given says of itself, and the first one's object.
-    fn read(&self) -> PyResult<(Library<'py>, Object<'a, 'py>, Tensors)> {
+    /// Reads what every tensor that is given says of itself; gives the first one's object. These arrays, and those of views, are filled
+    /// where they lie: handing them on takes longer than a call's checks.
+    fn read(&self, tensors: &mut Tensors) -> PyResult<(Library<'py>, Object<'a, 'py>)> {
         let named = &self.operation.named[0];
         let Some(object) = self.object(0) else { return Err(named.is_no_tensor("NoneType", None)) };
         let tensor = Tensor::read(named, &object, None)?;
         let first = First { named, is_torch: tensor.is_torch() };
-        let mut tensors = [None; MOST];
         tensors[0] = Some(tensor);
         for (at, argument) in self.operation.arguments().iter().enumerate().skip(1) {
             let named = &self.operation.named[at];
@@ -151,7 +154,7 @@ impl<'a, 'py> Given<'a, 'py> {
             }
         }
         let library = if first.is_torch { Library::torch(self.py)? } else { Library::numpy(self.py)? };
-        Ok((library, object, tensors))
+        Ok((library, object))
     }
 
     /// As [`Given::compute`], of a complete call of PyTorch's plain tensors, the first of which has been read.
@@ -212,17 +215,22 @@ impl<'a, 'py> Given<'a, 'py> {
     /// Unless the call is only checked, the tensors have their memory during the call, and nobody else writes to an input or uses an
     /// output. Indices on the host, of which checks read all but seq_idx, have theirs in any case.
     unsafe fn call(&self, tensors: &Tensors, choice: Choice, place: Option<&Place<'_, 'py>>) -> PyResult<()> {
+        let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
         // SAFETY: the caller's promise.
-        let (read, mut written) = unsafe { self.views(tensors) }?;
+        unsafe { self.views(tensors, &mut read, &mut written) }?;
         (self.operation.entry.compute)(choice, &read, &mut written, place)
     }
 
-    /// Views of the inputs and of the outputs.
+    /// Makes views of the inputs and of the outputs.
     ///
     /// # Safety
     /// As for `call`, as long as the views are used.
-    unsafe fn views<'t>(&self, tensors: &Tensors) -> PyResult<(Read<'t>, Written<'t>)> {
-        let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
+    unsafe fn views<'t>(
+        &self,
+        tensors: &Tensors,
+        read: &mut Read<'t>,
+        written: &mut Written<'t>,
+    ) -> PyResult<()> {
         let first_output = self.operation.inputs;
         for (at, tensor) in tensors.iter().enumerate() {
             let Some(tensor) = tensor else { continue };
@@ -235,7 +243,7 @@ impl<'a, 'py> Given<'a, 'py> {
                 }
             }
         }
-        Ok((read, written))
+        Ok(())
     }
 
     /// The results of a call of PyTorch's tensors that have no memory, and so is not computed. Shapes and dtypes are checked as in

@@ -12,6 +12,7 @@ mod given;
 mod libtorch;
 mod operation;
 mod overlap;
+mod recorded;
 mod results;
 mod table;
 mod tensor;
@@ -32,6 +33,8 @@ mod _native {
     use super::eager::is_unwatched;
     #[pymodule_export]
     use super::operation::{Argument, Operation};
+    #[pymodule_export]
+    use super::recorded::Recorded;
     #[pymodule_export]
     use super::results::prefer_large_pages;
     #[pymodule_export]

@@ -33,6 +33,53 @@ def test_gradcheck(activation, kind):
     assert torch.autograd.gradcheck(function, (x, weight, bias, states, residual))
 
 
+@pytest.mark.parametrize("without", [(), ("bias",), ("residual",), ("bias", "initial_states", "residual")])
+def test_gradients_have_the_same_bits_when_somebody_watches(without):
+    """Those of the two passes that are native, and of the operators, which a dispatch mode sees."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    t = {"weight": draw(3, 4), "bias": draw(3), "initial_states": draw(2, 3, 3), "residual": draw(2, 3, 7, seed=1)}
+    t = {"x": draw(2, 3, 7), **{name: None if name in without else tensor for name, tensor in t.items()}}
+    leaves = [tensor for tensor in t.values() if tensor is not None]
+    y, dy = causeway.causal_conv1d_fn(**t, activation="silu"), draw(2, 3, 7, grad=False, seed=2)
+    found = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    with Watch():
+        expected = torch.autograd.grad(y, leaves, dy)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y, leaves, dy)
+
+
+def test_gradients_without_the_native_passes(monkeypatch):
+    """As with a PyTorch that does not tell in C what its tensors are."""
+    from causeway import _native
+    from causeway._torch import conv1d
+
+    def gradients():
+        leaves = x, weight, residual = draw(2, 3, 7), draw(3, 4), draw(2, 3, 7, seed=1)
+        conv1d._recorded.cache_clear()
+        y = causeway.causal_conv1d_fn(x, weight, activation="silu", residual=residual)
+        return torch.autograd.grad(y.cos().sum(), leaves)
+
+    class Unsure:
+        def __init__(self, *arguments):
+            self.forward = recorded(*arguments).forward
+
+        def backward(self, ctx, given):
+            calls.append(given)
+
+    recorded, expected, calls = _native.Recorded, gradients(), []
+    monkeypatch.setattr(_native, "Recorded", Unsure)
+    found = gradients()
+    conv1d._recorded.cache_clear()
+    assert len(calls) == 1
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("wanted", ["x", "weight", "bias", "initial_states", "residual"])
 def test_only_the_gradient_that_is_wanted(wanted):
     t = {

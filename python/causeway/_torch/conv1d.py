@@ -29,7 +29,7 @@ _UPDATE = Table(_native.causal_conv1d_update)
 _VARLEN_STATES = Table(_native.causal_conv1d_varlen_states)
 
 _is_grad_enabled = torch.is_grad_enabled
-_forward = _native.causal_conv1d_forward.run
+_forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_backward.run
 _record_forward, _record_update = _native.causal_conv1d_forward.record, _native.causal_conv1d_update.record
 
 
@@ -52,31 +52,31 @@ def _recorded(count, named_option, returns_states, has_states):
 
     Behind the inputs comes the tensor of a caller that final states are written to, if it has one.
     """
-    gradients = Gradients(_FORWARD.inputs[:count], 2 if returns_states else 1)
+    names = (*_FORWARD.inputs[:count], "final_states_out") if has_states else _FORWARD.inputs[:count]
+    gradients = Gradients(names, 2 if returns_states else 1)
     option = kernel_option(named_option)
+    kernels = gradients.recorded(option)
+
+    def with_states(ctx, *inputs):
+        gradients.save(ctx, inputs)
+        y, final_states = _forward(inputs[:count], option, (..., inputs[count] if has_states else ...))
+        if not returns_states:
+            return y
+        # One of the two may stay without a gradient.
+        ctx.set_materialize_grads(False)
+        # The caller's tensor gets the values, and never keeps the graph.
+        return y, final_states.clone() if has_states else final_states
 
     class Convolution(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *inputs):
-            gradients.save(ctx, inputs)
-            if not returns_states and not has_states:
-                return _forward(inputs, option)
-            states = inputs[count] if has_states else ...
-            y, final_states = _forward(inputs[:count], option, (..., states))
-            if not returns_states:
-                return y
-            # One of the two may stay without a gradient.
-            ctx.set_materialize_grads(False)
-            # The caller's tensor gets the values, and never keeps the graph.
-            return y, final_states.clone() if has_states else final_states
+        forward = staticmethod(with_states if returns_states or has_states else kernels.forward)
 
         @staticmethod
         def backward(ctx, *given):
-            if is_watched_gradient(given):
-                found = gradients.of(ctx, given, operators.backward_results, option)
-            else:
-                found = gradients.computed(ctx, given, option)
-            return (*found, None) if has_states else found
+            # Compilers see the operator, as everybody does who wants to see a gradient.
+            if not is_compiling() and (found := kernels.backward(ctx, given)) is not None:
+                return found
+            results = operators.backward_results if is_watched_gradient(given) else _backward
+            return gradients.of(ctx, given, results, option)
 
     # `Function.apply` less its checks for torch.func, which a direct call is not under.
     return super(torch.autograd.Function, Convolution).apply

@@ -8,8 +8,6 @@ from causeway._torch.tables import pick, picker
 # The gradient of what is added to a result is that of the result.
 _ADDED = {"residual": "dy"}
 
-_backward = _native.causal_conv1d_backward.run
-
 
 class Gradients:
     """The gradients of a function with these arguments, inputs of the convolution among others, and with so many of its results.
@@ -22,17 +20,17 @@ class Gradients:
         reads = [argument.name for argument in backward.inputs]
         given = [f"d{result.name}" for result in forward.outputs[:count]]
         saved = [at for at, name in enumerate(names) if name in reads]
-        self._saved = picker(saved, len(names))
+        self._saved, self._saved_places = picker(saved, len(names)), saved
         # What the backward operation reads, among what was saved and the gradients of the results. Its last inputs may be missing.
         found = [*(names[at] for at in saved), *given]
         places = [found.index(name) if name in found else len(found) for name in reads]
         while places[-1] == len(found):
             places.pop()
-        self._inputs, self._input_places = picker(places, len(found)), tuple(places)
+        self._input_places = tuple(places)
         # The gradients among its results.
         found = [result.name for result in backward.outputs]
         places = [found.index(f"d{name}") if f"d{name}" in found else len(found) for name in names]
-        self._results, self._result_places = picker(places, len(found)), tuple(places)
+        self._result_places = tuple(places)
         self._added = [(at, given.index(_ADDED[name])) for at, name in enumerate(names) if name in _ADDED]
 
     def save(self, ctx, arguments):
@@ -44,21 +42,19 @@ class Gradients:
     def of(self, ctx, given, backward, option):
         """The gradient of each argument, from those of the results, in words that compilers can follow; `backward` is called as the
         extension's operations are."""
-        saved, given = self._found(ctx, given)
-        results = backward(pick(self._input_places, saved + given), option)
-        return self._with_added(ctx, given, pick(self._result_places, results))
-
-    def computed(self, ctx, given, option):
-        """The same from the kernels, in a backward pass that nobody watches."""
-        saved, given = self._found(ctx, given)
-        return self._with_added(ctx, given, self._results(_backward(self._inputs(saved + given), option)))
-
-    def _found(self, ctx, given):
         saved = ctx.saved_tensors
-        return saved, (torch.zeros_like(saved[0]), *given[1:]) if given[0] is None else given
-
-    def _with_added(self, ctx, given, gradients):
+        if given[0] is None:
+            given = torch.zeros_like(saved[0]), *given[1:]
+        results = backward(pick(self._input_places, saved + given), option)
+        gradients = pick(self._result_places, results)
         if self._added:
             for at, result in ctx.added:
                 gradients = *gradients[:at], given[result], *gradients[at + 1 :]
         return gradients
+
+    def recorded(self, option):
+        """Both passes of calls with this option, around their kernels."""
+        operations = _native.causal_conv1d_forward, _native.causal_conv1d_backward
+        return _native.Recorded(
+            operations, option, (self._saved_places, self._input_places, self._result_places), self._added
+        )
