@@ -11,19 +11,19 @@ import causeway
 import torch
 import torch.distributed as dist
 from causeway import parallel
-from causeway._torch import peer_memory
+from causeway._torch import peer_memory, slices
 
 DIM, WIDTH = 5, 4
 # (lengths of the slices, one per rank)
 SLICES = [(9, 9), (0, 9), (0, 0, 5), (0, 4, 0), (3, 12), (12, 1), (16, 7), (1, 1, 7), (9, 20, 8), (6, 2, 5, 5), (2, 1, 1, 9), (10, 6, 6, 7), (5, 0, 4)]
-KINDS = ["plain", "states", "seq_idx", "some-indices", "indices-and-states", "cu_seqlens", "long-sequences", "no-gradient"]
+KINDS = ["plain", "states", "seq_idx", "some-indices", "indices-and-states", "cu_seqlens", "sequences", "long-sequences", "no-gradient"]
 
 
 def make(kind, total):
     """The whole problem, the same on every rank."""
     generator = torch.Generator().manual_seed(total)
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    batch = 1 if kind in ("cu_seqlens", "long-sequences") else 2
+    batch = 1 if kind in ("cu_seqlens", "sequences", "long-sequences") else 2
     t = {"x": draw(batch, DIM, total), "weight": draw(DIM, WIDTH), "bias": draw(DIM)}
     t["residual"], t["dy"] = draw(batch, DIM, total), draw(batch, DIM, total)
     if kind in ("states", "indices-and-states"):
@@ -38,8 +38,9 @@ def make(kind, total):
     if kind == "long-sequences":
         t["cu_seqlens"] = torch.tensor([0, total // 2, total])
         t["dfinal"] = draw(2, DIM, WIDTH - 1)
-    if kind == "cu_seqlens":
+    if kind in ("cu_seqlens", "sequences"):
         t["cu_seqlens"] = torch.tensor([0, 2, 2, 3, total // 2 + 1, total - 1, total])
+    if kind == "cu_seqlens":
         t["initial_states"], t["dfinal"] = draw(6, DIM, WIDTH - 1), draw(6, DIM, WIDTH - 1)
     return t
 
@@ -47,23 +48,24 @@ def make(kind, total):
 LEAVES = ("x", "weight", "bias", "residual", "initial_states")
 
 
-def call(function, t, **more):
-    """y, final states, and the gradients of everything."""
+def call(function, t, kind):
+    """y, final states if the kind has them, and the gradients of everything."""
     leaves = [name for name in LEAVES if name in t]
     for name in leaves:
         t[name] = t[name].clone().requires_grad_()
-    y, final_states = function(
+    wants_final = kind != "sequences"
+    found = function(
         t["x"],
         t["weight"],
         t["bias"],
         t.get("seq_idx"),
         t.get("initial_states"),
-        True,
+        wants_final,
         activation="silu",
         residual=t["residual"],
         cu_seqlens=t.get("cu_seqlens"),
-        **more,
     )
+    y, final_states = found if wants_final else (found, None)
     loss = (y * t["dy"]).sum()
     if "dfinal" in t:
         loss = loss + (final_states * t["dfinal"]).sum()
@@ -83,7 +85,7 @@ def work(rank, world, address, backend):
         torch.cuda.set_device(device)
 
     # Slices that wait for their halo, and slices that compute while it travels.
-    for parallel._OVERLAP_BYTES, lengths in product((0, 2**62), [s for s in SLICES if len(s) == world]):
+    for slices.OVERLAP_BYTES, lengths in product((0, 2**62), [s for s in SLICES if len(s) == world]):
         for kind in KINDS:
             start, total = sum(lengths[:rank]), sum(lengths)
             here = slice(start, start + lengths[rank])
@@ -103,17 +105,18 @@ def work(rank, world, address, backend):
                     expected = causeway.causal_conv1d_fn(whole["x"], whole["weight"])
                 torch.testing.assert_close(y, expected[..., here])
                 continue
-            y, final_states, gradients = call(parallel.causal_conv1d_fn, part)
-            expected, expected_states, expected_gradients = call(causeway.causal_conv1d_fn, whole)
+            y, final_states, gradients = call(parallel.causal_conv1d_fn, part, kind)
+            expected, expected_states, expected_gradients = call(causeway.causal_conv1d_fn, whole, kind)
             message = lambda m: f"{lengths} {kind} rank {rank}: {m}"  # noqa: E731
             close = dict(atol=1e-5, rtol=1e-4) if backend == "nccl" else {}
             assert torch.equal(y, expected[..., here]), message("other bits of y")
-            sums = [final_states.detach()] + [
-                g for name, g in gradients.items() if name not in ("x", "residual")
-            ]
+            sums = [g for name, g in gradients.items() if name not in ("x", "residual")]
+            if final_states is not None:
+                sums.append(final_states.detach())
             for tensor in sums:
                 dist.all_reduce(tensor)
-            torch.testing.assert_close(sums[0], expected_states.detach(), msg=message, **close)
+            if final_states is not None:
+                torch.testing.assert_close(sums[-1], expected_states.detach(), msg=message, **close)
             for name, truth in expected_gradients.items():
                 truth = truth[..., here] if name in ("x", "residual") else truth
                 torch.testing.assert_close(

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import queue
+import random
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ torch = pytest.importorskip("torch")
 
 import causeway  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from causeway._torch import slices  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 WORKER = pathlib.Path(__file__).with_name("parallel_worker.py")
 
@@ -68,77 +71,168 @@ class Mailboxes:
         self.boxes[self.rank, rank].put([tensor.clone() for tensor in tensors])
 
     def receive(self, rank, *tensors):
-        def received():
-            for tensor, sent in zip(tensors, self.boxes[rank, self.rank].get(timeout=60)):
-                tensor.copy_(sent)
-            return tensors
+        def received(use):
+            sent = self.boxes[rank, self.rank].get(timeout=60)
+            assert tensors == tuple((tuple(tensor.shape), tensor.dtype) for tensor in sent)
+            found = use(*sent)
+            # As where the next message overwrites it.
+            for tensor in sent:
+                tensor.fill_(77)
+            return found
 
         return received
 
     def lengths(self, x):
         for rank in range(self.size):
             self.boxes["lengths", rank].put((self.rank, x.shape[-1]))
-        return [length for _, length in sorted(self.boxes["lengths", self.rank].get(timeout=60) for _ in range(self.size))]
+        found = sorted(self.boxes["lengths", self.rank].get(timeout=60) for _ in range(self.size))
+        return torch.cat([x.new_full((1,), length, dtype=torch.int64) for _, length in found])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("layout", ["channel-first", "channel-last"])
-@pytest.mark.parametrize("overlap_bytes", [0, 2**62])
-@pytest.mark.parametrize("kind", ["plain", "states", "some-indices", "long-sequences", "cu_seqlens"])
-def test_ranks_in_threads(device, dtype, layout, kind, overlap_bytes, monkeypatch):
-    """Slices of a hundred positions and more on one device, in the layouts and dtypes that kernels are made for."""
-    monkeypatch.setattr(causeway.parallel, "_OVERLAP_BYTES", overlap_bytes)
-    monkeypatch.syspath_prepend(WORKER.parent)
-    from parallel_worker import call, make
-
-    lengths = (160, 5, 131)
-    world, total, boxes = len(lengths), sum(lengths), {}
-    for rank in range(world):
-        boxes["lengths", rank] = queue.Queue()
-        boxes |= {(rank, other): queue.Queue() for other in range(world)}
+def over_threads(monkeypatch, lengths, whole, work):
+    """What `work` gives on each rank for its slice of the whole problem; ranks are threads."""
+    world, found, errors = len(lengths), {}, []
+    boxes = {(sender, rank): queue.Queue() for sender in [*range(world), "lengths"] for rank in range(world)}
     rank_of_thread = threading.local()
     monkeypatch.setattr(causeway.parallel, "_Ring", lambda group: Mailboxes(rank_of_thread.value, world, boxes))
 
-    def of_layout(t):
-        return t.transpose(1, 2).contiguous().transpose(1, 2) if layout == "channel-last" else t.contiguous()
-
-    def converted(name, value):
-        if not value.is_floating_point():
-            return value.to(device)
-        value = value.to(device, torch.float32 if name in ("weight", "bias") else dtype)
-        return of_layout(value) if value.dim() == 3 else value
-
-    whole = {name: converted(name, value) for name, value in make(kind, total).items()}
-    found, errors = {}, []
-
-    def work(rank):
+    def run_rank(rank):
         rank_of_thread.value = rank
         here = slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
         sliced = "x", "residual", "dy", "seq_idx"
-        part = {n: v[..., here] if n in sliced else v for n, v in whole.items()}
-        part = {n: of_layout(v) if v.dim() == 3 else v for n, v in part.items()}
         try:
             with torch.autograd.set_multithreading_enabled(False):
-                found[rank] = call(causeway.parallel.causal_conv1d_fn, part)
+                found[rank] = work({name: t[..., here] if name in sliced else t for name, t in whole.items()})
         except Exception as error:
             errors.append(error)
             raise
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    threads = [threading.Thread(target=run_rank, args=(rank,)) for rank in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not errors and len(found) == world
-    y, final_states, gradients = call(causeway.causal_conv1d_fn, dict(whole))
-    assert torch.equal(torch.cat([found[rank][0] for rank in range(world)], -1), y)
-    states = sum(found[rank][1].float() for rank in range(world))
-    torch.testing.assert_close(states, final_states.float(), atol=0, rtol=0)
-    close = dict(atol=2e-4, rtol=2e-4) if dtype == torch.float32 else dict(atol=5e-2, rtol=2e-2)
-    for name, expected in gradients.items():
-        parts = [found[rank][2][name].float() for rank in range(world)]
+    return [found[rank] for rank in range(world)]
+
+
+def laid_out(tensor, layout):
+    if tensor.dim() < 3:
+        return tensor.contiguous()
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2) if layout == "channel-last" else tensor.contiguous()
+
+
+def require_equal(found, expected, **close):
+    """y and final states with the bits of one call, and gradients close to its own."""
+    y, final_states, gradients = expected
+    assert torch.equal(torch.cat([part[0] for part in found], -1), y)
+    if final_states is not None:
+        torch.testing.assert_close(sum(part[1] for part in found), final_states, atol=0, rtol=0)
+    for name, gradient in gradients.items():
+        parts = [part[2][name].float() for part in found]
         joined = torch.cat(parts, -1) if name in ("x", "residual") else sum(parts)
-        torch.testing.assert_close(joined, expected.float(), msg=lambda m: f"{name}: {m}", **close)
+        torch.testing.assert_close(joined, gradient.float(), msg=lambda m: f"{name}: {m}", **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["channel-first", "channel-last"])
+@pytest.mark.parametrize("overlap_bytes", [0, 2**62])
+@pytest.mark.parametrize("kind", ["plain", "states", "some-indices", "sequences", "long-sequences", "cu_seqlens"])
+def test_ranks_in_threads(device, dtype, layout, kind, overlap_bytes, monkeypatch):
+    """Slices of a hundred positions and more on one device, in the layouts and dtypes that kernels are made for."""
+    monkeypatch.setattr(slices, "OVERLAP_BYTES", overlap_bytes)
+    monkeypatch.syspath_prepend(WORKER.parent)
+    from parallel_worker import call, make
+
+    def converted(name, value):
+        if not value.is_floating_point():
+            return value.to(device)
+        return laid_out(value.to(device, torch.float32 if name in ("weight", "bias") else dtype), layout)
+
+    lengths = 160, 5, 131
+    whole = {name: converted(name, value) for name, value in make(kind, sum(lengths)).items()}
+
+    def work(part):
+        part = {name: laid_out(value, layout) for name, value in part.items()}
+        return call(causeway.parallel.causal_conv1d_fn, part, kind)
+
+    found = over_threads(monkeypatch, lengths, whole, work)
+    close = dict(atol=2e-4, rtol=2e-4) if dtype == torch.float32 else dict(atol=5e-2, rtol=2e-2)
+    require_equal(found, call(causeway.causal_conv1d_fn, dict(whole), kind), **close)
+
+
+def draw_case(draw):
+    """A problem of random sizes, cut into random slices: (lengths, tensors, leaves that require a gradient, options)."""
+    generator = torch.Generator().manual_seed(draw.getrandbits(32))
+    normal = lambda *sizes: torch.randn(sizes, generator=generator)  # noqa: E731
+    lengths = [draw.choice([0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 20, 33]) for _ in range(draw.choice([2, 2, 3, 4, 5]))]
+    kind, total = draw.choice(["plain", "seq_idx", "cu_seqlens"]), sum(lengths)
+    dim, width = draw.choice([1, 3, 8]), draw.choice([2, 3, 4, 4, 7])
+    batch = 1 if kind == "cu_seqlens" else draw.choice([1, 2])
+    whole, rows = {"x": normal(batch, dim, total), "dy": normal(batch, dim, total), "weight": normal(dim, width)}, batch
+    if draw.random() < 0.7:
+        whole["bias"] = normal(dim)
+    if draw.random() < 0.5:
+        whole["residual"] = normal(batch, dim, total)
+    if kind == "cu_seqlens":
+        rows = draw.randint(1, 9)
+        # Many of them are empty, or end where a slice does or a few positions behind.
+        cuts = [sum(lengths[:rank]) for rank in range(len(lengths))]
+        ends = [draw.choice([draw.randint(0, total), min(total, draw.choice(cuts) + draw.randint(0, 2))]) for _ in range(rows - 1)]
+        whole["cu_seqlens"] = torch.tensor([0, *sorted(ends), total], dtype=draw.choice([torch.int32, torch.int64]))
+    if kind == "seq_idx":
+        # Padding and indices that come back, or sequences.
+        low, high = draw.choice([(-3, 2), (0, 2)])
+        indices = torch.randint(low, high, (batch, total), generator=generator, dtype=torch.int32)
+        whole["seq_idx"] = indices if draw.random() < 0.5 else indices.clamp(min=0).cumsum(-1).int()
+    if draw.random() < 0.5:
+        whole["initial_states"] = normal(rows, dim, width - 1)
+    whole["dfinal"] = normal(rows, dim, width - 1)
+    leaves = [name for name in ("x", "weight", "bias", "residual", "initial_states") if name in whole and draw.random() < 0.75]
+    options = dict(activation=draw.choice([None, "silu"]), return_final_states=draw.random() < 0.5)
+    return lengths, whole, leaves, options
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_slices(device, seed, monkeypatch):
+    """Slices and sequences of any length, empty ones and those over several ranks among them, with any of the gradients."""
+    draw = random.Random(seed)
+    for _ in range(60):
+        monkeypatch.setattr(slices, "OVERLAP_BYTES", draw.choice([0, 2**62]))
+        lengths, whole, leaves, options = draw_case(draw)
+        layout, checkpoints = draw.choice(["channel-first", "channel-last"]), draw.random() < 0.25
+
+        def call(function, part):
+            part = {name: laid_out(t, layout).clone() for name, t in part.items()}
+            dy, dfinal = part.pop("dy"), part.pop("dfinal")
+            for name in leaves:
+                part[name].requires_grad_()
+            found = checkpoint(function, use_reentrant=False, **part, **options) if checkpoints else function(**part, **options)
+            y, final_states = found if options["return_final_states"] else (found, None)
+            if leaves:
+                loss = (y * dy).sum()
+                (loss if final_states is None else loss + (final_states * dfinal).sum()).backward()
+            return y, final_states, {name: part[name].grad for name in leaves}
+
+        whole = {name: t.to(device) for name, t in whole.items()}
+        found = over_threads(monkeypatch, lengths, whole, lambda part: call(causeway.parallel.causal_conv1d_fn, part))
+        require_equal(found, call(causeway.causal_conv1d_fn, whole), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["plain", "states", "seq_idx", "sequences", "long-sequences", "cu_seqlens"])
+def test_the_host_waits_for_no_gpu(kind, monkeypatch):
+    """Boundaries, indices and lengths stay on the GPU, so that the host goes on."""
+    monkeypatch.syspath_prepend(WORKER.parent)
+    from parallel_worker import call, make
+
+    whole = {n: t.float().cuda() if t.is_floating_point() else t.cuda() for n, t in make(kind, 80).items()}
+    for mode in ("default", "error"):
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            over_threads(monkeypatch, (40, 5, 35), whole, lambda part: call(causeway.parallel.causal_conv1d_fn, part, kind))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 WRONG = [

@@ -1,10 +1,10 @@
 """Messages between neighbouring ranks of one machine, through memory that both of their GPUs see.
 
-A rank has room for one message from each neighbour. The sender writes into the receiver's room and signals; the receiver copies the
-message out, and signals back that the room is free:
+A rank has room for one message from each neighbour. The sender writes into the receiver's room and signals; the receiver makes what it
+needs of the message, and signals back that the room is free:
 
     sender      wait until the room is free │ copy │ signal "ready"
-    receiver                                         wait for "ready" │ copy out │ signal "free"
+    receiver                                         wait for "ready" │ use │ signal "free"
 
 Each step is work on the current stream, so that the host waits for nothing, and a message costs it a fraction of what NCCL's send and
 receive do. The memory and the signals are those of `torch.distributed._symmetric_memory`.
@@ -126,27 +126,28 @@ class Rooms:
         """Sends a neighbour a message."""
         self._follow()
         self.handle.wait_signal(rank, _FREE, _TIMEOUT_MS)
-        for tensor, place in zip(tensors, self._places(rank, self.rank, tensors)):
+        described = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+        for tensor, place in zip(tensors, self._places(rank, self.rank, described)):
             place.copy_(tensor)
         self.handle.put_signal(rank, _READY, _TIMEOUT_MS)
 
-    def receive(self, rank, *tensors):
-        """Copies a neighbour's message into tensors, which are dense."""
+    def receive(self, rank, use, *tensors):
+        """What a function makes of a neighbour's message, of tensors of these sizes and dtypes, before the room is free again."""
         self._follow()
         self.handle.wait_signal(rank, _READY, _TIMEOUT_MS)
-        for tensor, place in zip(tensors, self._places(self.rank, rank, tensors)):
-            tensor.copy_(place)
+        found = use(*self._places(self.rank, rank, tensors))
         self.handle.put_signal(rank, _FREE, _TIMEOUT_MS)
+        return found
 
     def _places(self, at, sender, tensors):
-        """Where the tensors of a message lie in the memory of rank `at`."""
-        key = at, sender, *((tensor.shape, tensor.dtype) for tensor in tensors)
+        """Where the tensors of a message, of these sizes and dtypes, lie in the memory of rank `at`."""
+        key = at, sender, tensors
         places = self.places.get(key)
         if places is None:
             places, start = [], self.capacity if sender > at else 0
-            for tensor in tensors:
-                places.append(self.handle.get_buffer(at, tuple(tensor.shape), tensor.dtype, start // tensor.itemsize))
-                start += _aligned(tensor.nbytes)
+            for sizes, dtype in tensors:
+                places.append(self.handle.get_buffer(at, sizes, dtype, start // dtype.itemsize))
+                start += size((sizes, dtype))
             self.places[key] = places
         return places
 

@@ -1,0 +1,63 @@
+"""Messages between the ranks of a process group that hold neighbouring slices of a sequence.
+
+Between GPUs of one machine, messages go through memory that both see; elsewhere, through the process group.
+"""
+
+import torch
+import torch.distributed as dist
+
+from causeway._torch import peer_memory
+
+# What has been sent and may not have left yet, with its memory.
+_pending = []
+
+
+class Ring:
+    """This rank's neighbours, by their ranks in the group."""
+
+    def __init__(self, group):
+        if group is None:
+            # None if there is no default group, which get_rank says.
+            group = dist.group.WORLD or dist.get_rank()
+        if not isinstance(group, dist.ProcessGroup):
+            raise ValueError(f"group is {group!r}: expected a process group that this process is a rank of")
+        self.group, self.rank, self.size = group, group.rank(), group.size()
+        self.previous = self.rank - 1 if self.rank > 0 else None
+        self.next = self.rank + 1 if self.rank + 1 < self.size else None
+        # Memory that the neighbours reach, if there is such: see `prepare`.
+        self.rooms = None
+
+    def prepare(self, device, *tensors):
+        """Makes room for messages of tensors of these sizes and dtypes in memory that the neighbours reach, if there is such."""
+        self.device = device
+        self.rooms = peer_memory.rooms(self.group, device, peer_memory.size(*tensors))
+
+    # Other messages go through the group's own methods: the functions of torch.distributed check again what is known here, which takes
+    # the host as long as the message.
+
+    def send(self, rank, *tensors):
+        """Starts to send a message; its tensors are kept until they have left."""
+        if self.rooms is not None:
+            self.rooms.send(rank, *tensors)
+            return
+        _pending[:] = [(work, kept) for work, kept in _pending if not work.is_completed()]
+        for tensor in tensors:
+            tensor = tensor.contiguous()
+            _pending.append((self.group.send([tensor], rank, 0), tensor))
+
+    def receive(self, rank, *tensors):
+        """Starts to receive a message of tensors of these sizes and dtypes. A function waits for it, in the order of the current stream,
+        and gives what another one makes of them, which must not keep them: their memory is for the next message then."""
+        if self.rooms is not None:
+            return lambda use: self.rooms.receive(rank, use, *tensors)
+        made = [torch.empty(sizes, dtype=dtype, device=self.device) for sizes, dtype in tensors]
+        # In the order in which they are sent.
+        works = [self.group.recv([tensor], rank, 0) for tensor in made]
+        return lambda use: ([work.wait() for work in works], use(*made))[1]
+
+    def lengths(self, x):
+        """The length of every rank's slice, on x's device."""
+        mine = x.new_full((1,), x.shape[-1], dtype=torch.int64)
+        every = mine.new_empty(self.size)
+        dist.all_gather(list(every.split(1)), mine, group=self.group)
+        return every

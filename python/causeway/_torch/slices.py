@@ -1,0 +1,341 @@
+"""The call of one rank on its slice of a sequence, and how it is joined to those of its neighbours; see `causeway.parallel`.
+
+    Rows      rows that go on from rank to rank, and packed sequences without states of their own: the halo is an initial state
+    Indexed   rows with `seq_idx`: the halo has indices, which may differ from that of the first position
+    Packed    packed sequences that have states each
+
+Nothing here reads a value of a tensor: the host would wait for the GPU. What depends on boundaries or indices is for the device to
+choose, and the host knows no more than the length of its own slice.
+"""
+
+import torch
+from torch.nn.functional import pad
+
+from causeway import _native
+
+_forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_backward.run
+
+# Stands for the index of the first position that follows, where a rank has initial states and no position. Padding is -1 on its way.
+_NEXT_INDEX = -2
+
+# Bytes of x from which a slice computes while its halo travels: where a pass over x takes a GPU longer than the launches and
+# messages of a step take the host.
+OVERLAP_BYTES = 2**29
+
+
+class Weights:
+    """What every call of a slice shares, and the kernels with it."""
+
+    def __init__(self, weight, bias, silu):
+        self.weight, self.bias, self.silu = weight, bias, silu
+
+    def forward(self, x, states=None, seq_idx=None, cu_seqlens=None, residual=None, wants_final=False, y=...):
+        """y, and final states if they are wanted."""
+        inputs = x, self.weight, self.bias, states, seq_idx, cu_seqlens, residual
+        result = _forward(inputs, self.silu, (y, ... if wants_final else None))
+        return result if wants_final else (result, None)
+
+    def backward(self, x, dy, states=None, seq_idx=None, cu_seqlens=None, dfinal_states=None):
+        """The gradients of x, weight, bias and states."""
+        inputs = x, self.weight, self.bias, dy, states, seq_idx, cu_seqlens, dfinal_states
+        return _backward(inputs, self.silu)[:4]
+
+    def exact(self):
+        """The same, with gradients of weight and bias as exact as they are summed."""
+        if self.weight.dtype in (torch.float32, torch.float64):
+            return self
+        return Weights(self.weight.float(), None if self.bias is None else self.bias.float(), self.silu)
+
+
+def _first(tensor, count):
+    return None if tensor is None else tensor[..., :count]
+
+
+def _last(tensor, count):
+    return None if tensor is None else tensor[..., -count:]
+
+
+class Rows:
+    """Rows that go on from rank to rank: the state before this slice is the halo.
+
+    `indices` tell the packed sequences of the one row apart, by a number that rises. `closed` tells the last positions that do not
+    belong to the sequence of the next rank's first one: they are no part of its state.
+    """
+
+    def __init__(self, ring, x, count, indices=None, closed=None):
+        self.ring, self.count, self.indices, self.closed = ring, count, indices, closed
+        self.halo = (x.shape[0], x.shape[1], count), x.dtype
+        # Whether what is computed again at one end of the slice does not concern the other, and the halo is not passed on.
+        self.is_long = x.shape[-1] >= 2 * count
+
+    def forward(self, weights, x, given, residual, wants_final):
+        """y, final states, and what backward has to know of the halo, two tensors or None."""
+        count, indices = self.count, self.indices
+        if self.is_long:
+            # Messages of a group may follow each other on one stream: what arrives must not hold back what leaves.
+            self.send_tail(self.open(_last(x, count)))
+        received = self.receive_halo(self.halo)
+        if received is None or not self.overlaps(x):
+            states = given if received is None else received(torch.clone)
+            y, final = weights.forward(x, states, indices, None, residual, wants_final or not self.is_long)
+            if not self.is_long:
+                self.send_tail(self.open(final))
+            return y, final, states, None
+        y, final = weights.forward(x, None, indices, None, residual, wants_final)
+        states = received(torch.clone)
+        # What lacked the halo is computed again.
+        head = [_first(tensor, count) for tensor in (x, indices, residual, y)]
+        weights.forward(head[0], states, head[1], None, head[2], y=head[3])
+        return y, final, states, None
+
+    def backward(self, weights, x, given, states, _, dy, dfinal, exchanges):
+        """The gradients of x, weight, bias and given states; `exchanges` says whether those of halos travel."""
+        count, indices = self.count, self.indices
+        sends = exchanges and self.ring.previous is not None
+        if sends and self.is_long:
+            head = [_first(tensor, count) for tensor in (x, dy, indices)]
+            self.send_gradient(weights.backward(*head[:2], states, head[2])[3])
+        *gradients, dstates = self.with_tail(weights, x, dy, states, dfinal, exchanges)
+        if sends and not self.is_long:
+            self.send_gradient(dstates)
+        return *gradients, self.of_given(dstates, given)
+
+    def with_tail(self, weights, x, dy, states, dfinal, exchanges):
+        """The gradients of this rank's call, with that of its tail, which the next rank sends."""
+        received = self.receive_gradient(exchanges)
+        if received is None or not self.overlaps(x):
+            dfinal = dfinal if received is None else received(self.kept)
+            return weights.backward(x, dy, states, self.indices, None, dfinal)
+        gradients = weights.backward(x, dy, states, self.indices)
+        dtail = received(self.kept)
+        # The gradients of x that lacked it are computed again. Positions before those of the window concern none of them.
+        tail = [_last(tensor, 2 * self.count) for tensor in (x, dy, self.indices)]
+        again = weights.backward(*tail[:2], None, tail[2], None, dtail)[0]
+        _last(gradients[0], self.count).copy_(_last(again, self.count))
+        return gradients
+
+    def overlaps(self, x):
+        """Whether the slice is computed while messages travel, and its ends again when they are there."""
+        return self.is_long and x.nbytes >= OVERLAP_BYTES
+
+    def open(self, tail):
+        """What the next rank's first sequence has of the last positions, or of their gradient."""
+        return tail if self.closed is None else torch.where(self.closed, 0, tail)
+
+    def kept(self, dtail):
+        """The gradient of the tail, in memory of its own."""
+        return dtail.clone() if self.closed is None else self.open(dtail)
+
+    def of_given(self, dstates, given):
+        """The gradient of the initial states that were given, which only the first rank reads."""
+        if given is None or self.ring.previous is None:
+            return None if given is None else dstates
+        return torch.zeros_like(given)
+
+    def receive_halo(self, *message):
+        """Starts to receive the halo; None on the first rank, which has none."""
+        return None if self.ring.previous is None else self.ring.receive(self.ring.previous, *message)
+
+    def send_tail(self, *message):
+        """Sends the next rank its halo."""
+        if self.ring.next is not None:
+            self.ring.send(self.ring.next, *message)
+
+    def receive_gradient(self, exchanges):
+        """Starts to receive the gradient of the tail; None on the last rank, which has none."""
+        return self.ring.receive(self.ring.next, self.halo) if exchanges and self.ring.next is not None else None
+
+    def send_gradient(self, dhalo):
+        """Sends the rank before the gradient of the halo that came from there."""
+        self.ring.send(self.ring.previous, dhalo)
+
+
+class Indexed(Rows):
+    """Rows with `seq_idx`. An index may come back behind another one, so that several positions, of different indices, see the halo:
+    the first positions are computed again as a row of their own, with the halo in front."""
+
+    def __init__(self, ring, x, count, seq_idx, has_states):
+        super().__init__(ring, x, count, seq_idx)
+        self.message = self.halo, ((x.shape[0], count), seq_idx.dtype)
+        # Zeros before the first position of all may have any index.
+        self.has_states = has_states
+
+    def forward(self, weights, x, given, residual, wants_final):
+        count, indices = self.count, self.indices
+        if not self.is_long:
+            return self.forward_behind(weights, x, given, residual)
+        self.send_tail(_last(x, count), self.on_its_way(_last(indices, count)))
+        received = self.receive_halo(*self.message)
+        states = given if received is None else None
+        y, final = weights.forward(x, states, indices, None, residual, wants_final)
+        if received is None:
+            return y, final, states, None
+        joined, index = received(lambda halo, index: self.joined(halo, index, x, 2 * count))
+        added = None if residual is None else pad(_first(residual, 2 * count), (count, 0))
+        again = weights.forward(joined, None, index, None, added)[0]
+        _first(y, 2 * count).copy_(_last(again, 2 * count))
+        return y, final, joined, index
+
+    def backward(self, weights, x, given, joined, index, dy, dfinal, exchanges):
+        if self.ring.previous is None:
+            return super().backward(weights, x, given, joined, index, dy, dfinal, exchanges)
+        if not self.is_long:
+            return self.backward_behind(weights, x, given, joined, index, dy, dfinal, exchanges)
+        count, exact = self.count, weights.exact()
+        head = [_first(tensor, 2 * count) for tensor in (x, dy, self.indices)]
+        dhead, *whole, _ = exact.backward(joined, pad(head[1], (count, 0)), None, index)
+        if exchanges:
+            self.send_gradient(_first(dhead, count))
+        dx, *parameters, _ = self.with_tail(weights, x, dy, None, dfinal, exchanges)
+        _first(dx, count).copy_(dhead[..., count : 2 * count])
+        # The slice's call has not seen the halo: what its first outputs have given is taken out, and what they give put in.
+        _, *part, _ = exact.backward(*head[:2], None, head[2])
+        for gradient, more, less in zip(parameters, whole, part):
+            if gradient is not None:
+                # Equal ones may be infinite.
+                gradient += torch.where(more == less, 0, more - less)
+        return dx, *parameters, self.of_given(None, given)
+
+    def forward_behind(self, weights, x, given, residual):
+        """As `forward`, of a slice that waits for the halo, of which it may have to pass on a part."""
+        count, length = self.count, x.shape[-1]
+        received = self.receive_halo(*self.message)
+        if received is None:
+            joined = given
+            y, final = weights.forward(x, given, self.indices, None, residual, True)
+            # Initial states carry the index of the first position.
+            unknown = self.indices.new_full((x.shape[0], count), _NEXT_INDEX)
+            index = torch.cat([self.indices[:, :1].expand(-1, count), self.indices], -1) if length else unknown
+        else:
+            joined, index, unknown = received(lambda *halo: (*self.joined(*halo, x, length), halo[1].clone()))
+            added = None if residual is None else pad(residual, (count, 0))
+            y, final = weights.forward(joined, None, index, None, added, True)
+            y = torch.empty_like(x).copy_(y[..., count:])
+        self.send_tail(final, self.on_its_way(_last(index, count)) if length else unknown)
+        return y, final, joined, index
+
+    def backward_behind(self, weights, x, given, joined, index, dy, dfinal, exchanges):
+        """As `backward`, of a slice that waits for the gradient of its tail."""
+        received = self.receive_gradient(exchanges)
+        dfinal = dfinal if received is None else received(torch.clone)
+        dx, *parameters, _ = weights.backward(joined, pad(dy, (self.count, 0)), None, index, None, dfinal)
+        if exchanges:
+            self.send_gradient(_first(dx, self.count))
+        return dx[..., self.count :], *parameters, self.of_given(None, given)
+
+    def joined(self, halo, index, x, length):
+        """The halo and the first positions of x as one row, and its indices."""
+        if self.has_states:
+            # Before the first position of all, any index will do.
+            index = torch.where(index == _NEXT_INDEX, self.indices[:, :1] if length else 0, index)
+        return torch.cat([halo, _first(x, length)], -1), torch.cat([index, _first(self.indices, length)], -1)
+
+    def on_its_way(self, index):
+        """Indices as the next rank gets them. Only initial states, which it knows of, are there to be told apart from padding."""
+        return index.clamp(min=-1) if self.has_states else index
+
+
+def rows_of_sequences(ring, x, count, boundaries, start):
+    """`Rows` of a packed batch, by the boundaries and the start of the slice as `boundaries_here` gives them."""
+    length = x.shape[-1]
+    if not length:
+        return Rows(ring, x, count)
+    # A short slice hands on a part of its halo.
+    ahead = 0 if length >= 2 * count else count
+    behind = 0 if ring.next is None else 1
+    positions = torch.arange(start - ahead, start + length + behind, dtype=boundaries.dtype, device=x.device)
+    indices = torch.searchsorted(boundaries, positions, right=True, out_int32=True)[None]
+    end = ahead + length
+    closed = indices[:, end - count : end] != indices[:, end:] if behind else None
+    return Rows(ring, x, count, indices[:, ahead:end] if ahead or behind else indices, closed)
+
+
+class Packed(Rows):
+    """Packed sequences with a row of states each, all of them on every rank: those that have no part here are empty."""
+
+    def __init__(self, ring, x, count, boundaries, start):
+        super().__init__(ring, x, count)
+        self.halo = (1, x.shape[1], count), x.dtype
+        boundaries, self.length = boundaries - start, x.shape[-1]
+        self.boundaries, ends = boundaries.clamp(0, self.length), boundaries[1:]
+        self.ends_elsewhere = (ends > self.length) | (ends <= 0 if ring.previous is not None else ends < 0)
+        self.ends_elsewhere = self.ends_elsewhere[:, None, None]
+        if self.length:
+            # The sequences of the first and of the last position; within bounds, whatever the boundaries are.
+            most = ends.shape[0] - 1
+            self.first = torch.searchsorted(ends, 0, right=True).clamp(max=most).view(1)
+            self.last = torch.searchsorted(ends, self.length).clamp(max=most).view(1)
+            self.closed = ends.index_select(0, self.last) <= self.length
+            self.begins_here = boundaries.index_select(0, self.first) >= 0
+
+    def forward(self, weights, x, given, residual, wants_final):
+        count = self.count
+        if self.is_long:
+            window = (self.boundaries - (self.length - count)).clamp(min=0)
+            final = weights.forward(_last(x, count), given, None, window, None, True)[1]
+            self.send_tail(self.open(final.index_select(0, self.last)))
+        received = self.receive_halo(self.halo)
+        states = halo = given
+        if received is not None and not self.length:
+            halo = received(torch.clone)
+        elif received is not None:
+            if states is None:
+                states = x.new_zeros(len(self.ends_elsewhere), *self.halo[0][1:])
+            own = states.index_select(0, self.first)
+            halo = received(lambda halo: torch.where(self.begins_here, own, halo))
+            states = states.index_copy(0, self.first, halo)
+        wants = wants_final or not self.is_long
+        y, final = weights.forward(x, states, None, self.boundaries, residual, wants)
+        if not self.length:
+            self.send_tail(x.new_zeros(self.halo[0]) if received is None else halo)
+        elif not self.is_long:
+            self.send_tail(self.open(final.index_select(0, self.last)))
+        return y, torch.where(self.ends_elsewhere, 0, final) if wants_final else None, states, None
+
+    def backward(self, weights, x, given, states, _, dy, dfinal, exchanges):
+        count, sends = self.count, exchanges and self.ring.previous is not None
+        if dfinal is not None:
+            dfinal = torch.where(self.ends_elsewhere, 0, dfinal)
+        if sends and self.is_long:
+            # A sequence that ends among these positions may have a part of the halo in its final state.
+            head = _first(x, count), _first(dy, count), states, None, self.boundaries.clamp(max=count), dfinal
+            self.send_gradient(weights.backward(*head)[3].index_select(0, self.first))
+        received = self.receive_gradient(exchanges)
+        dtail = None if received is None else received(torch.clone)
+        if dtail is not None and self.length:
+            if dfinal is None:
+                dfinal = x.new_zeros(len(self.ends_elsewhere), *self.halo[0][1:])
+            own = dfinal.index_select(0, self.last)
+            dfinal = dfinal.index_copy(0, self.last, torch.where(self.closed, own, dtail))
+        *gradients, dstates = weights.backward(x, dy, states, None, self.boundaries, dfinal)
+        if sends and not self.length:
+            self.send_gradient(x.new_zeros(self.halo[0]) if dtail is None else dtail)
+        elif sends and not self.is_long:
+            self.send_gradient(dstates.index_select(0, self.first))
+        return *gradients, self.of_given(dstates, given)
+
+    def of_given(self, dstates, given):
+        if given is None or self.ring.previous is None or not self.length:
+            return None if given is None else dstates
+        # A sequence that began on a rank before has its gradient there.
+        own = torch.where(self.begins_here, dstates.index_select(0, self.first), 0)
+        return dstates.index_copy(0, self.first, own)
+
+
+def boundaries_here(ring, x, cu_seqlens):
+    """cu_seqlens less a number that is the same for all of them, and the start of this rank's slice less that."""
+    # Values on a GPU are not checked, as in a call on one device.
+    is_read = cu_seqlens.is_cpu
+    lengths = ring.lengths(x) if is_read or ring.size > 2 else None
+    if is_read:
+        ends, total = cu_seqlens.tolist(), int(lengths.sum())
+        if ends[0] != 0 or ends[-1] != total or any(a > b for a, b in zip(ends, ends[1:])):
+            raise ValueError(f"cu_seqlens is {ends}: expected boundaries that rise from 0 to {total}, all slices together")
+    if len(cu_seqlens) == 1 and x.shape[-1]:
+        raise ValueError(f"cu_seqlens has one boundary: expected a sequence at least, of the {x.shape[-1]} positions here")
+    if ring.previous is None:
+        return cu_seqlens, 0
+    if ring.size == 2:
+        # The last slice ends where the last sequence does.
+        return cu_seqlens - cu_seqlens[-1:], -x.shape[-1]
+    return cu_seqlens - lengths[: ring.rank].sum(), 0
