@@ -4,10 +4,12 @@
 mod along_channels;
 mod along_sequence;
 mod by_heads;
+mod short_rows;
 
 use along_channels::AlongChannels;
 use along_sequence::AlongSequence;
 use by_heads::ByHeads;
+use short_rows::ShortRows;
 
 use super::gates::Gate;
 use super::heads::Heads;
@@ -73,6 +75,14 @@ fn along_channels<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
 
 fn along_sequence<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
     let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
+    let plain = call.seq_idx.is_none() && call.cu_seqlens.is_none() && call.b.is_none() && call.c.is_none();
+    if let Some(partition) = (contiguous && plain).then(|| short_rows::partition::<T>(sizes)).flatten() {
+        if let Some(problem) = Problem::new(call, sizes) {
+            let kernel = ShortRows::<T> { partition, problem, seqlen: sizes.seqlen as usize };
+            kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
+        }
+        return;
+    }
     let partition = Partition::along_sequence(sizes, contiguous, i64::MAX);
     if let Some(problem) = Problem::new(call, sizes) {
         let kernel = AlongSequence::<T> { partition, problem };

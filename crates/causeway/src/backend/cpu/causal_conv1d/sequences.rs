@@ -93,6 +93,12 @@ impl Sequences {
         low
     }
 
+    /// A row that is one sequence without indices.
+    pub fn whole_row(&self, batch: i64) -> Piece {
+        debug_assert!(self.seq_idx.is_none() && self.boundaries.is_none());
+        Piece { batch, sequence: batch, start: 0, end: self.seqlen, from: 0, to: self.seqlen, index: 0 }
+    }
+
     /// Cuts `from..to` of a row into pieces.
     pub fn pieces(&self, batch: i64, from: i64, to: i64, pieces: &mut Vec<Piece>) {
         pieces.clear();
