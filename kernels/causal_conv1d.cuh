@@ -208,8 +208,8 @@ template <typename Index> struct Span {
     Index sequence, start, end;
 };
 
-// In place of the bytes of an element: there is no cu_seqlens, and the rows of a batch, one behind the other in memory, are taken as
-// one row of sequences of equal length. So its positions can be shared out without regard to where rows end.
+// In place of the bytes of an element: there is no cu_seqlens, and the entries of a batch, one behind the other in memory, are taken as
+// one entry that holds sequences of equal length. So positions are shared out without regard to where entries end.
 constexpr int EVEN = 1;
 
 // cu_seqlens: the boundaries of the packed sequences. Values are clamped to 0 … seqlen as they are read, so no content of that

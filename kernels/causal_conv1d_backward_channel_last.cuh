@@ -3,8 +3,8 @@
 //             dim →
 //   t   ┌──────────────┬──────────────┬──
 //   ↓   │ thread 0     │ thread 1     │       a thread owns `channels` neighbouring channels, one packet, and walks down a
-//       │  segment 0   │  segment 0   │       segment of rows; a block is `lanes` × segments threads
-//       ├──────────────┼──────────────┼──
+//       │  segment 0   │  segment 0   │       segment of rows; a block has `lanes` × segments threads, and
+//       ├──────────────┼──────────────┼──                 fewer than `lanes` idle ones
 //       │ thread 32    │ thread 33    │
 //
 // At row t a thread has the window x[t-width+1 … t] and `width` unfinished sums of dx in registers. It computes pre and g once,
@@ -60,7 +60,7 @@ template <class Problem, class Tile> class ChannelLastBackward {
     // Sums of the block's channels; segments whose sums a wave adds; lines of sums in shared memory that are left then.
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
     static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * (Problem::dbias ? WIDTH + 1 : WIDTH);
-    static constexpr int SEGMENTS = THREADS / LANES;  // the threads that are left idle
+    static constexpr int SEGMENTS = THREADS / LANES;  // threads that are left over are idle
     static constexpr int SHARERS = LANES < (int)WAVE_SIZE && (int)WAVE_SIZE % LANES == 0 ? (int)WAVE_SIZE / LANES : 1;
     static constexpr int LINES = SEGMENTS / SHARERS;
     // Shared memory: the ring, in whose place the sums and a flag lie after the walk; then the shares of rows above.

@@ -58,8 +58,8 @@ template <int Bytes, bool Odd> struct RowAccess {
 // row r of thread i lies at ((Tensors·r + tensor) · Threads + i) · Bytes. In registers there is one stage, and a row is fetched as soon
 // as the one in its place has been read.
 //
-// Of rows that may begin in the middle of a word, the words are copied that a packet lies in, one more than it has; word k of all threads
-// lies before word k + 1. What is read beside a row lies in words that elements of the tensor lie in, if its first element begins one.
+// Of odd rows, the words are copied that a packet lies in, one more than it has; the first words of all threads lie before the second ones,
+// and so on. Every word that is read holds an element of the packet: the planner sees to it that the tensor's lowest address begins one.
 template <int Bytes, bool Odd, int Rows, int WantedStages, int Threads, int Tensors = 2> class RowRing {
     using Row = RowAccess<Bytes, Odd>;
     static constexpr int WORDS = Odd ? Bytes / 4 + 1 : 1, WORD_BYTES = Odd ? 4 : Bytes;

@@ -159,6 +159,8 @@ class Indexed(Rows):
         self.message = self.halo, ((x.shape[0], count), seq_idx.dtype)
         # Zeros before the first position of all may have any index.
         self.has_states = has_states
+        # Indices are not among what autograd keeps, and watches, between the passes.
+        self.version = None if seq_idx.is_inference() else seq_idx._version
 
     def forward(self, weights, x, given, residual, wants_final):
         count, indices = self.count, self.indices
@@ -177,6 +179,8 @@ class Indexed(Rows):
         return y, final, joined, index
 
     def backward(self, weights, x, given, joined, index, dy, dfinal, exchanges):
+        if self.version is not None and self.indices._version != self.version:
+            raise RuntimeError("seq_idx has been changed in place since the forward pass: give each call a tensor of its own")
         if self.ring.previous is None:
             return super().backward(weights, x, given, joined, index, dy, dfinal, exchanges)
         if not self.is_long:
@@ -255,7 +259,6 @@ class Packed(Rows):
 
     def __init__(self, ring, x, count, boundaries, start):
         super().__init__(ring, x, count)
-        self.halo = (1, x.shape[1], count), x.dtype
         boundaries, self.length = boundaries - start, x.shape[-1]
         self.boundaries, ends = boundaries.clamp(0, self.length), boundaries[1:]
         self.ends_elsewhere = (ends > self.length) | (ends <= 0 if ring.previous is not None else ends < 0)

@@ -174,11 +174,8 @@ impl Constants {
 
     /// The same with another value for a number that is there.
     pub fn with_int(mut self, name: &str, value: i32) -> Self {
-        for constant in &mut self.constants {
-            if constant.name == name && constant.kind == Kind::Int {
-                constant.value = value;
-            }
-        }
+        let constant = self.constants.iter_mut().find(|constant| constant.name == name);
+        constant.expect("the constant is there").value = value;
         self
     }
 

@@ -95,8 +95,7 @@ impl Partition {
         Partition::new(sizes, 16, segment as i64, max_chunks)
     }
 
-    /// Positions that a task has room for at a time, and for as many `before` them: no more than rows have, since every task makes
-    /// room of its own, and sets it to zero.
+    /// Positions of a tile: `before` at least, and no more than a row has, since every task makes room for a tile, and sets it to zero.
     pub fn tile(&self, before: usize) -> usize {
         whole_steps(before.max(self.seqlen.min(TILE as i64) as usize)).min(TILE)
     }

@@ -78,7 +78,7 @@ device_struct! {
         parts: u32,
         /// of them, those whose sums are added first, and then the sums of such teams; 0: all at once
         team: u32,
-        /// positions of a sequence, where the rows of a batch are taken as one
+        /// positions of a sequence, where the entries of a batch are taken as one
         length: u32,
         /// pieces that a row is cut into: segments, or tiles of the general kernel
         pieces: u32,
@@ -120,7 +120,7 @@ device_struct! {
     }
 }
 
-/// What the kernels take for the bytes of an element of cu_seqlens where there is none, and rows are joined.
+/// What the kernels take for the bytes of an element of cu_seqlens where there is none, and entries are joined.
 const EVEN: i32 = 1;
 
 kernel!(GENERAL, "backward_general", "backward_general", BackwardArguments);
@@ -155,7 +155,7 @@ fn planned(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts, beside: bool) 
         let first = (is_fast && op.norm.is_none()).then(|| planner.channel_first()).flatten();
         return Ok(Some(planner.finish(first.unwrap_or_else(|| planner.general()))));
     };
-    if let Some(sizes) = launch.joins.then(|| planner.joined_rows()).flatten() {
+    if let Some(sizes) = launch.joins.then(|| planner.joined_entries()).flatten() {
         let joined = Planner { sizes: &sizes, joined: true, ..planner };
         if let Some(launch) = joined.channel_last() {
             return Ok(Some(joined.finish(launch)));
@@ -170,7 +170,7 @@ pub(super) struct Planner<'a> {
     pub facts: &'a DeviceFacts,
     /// Part of a larger launch.
     pub beside: bool,
-    /// The rows of the batch are taken as one row of sequences, and `sizes` are those of that row.
+    /// The entries of the batch are taken as one that holds sequences, and `sizes` are those of that one.
     pub joined: bool,
 }
 
@@ -184,7 +184,7 @@ pub(super) struct Launch {
     pub cluster: u32,
     /// May begin early whatever it moves.
     pub early: bool,
-    /// Faster if the rows of the batch are joined.
+    /// Faster if the entries of the batch are joined.
     pub joins: bool,
     pub shared_bytes: u32,
     /// Sums of a channel group.
@@ -232,7 +232,7 @@ impl Planner<'_> {
         given && self.sizes.width > 1 && self.sizes.sequences > 0
     }
 
-    /// True where a row holds several sequences: those of cu_seqlens, or of rows that are joined. Where nothing but its own element
+    /// True where an entry holds several sequences: those of cu_seqlens, or entries that are joined. Where nothing but its own element
     /// reaches an output, it does not matter where they begin.
     pub(super) fn is_packed(&self) -> bool {
         self.sizes.sequences > 0 && (self.op.cu_seqlens.is_some() || self.joined && self.sizes.width > 1)

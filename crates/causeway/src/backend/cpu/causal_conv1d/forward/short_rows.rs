@@ -31,7 +31,7 @@ pub(super) struct ShortRows<T: Number> {
     pub seqlen: usize,
 }
 
-/// The partition for rows that are short, and no whole pairs of vectors, which need no room beside registers. With f64, whose SiLU takes
+/// The partition for short rows, except whole pairs of vectors, which the other kernel keeps in registers. With f64, whose SiLU takes
 /// most of the time, what is computed in vain costs more than is gained, and so does spreading weights for the longer rows of one entry.
 pub(super) fn partition<T: Number>(sizes: &Sizes) -> Option<Partition> {
     let Sizes { batch, seqlen, width, .. } = *sizes;
@@ -179,7 +179,7 @@ impl<T: Number> ShortRows<T> {
     }
 }
 
-/// Copies `count` values in whole vectors. What is copied behind them lies in both slices, and is overwritten later, or never read.
+/// Copies `count` values in whole vectors. What is copied behind them is overwritten later, or only reaches results that nobody keeps.
 #[inline(always)]
 fn copy<S: Simd>(simd: S, from: &[S::Scalar], to: &mut [S::Scalar], count: usize) {
     let whole = count.next_multiple_of(S::LANES);

@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 
 use super::super::{Constants, View, head_lanes, kernel, takes_more_registers, weight_access};
 use super::tiles::{self, LastCall};
-use super::{BackwardArguments, Launch, Planner, extent};
+use super::{BackwardArguments, Launch, Planner};
 use crate::causal_conv1d::Sizes;
 
 kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", BackwardArguments);
@@ -16,8 +16,7 @@ impl Planner<'_> {
         self.channel_last_with(true)
     }
 
-    /// By words: packets of odd rows are copied by words, of which only those that elements lie in are read. Where shared memory has no room for
-    /// that, packets are single elements.
+    /// By words: packets of odd rows are copied by words. Where shared memory has no room for that, packets are single elements.
     fn channel_last_with(&self, by_words: bool) -> Option<Launch> {
         let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
         let element = self.element();
@@ -43,7 +42,7 @@ impl Planner<'_> {
             && tiles::copies_words(dim as u64, elements_each)
             && self.has_async_copy(4)
             && self.op.norm.is_none()
-            && streams.iter().all(|&view| extent(view)[0] % 4 == 0);
+            && streams.iter().all(|view| view.span().0.is_multiple_of(4));
         let call = LastCall {
             width,
             elements: elements_each,
@@ -151,12 +150,12 @@ impl Planner<'_> {
         .filter(|launch| self.is_launchable(launch))
     }
 
-    /// The sizes of the one row that a batch is where its rows lie one behind the other.
-    pub(super) fn joined_rows(&self) -> Option<Sizes> {
+    /// The sizes of the one entry that the entries of a batch are where they lie one behind the other. A single position has no pitch.
+    pub(super) fn joined_entries(&self) -> Option<Sizes> {
         let Sizes { batch, seqlen, .. } = *self.sizes;
         let follows = |view: View<'_>| Some(view.stride(0)) == view.stride(2).checked_mul(seqlen);
         let alone = !self.beside && self.op.norm.is_none() && self.op.seq_idx.is_none();
-        (alone && self.all_streams().all(follows)).then_some(Sizes {
+        (seqlen > 1 && alone && self.all_streams().all(follows)).then_some(Sizes {
             batch: 1,
             seqlen: batch * seqlen,
             ..*self.sizes

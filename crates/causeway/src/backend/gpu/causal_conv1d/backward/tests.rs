@@ -420,14 +420,16 @@ fn f64_is_refused() {
 }
 
 #[test]
-fn rows_of_a_batch_are_joined_where_that_fills_the_device() {
+fn entries_are_joined_where_that_fills_the_device() {
     let length = |shape, strides| arguments(&planned(&call(DType::BF16, shape, strides, 4))).length;
-    // 637 rows where 1056 segments fit; eight rows that 128 segments share out evenly; rows with something between them.
+    // 637 entries where 1056 segments fit; eight that 128 segments share out evenly; entries with something between them.
     let (many, even) = ([637, 256, 80], [8, 2048, 1024]);
     assert_eq!((length(many, last(many)), length(even, last(even))), (80, 0));
     assert_eq!(length(many, [256 * 81, 1, 256]), 0);
     let plan = planned(&call(DType::BF16, many, last(many), 4));
     assert_eq!(plan.constant("cu_seqlens"), "1", "{plan}");
+    // A single position has no pitch.
+    assert_eq!(length([1 << 20, 256, 1], last([1 << 20, 256, 1])), 0);
     // An output of width 1 is made of its own position alone.
     let plan = planned(&call(DType::BF16, many, last(many), 1));
     assert_eq!((arguments(&plan).length, plan.constant("cu_seqlens")), (80, "0"), "{plan}");

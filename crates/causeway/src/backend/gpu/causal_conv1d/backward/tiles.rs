@@ -189,7 +189,7 @@ impl LastWalk {
     /// From a block's start to its first row, and from its last row to its end.
     const START: u64 = 3500;
 
-    /// Where rows are joined, `sequence` is their length.
+    /// Where entries are joined, `sequence` is their length.
     pub fn time(&self, sequence: Option<u64>) -> u64 {
         // Chunks at an end of a sequence are masked, and take about twice the time.
         let masked = sequence.map_or(0, |length| 6 * self.piece * u64::from(self.rows) / (5 * length));
