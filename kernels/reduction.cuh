@@ -65,7 +65,7 @@ template <int Count> CAUSEWAY_DEVICE float wave_sums(const float (&values)[Count
 // addends i … i + Vector - 1 of `count`, a multiple of Vector, from shared memory that was complete before a barrier;
 // total(i, values) receives the results, once. `flag` is the offset of 4 bytes of shared memory that addend() does not
 // read. The workspace is aligned to 16 bytes. Ahead: loads in flight at once; with Vector 1 there are mostly few parts, and many loads would only
-// cost registers.
+// cost registers. Channel-last with an odd number of lanes of one channel has many parts with Vector 1: more loads there are untried.
 template <int Threads, int Vector, u32 Ahead = (Vector == 1 ? 4 : 16), class Arguments, typename Addend, typename Total>
 CAUSEWAY_DEVICE void sum_over_blocks(const Arguments& a, u32 group, u32 part, int count, u32 flag, Addend addend, Total total) {
     constexpr int BYTES = Vector * 4;

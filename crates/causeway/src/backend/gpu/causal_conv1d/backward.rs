@@ -362,7 +362,7 @@ impl Planner<'_> {
         plan.shared_bytes = launch.shared_bytes.max(launch.threads * 4);
         if launch.parts > 1 && launch.cluster == 1 {
             plan.workspace_bytes = u64::from(sum_blocks) * launch.sums * 4;
-            let teams = match tiles::team(launch.parts) {
+            let teams = match arguments.team {
                 0 => 0,
                 team => launch.parts.div_ceil(team),
             };
@@ -440,13 +440,8 @@ fn pitch(view: View<'_>) -> i32 {
 
 /// Addresses of the first byte of a view's memory and of the one after its last.
 fn extent(view: View<'_>) -> [i64; 2] {
-    let steps = (0..view.meta.shape.len())
-        .map(|axis| view.step_bytes(axis).wrapping_mul((view.size(axis) - 1).max(0)));
-    let (below, above) =
-        steps.fold((0, 0), |(below, above), step| (below + step.min(0), above + step.max(0)));
-    let element = view.meta.dtype.size() as i64;
-    let address = view.address as i64;
-    [address.wrapping_add(below), address.wrapping_add(above + element)]
+    let (begin, end) = view.span();
+    [begin as i64, end as i64]
 }
 
 #[cfg(test)]
