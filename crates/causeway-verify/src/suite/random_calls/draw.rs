@@ -164,7 +164,9 @@ impl Space {
         let elements = self.most_elements(row);
         let most_batch = if random.once_in(8) { 4096 } else { 16 };
         let tells_apart = ["seq_idx", "cu_seqlens"].iter().any(|key| row.table.contains_key(*key));
-        let [batch, dim, seqlen] = if tells_apart && random.once_in(2) {
+        let [batch, dim, seqlen] = if random.once_in(16) {
+            sizes::many_entries(random, elements)
+        } else if tells_apart && random.once_in(2) {
             // Sequences should meet in several tiles of a row.
             let seqlen = sizes::packets(random, elements);
             let [batch, dim] = sizes::shape(random, [most_batch, i64::MAX], elements / seqlen);

@@ -31,6 +31,15 @@ pub(super) fn packets(random: &mut Random, most: i64) -> i64 {
     (8 * random.between(1, 40)).min(most.max(1))
 }
 
+/// Batch, dim and seqlen of hundreds to thousands of entries of a few positions each: kernels make long rows of them.
+pub(super) fn many_entries(random: &mut Random, most: i64) -> [i64; 3] {
+    let seqlen = random.between(1, most.clamp(1, 4));
+    let batch = 128 * random.log_uniform(64) + random.between(-9, 9);
+    let batch = batch.min((most / seqlen).max(1));
+    let room = (most / (batch * seqlen)).max(1);
+    [batch, size(random, room), seqlen]
+}
+
 /// Sizes of several axes whose product is `most` at the largest. Now and then one of them is 0.
 pub(super) fn shape<const N: usize>(random: &mut Random, limits: [i64; N], most: i64) -> [i64; N] {
     // In half of the shapes no axis takes so much that little is left to the others.
@@ -131,6 +140,18 @@ mod tests {
         assert!(shapes.iter().all(|shape| shape[0] <= 9 && shape.iter().product::<i64>() <= 5000));
         assert!((0..3).all(|axis| shapes.iter().any(|shape| shape[axis] == 0)));
         assert!(shapes.iter().any(|shape| shape[1] > 2500) && shapes.iter().any(|shape| shape[2] > 2500));
+    }
+
+    #[test]
+    fn entries_are_many_and_short() {
+        let mut random = Random::new("entries", "");
+        for most in [1, 100, 1 << 18, 1 << 23] {
+            let drawn: Vec<_> = (0..2000).map(|_| many_entries(&mut random, most)).collect();
+            assert!(drawn.iter().all(|shape| shape.iter().all(|size| *size > 0)));
+            assert!(drawn.iter().all(|shape| shape.iter().product::<i64>() <= most));
+            assert!((1..=most.min(4)).all(|seqlen| drawn.iter().any(|shape| shape[2] == seqlen)));
+            assert!(drawn.iter().any(|shape| shape[0] >= most.min(8000)));
+        }
     }
 
     #[test]
