@@ -204,6 +204,18 @@ impl Buffers {
         with_call!(self, turn, |call| call.run(device))
     }
 
+    /// Makes the first call so many times. Its arguments are put together once: looking tensors up by name is no part of a call.
+    pub fn run_repeatedly(&mut self, count: usize, device: &Device) -> Result<()> {
+        let turn = 0;
+        with_call!(self, turn, |call| (0..count).try_for_each(|_| call.run(device)))
+    }
+
+    /// Plans the first call so many times.
+    pub fn plan_repeatedly(&mut self, count: usize, facts: &DeviceFacts) -> Result<()> {
+        let turn = 0;
+        with_call!(self, turn, |call| (0..count).try_for_each(|_| call.plan(facts).map(drop)))
+    }
+
     /// The launch of call number `turn` on a GPU.
     pub fn plan(&mut self, turn: usize, facts: &DeviceFacts) -> Result<Option<Plan>> {
         with_call!(self, turn, |call| call.plan(facts))

@@ -108,22 +108,22 @@ fn each_call(case: &Case, call: Call, stream: &Stream) -> Result<EachCall, Failu
     let mut buffers = buffers(case, call, &device)?;
     let facts = stream.device().facts();
     let plan = buffers.plan(0, facts)?.ok_or_else(|| Failure::input("a case without a launch"))?;
-    let whole = series(stream, || buffers.run(0, &device))?;
+    let whole = series(stream, || buffers.run_repeatedly(CALLS, &device))?;
     let launch = series(stream, || {
         // SAFETY: the plan was made from `buffers`, which live as long; all launches are on this stream, and
         // `series` waits for them.
-        unsafe { stream.device().launch(&plan, stream.handle(), None) }
+        (0..CALLS).try_for_each(|_| unsafe { stream.device().launch(&plan, stream.handle(), None) })
     })?;
-    let plan = series(stream, || buffers.plan(0, facts).map(drop))?;
+    let plan = series(stream, || buffers.plan_repeatedly(CALLS, facts))?;
     Ok(EachCall { call: call.name().to_string(), whole, plan, launch })
 }
 
-/// Seconds per call of many calls in a row.
-fn series(stream: &Stream, mut call: impl FnMut() -> Result<()>) -> Result<Summary> {
+/// Seconds per call of `CALLS` calls in a row.
+fn series(stream: &Stream, mut calls: impl FnMut() -> Result<()>) -> Result<Summary> {
     let mut samples = Vec::with_capacity(SERIES);
     for round in 0..=SERIES {
         let start = Instant::now();
-        (0..CALLS).try_for_each(|_| call())?;
+        calls()?;
         let each = start.elapsed().as_secs_f64() / CALLS as f64;
         stream.synchronize()?;
         if round > 0 {

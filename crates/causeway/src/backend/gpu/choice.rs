@@ -126,12 +126,12 @@ impl Hash for Constant {
 }
 
 impl Constants {
-    #[inline]
+    #[inline(always)]
     pub fn new(name: &'static str) -> Self {
         Constants { name, constants: Vec::with_capacity(MOST) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(mut self, name: &'static str, kind: Kind, value: i32) -> Self {
         self.constants.push(Constant { name, kind, value });
         self
@@ -139,7 +139,7 @@ impl Constants {
 
     /// Which optional tensors a call has, as far as `counts` says: one without elements is as good as none. Of indices that may
     /// have several dtypes it is the bytes of one.
-    #[inline]
+    #[inline(always)]
     pub fn given(mut self, call: &impl Operation, counts: impl Fn(&str) -> bool) -> Self {
         call.visit(|argument, tensor| {
             if argument.optional {
@@ -156,18 +156,18 @@ impl Constants {
         self
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn dtype(self, name: &'static str, dtype: DType) -> Self {
         self.push(name, Kind::Type, dtype as i32)
     }
 
     /// `value` is a size or a count that a kernel computes with as an `int`.
-    #[inline]
+    #[inline(always)]
     pub fn int(self, name: &'static str, value: impl Into<i128>) -> Self {
         self.push(name, Kind::Int, value.into() as i32)
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn flag(self, name: &'static str, value: bool) -> Self {
         self.push(name, Kind::Flag, value.into())
     }
@@ -180,7 +180,7 @@ impl Constants {
     }
 
     /// A value of an enumeration, written out: `layout = Layout::rows`.
-    #[inline]
+    #[inline(always)]
     pub fn enumerator(self, name_and_value: &'static str) -> Self {
         self.push(name_and_value, Kind::Enumerator, 0)
     }
