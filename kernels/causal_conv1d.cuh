@@ -114,7 +114,7 @@ template <class Problem> CAUSEWAY_DEVICE float activate_gated(float pre, float f
 // The sum of a number of each lane of the wave, in every lane; all lanes take part.
 CAUSEWAY_DEVICE float add_over_wave(float value) {
 #pragma unroll
-    for (u32 distance = WAVE_SIZE / 2; distance > 0; distance /= 2) value += shuffle(value, lane_index() ^ distance);
+    for (u32 distance = WAVE_SIZE / 2; distance > 0; distance /= 2) value += shuffle_xor(value, distance);
     return value;
 }
 
@@ -124,31 +124,91 @@ CAUSEWAY_DEVICE float add_over_wave(float value) {
 // a² + b² of neighbours.
 CAUSEWAY_DEVICE float add_squares(float a, float b) { return multiply_add(b, b, multiply_rn(a, a)); }
 
+// Σ u² over the channels that a thread has of a head; it has more than one, a power of two.
+template <int Channels> CAUSEWAY_DEVICE float squares_of_thread(const float (&u)[Channels]) {
+    float sums[Channels];
+#pragma unroll
+    for (int c = 0; c < Channels; c += 2) sums[c] = add_squares(u[c], u[c + 1]);
+#pragma unroll
+    for (int step = 2; step < Channels; step *= 2) {
+#pragma unroll
+        for (int c = 0; c + step < Channels; c += 2 * step) sums[c] += sums[c + step];
+    }
+    return sums[0];
+}
+
 // Σ u² over the channels of a head, of which `Lanes` threads side by side have `Channels` each, in every thread; all lanes of the
 // wave take part. Both are powers of two.
 template <int Lanes, int Channels> CAUSEWAY_DEVICE float squares_of_head(const float (&u)[Channels]) {
-    float sums[Channels];
+    float sum;
     u32 distance = 1;
     if constexpr (Channels > 1) {
-#pragma unroll
-        for (int c = 0; c < Channels; c += 2) sums[c] = add_squares(u[c], u[c + 1]);
-#pragma unroll
-        for (int step = 2; step < Channels; step *= 2) {
-#pragma unroll
-            for (int c = 0; c + step < Channels; c += 2 * step) sums[c] += sums[c + step];
-        }
+        sum = squares_of_thread(u);
     } else if constexpr (Lanes > 1) {
-        const float other = shuffle(u[0], lane_index() ^ 1);
+        const float other = shuffle_xor(u[0], 1);
         const bool is_second = lane_index() % 2 != 0;
-        sums[0] = add_squares(is_second ? other : u[0], is_second ? u[0] : other);
+        sum = add_squares(is_second ? other : u[0], is_second ? u[0] : other);
         distance = 2;
     } else {
-        sums[0] = multiply_rn(u[0], u[0]);
+        sum = multiply_rn(u[0], u[0]);
     }
 #pragma unroll
-    for (; distance < (u32)Lanes; distance *= 2) sums[0] += shuffle(sums[0], lane_index() ^ distance);
-    return sums[0];
+    for (; distance < (u32)Lanes; distance *= 2) sum += shuffle_xor(sum, distance);
+    return sum;
 }
+
+// Adds `Count` numbers of a thread over the `Lanes` threads side by side that have a head, lanes that are neighbours first. Both are powers
+// of two. While a lane has several numbers it keeps half of them and passes on the others, so that several sums take little more steps than
+// one; then lanes hold different sums, HELD each, and what is made of a sum is made by few of them. All lanes of the
+// wave take part.
+template <int Lanes, int Count> struct SumsOfHead {
+    static_assert((Lanes & (Lanes - 1)) == 0 && (Count & (Count - 1)) == 0, "powers of two");
+    static constexpr CAUSEWAY_DEVICE int splits() {
+        int k = 0;
+        while ((2 << k) <= Lanes && (2 << k) <= Count) ++k;
+        return k;
+    }
+    static constexpr int SPLITS = splits(), HELD = Count >> SPLITS;
+
+    // The sums that a lane holds are in numbers[0 … HELD-1]: those from number first() on.
+    static CAUSEWAY_DEVICE void add(float (&numbers)[Count]) {
+#pragma unroll
+        for (int k = 0; k < SPLITS; ++k) {
+            const int half = Count >> (k + 1);
+            const bool upper = is_upper(k);
+#pragma unroll
+            for (int i = 0; i < half; ++i) {
+                const float low = numbers[i], high = numbers[half + i];
+                numbers[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, 1u << k);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < HELD; ++i) {
+#pragma unroll
+            for (u32 distance = 1u << SPLITS; distance < (u32)Lanes; distance *= 2) numbers[i] += shuffle_xor(numbers[i], distance);
+        }
+    }
+
+    // Whether a lane kept the upper half in step k.
+    static CAUSEWAY_DEVICE bool is_upper(int k) { return (lane_index() & (1u << k)) != 0; }
+
+    static CAUSEWAY_DEVICE u32 first() {
+        u32 number = 0;
+#pragma unroll
+        for (int k = 0; k < SPLITS; ++k) number += is_upper(k) ? Count >> (k + 1) : 0;
+        return number;
+    }
+
+    // Number i, in every lane, of what lanes hold.
+    static CAUSEWAY_DEVICE float get(const float (&numbers)[Count], int i) {
+        u32 lane = 0;
+#pragma unroll
+        for (int k = 0; k < SPLITS; ++k) lane |= (i & (Count >> (k + 1))) != 0 ? 1u << k : 0;
+        const u32 held = as_bits(numbers[i & (HELD - 1)]);
+        if constexpr (SPLITS == 0) return as_float(held);
+        return as_float(shuffle_from<Lanes>(held, lane));
+    }
+};
 
 // What u is multiplied with, from Σ u².
 template <class Norm> CAUSEWAY_DEVICE float factor_of_head(float squares, const Norm& norm) {

@@ -14,7 +14,8 @@
 //
 // Gates are loaded with x, and multiplied in registers: B as the walk reaches a row, C before a row is stored.
 //
-// With a norm, the lanes of a head add their squares by shuffles, row by row. So a wave stays together to its end.
+// With a norm, the lanes of a head add their squares by shuffles, those of several rows together. So a wave stays together to its end.
+// Where a head has two waves, these are a block, and pass on their sums through shared memory.
 //
 // The walk reads zeros before t = 0 and treats all rows as one sequence. Rows for which that is wrong are computed again
 // afterwards with masked taps: the width-1 rows at a sequence's start, and rows beside a change of seq_idx.
@@ -26,7 +27,7 @@
 //       static constexpr int segments = 4;       threads along seqlen
 //       static constexpr int rows = 8;           positions per thread
 //       static constexpr int weight_bytes = 16;  see load_parameters
-//       static constexpr int head_lanes = 8;     with a norm: threads that have a head's channels, a power of two
+//       static constexpr int head_lanes = 8;     with a norm: threads that have a head's channels, a power of two; two waves at most
 //   };
 #pragma once
 #include "causal_conv1d_forward.cuh"
@@ -38,16 +39,25 @@ namespace causal_conv1d {
 // included, exists.
 template <class Problem, class Tile, bool Whole> struct LastThread {
     using X = typename Problem::X;
+    static constexpr CAUSEWAY_DEVICE int waves_of_head() {
+        if constexpr (Problem::norm) return Tile::head_lanes > (int)WAVE_SIZE ? Tile::head_lanes / (int)WAVE_SIZE : 1;
+        return 1;
+    }
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, ROWS = Tile::rows, BYTES = Tile::bytes;
     static constexpr int PACKETS = 1 + Tile::more_packets, EACH = ELEMENTS<X, BYTES>, CHANNELS = PACKETS * EACH;
     static constexpr int APART = Tile::lanes * EACH;  // channels from packet to packet
     static_assert(PACKETS == 1 || !Problem::norm, "the lanes of a head lie side by side");
     static constexpr bool HAS_BOUNDARIES = Problem::seq_idx || Problem::cu_seqlens != 0;
+    // Waves that share a head, and rows whose norms are computed together.
+    static constexpr int HEAD_WAVES = waves_of_head();
+    static constexpr int BATCH = !Problem::norm || CHANNELS == 1 ? 1 : CHANNELS > 4 ? 4 : ROWS < 8 ? ROWS : 8;
+    static_assert(ROWS % BATCH == 0, "rows of whole batches");
 
     const ForwardArguments& a;
     i64 entry;
     i32 channel, first, seqlen;
     float weight[CHANNELS][WIDTH], bias[CHANNELS];
+    u32 exchange = 0;  // where the waves of a head leave sums for each other next, in shared memory
 
     // A thread's part of a row: channels channel + k·APART … of packet k.
     struct Part {
@@ -128,9 +138,45 @@ template <class Problem, class Tile, bool Whole> struct LastThread {
         }
     }
 
-    // Divides a row by the norm of the head, which lanes beside each other have: all lanes of the wave take part.
-    CAUSEWAY_DEVICE void divide(float (&sums)[CHANNELS]) const {
-        if constexpr (Problem::norm) divide_by_norm<Tile::head_lanes>(sums, a.norm);
+    // Divides rows by the norm of the head, which lanes beside each other have: all lanes of the wave take part, and all threads of the
+    // block where heads have several waves.
+    template <int Rows> CAUSEWAY_DEVICE void divide(float (&rows)[Rows][CHANNELS]) {
+        if constexpr (!Problem::norm) {
+            return;
+        } else if constexpr (CHANNELS == 1 || HEAD_WAVES == 1 && Rows == 1) {
+#pragma unroll
+            for (int r = 0; r < Rows; ++r) divide_by_norm<Tile::head_lanes>(rows[r], a.norm);
+        } else {
+            using Sums = SumsOfHead<Tile::head_lanes / HEAD_WAVES, Rows>;
+            float sums[Rows];
+#pragma unroll
+            for (int r = 0; r < Rows; ++r) sums[r] = squares_of_thread(rows[r]);
+            Sums::add(sums);
+            if constexpr (HEAD_WAVES > 1) add_other_wave<Sums>(sums);
+#pragma unroll
+            for (int i = 0; i < Sums::HELD; ++i) sums[i] = factor_of_head(sums[i], a.norm);
+#pragma unroll
+            for (int r = 0; r < Rows; ++r) {
+                const float factor = Sums::get(sums, r);
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c) rows[r][c] *= factor;
+            }
+        }
+    }
+
+    // Adds what the other wave of a head has. A block has one head then, so its two waves do the same throughout. What a wave leaves is
+    // overwritten by the call after the next one, and no wave gets there before the other has read it.
+    template <class Sums, int Rows> CAUSEWAY_DEVICE void add_other_wave(float (&sums)[Rows]) {
+        static_assert(HEAD_WAVES == 2 && Tile::lanes == Tile::head_lanes && Tile::segments == 1, "two waves, one head");
+        constexpr u32 PLACE = BATCH * 4;
+        const u32 own = exchange + thread_index() / WAVE_SIZE * PLACE, other = exchange + (1 - thread_index() / WAVE_SIZE) * PLACE;
+        const u32 at = Sums::first() * 4;
+#pragma unroll
+        for (int i = 0; i < Sums::HELD; ++i) store_shared<4>(own + at + i * 4, Packet<4>{{as_bits(sums[i])}});
+        block_barrier();
+#pragma unroll
+        for (int i = 0; i < Sums::HELD; ++i) sums[i] += as_float(load_shared<4>(other + at + i * 4).word[0]);
+        exchange ^= 2 * PLACE;
     }
 
     CAUSEWAY_DEVICE void write(bool wanted, i32 t, float (&sums)[CHANNELS], const Part& residual) const {
@@ -185,7 +231,7 @@ template <class Problem, class Tile, bool Whole> struct LastThread {
 
     // One row without the taps that are masked. Taps before its sequence read initial states. All of its loads are in flight
     // together.
-    CAUSEWAY_DEVICE void masked_row(i32 t, const Span<i32>& span, u32 cut, bool is_wanted = true) const {
+    CAUSEWAY_DEVICE void masked_row(i32 t, const Span<i32>& span, u32 cut, bool is_wanted = true) {
         const char* x = row(a.x, a.x_strides) + (i64)(t - first) * step(a.x_strides);
         const i32 reach = t - span.start;
         Part parts[WIDTH], gates[WIDTH], gate;
@@ -219,7 +265,7 @@ template <class Problem, class Tile, bool Whole> struct LastThread {
         if constexpr (Problem::residual) {
             residual = read(true, row(a.residual, a.residual_strides) + (i64)(t - first) * step(a.residual_strides));
         }
-        float sums[CHANNELS];
+        float rows[1][CHANNELS], (&sums)[CHANNELS] = rows[0];
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) sums[c] = bias[c];
 #pragma unroll
@@ -242,7 +288,7 @@ template <class Problem, class Tile, bool Whole> struct LastThread {
         if constexpr (Problem::C) unpack_part(gate, factors);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) sums[c] = (cut & 1) != 0 ? 0.0f : activate_gated<Problem>(sums[c], factors[c]);
-        divide(sums);
+        divide(rows);
         write(is_wanted, t, sums, residual);
     }
 
@@ -262,7 +308,7 @@ template <class Problem, class Tile, bool Whole> struct LastThread {
     }
 
     // Computes again the rows with masked taps and those that read states.
-    CAUSEWAY_DEVICE void redo(Span<i32> span) const {
+    CAUSEWAY_DEVICE void redo(Span<i32> span) {
 #pragma unroll 1
         for (i32 t = first; t < minimum(first + ROWS, seqlen); ++t) {
             if constexpr (Problem::cu_seqlens != 0) boundaries().advance(span, t);
@@ -274,7 +320,7 @@ template <class Problem, class Tile, bool Whole> struct LastThread {
 
     // The same with a norm, for which a wave stays together: where any of its threads has such a row, all compute one, and those that
     // have none read and write nothing.
-    CAUSEWAY_DEVICE void redo_by_wave(Span<i32> span, bool active) const {
+    CAUSEWAY_DEVICE void redo_by_wave(Span<i32> span, bool active) {
 #pragma unroll 1
         for (i32 i = 0; i < ROWS; ++i) {
             const i32 t = minimum(first + i, seqlen - 1);
@@ -288,7 +334,7 @@ template <class Problem, class Tile, bool Whole> struct LastThread {
     }
 
     // Computes again the rows that lie less than HALO after the start of a sequence.
-    CAUSEWAY_DEVICE void redo_starts(Span<i32> span) const {
+    CAUSEWAY_DEVICE void redo_starts(Span<i32> span) {
         const i32 end = minimum(first + ROWS, seqlen);
 #pragma unroll 1
         while (span.start < end) {
@@ -310,7 +356,7 @@ template <class Problem, class Tile, bool Whole>
 CAUSEWAY_DEVICE void compute_rows(LastThread<Problem, Tile, Whole>& thread, bool active) {
     using Thread = LastThread<Problem, Tile, Whole>;
     using X = typename Problem::X;
-    constexpr int WIDTH = Thread::WIDTH, HALO = Thread::HALO, ROWS = Thread::ROWS, CHANNELS = Thread::CHANNELS;
+    constexpr int WIDTH = Thread::WIDTH, HALO = Thread::HALO, ROWS = Thread::ROWS, CHANNELS = Thread::CHANNELS, BATCH = Thread::BATCH;
     const ForwardArguments& a = thread.a;
     const i32 first = thread.first, seqlen = thread.seqlen;
     using Part = typename Thread::Part;
@@ -361,21 +407,28 @@ CAUSEWAY_DEVICE void compute_rows(LastThread<Problem, Tile, Whole>& thread, bool
         Thread::unpack_row(parts[i], gates[i], window[i]);
     }
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        Thread::unpack_row(parts[HALO + i], gates[HALO + i], window[(HALO + i) % WIDTH]);
-        float sums[CHANNELS], factors[CHANNELS] = {};
-        if constexpr (Problem::C) Thread::unpack_part(results[i], factors);
+    for (int begin = 0; begin < ROWS; begin += BATCH) {
+        float rows[BATCH][CHANNELS];
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) {
-            sums[c] = thread.bias[c];
+        for (int r = 0; r < BATCH; ++r) {
+            const int i = begin + r;
+            float(&sums)[CHANNELS] = rows[r];
+            Thread::unpack_row(parts[HALO + i], gates[HALO + i], window[(HALO + i) % WIDTH]);
+            float factors[CHANNELS] = {};
+            if constexpr (Problem::C) Thread::unpack_part(results[i], factors);
 #pragma unroll
-            for (int w = 0; w < WIDTH; ++w) {
-                sums[c] = multiply_add(thread.weight[c][w], window[(i + w) % WIDTH][c], sums[c]);
+            for (int c = 0; c < CHANNELS; ++c) {
+                sums[c] = thread.bias[c];
+#pragma unroll
+                for (int w = 0; w < WIDTH; ++w) {
+                    sums[c] = multiply_add(thread.weight[c][w], window[(i + w) % WIDTH][c], sums[c]);
+                }
+                sums[c] = activate_gated<Problem>(sums[c], factors[c]);
             }
-            sums[c] = activate_gated<Problem>(sums[c], factors[c]);
         }
-        thread.divide(sums);
-        thread.write(active, first + i, sums, residual[i]);
+        thread.divide(rows);
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) thread.write(active, first + begin + r, rows[r], residual[begin + r]);
     }
     if constexpr (Problem::norm) {
         if (Problem::cu_seqlens != 0 || Problem::initial_states || !one_index) thread.redo_by_wave(span, active);

@@ -200,6 +200,28 @@ CAUSEWAY_DEVICE u32 shuffle(u32 value, u32 source CAUSEWAY_AND_SITE) {
 #endif
 }
 
+// The value that the lane whose number differs in the bits of `distance` passes; every lane of the wave takes part.
+CAUSEWAY_DEVICE u32 shuffle_xor(u32 value, u32 distance CAUSEWAY_AND_SITE) {
+#if defined(CAUSEWAY_NVIDIA)
+    return __shfl_xor_sync(0xffffffffu, value, (int)distance);
+#elif defined(CAUSEWAY_AMD)
+    return shuffle(value, lane_index() ^ distance);
+#else
+    return causeway_simulator::exchange(value, lane_index() ^ distance, site);
+#endif
+}
+
+// The value that lane `source` of the group of `Lanes` lanes passes to which a lane belongs; every lane of the wave takes part.
+template <int Lanes> CAUSEWAY_DEVICE u32 shuffle_from(u32 value, u32 source CAUSEWAY_AND_SITE) {
+#if defined(CAUSEWAY_NVIDIA)
+    return __shfl_sync(0xffffffffu, value, source, Lanes);
+#elif defined(CAUSEWAY_AMD)
+    return shuffle(value, (lane_index() & ~(Lanes - 1u)) | source);
+#else
+    return causeway_simulator::exchange(value, (lane_index() & ~(Lanes - 1u)) | source, site);
+#endif
+}
+
 // The value that the lane whose number differs in the bits of `distance` passes. Lanes exchange in groups of `Lanes`, a power of two,
 // that lie beside each other; every lane of a group takes part, and groups of a wave need not meet. A kernel has one size of groups.
 template <int Lanes> CAUSEWAY_DEVICE u32 shuffle_within(u32 value, u32 distance CAUSEWAY_AND_SITE) {
@@ -274,6 +296,14 @@ CAUSEWAY_DEVICE float shuffle(float value, u32 source CAUSEWAY_AND_SITE) {
     return as_float(shuffle(as_bits(value), source, site));
 #else
     return as_float(shuffle(as_bits(value), source));
+#endif
+}
+
+CAUSEWAY_DEVICE float shuffle_xor(float value, u32 distance CAUSEWAY_AND_SITE) {
+#if defined(CAUSEWAY_HOST)
+    return as_float(shuffle_xor(as_bits(value), distance, site));
+#else
+    return as_float(shuffle_xor(as_bits(value), distance));
 #endif
 }
 

@@ -19,15 +19,6 @@ namespace causeway {
 CAUSEWAY_DEVICE float read_shared(u32 offset) { return as_float(load_shared<4>(offset).word[0]); }
 CAUSEWAY_DEVICE void write_shared(u32 offset, float value) { store_shared<4>(offset, Packet<4>{{as_bits(value)}}); }
 
-// The value of the lane whose number differs in the bits of `mask`.
-CAUSEWAY_DEVICE float shuffle_xor(float value, u32 mask CAUSEWAY_AND_SITE) {
-#if defined(CAUSEWAY_HOST)
-    return shuffle(value, lane_index() ^ mask, site);
-#else
-    return shuffle(value, lane_index() ^ mask);
-#endif
-}
-
 // Adds each of Count values over the lanes of a wave. Returns one of the sums; `index` says which, Count or more in
 // lanes that hold none.
 //

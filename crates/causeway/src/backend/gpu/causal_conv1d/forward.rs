@@ -113,6 +113,7 @@ struct Geometry {
     tile_divisor: u32,
     /// Begins early whatever it moves.
     early: bool,
+    shared_bytes: u32,
 }
 
 impl Planner<'_> {
@@ -170,9 +171,12 @@ impl Planner<'_> {
             };
         }
         if let Some(norm) = self.op.norm {
-            // As many threads side by side as have a head.
+            // As many threads side by side as have a head: a wave, or two where packets would be wide. Those leave registers for half as
+            // many threads, and all of a wave's rows wait for one sum after the other.
             let head = (norm.head_dim.max(1) as u64).saturating_mul(u64::from(self.element()));
-            let bytes = tile.bytes.max(head_packet(&norm, self.element(), self.facts));
+            let by_wave = head_packet(&norm, self.element(), self.facts.wave_size);
+            let by_block = head_packet(&norm, self.element(), tile.threads);
+            let bytes = tile.bytes.max(if by_wave > 8 { by_block.max(8) } else { by_wave });
             let lanes = (head / u64::from(bytes)).next_power_of_two().min(u64::from(tile.threads)) as u32;
             tile = LastTile { bytes, lanes: tile.lanes.max(lanes), rows: tile.rows.min(8), ..tile };
         }
@@ -188,7 +192,7 @@ impl Planner<'_> {
         let threads = (lanes * segments).max(self.facts.wave_size);
         let (lanes, segments) = (lanes.max(threads / segments), segments);
 
-        let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;
+        let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes)?;
 
         let channel_blocks = (across as u64).div_ceil(u64::from(lanes * packets));
         let row_blocks = (seqlen as u64).div_ceil(u64::from(tile.rows * segments));
@@ -198,6 +202,7 @@ impl Planner<'_> {
             tile_divisor: u32::try_from(channel_blocks).ok()?,
             // Its many short blocks lose nothing by it, however many they are.
             early: true,
+            shared_bytes: if head_lanes > self.facts.wave_size { EXCHANGE } else { 0 },
         };
         // A third stream, and what tells sequences apart, take registers; a tight cap would spill on some devices.
         let op = self.op;
@@ -303,7 +308,7 @@ impl Planner<'_> {
             return None;
         }
         let tile_divisor = u32::try_from(pieces).ok()?;
-        let geometry = Geometry { threads, blocks, tile_divisor, early: false };
+        let geometry = Geometry { threads, blocks, tile_divisor, early: false, shared_bytes: 0 };
         let constants = Constants::new("Tile")
             .int("access", access)
             .int("lanes", lanes)
@@ -347,7 +352,7 @@ impl Planner<'_> {
         tile: Constants,
         resident: u32,
     ) -> Option<Plan> {
-        let &Geometry { threads, blocks, tile_divisor, early } = geometry;
+        let &Geometry { threads, blocks, tile_divisor, early, shared_bytes } = geometry;
         let (batches_per_layer, batch_layers) = layers(self.sizes.batch)?;
         let per_sequence = u32::try_from(self.sizes.dim as u64 / u64::from(threads) + 1).ok()?;
         let state_blocks = match (self.has_states, self.sizes.packed) {
@@ -374,6 +379,7 @@ impl Planner<'_> {
         };
         plan.grid = [total as u32, batches_per_layer, batch_layers];
         plan.block = [threads, 1, 1];
+        plan.shared_bytes = shared_bytes;
         Some(plan)
     }
 
@@ -446,6 +452,9 @@ impl Planner<'_> {
 
 /// Bytes of x that a channel-first block of a large call should have at least.
 const LEAST_BLOCK_BYTES: u64 = 2 << 10;
+
+/// Shared memory of a channel-last block where two waves share a head: sums of eight rows of each, twice.
+const EXCHANGE: u32 = 2 * 2 * 8 * 4;
 
 /// Threads of a channel-first block whose rows lie side by side.
 const FLAT_THREADS: u32 = 256;

@@ -75,10 +75,10 @@ impl NormArguments {
     }
 }
 
-/// Bytes of a packet so wide that a wave holds a head.
-fn head_packet(norm: &HeadNorm, element: u32, facts: &DeviceFacts) -> u32 {
+/// Bytes of a packet so wide that `lanes` threads hold a head.
+fn head_packet(norm: &HeadNorm, element: u32, lanes: u32) -> u32 {
     let head = (norm.head_dim.max(1) as u64).saturating_mul(u64::from(element));
-    let share = head.div_ceil(u64::from(facts.wave_size)).checked_next_power_of_two();
+    let share = head.div_ceil(u64::from(lanes)).checked_next_power_of_two();
     share.map_or(PACKET, |share| share.min(u64::from(PACKET)) as u32)
 }
 

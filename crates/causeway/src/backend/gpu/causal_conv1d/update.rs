@@ -113,7 +113,8 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
     let element = op.x.dtype().size() as u32;
     let packets = x.bytes() / u64::from(PACKET) / u64::from(facts.multiprocessors.max(1));
     let rule = RULES.iter().find(|rule| packets <= rule.packets)?;
-    let most = op.norm.map_or(rule.bytes, |norm| rule.bytes.max(head_packet(&norm, element, facts)));
+    let most =
+        op.norm.map_or(rule.bytes, |norm| rule.bytes.max(head_packet(&norm, element, facts.wave_size)));
     let row_bytes = (sizes.dim * i64::from(element)) as u64;
     let gates = gates.map(|gate| gate.access(1)).min().unwrap_or(PACKET);
     let widest =
