@@ -188,6 +188,18 @@ CAUSEWAY_DEVICE void combine(const Arguments<T>& a, const Block<T>& block, const
     }
 }
 
+// Four sums of a piece that other multiprocessors may have written, past the L1 cache; zeros if there is no such piece. Predicated, so
+// that several are in flight: with branches the first would be waited for before the second starts.
+CAUSEWAY_DEVICE Packet<16> load_sums(bool exists, const float* from) {
+    Packet<16> p;
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %4, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0; "
+                 "@p ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%5]; }"
+                 : "=&r"(p.word[0]), "=&r"(p.word[1]), "=&r"(p.word[2]), "=&r"(p.word[3])
+                 : "r"((u32)exists), "l"(from)
+                 : "memory");
+    return p;
+}
+
 // Puts a warp's sums of one piece of a tile into the workspace. Of the warps that have the same rows and columns, the last to
 // arrive adds the sums of all pieces, in the order of the pieces, and stores the result.
 //
@@ -210,17 +222,30 @@ CAUSEWAY_DEVICE void share_sums(const Arguments<T>& a, const Walk<T>& walk, u32 
     }
     if (!last_warp_to_arrive(a.shares.counters + nth * (S::WARPS * T::cluster) + of_cluster, a.shares.pieces)) return;
     // Not into `sums`: the compiler would make every product wait for the one before it.
+    constexpr u32 PACKETS = S::ACROSS / 8, TOGETHER = S::PACKETS_IN_FLIGHT / PACKETS;
 #pragma unroll 1
     for (int i = 0; i < T::tile_columns / S::ACROSS; ++i) {
+        const float* const from = first + i * (PACKETS * FOUR);
         float total[S::ACROSS / 2] = {};
 #pragma unroll 1
-        for (u32 p = 0; p < a.shares.pieces; ++p) {
-            const float* const from = first + (u64)p * PIECE + i * (S::ACROSS / 8 * FOUR);
+        for (u32 p = 0; p < a.shares.pieces; p += TOGETHER) {
+            // All are asked for before the first one arrives: a warp alone would else wait for the L2 cache with each piece.
+            Packet<16> four[TOGETHER][PACKETS];
 #pragma unroll
-            for (int j = 0; j < S::ACROSS / 8; ++j) {
-                const Packet<16> four = load_mutable<16>(from + j * FOUR);
+            for (u32 q = 0; q < TOGETHER; ++q) {
 #pragma unroll
-                for (int e = 0; e < 4; ++e) total[4 * j + e] += as_float(four.word[e]);
+                for (u32 j = 0; j < PACKETS; ++j) {
+                    four[q][j] = load_sums(p + q < a.shares.pieces, from + (u64)(p + q) * PIECE + j * FOUR);
+                }
+            }
+            // Pieces that do not exist are zeros, which leave a sum that began at zero as it is.
+#pragma unroll
+            for (u32 q = 0; q < TOGETHER; ++q) {
+#pragma unroll
+                for (u32 j = 0; j < PACKETS; ++j) {
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) total[4 * j + e] += as_float(four[q][j].word[e]);
+                }
             }
         }
         store_columns(a, total, staging, buffer, row, column + i * S::ACROSS);

@@ -73,6 +73,8 @@ template <typename T> struct Shape {
     static constexpr int STORED = T::result_transposed ? 16 : ACROSS;
     static_assert(!(T::result_transposed && T::split), "a split tile is stored by its rows");
     static constexpr u32 STAGES = STAGE * T::stages;
+    // Of pieces' sums, what a thread asks for before it adds: as many as the registers allow beside what it adds to.
+    static constexpr u32 PACKETS_IN_FLIGHT = THREADS > 256 ? 16 : 32;
     // By rows: groups of 64 lines, those of left first.
     static constexpr int LEFT_GROUPS = T::left_by_rows ? T::tile_rows / 64 : 0;
     static constexpr int RAW_GROUPS = LEFT_GROUPS + (T::right_by_rows ? T::tile_columns / 64 : 0);

@@ -130,8 +130,8 @@ MODEL = dict(
     launch=732.0, fill=499.0, arrival=0.99, arrival_straddling=0.21, request=1.49, request_straddling=0.53, from_memory=0.32,
     crowd=0.21, crowd_fill=115.0, outside=1.78, latency=1057.0, hidden=0.10, multiply=1.14, step=11.1, store=149.0,
     store_line=0.69, store_straddling=0.64, store_narrow=0.29, stores_seen=0.74, last_store=1.96, split=239.0,
-    split_block=164.0, split_sums=585.0, handover=1320.0, handover_sums=55.1, turn=1383.0, share_two=92.1, share_more=84.3,
-    memory=5200.0, memory_reduction_major=0.08, memory_straddling=0.53, memory_narrow=0.16,
+    split_block=164.0, split_sums=585.0, handover=1320.0, handover_sums=55.1, rest_sums=55.1, turn=1383.0, share_two=92.1,
+    share_more=84.3, memory=5200.0, memory_reduction_major=0.08, memory_straddling=0.53, memory_narrow=0.16,
 )
 
 
@@ -195,7 +195,7 @@ def nanoseconds(f, m):
                            + rounds * (m["split"] + m["split_block"] * f["blocks"] + m["split_sums"] * f["sums"]))
     added = 8 * f["sums"] * f["pieces"] / np.where(split, f["blocks"], 1)
     work = work + f["is_rest"] * m["turn"] * np.sqrt(f["sums"]) * (np.maximum(f["turns"], 1) - 1)
-    work = work + (f["is_rest"] | f["is_parts"]) * (m["handover"] + m["handover_sums"] * added)
+    work = work + f["is_rest"] * (m["handover"] + m["rest_sums"] * added) + f["is_parts"] * (m["handover"] + m["handover_sums"] * added)
     work = work + np.where(split | (f["blocks"] == 1), 0, np.where(f["blocks"] == 2, m["share_two"], m["share_more"]))
     memory = (f["left_bytes"] * (1 + m["memory_reduction_major"] * f["left_reduction"])
               + f["right_bytes"] * (1 + m["memory_reduction_major"] * f["right_reduction"])

@@ -54,9 +54,10 @@ struct Model {
     split: f64,
     split_block: f64,
     split_sums: f64,
-    /// The way through the workspace, and 512 sums that are added.
+    /// The way through the workspace, and 512 sums that are added: of clusters that split a tile, and of pieces of a rest.
     handover: f64,
     handover_sums: f64,
+    rest_sums: f64,
     /// A piece after the first of a cluster, by the root of 4096 sums.
     turn: f64,
     /// Clusters of blocks that share: of two, and of more.
@@ -96,6 +97,7 @@ const MODEL: Model = Model {
     split_sums: 585.0,
     handover: 1320.0,
     handover_sums: 55.1,
+    rest_sums: 55.1,
     turn: 1383.0,
     share_two: 92.1,
     share_more: 84.3,
@@ -259,7 +261,7 @@ impl Estimate {
             }
             (_, Deal::Rest(rest)) => {
                 m.handover
-                    + m.handover_sums * 8.0 * self.sums * rest.pieces as f64
+                    + m.rest_sums * 8.0 * self.sums * rest.pieces as f64
                     + m.turn * self.sums.sqrt() * (rest.turns.max(1) - 1) as f64
             }
         };
