@@ -136,7 +136,9 @@ pub(super) fn last(call: &LastCall) -> Option<LastTile> {
     if call.gated {
         // Up to four rows in flight, and what the sums that are finished are multiplied with.
         let channels = if call.width > 4 { tile.channels.min(2) } else { tile.channels };
-        return Some(LastTile { channels, threads: 128, resident: 3, ..tile });
+        // Four blocks fill a device evenly, and have registers enough without masks.
+        let resident = if call.boundaries || call.takes_more_registers { 3 } else { 4 };
+        return Some(LastTile { channels, threads: 128, resident, ..tile });
     }
     if call.beside {
         return Some(LastTile { threads: 128, resident: 3, ..tile });
@@ -220,16 +222,22 @@ pub(super) fn team(parts: u32) -> u32 {
     if parts <= 64 { 0 } else { 1 << parts.ilog2().div_ceil(2) }
 }
 
+/// Elements of x per multiprocessor from which heads are in packets of eight channels.
+const WIDE_HEADS: u64 = 64 << 10;
+
 /// The tile for a call with a norm: packets so wide that a wave holds a head, and as many threads side by side.
 pub(super) fn last_of_heads(call: &LastCall, head_dim: i64, element: u32, wave: u32) -> LastTile {
     let wave = i64::from(wave);
+    // Wide packets keep more bytes on their way where a call has work for the fewer threads.
+    let wide =
+        element == 2 && call.elements >= WIDE_HEADS && head_dim % 8 == 0 && (head_dim / 8).count_ones() == 1;
     // Wider taps leave no registers for more.
     let channels = if call.width > 4 {
         2
-    } else if head_dim <= 4 * wave {
-        4
-    } else {
+    } else if head_dim > 4 * wave || wide {
         8
+    } else {
+        4
     };
     let lanes = ((head_dim / channels) as u64).next_power_of_two().clamp(32, wave as u64) as u32;
     let resident = if channels == 8 || call.boundaries && element == 4 { 2 } else { 3 };
