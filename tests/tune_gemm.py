@@ -124,14 +124,20 @@ def stored(s):
     return 16 if s["transposed"] else piece(s["columns"])
 
 
+def waits(s):
+    """How often a warp waits for pieces of a rest: it asks for 16 KB at a time, 8 KB with three warpgroups."""
+    width = piece(s["columns"])
+    return s["columns"] // width * ceil(s["pieces"], (256 if s["rows"] <= 128 else 128) // width)
+
+
 # ---- the model -----------------------------------------------------------------------------------------------------
 
 MODEL = dict(
     launch=732.0, fill=499.0, arrival=0.99, arrival_straddling=0.21, request=1.49, request_straddling=0.53, from_memory=0.32,
-    crowd=0.21, crowd_fill=115.0, outside=1.78, latency=1057.0, hidden=0.10, multiply=1.14, step=11.1, store=149.0,
+    crowd=0.21, crowd_fill=115.0, outside=1.78, idle=0.3, latency=1057.0, hidden=0.10, multiply=1.14, step=11.1, store=149.0,
     store_line=0.69, store_straddling=0.64, store_narrow=0.29, stores_seen=0.74, last_store=1.96, split=239.0,
-    split_block=164.0, split_sums=585.0, handover=1320.0, handover_sums=55.1, rest_sums=55.1, turn=1383.0, share_two=92.1,
-    share_more=84.3, memory=5200.0, memory_reduction_major=0.08, memory_straddling=0.53, memory_narrow=0.16,
+    split_block=164.0, split_sums=780.0, handover=1700.0, handover_sums=69.0, rest_wait=150.0, rest_sums=18.0, turn=1550.0,
+    share_two=92.1, share_more=84.3, memory=5200.0, memory_reduction_major=0.08, memory_straddling=0.53, memory_narrow=0.16,
 )
 
 
@@ -151,7 +157,8 @@ def features(s):
         left=inside[0], right=inside[1], outside_left=max(0, whole(s["rows"], left_rm) - inside[0]),
         outside_right=max(0, whole(s["columns"], right_rm) - inside[1]), beyond_left=beyond[left], beyond_right=beyond[right],
         beyond=beyond[result], tiles_of_rows=down, tiles_of_columns=beside, products=s["rows"] * s["columns"] / 64,
-        sums=s["rows"] * s["columns"] / 4096, stored=rows / down * columns / beside / 64,
+        sums=s["rows"] * s["columns"] / 4096, stored=rows / down * columns / beside / 64, waits=waits(s),
+        idle=1 - down * beside / (s["tiles_down"] * s["tiles_across"] * s["down"] * s["across"]),
         pieces_of_line=64 / stored(s) - 1, left_reduction=not left_rm, right_reduction=not right_rm,
         left_bytes=2 * rows * terms, right_bytes=2 * columns * terms, bytes=2 * rows * columns,
         is_rest=s["deal"] == "rest", is_parts=s["deal"] == "parts", us=float(s.get("us", 0)))
@@ -177,8 +184,9 @@ def nanoseconds(f, m):
     shared = np.clip(running, 1, f["resident"])
     request = m["request"] * (left + right + outside) * np.sqrt(np.minimum(running, 1)) + m["from_memory"] * first
     request = request + m["crowd"] * crowd
-    load = np.maximum(np.maximum(m["arrival"] * arrive, request) * shared, m["latency"] / f["stages"])
-    multiply = (m["multiply"] * f["products"] + m["step"]) * shared
+    idle = 1 + m["idle"] * f["idle"]
+    load = np.maximum(np.maximum(m["arrival"] * arrive, request) * shared, m["latency"] / f["stages"]) * idle
+    multiply = (m["multiply"] * f["products"] + m["step"]) * shared * idle
     store = (m["store"] + m["store_line"] * f["stored"] * (1 + m["store_straddling"] * f["beyond"])
              * (1 + m["store_narrow"] * f["pieces_of_line"])) * shared
     split = f["split"] > 1
@@ -195,7 +203,8 @@ def nanoseconds(f, m):
                            + rounds * (m["split"] + m["split_block"] * f["blocks"] + m["split_sums"] * f["sums"]))
     added = 8 * f["sums"] * f["pieces"] / np.where(split, f["blocks"], 1)
     work = work + f["is_rest"] * m["turn"] * np.sqrt(f["sums"]) * (np.maximum(f["turns"], 1) - 1)
-    work = work + f["is_rest"] * (m["handover"] + m["rest_sums"] * added) + f["is_parts"] * (m["handover"] + m["handover_sums"] * added)
+    work = work + f["is_rest"] * (m["handover"] + m["rest_wait"] * f["waits"] + m["rest_sums"] * added)
+    work = work + f["is_parts"] * (m["handover"] + m["handover_sums"] * added)
     work = work + np.where(split | (f["blocks"] == 1), 0, np.where(f["blocks"] == 2, m["share_two"], m["share_more"]))
     memory = (f["left_bytes"] * (1 + m["memory_reduction_major"] * f["left_reduction"])
               + f["right_bytes"] * (1 + m["memory_reduction_major"] * f["right_reduction"])

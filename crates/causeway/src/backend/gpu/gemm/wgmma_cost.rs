@@ -34,6 +34,8 @@ struct Model {
     crowd_fill: f64,
     /// A line outside the matrix, by one inside.
     outside: f64,
+    /// What more a step takes where a part of a cluster's blocks has no tile, by that part.
+    idle: f64,
     /// From a request to its data.
     latency: f64,
     /// How much the shorter of loading and multiplying adds to the longer one.
@@ -54,9 +56,12 @@ struct Model {
     split: f64,
     split_block: f64,
     split_sums: f64,
-    /// The way through the workspace, and 512 sums that are added: of clusters that split a tile, and of pieces of a rest.
+    /// The way through the workspace.
     handover: f64,
+    /// 512 sums that are added, of clusters that split a tile.
     handover_sums: f64,
+    /// Pieces of a rest that a warp asks for together, and 512 sums of them.
+    rest_wait: f64,
     rest_sums: f64,
     /// A piece after the first of a cluster, by the root of 4096 sums.
     turn: f64,
@@ -82,6 +87,7 @@ const MODEL: Model = Model {
     crowd: 0.21,
     crowd_fill: 115.0,
     outside: 1.78,
+    idle: 0.3,
     latency: 1057.0,
     hidden: 0.10,
     multiply: 1.14,
@@ -94,11 +100,12 @@ const MODEL: Model = Model {
     last_store: 1.96,
     split: 239.0,
     split_block: 164.0,
-    split_sums: 585.0,
-    handover: 1320.0,
-    handover_sums: 55.1,
-    rest_sums: 55.1,
-    turn: 1383.0,
+    split_sums: 780.0,
+    handover: 1700.0,
+    handover_sums: 69.0,
+    rest_wait: 150.0,
+    rest_sums: 18.0,
+    turn: 1550.0,
     share_two: 92.1,
     share_more: 84.3,
     memory: 5200.0,
@@ -132,8 +139,13 @@ pub(super) struct Estimate {
     latency: f64,
     multiply: f64,
     store: f64,
+    /// What blocks without a tile make of a step.
+    idle: f64,
     /// 64 × 64 sums of a tile.
     sums: f64,
+    /// Widths that a tile is stored in, and pieces of a rest that a warp asks for at a time.
+    widths: u64,
+    together: u64,
     memory: f64,
 }
 
@@ -176,6 +188,9 @@ impl Estimate {
         // The first to read a line has it from memory.
         let first = asked_left * by_left / (across as f64).max(by_left)
             + asked_right * by_right / (down as f64).max(by_right);
+        let blocks = tiles.count() * u64::from(share_right) * u64::from(share_left);
+        // `PACKETS_IN_FLIGHT` of gemm_wgmma_work.cuh, in columns.
+        let in_flight = if tile.rows > 128 { 128 } else { 256 };
         let pieces = 64.0 / f64::from(product.stored(tile)) - 1.0;
         let straddle_result = beyond(product.eighths);
         let stored = product.rows as f64 / down as f64 * (product.columns as f64 / across as f64) / 64.0;
@@ -207,7 +222,10 @@ impl Estimate {
                     * (1.0 + m.store_straddling * straddle_result)
                     * (1.0 + m.store_narrow * pieces)
                     * by_threads,
+            idle: 1.0 + m.idle * (1.0 - (down * across) as f64 / blocks as f64),
             sums: f64::from(tile.rows * tile.columns) / 4096.0,
+            widths: u64::from(tile.columns / tile.stored_columns()),
+            together: u64::from(in_flight / tile.stored_columns()),
             memory: moved / m.memory,
         }
     }
@@ -225,8 +243,8 @@ impl Estimate {
         let crowd: f64 =
             self.asked.iter().zip(doublings).map(|((lines, _), of)| lines * (of / 5.0).min(1.0)).sum();
         let request = self.request * busy.sqrt() + self.from_memory + m.crowd * crowd;
-        let load = (self.arrive.max(request) * shared).max(self.latency);
-        let (multiply, store) = (self.multiply * shared, self.store * shared);
+        let load = (self.arrive.max(request) * shared).max(self.latency) * self.idle;
+        let (multiply, store) = (self.multiply * shared * self.idle, self.store * shared);
         let (split, parts) = match (self.cluster, schedule.deal) {
             (Cluster::Split(_), Deal::Parts(parts)) => (true, parts),
             (Cluster::Split(_), _) => (true, 1),
@@ -261,6 +279,7 @@ impl Estimate {
             }
             (_, Deal::Rest(rest)) => {
                 m.handover
+                    + m.rest_wait * (self.widths * rest.pieces.div_ceil(self.together)) as f64
                     + m.rest_sums * 8.0 * self.sums * rest.pieces as f64
                     + m.turn * self.sums.sqrt() * (rest.turns.max(1) - 1) as f64
             }

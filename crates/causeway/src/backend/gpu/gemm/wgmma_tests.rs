@@ -80,15 +80,20 @@ fn aligned_matrices_have_a_map_each() {
 #[test]
 fn tiles_in_pieces_have_a_workspace_and_counters() {
     let mut seen = [0; 3];
-    for (rows, columns, reduction) in [
+    let row_major = [
         (8192, 14336, 4096),
         (4592, 560, 8760),
         (64, 64, 4096),
         (24, 56, 25808),
         (96, 1224, 400),
         (2048, 2048, 2048),
-    ] {
-        let plan = planned(&problem(rows, columns, reduction, 0));
+    ]
+    .map(|(rows, columns, reduction)| problem(rows, columns, reduction, 0));
+    // A gradient of b: both operands come in blocks of 64, so narrow tiles have nothing to gain, and a cluster splits one of 64 × 64.
+    let gradient = problem(64, 48, 26592, 0);
+    let left = Matrix { row_stride: 1, column_stride: 64, ..gradient.left };
+    for problem in row_major.into_iter().chain([Problem { left, ..gradient }]) {
+        let plan = planned(&problem);
         let numbers = [0, 4, 8, 12, 16, 20, 24, 28].map(|at| number(&plan, 384 + at) as u64);
         let [down, across, steps, _, whole, pieces, head, part] = numbers;
         let [tile_rows, tile_columns] = at_a_time(&plan);
