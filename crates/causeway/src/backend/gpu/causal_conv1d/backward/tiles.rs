@@ -136,9 +136,7 @@ pub(super) fn last(call: &LastCall) -> Option<LastTile> {
     if call.gated {
         // Up to four rows in flight, and what the sums that are finished are multiplied with.
         let channels = if call.width > 4 { tile.channels.min(2) } else { tile.channels };
-        // Four blocks fill a device evenly, and have registers enough without masks.
-        let resident = if call.boundaries || call.takes_more_registers { 3 } else { 4 };
-        return Some(LastTile { channels, threads: 128, resident, ..tile });
+        return Some(LastTile { channels, threads: 128, resident: 3, ..tile });
     }
     if call.beside {
         return Some(LastTile { threads: 128, resident: 3, ..tile });
