@@ -99,9 +99,11 @@ void await_copies(unsigned pending);
 }  // namespace causeway_simulator
 #define CAUSEWAY_SITE causeway_simulator::Site site = {__builtin_FILE(), __builtin_LINE()}
 #define CAUSEWAY_AND_SITE , CAUSEWAY_SITE
+#define CAUSEWAY_PASS_SITE , site
 #else
 #define CAUSEWAY_SITE
 #define CAUSEWAY_AND_SITE
+#define CAUSEWAY_PASS_SITE
 #endif
 
 // TMA's swizzle counts from multiples of 1024 bytes.
@@ -292,19 +294,11 @@ CAUSEWAY_DEVICE u32 lowest_bit(u32 bits) {
 }
 
 CAUSEWAY_DEVICE float shuffle(float value, u32 source CAUSEWAY_AND_SITE) {
-#if defined(CAUSEWAY_HOST)
-    return as_float(shuffle(as_bits(value), source, site));
-#else
-    return as_float(shuffle(as_bits(value), source));
-#endif
+    return as_float(shuffle(as_bits(value), source CAUSEWAY_PASS_SITE));
 }
 
 CAUSEWAY_DEVICE float shuffle_xor(float value, u32 distance CAUSEWAY_AND_SITE) {
-#if defined(CAUSEWAY_HOST)
-    return as_float(shuffle_xor(as_bits(value), distance, site));
-#else
-    return as_float(shuffle_xor(as_bits(value), distance));
-#endif
+    return as_float(shuffle_xor(as_bits(value), distance CAUSEWAY_PASS_SITE));
 }
 
 // The same value, with its origin hidden from the compiler. So the compiler keeps it in registers and does not compute it again
