@@ -174,6 +174,24 @@ impl<'a, 'py> Given<'a, 'py> {
         self.compute_read(&Library::Torch(torch), (&object, first), &mut tensors, choice)
     }
 
+    /// The same if all tensors are plain ones of PyTorch's, with memory; None if one is not, or if one that has to be there is missing.
+    ///
+    /// # Errors
+    /// As from PyTorch.
+    pub fn compute_if_plain(&self, torch: &Torch, choice: Choice) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let mut tensors = [None; MOST];
+        for (at, object) in self.objects() {
+            tensors[at] = if torch.is_plain(&object) { Tensor::of_dlpack(&object, torch)? } else { None };
+            if tensors[at].is_none() {
+                return Ok(None);
+            }
+        }
+        let (Some(object), Some(first), true) = (self.object(0), tensors[0], self.is_complete()) else {
+            return Ok(None);
+        };
+        self.compute_read(&Library::Torch(torch), (&object, first), &mut tensors, choice).map(Some)
+    }
+
     fn compute_read(
         &self,
         library: &Library<'_>,

@@ -14,7 +14,7 @@ use crate::eager::{Watch, Way, way};
 use crate::given::Given;
 use crate::table::{Chooses, Entry};
 use crate::tensor::Named;
-use crate::torch::Torch;
+use crate::torch::{Dense, Torch};
 
 /// A tensor of an operation.
 #[pyclass(frozen, get_all, module = "causeway._native")]
@@ -49,6 +49,8 @@ pub struct Operation {
     pub named: Vec<Named>,
     /// The input that each result is made like.
     pub like: Vec<Option<usize>>,
+    /// What PyTorch was asked for last, for each argument.
+    pub dense: Vec<Dense>,
 }
 
 impl Operation {
@@ -70,6 +72,7 @@ impl Operation {
             changes: arguments.iter().any(|argument| argument.role == Role::InPlace),
             named: arguments.iter().map(named).collect(),
             like: arguments.iter().map(like).collect(),
+            dense: arguments.iter().map(|_| Dense::default()).collect(),
         }
     }
 

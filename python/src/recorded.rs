@@ -5,10 +5,10 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::eager::is_unwatched;
 use crate::given::{Given, Object};
 use crate::operation::Operation;
 use crate::table::Choice;
+use crate::torch::{Torch, Watched};
 
 /// The places of tensors among others; one behind these stands for None.
 type Places = Vec<usize>;
@@ -59,7 +59,11 @@ impl Recorded {
                 |(at, _): &&(usize, usize)| inputs.get_item(*at).is_ok_and(|input| !input.is_none());
             ctx.setattr(intern!(py, "added"), self.added.iter().filter(is_there).collect::<Vec<_>>())?;
         }
-        Given::new(self.forward.get(), inputs, None)?.compute(self.choice)
+        let given = Given::new(self.forward.get(), inputs, None)?;
+        match given.compute_if_plain(Torch::of_tensors(py)?, self.choice)? {
+            Some(y) => Ok(y),
+            None => given.compute(self.choice),
+        }
     }
 
     /// The gradient of each input, from those of the results. None if somebody may want to see how it is made, or if y has none.
@@ -69,12 +73,17 @@ impl Recorded {
         given: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let py = ctx.py();
-        if !is_unwatched(given)? || given.iter_borrowed().next().is_none_or(|dy| dy.is_none()) {
+        let torch = Torch::of_tensors(py)?;
+        // Gradients of somebody else's class may have no memory.
+        let is_plain = |dy: Object<'_, '_>| dy.is_none() || torch.is_plain(&dy);
+        if torch.watched(py, true, false)? != Watched::No || !given.iter_borrowed().all(is_plain) {
             return Ok(None);
         }
         let saved = ctx.getattr(intern!(py, "saved_tensors"))?.cast_into::<PyTuple>()?;
         let inputs = picked(&self.read, saved.iter_borrowed().chain(given.iter_borrowed()), py)?;
-        let results = Given::new(self.backward.get(), &inputs, None)?.compute(self.choice)?;
+        // A y without a gradient has no dy.
+        let results = Given::new(self.backward.get(), &inputs, None)?.compute_if_plain(torch, self.choice)?;
+        let Some(results) = results else { return Ok(None) };
         let mut found = picked(&self.found, results.cast::<PyTuple>()?.iter_borrowed(), py)?;
         if !self.added.is_empty() {
             let mut gradients: Vec<_> = found.iter().collect();

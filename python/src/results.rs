@@ -58,7 +58,11 @@ impl<'a> Library<'a> {
     ) -> PyResult<Bound<'py, PyAny>> {
         if let Some(like) = given.operation.like[at].and_then(|input| given.object(input)) {
             return match self {
-                Library::Torch(torch) => torch.empty_like(&like, sizes.read(given.operation.like[at])),
+                Library::Torch(torch) => {
+                    let read = sizes.read(given.operation.like[at]);
+                    let dense = |read| torch.dense_like(like.py(), read, &given.operation.dense[at]);
+                    read.map_or(Ok(None), dense)?.map_or_else(|| torch.empty_like(&like), Ok)
+                }
                 // Of no subclass.
                 Library::NumPy(numpy) => {
                     numpy.empty_like.bind(like.py()).call1((like, None::<()>, "K", false))

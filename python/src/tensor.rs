@@ -301,6 +301,12 @@ impl Tensor {
         &self.shape[..self.rank]
     }
 
+    /// Whether another tensor has the same sizes and strides.
+    pub fn has_layout_of(&self, other: &Tensor) -> bool {
+        let layout = |tensor: &Tensor| (tensor.rank, tensor.shape, tensor.strides);
+        layout(self) == layout(other)
+    }
+
     /// Strides without gaps in the order of its own; None where elements share memory, or two axes have no order.
     pub fn dense_strides(&self) -> Option<[i64; MAX_RANK]> {
         let mut axes: [usize; MAX_RANK] = std::array::from_fn(|axis| axis);

@@ -2,6 +2,8 @@
 //!
 //! Nothing is imported here that somebody has not imported before.
 
+use std::sync::{Mutex, PoisonError};
+
 use causeway::backend::gpu::plan::Vendor;
 use causeway::{DType, Location};
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError};
@@ -29,6 +31,36 @@ pub struct Torch {
     watchers: Watchers,
     /// Keyword arguments for `Tensor.new_empty`.
     bytes: Py<PyDict>,
+}
+
+/// Sizes and dense strides as PyTorch's allocators take them, of the tensor that a result was made like last: a model asks for the same
+/// ones again and again, and tuples of numbers take as long as an allocation.
+#[derive(Default)]
+pub struct Dense(Mutex<Option<(Tensor, Py<PyTuple>, Py<PyTuple>)>>);
+
+impl Dense {
+    /// Of a tensor; None where its strides have no order.
+    fn of<'py>(
+        &self,
+        py: Python<'py>,
+        like: &Tensor,
+    ) -> PyResult<Option<(Bound<'py, PyTuple>, Bound<'py, PyTuple>)>> {
+        // Nothing runs under the lock that could ask for it again, a collection of garbage for one.
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, sizes, strides)) = &*last
+            && known.has_layout_of(like)
+        {
+            return Ok(Some((sizes.bind(py).clone(), strides.bind(py).clone())));
+        }
+        let forgotten = last.take();
+        drop((last, forgotten));
+        let Some(strides) = like.dense_strides() else { return Ok(None) };
+        let sizes = PyTuple::new(py, like.shape())?;
+        let strides = PyTuple::new(py, &strides[..like.shape().len()])?;
+        let made = (*like, sizes.clone().unbind(), strides.clone().unbind());
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
+        Ok(Some((sizes, strides)))
+    }
 }
 
 /// Functions that make a tensor of sizes, strides and dtype, for programs that PyTorch's compiler writes: they take half of the time of
@@ -279,35 +311,26 @@ impl Torch {
         self.thread_count.bind(py).call0()?.extract()
     }
 
-    /// `torch.empty_like(like)`, of a tensor that may have been read.
-    pub fn empty_like<'py>(
-        &self,
-        like: &Bound<'py, PyAny>,
-        read: Option<&Tensor>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let py = like.py();
-        if let Some(read) = read
-            && let Some(made) = self.dense_like(py, read)?
-        {
-            return Ok(made);
-        }
-        self.empty_like.bind(py).call1((like,))
+    /// `torch.empty_like(like)`.
+    pub fn empty_like<'py>(&self, like: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.empty_like.bind(like.py()).call1((like,))
     }
 
-    /// A tensor in the order of another one's strides; None where that is left to PyTorch.
-    fn dense_like<'py>(&self, py: Python<'py>, read: &Tensor) -> PyResult<Option<Bound<'py, PyAny>>> {
+    /// The same of a tensor that has been read; None where that is left to PyTorch.
+    pub fn dense_like<'py>(
+        &self,
+        py: Python<'py>,
+        read: &Tensor,
+        dense: &Dense,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(allocators) = &self.allocators else { return Ok(None) };
         let allocate = match read.location {
             Location::Host => Some(&allocators.cpu),
             Location::Cuda(_) | Location::Hip(_) => allocators.cuda.as_ref(),
         };
         let dtype = self.dtypes.iter().find(|(_, known)| *known == read.dtype());
-        let (Some(allocate), Some((dtype, _)), Some(strides)) = (allocate, dtype, read.dense_strides())
-        else {
-            return Ok(None);
-        };
-        let sizes = PyTuple::new(py, read.shape())?;
-        let strides = PyTuple::new(py, &strides[..read.shape().len()])?;
+        let (Some(allocate), Some((dtype, _))) = (allocate, dtype) else { return Ok(None) };
+        let Some((sizes, strides)) = dense.of(py, read)? else { return Ok(None) };
         allocate.bind(py).call1((sizes, strides, dtype)).map(Some)
     }
 

@@ -18,6 +18,7 @@ from causeway._torch.eager import (
     is_compiling,
     is_direct,
     is_distributed,
+    is_dynamo_compiling,
     is_transformed,
     refuse_forward_mode,
 )
@@ -73,7 +74,7 @@ def _recorded(count, named_option, returns_states, has_states):
         @staticmethod
         def backward(ctx, *given):
             # Compilers see the operator, as everybody does who wants to see a gradient.
-            if not is_compiling() and (found := kernels.backward(ctx, given)) is not None:
+            if not is_dynamo_compiling() and (found := kernels.backward(ctx, given)) is not None:
                 return found
             results = operators.backward_results if is_watched_gradient(given) else _backward
             return gradients.of(ctx, given, results, option)
@@ -87,7 +88,7 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
     outputs = None
     if return_final_states or final_states_out is not None:
         outputs = ..., ... if final_states_out is None else final_states_out
-    if not is_compiling():
+    if not is_dynamo_compiling():
         try:
             # Computes; if a gradient has to be recorded, gives a number of inputs instead.
             result = _record_forward(inputs, option, outputs, is_cast)
@@ -153,7 +154,7 @@ def _write_final_states(final_states_out, final_states):
 
 def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
     """See `causeway.causal_conv1d_update`."""
-    if not is_compiling():
+    if not is_dynamo_compiling():
         try:
             result = _record_update(inputs, option, (conv_state, ...), is_cast)
         except RuntimeError:

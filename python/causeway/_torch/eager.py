@@ -12,6 +12,9 @@ is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 is_compiling = torch.compiler.is_compiling
 
+# Under `torch.compile` alone, in half of the time: what else traces a call shows itself by its tensors or as a dispatch mode.
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
 # A gradient of `torch.autograd.grad(is_grads_batched=True)`, which has no memory of its own.
 is_batched_gradient = torch._C._functorch.is_legacy_batchedtensor
 
