@@ -13,8 +13,8 @@
 // the segment above. Those shares are left in shared memory; the thread of the segment above adds them when the block has
 // finished. Only the block's last segment runs width-1 rows past its end.
 //
-// Rows come in chunks of ROWS, a multiple of width, so that the register of every row in the window is known at compile
-// time. A ring prefetches `stages` chunks (causal_conv1d_backward_rings.cuh). Calls too small to fill the device have a
+// Rows come in chunks of ROWS, which the window's registers go round in, so that the register of every row in it is known at
+// compile time. A ring prefetches `stages` chunks (causal_conv1d_backward_rings.cuh). Calls too small to fill the device have a
 // kernel of their own (causal_conv1d_backward_short_last.cuh).
 //
 // Gates come through the ring too. The window holds products; the packets of x and B that they are made of wait in registers
@@ -40,6 +40,7 @@ namespace causal_conv1d {
 //       static constexpr int lanes;          threads along dim
 //       static constexpr bool odd_rows;      rows and packets may begin in the middle of a word
 //       static constexpr int channels;       of a packet
+//       static constexpr int rows;           of a chunk, `width` at least
 //       static constexpr int stages;         of the ring
 //       static constexpr int weight_bytes;   see load_parameters
 //       static constexpr int head_lanes;     with a norm: threads of a head, which lie side by side in a wave
@@ -48,7 +49,9 @@ template <class Problem, class Tile> class ChannelLastBackward {
     using X = typename Problem::X;
     static constexpr int THREADS = Tile::threads, LANES = Tile::lanes, CHANNELS = Tile::channels;
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
-    static constexpr int ROWS = WIDTH < 3 ? 4 : WIDTH;
+    static constexpr int ROWS = Tile::rows;
+    // Registers that the window goes round in: a chunk has them all once, or several times.
+    static constexpr int PERIOD = ROWS % WIDTH == 0 ? WIDTH : ROWS;
     static constexpr int BYTES = CHANNELS * (int)sizeof(X);
     static constexpr bool HAS_BOUNDARIES = PACKED<Problem> || Problem::seq_idx;
     // Tensors of the ring: x, dy, and then the gates.
@@ -146,20 +149,20 @@ private:
             const i32 start = PACKED<Problem> ? sequence_now.start : 0;
             if (first - j >= start) {
                 if constexpr (Problem::B) {
-                    unpack_product(before[j], before_gate[j], window[(WIDTH - j) % WIDTH]);
+                    unpack_product(before[j], before_gate[j], window[(PERIOD - j) % PERIOD]);
                 } else {
-                    unpack<X>(before[j], window[(WIDTH - j) % WIDTH]);
+                    unpack<X>(before[j], window[(PERIOD - j) % PERIOD]);
                 }
             } else {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
-                    window[(WIDTH - j) % WIDTH][c] =
+                    window[(PERIOD - j) % PERIOD][c] =
                         initial(PACKED<Problem> ? sequence_now.sequence : entry, c, HALO + first - j - start);
                 }
             }
         }
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) {
+        for (int i = 0; i < PERIOD; ++i) {
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) unfinished[i][c] = 0.0f;
         }
@@ -237,11 +240,11 @@ private:
             if (!Inside && t + p >= last + HALO) continue;
             float d[CHANNELS];
             if constexpr (Problem::B) {
-                unpack_product(x_packet, b_packet, window[p % WIDTH]);
-                factors[p % WIDTH][0] = x_packet;
-                factors[p % WIDTH][1] = b_packet;
+                unpack_product(x_packet, b_packet, window[p % PERIOD]);
+                factors[p % PERIOD][0] = x_packet;
+                factors[p % PERIOD][1] = b_packet;
             } else {
-                unpack<X>(x_packet, window[p % WIDTH]);
+                unpack<X>(x_packet, window[p % PERIOD]);
             }
             unpack<X>(dy_packet, d);
             if constexpr (Problem::C) unpack<X>(c_packet, row_gate);
@@ -253,18 +256,17 @@ private:
             if constexpr (Problem::dC) {
                 if (Inside || t + p < last) Row::store(dc + (i64)(t + p) * a.dc_pitch, pack<X, BYTES>(row_dc));
             }
-            // Its sum is (p + 1) mod width.
             const i32 finished = t + p - HALO;
             if (Inside || (finished >= first && finished < last)) {
                 if constexpr (!Problem::B) {
-                    Row::store(dx + (i64)finished * a.dx_pitch, pack<X, BYTES>(unfinished[(p + 1) % WIDTH]));
+                    Row::store(dx + (i64)finished * a.dx_pitch, pack<X, BYTES>(unfinished[(p + PERIOD - HALO) % PERIOD]));
                 } else {
-                    const Packet<BYTES>(&own)[2] = factors[(p + 1) % WIDTH];
-                    store_products(finished, unfinished[(p + 1) % WIDTH], own[0], own[1]);
+                    const Packet<BYTES>(&own)[2] = factors[(p + PERIOD - HALO) % PERIOD];
+                    store_products(finished, unfinished[(p + PERIOD - HALO) % PERIOD], own[0], own[1]);
                 }
             } else if (finished < first && shares_above) {
 #pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) write_shared(share_at(thread_index(), p, c), unfinished[(p + 1) % WIDTH][c]);
+                for (int c = 0; c < CHANNELS; ++c) write_shared(share_at(thread_index(), p, c), unfinished[(p + PERIOD - HALO) % PERIOD][c]);
             }
         }
         ring.was_read();
@@ -306,7 +308,7 @@ private:
             float sums_of_row[CHANNELS];
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
-                sums_of_row[c] = unfinished[i + 1][c] + read_shared(share_at(thread_index() + LANES, i, c));
+                sums_of_row[c] = unfinished[(PERIOD - HALO + i) % PERIOD][c] + read_shared(share_at(thread_index() + LANES, i, c));
             }
             if constexpr (!Problem::B) {
                 Row::store(dx + (i64)(last - HALO + i) * a.dx_pitch, pack<X, BYTES>(sums_of_row));
@@ -340,7 +342,7 @@ private:
             head = head_of([&](int c) {
                 float pre = bias[c];
 #pragma unroll
-                for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], window[(p + WIDTH - j) % WIDTH][c], pre);
+                for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], window[(p + PERIOD - j) % PERIOD][c], pre);
                 return pre;
             }, d);
         }
@@ -349,12 +351,12 @@ private:
             float pre = bias[c], forward_pre = bias[c];
             if constexpr (Problem::silu || Problem::norm) {
 #pragma unroll
-                for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], window[(p + WIDTH - j) % WIDTH][c], pre);
+                for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], window[(p + PERIOD - j) % PERIOD][c], pre);
             }
             if constexpr (Problem::dC) {
 #pragma unroll
                 for (int j = WIDTH - 1; j >= 0; --j) {
-                    forward_pre = multiply_add(weight[j][c], window[(p + WIDTH - j) % WIDTH][c], forward_pre);
+                    forward_pre = multiply_add(weight[j][c], window[(p + PERIOD - j) % PERIOD][c], forward_pre);
                 }
             }
             float g;
@@ -368,8 +370,8 @@ private:
             if constexpr (Problem::dbias) sums[WIDTH][c] += g;
 #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
-                sums[j][c] = multiply_add(g, window[(p + WIDTH - j) % WIDTH][c], sums[j][c]);
-                float& sum = unfinished[(p + WIDTH - j) % WIDTH][c];
+                sums[j][c] = multiply_add(g, window[(p + PERIOD - j) % PERIOD][c], sums[j][c]);
+                float& sum = unfinished[(p + PERIOD - j) % PERIOD][c];
                 sum = j == 0 ? weight[0][c] * g : multiply_add(weight[j][c], g, sum);
             }
         }
@@ -387,7 +389,7 @@ private:
         const i32 left = sequence.end - t;
         if constexpr (Problem::B && Problem::seq_idx) {
             // Padding gives and takes nothing, whatever it holds.
-            if (index < 0) factors[p % WIDTH][0] = factors[p % WIDTH][1] = zero_packet<BYTES>();
+            if (index < 0) factors[p % PERIOD][0] = factors[p % PERIOD][1] = zero_packet<BYTES>();
         }
         float begun[CHANNELS];
 #pragma unroll
@@ -405,7 +407,7 @@ private:
             }
         }
         const auto tap = [&](int c, int j) {
-            const float value = window[(p + WIDTH - j) % WIDTH][c];
+            const float value = window[(p + PERIOD - j) % PERIOD][c];
             if constexpr (!Problem::seq_idx) return value;
             // A select, since 0 · NaN would be NaN.
             return index < 0 || indices[HALO + p - j] != index ? 0.0f : value;
@@ -449,13 +451,13 @@ private:
 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) sums[j][c] = multiply_add(g, taps[j], sums[j][c]);
             }
-            unfinished[p % WIDTH][c] = multiply_add(weight[0][c], g, begun[c]);
+            unfinished[p % PERIOD][c] = multiply_add(weight[0][c], g, begun[c]);
 #pragma unroll
             for (int j = 1; j < WIDTH; ++j) {
                 bool reaches = true;
                 if constexpr (PACKED<Problem>) reaches = j <= reach;
                 if constexpr (Problem::seq_idx) reaches = reaches && indices[HALO + p - j] == index;
-                float& sum = unfinished[(p + WIDTH - j) % WIDTH][c];
+                float& sum = unfinished[(p + PERIOD - j) % PERIOD][c];
                 if (reaches) sum = multiply_add(weight[j][c], g, sum);
             }
         }
@@ -529,7 +531,7 @@ private:
         for (int j = 1; j < WIDTH; ++j) {
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
-                window[(p + WIDTH - j) % WIDTH][c] = initial(sequence_now.sequence, c, HALO - j);
+                window[(p + PERIOD - j) % PERIOD][c] = initial(sequence_now.sequence, c, HALO - j);
             }
             if constexpr (Problem::seq_idx) indices[HALO + p - j] = indices[HALO + p];
         }
@@ -616,11 +618,11 @@ private:
     bool shares_above, runs_over = true;
     const char *x, *dy, *b, *gate;  // gate: of C
     char *dx, *db, *dc;
-    Packet<BYTES> factors[WIDTH][2];               // of x and B, of the rows in the window
+    Packet<BYTES> factors[PERIOD][2];              // of x and B, of the rows in the window
     float row_gate[CHANNELS], row_dc[CHANNELS];    // C of a row, and its gradient
     float weight[WIDTH][CHANNELS], bias[CHANNELS];
-    float window[WIDTH][CHANNELS];      // x[t-j] at (t-first-j) mod width
-    float unfinished[WIDTH][CHANNELS];  // sums of dx[t-j], likewise
+    float window[PERIOD][CHANNELS];      // x[t-j] at (t-first-j) mod PERIOD
+    float unfinished[PERIOD][CHANNELS];  // sums of dx[t-j], likewise
     float sums[WIDTH + 1][CHANNELS];    // dweight of tap j, then dbias
     i32 indices[HALO + ROWS], next_indices[ROWS];
     Span<i32> sequence_now;

@@ -33,7 +33,9 @@ impl Planner<'_> {
         let legal = (aligned / element).min(1 << (dim as u64).trailing_zeros().min(3));
         let elements_each = self.elements_per_multiprocessor();
         let plain = !self.is_gated() && self.op.norm.is_none() && !self.beside;
-        let short = plain && tiles::is_short_last(width, elements_each, self.has_boundaries());
+        // Packets of several channels, whose sums a cluster adds.
+        let several = dim >= 128 && legal > 1 && self.largest_cluster() > 1;
+        let short = plain && tiles::is_short_last(width, elements_each, self.has_boundaries(), several);
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);
         }
@@ -43,6 +45,7 @@ impl Planner<'_> {
             && self.has_async_copy(4)
             && self.op.norm.is_none()
             && streams.iter().all(|view| view.span().0.is_multiple_of(4));
+        let has_states = self.op.initial_states.is_some() || self.op.dfinal_states.is_some();
         let call = LastCall {
             width,
             elements: elements_each,
@@ -50,6 +53,7 @@ impl Planner<'_> {
             boundaries: !self.joined && self.has_boundaries(),
             gated: self.is_gated(),
             beside: self.beside,
+            states_beside_ring: has_states && !self.has_async_copy(legal * element),
             takes_more_registers: takes_more_registers(self.facts),
         };
         let tile = match &self.op.norm {
@@ -71,7 +75,8 @@ impl Planner<'_> {
         let segments_per_block = tile.threads / lanes;
         let resident = u64::from(self.facts.multiprocessors * tile.resident);
         let segments = (resident / u64::from(channel_groups)).max(1) * u64::from(segments_per_block);
-        let rows = if width < 3 { 4 } else { width as u32 };
+        let plain = plain && !call.boundaries && !by_words;
+        let rows = tiles::last_rows(width, seqlen, plain);
         let cut = |batch: u64, seqlen: u64| {
             let pieces = (segments / batch).clamp(1, seqlen);
             let piece = seqlen.div_ceil(pieces).next_multiple_of(u64::from(rows));
@@ -120,6 +125,7 @@ impl Planner<'_> {
             .int("lanes", lanes)
             .int("channels", channels)
             .flag("odd_rows", by_words)
+            .int("rows", rows)
             .int("stages", tile.stages)
             .int(
                 "weight_bytes",
@@ -168,18 +174,23 @@ impl Planner<'_> {
         let (dim, all_rows) = (dim as u64, (batch * seqlen) as u64);
         let largest = self.largest_cluster();
         let clusters = largest > 1;
-        let tile = tiles::short_last(dim, all_rows, largest);
+        let elements = self.elements_per_multiprocessor();
+        let tile = tiles::short_last(dim, all_rows, largest, elements);
         let channels = legal.min(tile.channels);
         let across = dim.div_ceil(u64::from(channels));
         let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;
         let channel_groups = u32::try_from(across.div_ceil(u64::from(lanes))).ok()?;
         let pieces = (seqlen as u64).div_ceil(u64::from(tile.rows));
         let segments = batch as u64 * pieces;
-        // As many blocks for a group as give each multiprocessor two.
-        let wanted = (u64::from(self.facts.multiprocessors) * 2 / u64::from(channel_groups)).max(1);
+        // As many blocks for a group as give each multiprocessor 1024 threads.
+        let blocks = u64::from(self.facts.multiprocessors) * 1024 / tile.threads.1;
+        let wanted = (blocks / u64::from(channel_groups)).max(1);
         let cluster = if clusters { 1 << wanted.min(tile.most_blocks).min(segments).ilog2() } else { 1 };
         let per_block = segments.div_ceil(cluster) * u64::from(lanes);
         let threads = per_block.next_power_of_two().clamp(tile.threads.0, tile.threads.1) as u32;
+        if clusters && tiles::last_round_is_empty(elements, per_block, u64::from(threads)) {
+            return None;
+        }
         let parts = if clusters { cluster } else { segments.div_ceil(u64::from(threads / lanes)) };
 
         let sums = u64::from(lanes * channels) * self.sums_per_channel();

@@ -125,7 +125,15 @@ pub(super) struct LastCall {
     pub gated: bool,
     /// Part of a larger launch, in whose blocks others have norms.
     pub beside: bool,
+    /// initial_states or dfinal_states are given, and the ring is in registers.
+    pub states_beside_ring: bool,
     pub takes_more_registers: bool,
+}
+
+/// Rows of a chunk, the width at least. At width 3 four are faster where few chunks are masked and registers are left: in calls without
+/// gates, norms, boundaries and odd rows.
+pub(super) fn last_rows(width: i64, seqlen: i64, plain: bool) -> u32 {
+    if width < 3 || (width == 3 && plain && seqlen >= 64) { 4 } else { width as u32 }
 }
 
 /// The tile for a call.
@@ -141,8 +149,9 @@ pub(super) fn last(call: &LastCall) -> Option<LastTile> {
     if call.beside {
         return Some(LastTile { threads: 128, resident: 3, ..tile });
     }
-    // Masks for boundaries, beside four channels.
-    if call.takes_more_registers && call.boundaries && tile.channels == 4 {
+    // Masks for boundaries, or states and the ring, beside four channels.
+    let crowded = call.boundaries || call.states_beside_ring;
+    if call.takes_more_registers && crowded && tile.channels == 4 {
         return Some(LastTile { threads: 128, resident: 3, ..tile });
     }
     Some(tile)
@@ -648,28 +657,39 @@ pub(super) struct ShortLastTile {
     pub most_blocks: u64,
 }
 
-/// Whether a call of this width and this many elements of x per multiprocessor is one for the short channel-last kernel.
-pub(super) fn is_short_last(width: i64, elements: u64, boundaries: bool) -> bool {
-    width <= 4 && elements <= 8 << 10 && !boundaries
+/// Elements of x per multiprocessor up to which the short channel-last kernel is faster than the walk.
+const SHORT: u64 = 8 << 10;
+
+/// Whether a call of this width and this many elements of x per multiprocessor is one for the short channel-last kernel. With `several`, a
+/// thread has more than one channel, and clusters add the sums of at least 128.
+pub(super) fn is_short_last(width: i64, elements: u64, boundaries: bool, several: bool) -> bool {
+    width <= 4 && elements <= if several { 2 * SHORT } else { SHORT } && !boundaries
 }
 
-/// The tile for `dim` channels of `rows` rows in all, where `largest` blocks can form a cluster.
-pub(super) fn short_last(dim: u64, rows: u64, largest: u64) -> ShortLastTile {
+/// Whether the walk is faster, in a larger call, than rounds of `threads` for `steps` of them: if little is left for the last round.
+pub(super) fn last_round_is_empty(elements: u64, steps: u64, threads: u64) -> bool {
+    elements > SHORT && steps > threads && 10 * steps < 7 * steps.next_multiple_of(threads)
+}
+
+/// The tile for `dim` channels of `rows` rows in all, where `largest` blocks can form a cluster; `elements` of x are a multiprocessor's.
+pub(super) fn short_last(dim: u64, rows: u64, largest: u64, elements: u64) -> ShortLastTile {
     let tile =
         |channels, lanes, rows, threads| ShortLastTile { channels, lanes, rows, threads, most_blocks: 8 };
+    let sixteen = |tile| ShortLastTile { most_blocks: largest.min(16), ..tile };
     match (largest, rows) {
         // Two rows keep AMD's scalar registers; large blocks keep the sums over them few.
         (..=1, ..=128) => tile(1, 4, 2, (128, 128)),
         (..=1, ..=1024) => tile(2, 4, 2, (128, 128)),
         (..=1, _) => tile(2, 4, 2, (512, 512)),
-        (_, ..=128) => tile(1, 8, 1, (64, 512)),
-        (_, ..=1024) => tile(1, 8, 4, (64, 512)),
-        (16.., ..=2048) if dim < 128 => ShortLastTile { most_blocks: 16, ..tile(1, 16, 8, (64, 512)) },
-        (_, ..=2048) => tile(1, 8, 8, (64, 512)),
-        // As many blocks as with narrower groups, which would use half of each sector of 32 bytes.
-        (16.., _) if dim < 128 => ShortLastTile { most_blocks: 16, ..tile(2, 8, 8, (64, 512)) },
-        (_, _) if dim < 128 => tile(2, 4, 8, (64, 512)),
-        (_, _) => tile(2, 8, 8, (64, 512)),
+        // So few rows that a step fewer counts for more than wider packets.
+        (_, ..=128) if elements <= 512 => tile(1, 8, 1, (64, 512)),
+        (_, ..=1024) if elements <= 512 => tile(1, 8, 4, (64, 512)),
+        (_, ..=1024) if elements <= 2560 => sixteen(tile(2, 8, 4, (64, 512))),
+        // Narrower groups use half of each sector of 32 bytes, but without them there are 64 blocks at most.
+        (16.., 2049..) if dim < 64 => sixteen(tile(2, 4, 8, (64, 512))),
+        (16.., 2049..) if dim < 128 => sixteen(tile(2, 8, 8, (64, 512))),
+        (_, 2049..) if dim < 128 => tile(2, 4, 8, (64, 512)),
+        (_, _) => sixteen(tile(2, 8, 8, (64, 256))),
     }
 }
 
