@@ -285,7 +285,8 @@ fn bytes_with_threads(case: &Case, threads: usize) -> Vec<u8> {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let mut random = Random(6);
-    for (batch, dim, seqlen) in [(3, 40, 1000), (1, 3, 50_000), (40, 16, 200), (2, 1000, 60)] {
+    let shapes = [(3, 40, 1000), (1, 3, 50_000), (40, 16, 200), (2, 1000, 60), (300, 500, 3)];
+    for (batch, dim, seqlen) in shapes {
         for layout in [Layout::First, Layout::Last, Layout::Any] {
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 let mut case = Case::plain(batch, dim, seqlen, 4).with_dtype(dtype, &mut random);
@@ -301,11 +302,12 @@ fn results_do_not_depend_on_the_number_of_threads() {
     }
 }
 
-/// An infinite x counts for the taps that see it, whatever is held back or masked at the ends of a row: x is infinite at
-/// a position, dy is 1, and there is no activation, so that dweight is infinite or a count.
+/// An infinite x counts for the taps that see it, whatever is held back or masked at the ends of a row: x of the second of three
+/// channels is infinite at a position, dy is 1, and there is no activation, so that dweight is infinite or a count.
 #[test]
 fn an_infinite_x_at_the_end_of_a_row_counts_where_it_is_seen() {
     const WIDTH: i64 = 4;
+    const DIM: i64 = 3;
     // Rows of whole pairs of vectors, from one to several groups, and rows that end within a vector.
     for seqlen in [32, 64, 96, 256, 1, 2, 3, 5, 15, 33, 70, 259] {
         for position in
@@ -315,10 +317,10 @@ fn an_infinite_x_at_the_end_of_a_row_counts_where_it_is_seen() {
                 .into_iter()
                 .flat_map(|dtype| devices().into_iter().map(move |device| (dtype, device)))
             {
-                let value = |i: usize| if i as i64 == position { f64::INFINITY } else { 1.0 };
-                let x = HostTensor::from_fn(dtype, &[1, 1, seqlen], value).unwrap();
-                let dy = HostTensor::from_fn(dtype, &[1, 1, seqlen], |_| 1.0).unwrap();
-                let weight = HostTensor::zeros(DType::F32, &[1, WIDTH]).unwrap();
+                let value = |i: usize| if i as i64 == seqlen + position { f64::INFINITY } else { 1.0 };
+                let x = HostTensor::from_fn(dtype, &[1, DIM, seqlen], value).unwrap();
+                let dy = HostTensor::from_fn(dtype, &[1, DIM, seqlen], |_| 1.0).unwrap();
+                let weight = HostTensor::zeros(DType::F32, &[DIM, WIDTH]).unwrap();
                 let (mut dx, mut dweight) = (dy.clone(), weight.clone());
                 Backward {
                     x: x.view(),
@@ -343,10 +345,10 @@ fn an_infinite_x_at_the_end_of_a_row_counts_where_it_is_seen() {
                 }
                 .run(&device)
                 .unwrap();
-                let expected: Vec<f64> = (0..WIDTH)
-                    .map(|tap| {
-                        let seen = (seqlen - (WIDTH - 1 - tap)).max(0);
-                        if position < seen { f64::INFINITY } else { seen as f64 }
+                let expected: Vec<f64> = (0..DIM * WIDTH)
+                    .map(|i| {
+                        let seen = (seqlen - (WIDTH - 1 - i % WIDTH)).max(0);
+                        if i / WIDTH == 1 && position < seen { f64::INFINITY } else { seen as f64 }
                     })
                     .collect();
                 let context = format!("{dtype}, {seqlen} positions, infinite at {position}, on {device}");

@@ -5,15 +5,18 @@ mod along_sequence;
 mod by_heads;
 mod passes;
 mod registers;
+mod short_rows;
 
 use along_channels::AlongChannels;
 use along_sequence::AlongSequence;
 use by_heads::{ByHeads, Memory};
+use short_rows::ShortRows;
 
 use super::gates::Gate;
 use super::heads::Heads;
 use super::partition::Partition;
 use super::sequences::Sequences;
+use super::short_rows::Cut;
 use super::states::{self, History};
 use super::sums::{Sums, SumsTarget};
 use super::tensors::{Parameter, ParameterMut, Source, Target};
@@ -146,6 +149,19 @@ fn along_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
 
 fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
     let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
+    let plain = call.seq_idx.is_none() && call.cu_seqlens.is_none() && call.b.is_none() && call.c.is_none();
+    let plain = plain && call.dfinal_states.is_none() && call.dinitial_states.is_none();
+    if let Some(cut) = (contiguous && plain)
+        .then(|| Cut::new::<T::Accumulator>(sizes, short_rows::BYTES, MAX_CHUNKS))
+        .flatten()
+    {
+        let mut sums = Sums::new(sizes, cut.partition.chunks);
+        let problem = Problem::new(call, sizes, sums.target());
+        let kernel = ShortRows::<T> { cut, problem };
+        kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
+        write_sums(&sums, call);
+        return;
+    }
     let partition = Partition::along_sequence(sizes, contiguous, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());

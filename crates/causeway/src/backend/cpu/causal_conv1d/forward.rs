@@ -16,6 +16,7 @@ use super::heads::Heads;
 use super::partition::Partition;
 use super::rows;
 use super::sequences::Sequences;
+use super::short_rows::Cut;
 use super::states::{self, History};
 use super::tensors::{Parameter, Source, Target};
 use super::{is_streamed, with_number};
@@ -76,10 +77,13 @@ fn along_channels<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
 fn along_sequence<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
     let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
     let plain = call.seq_idx.is_none() && call.cu_seqlens.is_none() && call.b.is_none() && call.c.is_none();
-    if let Some(partition) = (contiguous && plain).then(|| short_rows::partition::<T>(sizes)).flatten() {
+    if let Some(cut) = (contiguous && plain)
+        .then(|| Cut::new::<T::Accumulator>(sizes, short_rows::BYTES, i64::MAX))
+        .flatten()
+    {
         if let Some(problem) = Problem::new(call, sizes) {
-            let kernel = ShortRows::<T> { partition, problem, seqlen: sizes.seqlen as usize };
-            kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
+            let kernel = ShortRows::<T> { cut, problem };
+            kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
         }
         return;
     }

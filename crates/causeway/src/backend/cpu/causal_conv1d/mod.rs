@@ -1,8 +1,8 @@
 //! Causal conv1d on a CPU.
 //!
 //! With a norm, [`heads`] computes all channels of a head together. Else there are two traversals: [`tile`] has its vectors along the sequence, one channel at a time, and takes any strides and
-//! widths; [`rows`] has them along the channels, for channel-last tensors and widths up to 8. Kernels walk
-//! [`partition`]'s tasks, and [`sequences`] tells which positions belong together.
+//! widths, and [`short_rows`] has several channels in them; [`rows`] has them along the channels, for channel-last tensors and widths up to
+//! 8. Kernels walk [`partition`]'s tasks, and [`sequences`] tells which positions belong together.
 
 mod backward;
 mod columns;
@@ -13,6 +13,7 @@ mod partition;
 mod registers;
 mod rows;
 mod sequences;
+mod short_rows;
 mod states;
 mod sums;
 mod tensors;

@@ -23,6 +23,10 @@ impl<T: Number> History<T> {
         History { x: Source::new(x), gate: None, initial_states, before: width - 1 }
     }
 
+    pub fn has_initial_states(&self) -> bool {
+        self.initial_states.is_some()
+    }
+
     /// The same, with what multiplies x.
     pub fn gated(self, gate: Option<Gate<T>>) -> Self {
         History { gate, ..self }

@@ -32,12 +32,15 @@ pub(crate) trait Accumulator:
     + std::ops::Div<Output = Self>
 {
     const ONE: Self;
+    /// All bits are set: what [`Simd::select`] wants of a lane that is taken from `a`.
+    const ALL_BITS: Self;
     fn to_f64(self) -> f64;
     fn sqrt(self) -> Self;
 }
 
 impl Accumulator for f32 {
     const ONE: Self = 1.0;
+    const ALL_BITS: Self = f32::from_bits(u32::MAX);
 
     fn to_f64(self) -> f64 {
         f64::from(self)
@@ -51,6 +54,7 @@ impl Accumulator for f32 {
 
 impl Accumulator for f64 {
     const ONE: Self = 1.0;
+    const ALL_BITS: Self = f64::from_bits(u64::MAX);
 
     fn to_f64(self) -> f64 {
         self
@@ -214,6 +218,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a · b + c`, with one rounding where the processor can.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+    /// The lanes of `a` where all bits of `mask` are set, and those of `b` where none is.
+    fn select(self, mask: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// All lanes together, always in the same order.
     fn sum(self, v: Self::Vector) -> Self::Scalar;
 

@@ -71,6 +71,12 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn select(self, mask: float32x4_t, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: Advanced SIMD is part of the target.
+        unsafe { vbslq_f32(vreinterpretq_u32_f32(mask), a, b) }
+    }
+
+    #[inline(always)]
     fn sum(self, v: float32x4_t) -> f32 {
         // SAFETY: Advanced SIMD is part of the target. Pairs first: always the same order.
         unsafe { vaddvq_f32(v) }

@@ -98,6 +98,14 @@ macro_rules! plain_simd {
             }
 
             #[inline(always)]
+            fn select(self, mask: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                array(|i| {
+                    let mask = mask[i].to_bits();
+                    <$scalar>::from_bits(a[i].to_bits() & mask | b[i].to_bits() & !mask)
+                })
+            }
+
+            #[inline(always)]
             fn sum(self, v: Self::Vector) -> $scalar {
                 let (mut sums, mut half) = (v, LANES / 2);
                 while half > 0 {

@@ -98,6 +98,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn select(self, mask: __m256, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the token.
+        unsafe { _mm256_blendv_ps(b, a, mask) }
+    }
+
+    #[inline(always)]
     fn sum(self, v: __m256) -> f32 {
         // SAFETY: the token.
         unsafe {

@@ -84,6 +84,17 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn select(self, mask: __m512, a: __m512, b: __m512) -> __m512 {
+        // The constant is the table of `mask ? a : b`, bit by bit.
+        const CHOICE: i32 = 0xca;
+        // SAFETY: the token.
+        unsafe {
+            let (mask, a, b) = (_mm512_castps_si512(mask), _mm512_castps_si512(a), _mm512_castps_si512(b));
+            _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<CHOICE>(mask, a, b))
+        }
+    }
+
+    #[inline(always)]
     fn sum(self, v: __m512) -> f32 {
         // SAFETY: the token.
         unsafe {
