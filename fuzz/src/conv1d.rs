@@ -5,7 +5,7 @@ use causeway::causal_conv1d::Activation;
 use causeway::{DType, Device, HostTensor};
 use causeway_verify::oracle::Expected;
 
-use crate::calls::{Gradients, Incoming, Inputs, Outputs, UpdateInputs};
+use crate::calls::{Gates, Gradients, Incoming, Inputs, Outputs, UpdateInputs};
 use crate::draw::{Draw, expect, expect_outcome, expect_untouched};
 
 pub fn check(bytes: &mut Unstructured<'_>) -> Result<()> {
@@ -87,6 +87,7 @@ impl Call {
             seq_idx,
             cu_seqlens,
             residual: None,
+            gates: Gates::default(),
             activation: common.activation,
         };
         Ok(Call { common, shape, states, inputs })
@@ -124,6 +125,7 @@ impl Call {
             dweight: draw.output("dweight", dweight_dtype, &[dim, width])?,
             dbias: draw.optional_output(with_dbias, "dbias", dweight_dtype, &[dim])?,
             dinitial_states: draw.optional_output(with_dinitial, "dinitial_states", dtype, &self.states)?,
+            dgates: Gates::default(),
         };
         let outcome = self.inputs.backward(&incoming, &mut gradients, &self.common.device);
         if expect_outcome(outcome, draw.mistake.as_ref()) {

@@ -15,7 +15,15 @@ pub struct Inputs {
     pub cu_seqlens: Option<HostTensor>,
     /// Of no interest to backward.
     pub residual: Option<HostTensor>,
+    pub gates: Gates,
     pub activation: Activation,
+}
+
+/// B and C of a call that rounds its products.
+#[derive(Clone, Default)]
+pub struct Gates {
+    pub b: Option<HostTensor>,
+    pub c: Option<HostTensor>,
 }
 
 /// What forward writes.
@@ -37,6 +45,8 @@ pub struct Gradients {
     pub dweight: HostTensor,
     pub dbias: Option<HostTensor>,
     pub dinitial_states: Option<HostTensor>,
+    /// For gates that are there.
+    pub dgates: Gates,
 }
 
 /// What update reads, but for conv_state, which it writes too.
@@ -63,10 +73,10 @@ impl Inputs {
             seq_idx: view(&self.seq_idx),
             cu_seqlens: view(&self.cu_seqlens),
             residual: view(&self.residual),
-            b: None,
-            c: None,
+            b: view(&self.gates.b),
+            c: view(&self.gates.c),
             activation: self.activation,
-            round_products: false,
+            round_products: true,
             norm: None,
             y: outputs.y.view_mut(),
             final_states: outputs.final_states.as_mut().map(HostTensor::view_mut),
@@ -84,23 +94,24 @@ impl Inputs {
             seq_idx: view(&self.seq_idx),
             cu_seqlens: view(&self.cu_seqlens),
             dfinal_states: view(&incoming.dfinal_states),
-            b: None,
-            c: None,
+            b: view(&self.gates.b),
+            c: view(&self.gates.c),
             activation: self.activation,
-            round_products: false,
+            round_products: true,
             norm: None,
             dx: gradients.dx.view_mut(),
             dweight: gradients.dweight.view_mut(),
             dbias: gradients.dbias.as_mut().map(HostTensor::view_mut),
             dinitial_states: gradients.dinitial_states.as_mut().map(HostTensor::view_mut),
-            db: None,
-            dc: None,
+            db: gradients.dgates.b.as_mut().map(HostTensor::view_mut),
+            dc: gradients.dgates.c.as_mut().map(HostTensor::view_mut),
         }
         .run(device)
     }
 
     pub fn true_outputs(&self) -> oracle::Truth {
-        oracle::forward(&oracle::Inputs::of::<Forward<'_>>(self.activation, |name| self.named(name)))
+        let inputs = oracle::Inputs::of::<Forward<'_>>(self.activation, |name| self.named(name));
+        oracle::forward(&inputs.rounding_products(true))
     }
 
     pub fn true_gradients(&self, incoming: &Incoming, dweight_dtype: DType) -> oracle::Truth {
@@ -109,7 +120,8 @@ impl Inputs {
             "dfinal_states" => view(&incoming.dfinal_states),
             _ => self.named(name),
         };
-        oracle::backward(&oracle::Inputs::of::<Backward<'_>>(self.activation, read), dweight_dtype)
+        let inputs = oracle::Inputs::of::<Backward<'_>>(self.activation, read);
+        oracle::backward(&inputs.rounding_products(true), dweight_dtype)
     }
 
     fn named(&self, name: &str) -> Option<TensorRef<'_>> {
@@ -121,6 +133,8 @@ impl Inputs {
             "seq_idx" => view(&self.seq_idx),
             "cu_seqlens" => view(&self.cu_seqlens),
             "residual" => view(&self.residual),
+            "B" => view(&self.gates.b),
+            "C" => view(&self.gates.c),
             // Of an option that these calls are without.
             _ => None,
         }
@@ -147,12 +161,14 @@ impl Outputs {
 }
 
 impl Gradients {
-    fn all(&self) -> [(&'static str, Option<&HostTensor>); 4] {
+    fn all(&self) -> [(&'static str, Option<&HostTensor>); 6] {
         [
             ("dx", Some(&self.dx)),
             ("dweight", Some(&self.dweight)),
             ("dbias", self.dbias.as_ref()),
             ("dinitial_states", self.dinitial_states.as_ref()),
+            ("dB", self.dgates.b.as_ref()),
+            ("dC", self.dgates.c.as_ref()),
         ]
     }
 

@@ -5,7 +5,7 @@ use causeway::{DType, Device, HostTensor};
 use causeway_verify::oracle::POISON;
 use proptest::prelude::*;
 
-use crate::calls::{Gradients, Incoming, Inputs, Outputs};
+use crate::calls::{Gates, Gradients, Incoming, Inputs, Outputs};
 use crate::placement::{Placement, Random, check, cpu, float_dtype, placement, weight_dtype};
 use crate::{activation, config, width};
 
@@ -145,6 +145,7 @@ impl Conv1d {
             seq_idx,
             cu_seqlens,
             residual,
+            gates: Gates::default(),
             activation: self.activation,
         };
         Tensors { inputs, incoming: Incoming { dy, dfinal_states } }
@@ -174,6 +175,10 @@ pub fn run(problem: &Conv1d, tensors: &Tensors) -> Results {
             dbias
         }),
         dinitial_states: problem.initial_states.then(|| poisoned(8, &states)),
+        dgates: Gates {
+            b: tensors.inputs.gates.b.as_ref().map(|_| poisoned(7, &problem.shape)),
+            c: tensors.inputs.gates.c.as_ref().map(|_| poisoned(5, &problem.shape)),
+        },
     };
     tensors.inputs.backward(&tensors.incoming, &mut gradients, &problem.device).unwrap();
     Results { outputs, gradients }

@@ -454,9 +454,6 @@ impl<T: Number> Passes<'_, T> {
                 let mut dx = [[simd.splat(T::Accumulator::ZERO); 2]; TOGETHER];
                 let dx = &mut dx[..together];
                 for (row, dx) in (first..).zip(dx.iter_mut()) {
-                    if !PLAIN && !rows.added[row].is_null() {
-                        *dx = T::load_pair(simd, rows.added[row].add(column.offset));
-                    }
                     for part in 0..2 {
                         // The last tap's g is the oldest.
                         for tap in (0..WIDTH).rev() {
@@ -465,6 +462,10 @@ impl<T: Number> Passes<'_, T> {
                                 dx[part] = simd.mul_add(taps[tap][part], g, dx[part]);
                             }
                         }
+                    }
+                    if !PLAIN && !rows.added[row].is_null() {
+                        let added = T::load_pair(simd, rows.added[row].add(column.offset));
+                        *dx = [simd.add(dx[0], added[0]), simd.add(dx[1], added[1])];
                     }
                 }
                 if GATED && let Some(gate) = &self.b {

@@ -288,7 +288,7 @@ where
                 return self.dx.store(simd, from, dx);
             }
             let next = load_first::<S, T>(simd, g_after);
-            let mut dx = load_history::<S, T>(simd, added);
+            let mut dx = [simd.splat(S::Scalar::ZERO); 2];
             let x = T::load_pair(simd, self.taps.x.add(from));
             for_each_age!(age in 0..WIDTH {
                 if age < self.taps.width {
@@ -302,6 +302,8 @@ where
                     }
                 }
             });
+            let added = load_history::<S, T>(simd, added);
+            let dx = [simd.add(dx[0], added[0]), simd.add(dx[1], added[1])];
             self.dx.store(simd, from, dx);
         }
     }

@@ -180,7 +180,8 @@ impl<S: Simd, T: Number> Part<S> for Gradient<'_, S::Scalar, T> {
         let zero = simd.splat(S::Scalar::ZERO);
         for at in (0..count).step_by(step) {
             let mut results = [zero; UNROLL];
-            for age in block.ages().rev() {
+            // As in the other kernels, the newest tap first.
+            for age in block.ages() {
                 for (at, result) in (at..).step_by(S::LANES).zip(&mut results) {
                     // SAFETY: as above; g has a step more.
                     unsafe {
