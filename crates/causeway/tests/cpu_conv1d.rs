@@ -214,6 +214,23 @@ fn sizes_around_vectors_and_tiles() {
     }
 }
 
+/// Of either layout that is taken as it lies in memory, blocks that end with whole vectors and blocks that do not.
+#[test]
+fn few_channels_and_short_rows() {
+    let mut random = Random(7);
+    for many in [1, 3, 70, 500] {
+        for few in [2, 3, 8, 17, 24, 31, 33, 46, 47, 48] {
+            for (layout, dim, seqlen) in [(Layout::First, many, few), (Layout::Last, few, many)] {
+                let mut case = Case::plain(3, dim, seqlen, 1 + random.below(8));
+                case.layout = layout;
+                case.residual = random.chance(2);
+                let dtype = random.pick(&[DType::F32, DType::F16, DType::BF16, DType::F64]);
+                verify(&case.with_dtype(dtype, &mut random), random.next());
+            }
+        }
+    }
+}
+
 #[test]
 fn several_segments_of_a_long_row() {
     let mut random = Random(3);
@@ -221,6 +238,7 @@ fn several_segments_of_a_long_row() {
         for dtype in [DType::F32, DType::BF16] {
             let mut case = Case::plain(1, 3, 9000, 4).with_dtype(dtype, &mut random);
             case.layout = layout;
+            verify(&case, random.next());
             case.initial_states = true;
             case.dfinal_states = true;
             verify(&case, random.next());
@@ -313,13 +331,15 @@ fn an_infinite_x_at_the_end_of_a_row_counts_where_it_is_seen() {
         for position in
             [0, 1, seqlen - 3, seqlen - 2, seqlen - 1].into_iter().filter(|at| (0..seqlen).contains(at))
         {
-            for (dtype, device) in [DType::F32, DType::BF16]
+            let layouts = [(DType::F32, [0, 1, 2]), (DType::BF16, [0, 1, 2]), (DType::BF16, [0, 2, 1])];
+            for (dtype, order, device) in layouts
                 .into_iter()
-                .flat_map(|dtype| devices().into_iter().map(move |device| (dtype, device)))
+                .flat_map(|(dtype, order)| devices().into_iter().map(move |device| (dtype, order, device)))
             {
-                let value = |i: usize| if i as i64 == seqlen + position { f64::INFINITY } else { 1.0 };
-                let x = HostTensor::from_fn(dtype, &[1, DIM, seqlen], value).unwrap();
-                let dy = HostTensor::from_fn(dtype, &[1, DIM, seqlen], |_| 1.0).unwrap();
+                let shape = order.map(|axis| [1, DIM, seqlen][axis]);
+                let dy = HostTensor::from_fn(dtype, &shape, |_| 1.0).unwrap().permuted(&order);
+                let mut x = dy.clone();
+                x.assign(|i| if i as i64 == seqlen + position { f64::INFINITY } else { 1.0 });
                 let weight = HostTensor::zeros(DType::F32, &[DIM, WIDTH]).unwrap();
                 let (mut dx, mut dweight) = (dy.clone(), weight.clone());
                 Backward {
@@ -351,7 +371,8 @@ fn an_infinite_x_at_the_end_of_a_row_counts_where_it_is_seen() {
                         if i / WIDTH == 1 && position < seen { f64::INFINITY } else { seen as f64 }
                     })
                     .collect();
-                let context = format!("{dtype}, {seqlen} positions, infinite at {position}, on {device}");
+                let context =
+                    format!("{dtype} {order:?}, {seqlen} positions, infinite at {position}, on {device}");
                 assert_eq!(dweight.to_f64(), expected, "{context}");
                 assert!(dx.to_f64().iter().all(|&dx| dx == 0.0), "{context}");
             }

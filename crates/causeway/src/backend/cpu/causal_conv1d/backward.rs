@@ -3,24 +3,26 @@
 mod along_channels;
 mod along_sequence;
 mod by_heads;
+mod few_channels;
 mod passes;
+mod places;
 mod registers;
 mod short_rows;
 
 use along_channels::AlongChannels;
 use along_sequence::AlongSequence;
 use by_heads::{ByHeads, Memory};
+use few_channels::FewChannels;
 use short_rows::ShortRows;
 
 use super::gates::Gate;
 use super::heads::Heads;
 use super::partition::Partition;
 use super::sequences::Sequences;
-use super::short_rows::Cut;
 use super::states::{self, History};
 use super::sums::{Sums, SumsTarget};
 use super::tensors::{Parameter, ParameterMut, Source, Target};
-use super::{is_streamed, rows, with_number};
+use super::{few_channels as few, is_streamed, rows, short_rows as short, with_number};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::simd::Number;
 use crate::causal_conv1d::{Activation, Backward, HeadNorm, Sizes};
@@ -131,11 +133,30 @@ fn with_gradients_of_heads<T: Number>(
 }
 
 fn along_either<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
-    if rows::are_rows(sizes, &strides(call)) {
-        along_channels::<T>(cpu, call, sizes);
-    } else {
-        along_sequence::<T>(cpu, call, sizes);
+    let strides = strides(call);
+    if !rows::are_rows(sizes, &strides) {
+        return along_sequence::<T>(cpu, call, sizes);
     }
+    let cut = is_plain(call)
+        .then(|| few::Cut::new::<T::Accumulator>(sizes, &strides, few_channels::BYTES, MAX_CHUNKS));
+    match cut.flatten() {
+        Some(cut) => few_channels::<T>(cpu, call, sizes, cut),
+        None => along_channels::<T>(cpu, call, sizes),
+    }
+}
+
+/// Whether there are no gates, every row is one sequence, and states take no gradients.
+fn is_plain(call: &Backward<'_>) -> bool {
+    let rows = call.seq_idx.is_none() && call.cu_seqlens.is_none() && call.b.is_none() && call.c.is_none();
+    rows && call.dfinal_states.is_none() && call.dinitial_states.is_none()
+}
+
+fn few_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, cut: few::Cut) {
+    let mut sums = Sums::new(sizes, cut.partition.chunks);
+    let problem = Problem::new(call, sizes, sums.target());
+    let kernel = FewChannels::<T> { cut, seqlen: sizes.seqlen, problem };
+    kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
+    write_sums(&sums, call);
 }
 
 fn along_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
@@ -149,24 +170,24 @@ fn along_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
 
 fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
     let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
-    let plain = call.seq_idx.is_none() && call.cu_seqlens.is_none() && call.b.is_none() && call.c.is_none();
-    let plain = plain && call.dfinal_states.is_none() && call.dinitial_states.is_none();
-    if let Some(cut) = (contiguous && plain)
-        .then(|| Cut::new::<T::Accumulator>(sizes, short_rows::BYTES, MAX_CHUNKS))
-        .flatten()
-    {
-        let mut sums = Sums::new(sizes, cut.partition.chunks);
-        let problem = Problem::new(call, sizes, sums.target());
-        let kernel = ShortRows::<T> { cut, problem };
-        kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
-        write_sums(&sums, call);
-        return;
+    let cut = (contiguous && is_plain(call))
+        .then(|| short::Cut::new::<T::Accumulator>(sizes, short_rows::BYTES, MAX_CHUNKS));
+    if let Some(cut) = cut.flatten() {
+        return short_rows::<T>(cpu, call, sizes, cut);
     }
     let partition = Partition::along_sequence(sizes, contiguous, MAX_CHUNKS);
     let mut sums = Sums::new(sizes, partition.chunks);
     let problem = Problem::new(call, sizes, sums.target());
     let kernel = AlongSequence::<T> { partition, problem };
     kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
+    write_sums(&sums, call);
+}
+
+fn short_rows<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, cut: short::Cut) {
+    let mut sums = Sums::new(sizes, cut.partition.chunks);
+    let problem = Problem::new(call, sizes, sums.target());
+    let kernel = ShortRows::<T> { cut, problem };
+    kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
 }
 

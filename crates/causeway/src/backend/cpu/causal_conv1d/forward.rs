@@ -4,22 +4,23 @@
 mod along_channels;
 mod along_sequence;
 mod by_heads;
+mod few_channels;
+mod places;
 mod short_rows;
 
 use along_channels::AlongChannels;
 use along_sequence::AlongSequence;
 use by_heads::ByHeads;
+use few_channels::FewChannels;
 use short_rows::ShortRows;
 
 use super::gates::Gate;
 use super::heads::Heads;
 use super::partition::Partition;
-use super::rows;
 use super::sequences::Sequences;
-use super::short_rows::Cut;
 use super::states::{self, History};
 use super::tensors::{Parameter, Source, Target};
-use super::{is_streamed, with_number};
+use super::{few_channels as few, is_streamed, rows, short_rows as short, with_number};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::simd::Number;
 use crate::causal_conv1d::{Activation, Forward, HeadNorm, Sizes};
@@ -59,10 +60,27 @@ fn by_heads<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes, norm: &H
 }
 
 fn along_either<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
-    if rows::are_rows(sizes, &strides(call)) {
-        along_channels::<T>(cpu, call, sizes);
-    } else {
-        along_sequence::<T>(cpu, call, sizes);
+    let strides = strides(call);
+    if !rows::are_rows(sizes, &strides) {
+        return along_sequence::<T>(cpu, call, sizes);
+    }
+    let cut = is_plain(call)
+        .then(|| few::Cut::new::<T::Accumulator>(sizes, &strides, few_channels::BYTES, i64::MAX));
+    match cut.flatten() {
+        Some(cut) => few_channels::<T>(cpu, call, sizes, cut),
+        None => along_channels::<T>(cpu, call, sizes),
+    }
+}
+
+/// Whether there are no gates, and every row is one sequence.
+fn is_plain(call: &Forward<'_>) -> bool {
+    call.seq_idx.is_none() && call.cu_seqlens.is_none() && call.b.is_none() && call.c.is_none()
+}
+
+fn few_channels<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes, cut: few::Cut) {
+    if let Some(problem) = Problem::new(call, sizes) {
+        let kernel = FewChannels::<T> { cut, problem };
+        kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     }
 }
 
@@ -76,21 +94,22 @@ fn along_channels<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
 
 fn along_sequence<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes) {
     let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
-    let plain = call.seq_idx.is_none() && call.cu_seqlens.is_none() && call.b.is_none() && call.c.is_none();
-    if let Some(cut) = (contiguous && plain)
-        .then(|| Cut::new::<T::Accumulator>(sizes, short_rows::BYTES, i64::MAX))
-        .flatten()
-    {
-        if let Some(problem) = Problem::new(call, sizes) {
-            let kernel = ShortRows::<T> { cut, problem };
-            kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
-        }
-        return;
+    let cut = (contiguous && is_plain(call))
+        .then(|| short::Cut::new::<T::Accumulator>(sizes, short_rows::BYTES, i64::MAX));
+    if let Some(cut) = cut.flatten() {
+        return short_rows::<T>(cpu, call, sizes, cut);
     }
     let partition = Partition::along_sequence(sizes, contiguous, i64::MAX);
     if let Some(problem) = Problem::new(call, sizes) {
         let kernel = AlongSequence::<T> { partition, problem };
         kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
+    }
+}
+
+fn short_rows<T: Number>(cpu: Cpu, call: &mut Forward<'_>, sizes: &Sizes, cut: short::Cut) {
+    if let Some(problem) = Problem::new(call, sizes) {
+        let kernel = ShortRows::<T> { cut, problem };
+        kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     }
 }
 

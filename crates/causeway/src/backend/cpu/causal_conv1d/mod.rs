@@ -1,15 +1,19 @@
 //! Causal conv1d on a CPU.
 //!
-//! With a norm, [`heads`] computes all channels of a head together. Else there are two traversals: [`tile`] has its vectors along the sequence, one channel at a time, and takes any strides and
-//! widths, and [`short_rows`] has several channels in them; [`rows`] has them along the channels, for channel-last tensors and widths up to
-//! 8. Kernels walk [`partition`]'s tasks, and [`sequences`] tells which positions belong together.
+//! With a norm, [`heads`] computes all channels of a head together. Else there are two traversals: [`tile`] has its vectors along the
+//! sequence, one channel at a time, and takes any strides and widths; [`rows`] has them along the channels, for channel-last tensors and
+//! widths up to 8. Where little of a vector would be used, [`short_rows`] and [`few_channels`] take [`places`] as they lie in memory, of
+//! several channels at once. All of them add the taps of a result in the same order, so that it has the same bits. Kernels walk
+//! [`partition`]'s tasks, and [`sequences`] tells which positions belong together.
 
 mod backward;
 mod columns;
+mod few_channels;
 mod forward;
 mod gates;
 mod heads;
 mod partition;
+mod places;
 mod registers;
 mod rows;
 mod sequences;
