@@ -36,30 +36,26 @@ pub struct Torch {
 /// Sizes and dense strides as PyTorch's allocators take them, of the tensor that a result was made like last: a model asks for the same
 /// ones again and again, and tuples of numbers take as long as an allocation.
 #[derive(Default)]
-pub struct Dense(Mutex<Option<(Tensor, Py<PyTuple>, Py<PyTuple>)>>);
+pub struct Dense(Mutex<Option<(Tensor, [Py<PyTuple>; 2])>>);
 
 impl Dense {
     /// Of a tensor; None where its strides have no order.
-    fn of<'py>(
-        &self,
-        py: Python<'py>,
-        like: &Tensor,
-    ) -> PyResult<Option<(Bound<'py, PyTuple>, Bound<'py, PyTuple>)>> {
+    fn of<'py>(&self, py: Python<'py>, like: &Tensor) -> PyResult<Option<[Bound<'py, PyTuple>; 2]>> {
         // Nothing runs under the lock that could ask for it again, a collection of garbage for one.
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((known, sizes, strides)) = &*last
+        if let Some((known, made)) = &*last
             && known.has_layout_of(like)
         {
-            return Ok(Some((sizes.bind(py).clone(), strides.bind(py).clone())));
+            return Ok(Some(made.each_ref().map(|made| made.bind(py).clone())));
         }
         let forgotten = last.take();
         drop((last, forgotten));
         let Some(strides) = like.dense_strides() else { return Ok(None) };
-        let sizes = PyTuple::new(py, like.shape())?;
-        let strides = PyTuple::new(py, &strides[..like.shape().len()])?;
-        let made = (*like, sizes.clone().unbind(), strides.clone().unbind());
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
-        Ok(Some((sizes, strides)))
+        let strides = &strides[..like.shape().len()];
+        let made = [PyTuple::new(py, like.shape())?, PyTuple::new(py, strides)?];
+        let kept = made.each_ref().map(|made| made.clone().unbind());
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((*like, kept));
+        Ok(Some(made))
     }
 }
 
@@ -330,7 +326,7 @@ impl Torch {
         };
         let dtype = self.dtypes.iter().find(|(_, known)| *known == read.dtype());
         let (Some(allocate), Some((dtype, _))) = (allocate, dtype) else { return Ok(None) };
-        let Some((sizes, strides)) = dense.of(py, read)? else { return Ok(None) };
+        let Some([sizes, strides]) = dense.of(py, read)? else { return Ok(None) };
         allocate.bind(py).call1((sizes, strides, dtype)).map(Some)
     }
 
