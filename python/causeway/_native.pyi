@@ -85,7 +85,11 @@ class Operation:
     def record(
         self, inputs: tuple[Any, ...], option: _Option, outputs: _Outputs, is_cast: bool
     ) -> Any | int | None:
-        """As `eager`, with autocast and autograd among those who may want to see it. For autograd alone: how many inputs take part."""
+        """As `eager`, with autocast and autograd among those who may want to see it. For autograd alone, and if no function has been kept
+        for such a call: how many inputs take part."""
+    def keep(self, count: int, option: _Option, function: Callable[..., Any] | None) -> None:
+        """Lets `record` call a function of autograd's with so many inputs, where it would give that number and one result is wanted.
+        None forgets the function that was kept."""
     def empty(self, inputs: tuple[Any, ...], outputs: _Outputs = None) -> Any:
         """The results, without values; of fake tensors too."""
 

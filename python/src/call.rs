@@ -21,9 +21,12 @@ pub trait Call: Send {
     fn uses_threads(&self) -> bool;
     /// Computes on a device.
     fn run(&mut self, device: &Device) -> Result<()>;
-    /// The launches that it is on a GPU, in order.
-    fn ready(&mut self, device: &GpuDevice) -> Result<[Option<Ready>; MOST_TOGETHER]>;
+    /// Makes each launch that it is on a GPU, in order.
+    fn launch(&mut self, device: &GpuDevice, launch: &mut Launch<'_>) -> Result<()>;
 }
+
+/// What is done with a launch whose kernel is loaded.
+type Launch<'a> = dyn FnMut(Ready) -> Result<()> + 'a;
 
 /// Most calls that are made together.
 pub const MOST_TOGETHER: usize = 3;
@@ -32,7 +35,7 @@ pub const MOST_TOGETHER: usize = 3;
 pub struct Together<O>(pub Vec<O>);
 
 macro_rules! calls {
-    ($($operation:ty, $launches:pat => $result:expr;)*) => {$(
+    ($($operation:ty, $ready:ident => $launches:expr;)*) => {$(
         impl Call for $operation {
             fn check(&self) -> Result<()> {
                 <$operation>::validate(self).map(drop)
@@ -43,9 +46,9 @@ macro_rules! calls {
             fn run(&mut self, device: &Device) -> Result<()> {
                 <$operation>::run(self, device)
             }
-            fn ready(&mut self, device: &GpuDevice) -> Result<[Option<Ready>; MOST_TOGETHER]> {
-                let $launches = <$operation>::ready(self, device)?;
-                Ok($result)
+            fn launch(&mut self, device: &GpuDevice, launch: &mut Launch<'_>) -> Result<()> {
+                let $ready = <$operation>::ready(self, device)?;
+                $launches.into_iter().flatten().try_for_each(launch)
             }
         }
     )*};
@@ -62,23 +65,22 @@ macro_rules! together {
             fn run(&mut self, device: &Device) -> Result<()> {
                 $operation::run_together(&mut self.0, device)
             }
-            fn ready(&mut self, device: &GpuDevice) -> Result<[Option<Ready>; MOST_TOGETHER]> {
-                let mut launches = $operation::ready_together(&self.0, device)?.into_iter();
-                Ok(std::array::from_fn(|_| launches.next()))
+            fn launch(&mut self, device: &GpuDevice, launch: &mut Launch<'_>) -> Result<()> {
+                $operation::ready_together(&self.0, device)?.into_iter().try_for_each(launch)
             }
         }
     )*};
 }
 together!(Forward, Backward, Update);
 calls! {
-    Forward<'_>, launch => [launch, None, None];
-    Backward<'_>, launch => [launch, None, None];
-    Update<'_>, launch => [launch, None, None];
-    VarlenStates<'_>, launch => [launch, None, None];
-    gemm::Forward<'_>, launch => [launch, None, None];
-    gemm::GradA<'_>, launch => [launch, None, None];
-    gemm::GradB<'_>, launch => [launch, None, None];
-    gemm::GradAB<'_>, [of_a, of_b] => [of_a, of_b, None];
+    Forward<'_>, ready => [ready];
+    Backward<'_>, ready => [ready];
+    Update<'_>, ready => [ready];
+    VarlenStates<'_>, ready => [ready];
+    gemm::Forward<'_>, ready => [ready];
+    gemm::GradA<'_>, ready => [ready];
+    gemm::GradB<'_>, ready => [ready];
+    gemm::GradAB<'_>, ready => ready;
 }
 
 /// Where a call is, and how large.
@@ -96,7 +98,7 @@ pub struct Place<'a, 'py> {
 pub fn run(call: &mut impl Call, place: Option<&Place<'_, '_>>, renamed: Renamed) -> PyResult<()> {
     match place {
         None => call.check().map_err(Failure::Library),
-        Some(place) => match place.tensor.location {
+        Some(place) => match place.tensor.location() {
             Location::Host => on_host(place, call),
             Location::Cuda(ordinal) | Location::Hip(ordinal) => on_gpu(place.first, ordinal, call),
         },
@@ -145,20 +147,18 @@ fn on_gpu(first: &Bound<'_, PyAny>, ordinal: u32, call: &mut impl Call) -> Resul
     let stream = StreamHandle::from_address(torch.current_stream(py, ordinal)?);
     let device = GpuDevice::open(torch.vendor(), ordinal)?;
     // What needs no workspace is launched without taking Python's lock in between.
-    let left = py.detach(|| {
-        let mut launches = call.ready(&device)?;
-        for launch in &mut launches {
-            match launch {
-                Some(ready) if ready.workspace_bytes() > 0 => break,
-                // SAFETY: see below.
-                Some(ready) => unsafe { ready.launch(stream, None) }?,
-                None => {}
+    let mut left = Vec::new();
+    py.detach(|| {
+        call.launch(&device, &mut |ready| {
+            if ready.workspace_bytes() > 0 || !left.is_empty() {
+                left.push(ready);
+                return Ok(());
             }
-            *launch = None;
-        }
-        Ok::<_, Error>(launches)
+            // SAFETY: see below.
+            unsafe { ready.launch(stream, None) }
+        })
     })?;
-    for ready in left.iter().flatten() {
+    for ready in left {
         let bytes = ready.workspace_bytes();
         // Freed at the end of the turn: PyTorch hands it out again only behind what the stream holds now.
         let memory = (bytes > 0).then(|| torch.allocate(first, bytes)).transpose()?;

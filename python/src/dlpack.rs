@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use causeway::tensor::MAX_RANK;
+use causeway::tensor::{MAX_RANK, Meta};
 use causeway::{DType, Location};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -58,24 +58,21 @@ pub struct Exchange {
 /// A tensor as DLPack describes it.
 pub struct Description {
     pub pointer: *mut u8,
-    pub dtype: DType,
-    pub rank: usize,
-    pub shape: [i64; MAX_RANK],
-    pub strides: [i64; MAX_RANK],
-    pub location: Location,
+    pub meta: Meta,
 }
 
 impl Description {
     /// True for a tensor with elements and no address.
     pub fn has_no_memory(&self) -> bool {
-        self.pointer.is_null() && !self.shape[..self.rank].contains(&0)
+        self.pointer.is_null() && !self.meta.is_empty()
     }
 
     /// False if the values are those of memory for certain. PyTorch negates the imaginary parts of conjugated numbers only when
     /// they are read; they lie between the real parts, so that they have no odd stride.
     pub fn may_be_negated(&self) -> bool {
-        let has_complex = matches!(self.dtype, DType::F16 | DType::F32 | DType::F64);
-        has_complex && (0..self.rank).all(|axis| self.shape[axis] <= 1 || self.strides[axis] % 2 == 0)
+        let Meta { dtype, shape, strides, .. } = &self.meta;
+        let has_complex = matches!(dtype, DType::F16 | DType::F32 | DType::F64);
+        has_complex && shape.iter().zip(&**strides).all(|(size, stride)| *size <= 1 || stride % 2 == 0)
     }
 }
 
@@ -145,18 +142,17 @@ impl Exchange {
             _ => return None,
         };
         let rank = usize::try_from(raw.ndim).ok().filter(|rank| *rank <= MAX_RANK)?;
-        let (mut shape, mut strides) = ([0; MAX_RANK], [0; MAX_RANK]);
+        let (mut shape, mut strides): (&[i64], &[i64]) = (&[], &[]);
         if rank > 0 {
             if raw.shape.is_null() || raw.strides.is_null() {
                 return None;
             }
             // SAFETY: both point to `ndim` numbers of the tensor's, which the caller keeps alive.
-            unsafe {
-                shape[..rank].copy_from_slice(std::slice::from_raw_parts(raw.shape, rank));
-                strides[..rank].copy_from_slice(std::slice::from_raw_parts(raw.strides, rank));
-            }
+            (shape, strides) = unsafe {
+                (std::slice::from_raw_parts(raw.shape, rank), std::slice::from_raw_parts(raw.strides, rank))
+            };
         }
-        let pointer = raw.data.wrapping_add(raw.byte_offset as usize);
-        Some(Description { pointer, dtype, rank, shape, strides, location })
+        let meta = Meta::new(dtype, shape, strides, location).ok()?;
+        Some(Description { pointer: raw.data.wrapping_add(raw.byte_offset as usize), meta })
     }
 }

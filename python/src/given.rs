@@ -1,7 +1,7 @@
 //! What a call was given for each argument of its operation, and the way from there to its results.
 
+use causeway::DType;
 use causeway::operation::MOST;
-use causeway::{DType, Location};
 use pyo3::Borrowed;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -10,15 +10,12 @@ use pyo3::types::{PyEllipsis, PyTuple};
 use crate::call::Place;
 use crate::operation::Operation;
 use crate::results::{Library, Sizes};
-use crate::table::{Choice, Part, Read, Written};
+use crate::table::{Choice, Tensors};
 use crate::tensor::{First, Named, Tensor};
 use crate::torch::Torch;
 
 /// An object that lives as long as the tuple which it came in.
 pub type Object<'a, 'py> = Borrowed<'a, 'py, PyAny>;
-
-/// What was read, by the place of its argument.
-pub type Tensors = [Option<Tensor>; MOST];
 
 /// Results that were made, by the place of their argument.
 type Made<'py> = [Option<Bound<'py, PyAny>>; MOST];
@@ -108,18 +105,15 @@ impl<'a, 'py> Given<'a, 'py> {
     /// # Errors
     /// As from PyTorch.
     pub fn compute_together(calls: &[Self], choices: &[Choice]) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let (mut parts, mut all_made, mut size, mut first) = (Vec::new(), Vec::new(), 0i64, None);
+        let (mut all_read, mut all_made, mut size, mut first) = (Vec::new(), Vec::new(), 0i64, None);
         for (given, &choice) in calls.iter().zip(choices) {
             let mut tensors = [None; MOST];
             let (library, object) = given.read(&mut tensors)?;
             let made = given.prepare(&library, &mut tensors)?;
             size = size.saturating_add(given.operation.entry.size(&tensors));
-            let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
-            // SAFETY: as in `compute_read`.
-            unsafe { given.views(&tensors, &mut read, &mut written) }?;
-            parts.push(Part { choice, read, written });
-            all_made.push((library, made));
             first.get_or_insert((object, tensors[0]));
+            all_read.push((choice, tensors));
+            all_made.push((library, made));
         }
         let Some((object, Some(tensor))) = first else { return Ok(Vec::new()) };
         let Some(compute) = calls[0].operation.entry.compute_together else {
@@ -128,15 +122,15 @@ impl<'a, 'py> Given<'a, 'py> {
                 calls[0].operation.entry.name
             )));
         };
-        compute(&mut parts, &Place { first: &object, tensor, size })?;
-        drop(parts);
+        // SAFETY: as in `compute_read`.
+        unsafe { compute(&all_read, &Place { first: &object, tensor, size }) }?;
         let finish =
             |(given, (library, made)): (&Self, (Library<'_>, Made<'py>))| given.finish(&library, made);
         calls.iter().zip(all_made).map(finish).collect()
     }
 
-    /// Reads what every tensor that is given says of itself; gives the first one's object. These arrays, and those of views, are filled
-    /// where they lie: handing them on takes longer than a call's checks.
+    /// Reads what every tensor that is given says of itself; gives the first one's object. The array is filled where it lies: handing
+    /// it on takes longer than a call's checks.
     fn read(&self, tensors: &mut Tensors) -> PyResult<(Library<'py>, Object<'a, 'py>)> {
         let named = &self.operation.named[0];
         let Some(object) = self.object(0) else { return Err(named.is_no_tensor("NoneType", None)) };
@@ -203,13 +197,13 @@ impl<'a, 'py> Given<'a, 'py> {
         let place = Place { first, tensor, size: self.operation.entry.size(tensors) };
         // SAFETY: the caller holds the objects during the call, and no output shares memory with another tensor. Threads
         // that write to an input meanwhile would race with NumPy and PyTorch just so.
-        unsafe { self.call(tensors, choice, Some(&place)) }?;
+        unsafe { (self.operation.entry.compute)(choice, tensors, Some(&place)) }?;
         self.finish(library, made)
     }
 
-    /// Checks that outputs lie apart, and makes the results that have no place yet.
+    /// Checks outputs, and makes the results that have no place yet.
     fn prepare(&self, library: &Library<'_>, tensors: &mut Tensors) -> PyResult<Made<'py>> {
-        self.check_apart(tensors)?;
+        self.check_outputs(tensors)?;
         let made = self.make(library, &Sizes::Read(tensors))?;
         for (at, result) in made.iter().enumerate() {
             if let Some(result) = result {
@@ -227,43 +221,6 @@ impl<'a, 'py> Given<'a, 'py> {
         self.results(made)
     }
 
-    /// Computes, or only checks the arguments if the call has no place.
-    ///
-    /// # Safety
-    /// Unless the call is only checked, the tensors have their memory during the call, and nobody else writes to an input or uses an
-    /// output. Indices on the host, of which checks read all but seq_idx, have theirs in any case.
-    unsafe fn call(&self, tensors: &Tensors, choice: Choice, place: Option<&Place<'_, 'py>>) -> PyResult<()> {
-        let (mut read, mut written) = ([const { None }; MOST], [const { None }; MOST]);
-        // SAFETY: the caller's promise.
-        unsafe { self.views(tensors, &mut read, &mut written) }?;
-        (self.operation.entry.compute)(choice, &read, &mut written, place)
-    }
-
-    /// Makes views of the inputs and of the outputs.
-    ///
-    /// # Safety
-    /// As for `call`, as long as the views are used.
-    unsafe fn views<'t>(
-        &self,
-        tensors: &Tensors,
-        read: &mut Read<'t>,
-        written: &mut Written<'t>,
-    ) -> PyResult<()> {
-        let first_output = self.operation.inputs;
-        for (at, tensor) in tensors.iter().enumerate() {
-            let Some(tensor) = tensor else { continue };
-            // SAFETY: the caller's promise.
-            unsafe {
-                if at < first_output {
-                    read[at] = Some(tensor.view()?);
-                } else {
-                    written[at - first_output] = Some(tensor.view_mut(self.operation.named[at].name)?);
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// The results of a call of PyTorch's tensors that have no memory, and so is not computed. Shapes and dtypes are checked as in
     /// other calls, unless a size is a symbol of a compiler's.
     ///
@@ -277,7 +234,7 @@ impl<'a, 'py> Given<'a, 'py> {
             && let Some(tensors) = self.without_memory(torch, &made)?
         {
             // SAFETY: it is checked only, and has no indices on the host but seq_idx, whose values no check reads.
-            unsafe { self.call(&tensors, self.operation.entry.any_choice(), None) }?;
+            unsafe { (self.operation.entry.compute)(self.operation.entry.any_choice(), &tensors, None) }?;
         }
         self.results(made)
     }
@@ -302,7 +259,7 @@ impl<'a, 'py> Given<'a, 'py> {
                 && named.name != "seq_idx"
         };
         if !tensors.iter().zip(&self.operation.named).any(has_values) {
-            tensors.iter_mut().flatten().for_each(|tensor| tensor.location = Location::Host);
+            tensors.iter_mut().flatten().for_each(|tensor| *tensor = tensor.on_host());
         } else if there().any(|tensor| tensor.dtype() == DType::F64) {
             return Ok(None);
         }
@@ -319,10 +276,11 @@ impl<'a, 'py> Given<'a, 'py> {
         Ok(made)
     }
 
-    /// No output shares memory with another tensor. Those that are made have memory of their own.
-    fn check_apart(&self, tensors: &Tensors) -> PyResult<()> {
+    /// Outputs can be written to, and none shares memory with another tensor. Those that are made have memory of their own.
+    fn check_outputs(&self, tensors: &Tensors) -> PyResult<()> {
         let there = |range: std::ops::Range<usize>| range.filter_map(|at| Some((at, tensors[at].as_ref()?)));
         for (at, output) in there(self.operation.inputs..MOST) {
+            output.expect_writable(self.operation.named[at].name)?;
             for (other, tensor) in there(0..at) {
                 if tensor.shares_memory(output) {
                     let (name, other) = (self.operation.named[at].name, self.operation.named[other].name);

@@ -4,6 +4,8 @@
 //! else watches costs one crossing from Python. Everything that wants to see an operation before it runs (autograd, autocast,
 //! dispatch modes, tensor subclasses, `torch.func`, tracers) is told apart here and left to the package's Python code.
 
+use std::sync::{Mutex, PoisonError};
+
 use causeway::operation::{self as table, DTypes, Role};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -12,7 +14,7 @@ use pyo3::types::PyTuple;
 use crate::call::MOST_TOGETHER;
 use crate::eager::{Watch, Way, way};
 use crate::given::Given;
-use crate::table::{Chooses, Entry};
+use crate::table::{Choice, Chooses, Entry};
 use crate::tensor::Named;
 use crate::torch::{Dense, Torch};
 
@@ -51,6 +53,8 @@ pub struct Operation {
     pub like: Vec<Option<usize>>,
     /// What PyTorch was asked for last, for each argument.
     pub dense: Vec<Dense>,
+    /// Autograd's functions of calls with one result, which are called with the inputs.
+    functions: Mutex<Vec<(usize, Choice, Py<PyAny>)>>,
 }
 
 impl Operation {
@@ -73,7 +77,15 @@ impl Operation {
             named: arguments.iter().map(named).collect(),
             like: arguments.iter().map(like).collect(),
             dense: arguments.iter().map(|_| Dense::default()).collect(),
+            functions: Mutex::default(),
         }
+    }
+
+    /// The function of autograd's for calls of so many inputs, if there is one by now.
+    fn function<'py>(&self, py: Python<'py>, count: usize, choice: Choice) -> Option<Bound<'py, PyAny>> {
+        let functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = functions.iter().filter(|(of, with, _)| (*of, *with) == (count, choice));
+        found.next().map(|(_, _, function)| function.bind(py).clone())
     }
 
     /// Its tensors.
@@ -179,9 +191,9 @@ impl Operation {
         }
     }
 
-    /// Computes as `eager` does, unless autograd wants to see the call too, or autocast, if the tensors are not cast already. The activation
-    /// has its name here. Where a gradient has to be recorded it computes nothing, and gives how many of the inputs take part, those
-    /// behind them being absent.
+    /// Computes as `eager` does, unless autocast wants to see the call too, if the tensors are not cast already. The activation
+    /// has its name here. Where a gradient has to be recorded, it calls the function for that, if there is one; else it computes
+    /// nothing, and gives how many of the inputs take part, those behind them being absent.
     #[pyo3(signature = (inputs, option, outputs, is_cast))]
     fn record<'py>(
         &self,
@@ -198,9 +210,29 @@ impl Operation {
         let watch = if is_cast { Watch::Autograd } else { Watch::AutogradAndAutocast };
         Ok(match way(torch, &given, watch)? {
             Way::Watched => None,
-            Way::Recorded(count) => Some(count.into_pyobject(py)?.into_any()),
+            Way::Recorded(count) => {
+                let function = outputs.is_none().then(|| self.function(py, count, choice)).flatten();
+                Some(match function {
+                    Some(function) => function.call1(inputs.get_slice(0, count))?,
+                    None => count.into_pyobject(py)?.into_any(),
+                })
+            }
             Way::Kernel(first) => Some(given.compute_plain(torch, first, choice)?),
         })
+    }
+
+    /// Keeps a function of autograd's for `record`: of calls of so many inputs that have one result. None forgets the one that was
+    /// kept.
+    #[pyo3(signature = (count, option, function))]
+    fn keep(&self, count: usize, option: &Bound<'_, PyAny>, function: Option<Py<PyAny>>) -> PyResult<()> {
+        let Some(choice) = self.entry.named_choice(option)? else { return Ok(()) };
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let forgotten = functions.extract_if(.., |(of, with, _)| (*of, *with) == (count, choice));
+        let forgotten: Vec<_> = forgotten.collect();
+        functions.extend(function.map(|function| (count, choice, function)));
+        // Not under the lock: what is freed may run Python.
+        drop((functions, forgotten));
+        Ok(())
     }
 
     /// The results of a call of PyTorch's tensors, without values: of fake ones, say.

@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
-use crate::given::{Given, Object, Tensors};
+use crate::given::{Given, Object};
+use crate::table::Tensors;
 use crate::tensor::{Named, Tensor};
 use crate::torch::Torch;
 

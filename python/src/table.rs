@@ -3,7 +3,6 @@
 use causeway::causal_conv1d::{Activation, Backward, Forward, HeadNorm, Update, VarlenStates};
 use causeway::gemm::{self, Algorithm};
 use causeway::operation::{Argument, MOST, Operation as _};
-use causeway::{TensorMut, TensorRef};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -14,7 +13,7 @@ use crate::error::{Renamed, exception};
 use crate::tensor::Tensor;
 
 /// What an operation was told besides its tensors.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub enum Choice {
     /// The activation, whether products with gates are rounded, and the norm of heads.
     Convolution(Activation, bool, Option<HeadNorm>),
@@ -30,28 +29,21 @@ pub enum Chooses {
     Nothing,
 }
 
-/// What computes a call from its option and the views of its inputs and of its outputs, each in the order of the table; without a
-/// place, the call is only checked.
-type Compute = for<'a> fn(
-    Choice,
-    &[Option<TensorRef<'a>>],
-    &mut [Option<TensorMut<'a>>],
-    Option<&Place<'_, '_>>,
-) -> PyResult<()>;
+/// What was read of the tensors of a call, by the place of their argument.
+pub type Tensors = [Option<Tensor>; MOST];
 
-/// Views of inputs, and of outputs, in the order of the table.
-pub type Read<'a> = [Option<TensorRef<'a>>; MOST];
-pub type Written<'a> = [Option<TensorMut<'a>>; MOST];
-
-/// One of several calls that are made together.
-pub struct Part<'a> {
-    pub choice: Choice,
-    pub read: Read<'a>,
-    pub written: Written<'a>,
-}
+/// What computes a call from its option and its tensors; without a place, the call is only checked.
+///
+/// # Safety
+/// Unless the call is only checked, the tensors have their memory during the call, and nobody else writes to an input or uses an
+/// output. Indices on the host, of which checks read all but seq_idx, have theirs in any case.
+type Compute = unsafe fn(Choice, &Tensors, Option<&Place<'_, '_>>) -> PyResult<()>;
 
 /// What computes several calls together.
-type ComputeTogether = for<'a> fn(&mut [Part<'a>], &Place<'_, '_>) -> PyResult<()>;
+///
+/// # Safety
+/// As for [`Compute`].
+type ComputeTogether = unsafe fn(&[(Choice, Tensors)], &Place<'_, '_>) -> PyResult<()>;
 
 /// An operation.
 pub struct Entry {
@@ -79,35 +71,38 @@ macro_rules! entries {
             chooses: Chooses::$choice,
             renamed: $renamed,
             said: $said,
-            compute: |choice, read, written, place| {
-                let (mut read, mut written) = (read.iter(), written.iter_mut());
-                let mut call = entries!(@call $operation, $choice, choice,
-                    |_| read.next().copied().flatten(), |_| written.next().and_then(Option::take));
+            compute: |choice, tensors, place| {
+                let mut call = entries!(@call $operation, $choice, choice, tensors);
                 run(&mut call, place, $said)
             },
             compute_together: entries!(@together $operation, $choice, $said),
         },)*];
     };
     (@together $operation:ty, Convolution, $said:expr) => {
-        Some(|parts, place| {
-            let calls = parts.iter_mut().map(|Part { choice, read, written }| {
-                let (mut read, mut written) = (read.iter(), written.iter_mut());
-                entries!(@call $operation, Convolution, *choice,
-                    |_| read.next().copied().flatten(), |_| written.next().and_then(Option::take))
-            });
+        Some(|calls, place| {
+            let calls = calls.iter().map(|(choice, tensors)| entries!(@call $operation, Convolution, *choice, tensors));
             run(&mut Together(calls.collect()), Some(place), $said)
         })
     };
     (@together $operation:ty, $kind:ident, $said:expr) => { None };
-    (@call $operation:ty, Nothing, $choice:expr, $read:expr, $write:expr) => {{
+    (@call $operation:ty, $kind:ident, $choice:expr, $tensors:expr) => {{
+        let mut views = $tensors.iter();
+        let next = std::cell::RefCell::new(|| views.next().and_then(Option::as_ref));
+        // SAFETY: the promise of whoever computes.
+        let read = |_| next.borrow_mut()().map(|tensor| unsafe { tensor.view() });
+        // SAFETY: as above.
+        let write = |_| next.borrow_mut()().map(|tensor| unsafe { tensor.view_mut() });
+        entries!(@from_named $operation, $kind, $choice, read, write)
+    }};
+    (@from_named $operation:ty, Nothing, $choice:expr, $read:expr, $write:expr) => {{
         let Choice::None = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named($read, $write)
     }};
-    (@call $operation:ty, Convolution, $choice:expr, $read:expr, $write:expr) => {{
+    (@from_named $operation:ty, Convolution, $choice:expr, $read:expr, $write:expr) => {{
         let Choice::Convolution(activation, rounds, norm) = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named(activation, rounds, norm, $read, $write)
     }};
-    (@call $operation:ty, $kind:ident, $choice:expr, $read:expr, $write:expr) => {{
+    (@from_named $operation:ty, $kind:ident, $choice:expr, $read:expr, $write:expr) => {{
         let Choice::$kind(choice) = $choice else { unreachable!("read as the operation's") };
         <$operation>::from_named(choice, $read, $write)
     }};
@@ -195,7 +190,7 @@ impl Entry {
     }
 
     /// Work of a call: elements of a convolution, or at least the multiplications of a product.
-    pub fn size(&self, inputs: &[Option<Tensor>]) -> i64 {
+    pub fn size(&self, inputs: &Tensors) -> i64 {
         let count = |tensor: &Option<Tensor>| tensor.as_ref().map_or(1, Tensor::element_count);
         let factors = if self.chooses == Chooses::Algorithm { 2 } else { 1 };
         inputs.iter().take(factors).map(count).fold(1, i64::saturating_mul)

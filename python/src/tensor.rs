@@ -7,7 +7,7 @@ use std::fmt::Display;
 
 use causeway::backend::gpu::plan::Vendor;
 use causeway::operation::DTypes;
-use causeway::tensor::MAX_RANK;
+use causeway::tensor::{Dims, MAX_RANK, Meta, TooManyAxes};
 use causeway::{DType, Location, TensorMut, TensorRef, memory};
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::intern;
@@ -59,11 +59,7 @@ pub struct First<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Tensor {
     pointer: *mut u8,
-    dtype: DType,
-    rank: usize,
-    shape: [i64; MAX_RANK],
-    strides: [i64; MAX_RANK],
-    pub location: Location,
+    meta: Meta,
     is_torch: bool,
     read_only: bool,
 }
@@ -76,17 +72,8 @@ unsafe impl Sync for Tensor {}
 static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 impl From<Description> for Tensor {
-    fn from(found: Description) -> Self {
-        Tensor {
-            pointer: found.pointer,
-            dtype: found.dtype,
-            rank: found.rank,
-            shape: found.shape,
-            strides: found.strides,
-            location: found.location,
-            is_torch: true,
-            read_only: false,
-        }
+    fn from(Description { pointer, meta }: Description) -> Self {
+        Tensor { pointer, meta, is_torch: true, read_only: false }
     }
 }
 
@@ -170,15 +157,11 @@ impl Tensor {
         if !shape.try_iter()?.all(|size| size.is_ok_and(|size| size.is_exact_instance_of::<PyInt>())) {
             return Ok(None);
         }
-        let (rank, shape) = sizes(named.name, &shape)?;
-        let mut strides = [1_i64; MAX_RANK];
-        for axis in (1..rank).rev() {
-            strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1));
-        }
+        let shape = sizes(named.name, &shape)?;
+        let meta = meta(dtype, shape, shape.contiguous_strides(), Location::Cuda(0))?;
         // No address of anything, and aligned to every dtype.
         let pointer = std::ptr::without_provenance_mut(64);
-        let location = Location::Cuda(0);
-        Ok(Some(Tensor { pointer, dtype, rank, shape, strides, location, is_torch: true, read_only: false }))
+        Ok(Some(Tensor { pointer, meta, is_torch: true, read_only: false }))
     }
 
     fn dtype_of_torch(named: &Named, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<DType> {
@@ -206,27 +189,26 @@ impl Tensor {
             )));
         };
         let dtype = Self::dtype_of_torch(named, object, torch)?;
-        let (rank, shape) = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
+        let shape = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
         let unreadable =
             |error: PyErr| PyRuntimeError::new_err(format!("{argument} cannot be read: {}", error.value(py)));
         // A tensor without strides, or without memory, says so.
         let strides = object.call_method0(intern!(py, "stride")).map_err(unreadable)?;
-        let (_, strides) = sizes(argument, &strides)?;
+        let strides = sizes(argument, &strides)?;
         if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
             return Err(PyValueError::new_err(format!(
                 "{argument} holds its values negated, as a view of a conjugate: pass {argument}.resolve_neg()"
             )));
         }
         let pointer: usize = object.call_method0(intern!(py, "data_ptr")).map_err(unreadable)?.extract()?;
-        let (pointer, is_torch, read_only) = (pointer as *mut u8, true, false);
-        let tensor = Tensor { pointer, dtype, rank, shape, strides, location, is_torch, read_only };
+        let meta = meta(dtype, shape, strides, location)?;
         // Fake tensors, tensors around others, and zeros that PyTorch has not written down.
-        if pointer.is_null() && tensor.element_count() > 0 {
+        if pointer == 0 && !meta.is_empty() {
             return Err(PyRuntimeError::new_err(format!(
                 "{argument} cannot be read: it has no memory of its own; pass {argument}.clone() of a tensor that holds values"
             )));
         }
-        Ok(tensor)
+        Ok(Tensor { pointer: pointer as *mut u8, meta, is_torch: true, read_only: false })
     }
 
     fn of_numpy(named: &Named, object: &Bound<'_, PyAny>, ndarray: &Bound<'_, PyType>) -> PyResult<Self> {
@@ -261,29 +243,21 @@ impl Tensor {
                 "{argument} is not in this machine's byte order: pass {argument}.astype(numpy.{name})"
             )));
         }
-        let (rank, shape) = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
-        let (_, mut strides) = sizes(argument, &object.getattr(intern!(py, "strides"))?)?;
+        let shape = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
+        let steps = sizes(argument, &object.getattr(intern!(py, "strides"))?)?;
         let size = dtype.size() as i64;
         let aligned = (pointer as u64).is_multiple_of(size as u64);
         // NumPy gives axes that are never stepped along any stride.
-        let stepped = |axis: usize| shape[axis] > 1;
-        if !aligned || (0..rank).any(|axis| stepped(axis) && strides[axis] % size != 0) {
+        let is_whole = |(count, step): (&i64, &i64)| *count <= 1 || step % size == 0;
+        if !aligned || !shape.iter().zip(&*steps).all(is_whole) {
             return Err(PyValueError::new_err(format!(
                 "{argument} has elements that are not aligned to their size: pass {argument}.copy()"
             )));
         }
-        strides.iter_mut().for_each(|stride| *stride /= size);
-        let location = Location::Host;
-        Ok(Tensor {
-            pointer: pointer as *mut u8,
-            dtype,
-            rank,
-            shape,
-            strides,
-            location,
-            is_torch: false,
-            read_only,
-        })
+        let strides: Vec<i64> = steps.iter().map(|step| step / size).collect();
+        let strides = Dims::new(&strides).map_err(|error| exception(error.into(), &[]))?;
+        let meta = meta(dtype, shape, strides, Location::Host)?;
+        Ok(Tensor { pointer: pointer as *mut u8, meta, is_torch: false, read_only })
     }
 
     /// True for a tensor of PyTorch's.
@@ -293,88 +267,102 @@ impl Tensor {
 
     /// The type of its elements.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.meta.dtype
     }
 
     /// Its sizes.
     pub fn shape(&self) -> &[i64] {
-        &self.shape[..self.rank]
+        &self.meta.shape
+    }
+
+    /// Where it is.
+    pub fn location(&self) -> Location {
+        self.meta.location
+    }
+
+    /// The same, taken to be on the host.
+    pub fn on_host(mut self) -> Self {
+        self.meta.location = Location::Host;
+        self
     }
 
     /// Whether another tensor has the same sizes and strides.
     pub fn has_layout_of(&self, other: &Tensor) -> bool {
-        let layout = |tensor: &Tensor| (tensor.rank, tensor.shape, tensor.strides);
-        layout(self) == layout(other)
+        (self.meta.shape, self.meta.strides) == (other.meta.shape, other.meta.strides)
     }
 
     /// Strides without gaps in the order of its own; None where elements share memory, or two axes have no order.
     pub fn dense_strides(&self) -> Option<[i64; MAX_RANK]> {
+        let Meta { shape, strides, .. } = &self.meta;
         let mut axes: [usize; MAX_RANK] = std::array::from_fn(|axis| axis);
-        let axes = &mut axes[..self.rank];
-        axes.sort_by_key(|axis| self.strides[*axis]);
-        let (mut strides, mut dense) = ([0; MAX_RANK], 1_i64);
+        let axes = &mut axes[..shape.len()];
+        axes.sort_by_key(|axis| strides[*axis]);
+        let (mut found, mut dense) = ([0; MAX_RANK], 1_i64);
         for (at, &axis) in axes.iter().enumerate() {
-            if self.strides[axis] <= 0 || (at > 0 && self.strides[axis] == self.strides[axes[at - 1]]) {
+            if strides[axis] <= 0 || (at > 0 && strides[axis] == strides[axes[at - 1]]) {
                 return None;
             }
-            strides[axis] = dense;
-            dense = dense.checked_mul(self.shape[axis].max(1))?;
+            found[axis] = dense;
+            dense = dense.checked_mul(shape[axis].max(1))?;
         }
-        Some(strides)
+        Some(found)
     }
 
     /// Number of elements.
     pub fn element_count(&self) -> i64 {
-        self.shape[..self.rank].iter().fold(1, |product, &size| product.saturating_mul(size))
+        self.meta.element_count()
     }
 
     /// A view to read.
     ///
     /// # Safety
     /// For `'a`, the Python object is kept alive, and nobody writes to its memory.
-    pub unsafe fn view<'a>(&self) -> PyResult<TensorRef<'a>> {
-        let (shape, strides) = (&self.shape[..self.rank], &self.strides[..self.rank]);
+    pub unsafe fn view<'a>(&self) -> TensorRef<'a> {
         // SAFETY: the object vouches for its shape, strides and place; alignment was checked or is PyTorch's
         // promise; the rest is the caller's promise.
-        unsafe { TensorRef::from_raw(self.pointer, self.dtype, shape, strides, self.location) }
-            .map_err(|error| exception(error, &[]))
+        unsafe { TensorRef::from_meta(self.pointer, self.meta) }
     }
 
     /// A view to write.
     ///
-    /// # Errors
-    /// `ValueError` if NumPy says that the array is read-only.
-    ///
     /// # Safety
     /// As for [`Tensor::view`], and nobody reads the memory either.
-    pub unsafe fn view_mut<'a>(&self, argument: &str) -> PyResult<TensorMut<'a>> {
+    pub unsafe fn view_mut<'a>(&self) -> TensorMut<'a> {
+        // SAFETY: as in `view`.
+        unsafe { TensorMut::from_meta(self.pointer, self.meta) }
+    }
+
+    /// Whether it can be written to.
+    ///
+    /// # Errors
+    /// `ValueError` if NumPy says that the array is read-only.
+    pub fn expect_writable(&self, argument: &str) -> PyResult<()> {
         if self.read_only {
             return Err(PyValueError::new_err(format!("{argument} is read-only: it is written to")));
         }
-        let (shape, strides) = (&self.shape[..self.rank], &self.strides[..self.rank]);
-        // SAFETY: as in `view`.
-        unsafe { TensorMut::from_raw(self.pointer, self.dtype, shape, strides, self.location) }
-            .map_err(|error| exception(error, &[]))
+        Ok(())
     }
 
     /// Lets memory of the processor that was just allocated for it come in large pages.
     pub fn prefer_large_pages(&self) {
-        if let (Location::Host, Some((lowest, highest))) = (self.location, self.extent()) {
-            let bytes = highest - lowest + self.dtype.size() as i128;
+        if self.location() == Location::Host
+            && let Some((lowest, highest)) = self.extent()
+        {
+            let bytes = highest - lowest + self.dtype().size() as i128;
             memory::prefer_large_pages(self.pointer.with_addr(lowest as usize), bytes as usize);
         }
     }
 
     /// Lowest and highest address of an element's first byte; None without elements.
     fn extent(&self) -> Option<(i128, i128)> {
-        if self.shape[..self.rank].contains(&0) {
+        if self.meta.is_empty() {
             return None;
         }
         let first = self.pointer as usize as i128;
         let (mut lowest, mut highest) = (first, first);
-        for axis in 0..self.rank {
-            let reach = i128::from(self.strides[axis]) * i128::from(self.shape[axis] - 1);
-            let bytes = reach * self.dtype.size() as i128;
+        for (stride, size) in self.meta.strides.iter().zip(self.shape()) {
+            let reach = i128::from(*stride) * i128::from(size - 1);
+            let bytes = reach * self.dtype().size() as i128;
             if bytes < 0 {
                 lowest += bytes;
             } else {
@@ -389,35 +377,33 @@ impl Tensor {
         let (Some((low, high)), Some((other_low, other_high))) = (self.extent(), other.extent()) else {
             return false;
         };
-        let apart =
-            low >= other_high + other.dtype.size() as i128 || other_low >= high + self.dtype.size() as i128;
-        self.location == other.location && !apart && overlap::meet(&self.layout(), &other.layout())
+        let apart = low >= other_high + other.dtype().size() as i128
+            || other_low >= high + self.dtype().size() as i128;
+        self.location() == other.location() && !apart && overlap::meet(&self.layout(), &other.layout())
     }
 
     fn layout(&self) -> Layout {
-        let size = self.dtype.size() as i128;
+        let size = self.dtype().size() as i128;
         let mut layout = Layout { address: self.pointer as usize as i128, size, axes: [(0, 1); MAX_RANK] };
-        for axis in 0..self.rank {
-            layout.axes[axis] = (i128::from(self.strides[axis]) * size, i128::from(self.shape[axis]));
+        let axes = self.meta.strides.iter().zip(self.shape());
+        for (axis, (stride, count)) in layout.axes.iter_mut().zip(axes) {
+            *axis = (i128::from(*stride) * size, i128::from(*count));
         }
         layout
     }
 }
 
 /// The values of a tuple of integers.
-fn sizes(argument: &str, tuple: &Bound<'_, PyAny>) -> PyResult<(usize, [i64; MAX_RANK])> {
-    let tuple = tuple.cast::<PyTuple>()?;
-    let rank = tuple.len();
-    if rank > MAX_RANK {
-        return Err(PyValueError::new_err(format!(
-            "{argument} has {rank} axes: no argument has more than 3"
-        )));
-    }
-    let mut values = [0; MAX_RANK];
-    for (value, item) in values.iter_mut().zip(tuple.iter_borrowed()) {
-        *value = item.extract()?;
-    }
-    Ok((rank, values))
+fn sizes(argument: &str, tuple: &Bound<'_, PyAny>) -> PyResult<Dims> {
+    let values: Vec<i64> = tuple.cast::<PyTuple>()?.extract()?;
+    Dims::new(&values).map_err(|TooManyAxes(rank)| {
+        PyValueError::new_err(format!("{argument} has {rank} axes: no argument has more than 3"))
+    })
+}
+
+/// What is known of a tensor, if its sizes and strides go together.
+fn meta(dtype: DType, shape: Dims, strides: Dims, location: Location) -> PyResult<Meta> {
+    Meta::new(dtype, &shape, &strides, location).map_err(|error| exception(error, &[]))
 }
 
 /// Python's name of a dtype.

@@ -320,7 +320,7 @@ impl Torch {
         dense: &Dense,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(allocators) = &self.allocators else { return Ok(None) };
-        let allocate = match read.location {
+        let allocate = match read.location() {
             Location::Host => Some(&allocators.cpu),
             Location::Cuda(_) | Location::Hip(_) => allocators.cuda.as_ref(),
         };

@@ -7,8 +7,6 @@ mod results;
 
 pub use results::{SizeSource, size_source};
 
-use arrayvec::ArrayVec;
-
 use crate::checks;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Meta, TensorMut, TensorRef};
@@ -156,27 +154,84 @@ pub trait Operation {
 /// Most tensors of an operation.
 pub const MOST: usize = 16;
 
-/// The tensors of a call that are given.
-struct Given<'a>(ArrayVec<(&'static Argument, &'a Meta), MOST>);
+/// Where in a table the arguments are that another one names. Names are compared by the compiler, not in every call.
+#[derive(Clone, Copy)]
+struct Places {
+    needs: usize,
+    without: usize,
+    dtype: usize,
+}
+
+const fn places(arguments: &[Argument]) -> [Places; MOST] {
+    assert!(arguments.len() <= MOST, "there is room for every tensor");
+    let mut all = [Places { needs: 0, without: 0, dtype: 0 }; MOST];
+    let mut at = 0;
+    while at < arguments.len() {
+        let Argument { shape, dtypes, needs, .. } = &arguments[at];
+        if let Some((name, _)) = needs {
+            all[at].needs = place(arguments, name);
+        }
+        if let DTypes::Of(name, _) | DTypes::OfOrF32(name, _) = dtypes {
+            all[at].dtype = place(arguments, name);
+        }
+        let mut axis = 0;
+        while axis < shape.axes.len() {
+            if let Some((name, _)) = shape.axes[axis].without {
+                all[at].without = place(arguments, name);
+            }
+            axis += 1;
+        }
+        at += 1;
+    }
+    all
+}
+
+const fn place(arguments: &[Argument], name: &str) -> usize {
+    let mut at = 0;
+    while !is_same(arguments[at].name.as_bytes(), name.as_bytes()) {
+        at += 1;
+    }
+    at
+}
+
+const fn is_same(a: &[u8], b: &[u8]) -> bool {
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    at == a.len() && at == b.len()
+}
+
+/// The tensors of a call, by their place in the table.
+struct Given<'a>([Option<&'a Meta>; MOST]);
 
 /// Checks every argument of a call against the table: number of axes, sizes, dtype, place, what it needs beside it, and, if it is
 /// written, that its elements lie apart. `sizes` are what the operation's own checks have found.
 pub(crate) fn check<O: Operation>(call: &O, sizes: &Sizes) -> Result<()> {
-    const { assert!(O::ARGUMENTS.len() <= MOST, "there is room for every tensor") };
-    let mut given = Given(ArrayVec::new());
-    call.visit(|argument, tensor| given.0.extend(tensor.map(|tensor| (argument, tensor.meta))));
-    given.0.iter().try_for_each(|(argument, meta)| given.check(argument, meta, sizes, O::WHERE))
+    let places = const { &places(O::ARGUMENTS) };
+    let (mut given, mut count) = (Given([None; MOST]), 0);
+    call.visit(|_, tensor| {
+        given.0[count] = tensor.map(|tensor| tensor.meta);
+        count += 1;
+    });
+    let arguments = O::ARGUMENTS.iter().zip(places).zip(given.0);
+    arguments.into_iter().try_for_each(|((argument, places), meta)| match meta {
+        Some(meta) => given.check((argument, places), meta, sizes, O::WHERE),
+        None => Ok(()),
+    })
 }
 
 impl Given<'_> {
-    fn find(&self, name: &str) -> Option<&Meta> {
-        self.0.iter().find(|(argument, _)| argument.name == name).map(|(_, meta)| *meta)
-    }
-
-    fn check(&self, argument: &Argument, meta: &Meta, sizes: &Sizes, place: &'static str) -> Result<()> {
+    fn check(
+        &self,
+        (argument, places): (&Argument, &Places),
+        meta: &Meta,
+        sizes: &Sizes,
+        place: &'static str,
+    ) -> Result<()> {
         let name = argument.name;
-        if let Some((input, because)) = argument.needs
-            && self.find(input).is_none()
+        if let Some((_, because)) = argument.needs
+            && self.0[places.needs].is_none()
         {
             return Err(Error::Unexpected { argument: name, because });
         }
@@ -186,17 +241,17 @@ impl Given<'_> {
         }
         for (axis, &found) in axes.iter().zip(&*meta.shape) {
             let axis = match axis.without {
-                Some((other, axis)) if self.find(other).is_none() => axis,
+                Some((_, axis)) if self.0[places.without].is_none() => axis,
                 _ => axis,
             };
             if let Some(size) = sizes.get(axis.size as usize) {
                 checks::size(name, axis.name, found, size + axis.plus, axis.because)?;
             }
         }
-        let of = |other: &str| self.find(other).map_or(meta.dtype, |other| other.dtype);
+        let of = self.0[places.dtype].map_or(meta.dtype, |other| other.dtype);
         match argument.dtypes {
-            DTypes::Of(other, because) => checks::dtype(name, meta, &[of(other)], because)?,
-            DTypes::OfOrF32(other, because) => match of(other) {
+            DTypes::Of(_, because) => checks::dtype(name, meta, &[of], because)?,
+            DTypes::OfOrF32(_, because) => match of {
                 half @ (DType::F16 | DType::BF16) => {
                     checks::dtype(name, meta, &[half, DType::F32], because.1)?;
                 }
@@ -205,7 +260,7 @@ impl Given<'_> {
             DTypes::Among(allowed, because) => checks::dtype(name, meta, allowed, because)?,
             DTypes::Own => {}
         }
-        checks::location(name, meta, self.0[0].1.location, place)?;
+        checks::location(name, meta, self.0[0].unwrap_or(meta).location, place)?;
         if argument.role == Role::Input { Ok(()) } else { checks::output(name, meta) }
     }
 }
@@ -286,10 +341,17 @@ macro_rules! operation {
                     Option<$crate::operation::View<'s>>,
                 ),
             ) {
-                let mut arguments = Self::ARGUMENTS.iter();
-                let mut next = |tensor| arguments.next().into_iter().for_each(|argument| visit(argument, tensor));
-                $(next(operation!(@view $read_kind, of, self.$read));)*
-                $(next(operation!(@view $kind, of_mut, self.$written));)*
+                // The compiler counts.
+                let mut at = 0;
+                $(
+                    visit(&Self::ARGUMENTS[at], operation!(@view $read_kind, of, self.$read));
+                    at += 1;
+                )*
+                $(
+                    visit(&Self::ARGUMENTS[at], operation!(@view $kind, of_mut, self.$written));
+                    at += 1;
+                )*
+                let _ = at;
             }
         }
     };

@@ -7,8 +7,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use arrayvec::ArrayVec;
-
 pub use crate::dims::{Dims, Location, MAX_RANK, TooManyAxes};
 pub use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -27,19 +25,24 @@ pub struct Meta {
 }
 
 impl Meta {
-    fn checked(dtype: DType, shape: &[i64], strides: &[i64], location: Location) -> Result<Self> {
+    /// Of a tensor whose elements, and the bytes from the first of them in memory to the last, can be counted.
+    ///
+    /// # Errors
+    /// If shape and strides are not a valid pair.
+    pub fn new(dtype: DType, shape: &[i64], strides: &[i64], location: Location) -> Result<Self> {
         if shape.len() != strides.len() || shape.len() > MAX_RANK {
             return Err(Error::AxisCount { shape: shape.len(), strides: strides.len() });
         }
         let (shape, strides) = (Dims::new(shape)?, Dims::new(strides)?);
-        if shape.iter().any(|&size| size < 0) {
+        if shape.values.into_iter().fold(0, |bits, size| bits | size) < 0 {
             return Err(Error::NegativeSize { shape });
         }
         let meta = Meta { dtype, shape, strides, location };
-        let bytes = meta.extent().and_then(|(lowest, highest)| {
+        let bytes = || {
+            let (lowest, highest) = meta.extent()?;
             highest.checked_sub(lowest)?.checked_add(1)?.checked_mul(dtype.size() as i64)
-        });
-        if shape.element_count().is_none() || bytes.is_none() {
+        };
+        if shape.element_count().is_none() || bytes().is_none() {
             return Err(Error::TooLarge { shape, dtype });
         }
         Ok(meta)
@@ -49,7 +52,8 @@ impl Meta {
     /// Meaningless for an empty view.
     fn extent(&self) -> Option<(i64, i64)> {
         let (mut lowest, mut highest) = (0i64, 0i64);
-        for (&size, &stride) in self.shape.iter().zip(self.strides.iter()) {
+        // Axes that are not there have size and stride 0.
+        for (size, stride) in self.shape.values.into_iter().zip(self.strides.values) {
             let reach = stride.checked_mul((size - 1).max(0))?;
             let end = if reach < 0 { &mut lowest } else { &mut highest };
             *end = end.checked_add(reach)?;
@@ -59,8 +63,8 @@ impl Meta {
 
     /// Number of elements.
     pub fn element_count(&self) -> i64 {
-        // `checked` has shown that it fits.
-        self.shape.element_count().unwrap_or(i64::MAX)
+        // `new` has shown that it fits. A size of 0 makes it 0, whatever the others come to.
+        self.shape.iter().fold(1, |product, &size| product.wrapping_mul(size))
     }
 
     /// True when there is no element.
@@ -76,22 +80,23 @@ impl Meta {
         if self.is_empty() {
             return true;
         }
-        let mut axes: ArrayVec<(u64, i64), MAX_RANK> = self
-            .strides
-            .iter()
-            .zip(self.shape.iter())
-            .filter(|(_, size)| **size > 1)
-            .map(|(stride, size)| (stride.unsigned_abs(), *size))
-            .collect();
-        axes.sort_unstable();
-        let mut reach = 0u128;
-        for (stride, size) in axes {
-            if u128::from(stride) <= reach {
-                return false;
+        // For each axis, how far those of smaller strides reach; of equal strides, one steps onto the other. Reaches fit, as `checked` has
+        // shown, and so does their sum.
+        let axes =
+            || self.strides.iter().zip(self.shape.iter()).enumerate().filter(|(_, (_, size))| **size > 1);
+        axes().all(|(at, (stride, _))| {
+            let stride = stride.unsigned_abs();
+            let mut reach = 0;
+            for (other, (step, size)) in axes() {
+                let step = step.unsigned_abs();
+                if step < stride {
+                    reach += step * (size - 1) as u64;
+                } else if step == stride && other != at {
+                    return false;
+                }
             }
-            reach += u128::from(stride) * (size - 1) as u128;
-        }
-        true
+            stride > reach
+        })
     }
 
     /// A part of an axis, and how many bytes it begins behind the whole.
@@ -116,7 +121,7 @@ impl Meta {
         if self.is_empty() {
             return Ok(());
         }
-        let (lowest, highest) = self.extent().expect("`checked` has shown that it fits");
+        let (lowest, highest) = self.extent().expect("`new` has shown that it fits");
         let [lowest, highest] = [lowest, highest].map(|end| i128::from(end) + i128::from(offset));
         if lowest < 0 || highest >= available as i128 {
             return Err(Error::OutOfBounds {
@@ -208,7 +213,7 @@ impl<'a> TensorRef<'a> {
     /// # Errors
     /// As for [`TensorRef::new`], or if any element lies outside the slice.
     pub fn strided<T: Element>(data: &'a [T], offset: i64, shape: &[i64], strides: &[i64]) -> Result<Self> {
-        let meta = Meta::checked(T::DTYPE, shape, strides, Location::Host)?;
+        let meta = Meta::new(T::DTYPE, shape, strides, Location::Host)?;
         meta.check_slice(offset, data.len())?;
         let first = if meta.is_empty() { 0 } else { offset as usize };
         // SAFETY: `check_slice` has shown that `first` lies in the slice. The pointer is derived from the
@@ -225,6 +230,7 @@ impl<'a> TensorRef<'a> {
     /// # Safety
     /// For `'a`, every element that shape and strides reach from `pointer` must be initialised memory of
     /// `location`, aligned to the dtype, and written by nobody.
+    #[inline]
     pub unsafe fn from_raw(
         pointer: *const u8,
         dtype: DType,
@@ -232,8 +238,18 @@ impl<'a> TensorRef<'a> {
         strides: &[i64],
         location: Location,
     ) -> Result<Self> {
-        let meta = Meta::checked(dtype, shape, strides, location)?;
-        Ok(TensorRef { pointer, meta, memory: PhantomData })
+        let meta = Meta::new(dtype, shape, strides, location)?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { Self::from_meta(pointer, meta) })
+    }
+
+    /// The same of a [`Meta`] that has been made before.
+    ///
+    /// # Safety
+    /// As for [`TensorRef::from_raw`]; shape and strides must be those of [`Meta::new`].
+    #[inline]
+    pub unsafe fn from_meta(pointer: *const u8, meta: Meta) -> Self {
+        TensorRef { pointer, meta, memory: PhantomData }
     }
 
     /// The same memory with its axes in another order, for example `[0, 2, 1]` to swap the last two.
@@ -285,7 +301,7 @@ impl<'a> TensorMut<'a> {
         shape: &[i64],
         strides: &[i64],
     ) -> Result<Self> {
-        let meta = Meta::checked(T::DTYPE, shape, strides, Location::Host)?;
+        let meta = Meta::new(T::DTYPE, shape, strides, Location::Host)?;
         meta.check_slice(offset, data.len())?;
         let first = if meta.is_empty() { 0 } else { offset as usize };
         // SAFETY: `check_slice` has shown that `first` lies in the slice. The pointer is derived from the
@@ -302,6 +318,7 @@ impl<'a> TensorMut<'a> {
     /// # Safety
     /// For `'a`, every element that shape and strides reach from `pointer` must be memory of `location`,
     /// aligned to the dtype, and neither read nor written by anybody else.
+    #[inline]
     pub unsafe fn from_raw(
         pointer: *mut u8,
         dtype: DType,
@@ -309,8 +326,18 @@ impl<'a> TensorMut<'a> {
         strides: &[i64],
         location: Location,
     ) -> Result<Self> {
-        let meta = Meta::checked(dtype, shape, strides, location)?;
-        Ok(TensorMut { pointer, meta, memory: PhantomData })
+        let meta = Meta::new(dtype, shape, strides, location)?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { Self::from_meta(pointer, meta) })
+    }
+
+    /// The same of a [`Meta`] that has been made before.
+    ///
+    /// # Safety
+    /// As for [`TensorMut::from_raw`]; shape and strides must be those of [`Meta::new`].
+    #[inline]
+    pub unsafe fn from_meta(pointer: *mut u8, meta: Meta) -> Self {
+        TensorMut { pointer, meta, memory: PhantomData }
     }
 
     /// The same memory with its axes in another order, for example `[0, 2, 1]` to swap the last two.
@@ -373,7 +400,7 @@ pub(crate) fn check_view(
     strides: &[i64],
     available: usize,
 ) -> Result<()> {
-    Meta::checked(dtype, shape, strides, Location::Host)?.check_slice(offset, available)
+    Meta::new(dtype, shape, strides, Location::Host)?.check_slice(offset, available)
 }
 
 fn permuted(meta: &Meta, axes: &[usize]) -> Meta {

@@ -90,7 +90,7 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
         outputs = ..., ... if final_states_out is None else final_states_out
     if not is_dynamo_compiling():
         try:
-            # Computes; if a gradient has to be recorded, gives a number of inputs instead.
+            # Computes; if a gradient has to be recorded and nothing is kept for it, gives a number of inputs instead.
             result = _record_forward(inputs, option, outputs, is_cast)
         except RuntimeError:
             # A nested tensor of the older kind is a plain one by its class, and has no words for what it lacks.
@@ -99,7 +99,10 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
         if type(result) is int:
             given = inputs[:result]
             if outputs is None:
-                return _recorded(result, option, False, False)(*given)
+                function = _recorded(result, option, False, False)
+                # From now on it is called without coming here.
+                _native.causal_conv1d_forward.keep(result, option, function)
+                return function(*given)
             if final_states_out is None:
                 return _recorded(result, option, True, False)(*given)
             return _recorded(result, option, bool(return_final_states), True)(*given, final_states_out)

@@ -93,8 +93,8 @@ pub(super) struct Constants {
 #[derive(Debug, Clone, Copy, Eq)]
 struct Constant {
     name: &'static str,
-    kind: Kind,
-    value: i32,
+    /// The [`Kind`] in the upper half, the value in the lower one: compared at once.
+    kind_and_value: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,12 +107,28 @@ enum Kind {
     Enumerator,
 }
 
+impl Constant {
+    const KINDS: [Kind; 4] = [Kind::Type, Kind::Int, Kind::Flag, Kind::Enumerator];
+
+    #[inline(always)]
+    fn new(name: &'static str, kind: Kind, value: i32) -> Self {
+        Constant { name, kind_and_value: (kind as u64) << 32 | u64::from(value as u32) }
+    }
+
+    fn kind(self) -> Kind {
+        Self::KINDS[(self.kind_and_value >> 32) as usize]
+    }
+
+    fn value(self) -> i32 {
+        self.kind_and_value as i32
+    }
+}
+
 impl PartialEq for Constant {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
         // Names are literals, and nearly always the same one.
-        self.value == other.value
-            && self.kind == other.kind
+        self.kind_and_value == other.kind_and_value
             && (std::ptr::eq(self.name, other.name) || self.name == other.name)
     }
 }
@@ -121,7 +137,7 @@ impl Hash for Constant {
     /// Constants of one kernel have the same names in the same order, nearly always.
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u32(self.value as u32);
+        state.write_u64(self.kind_and_value);
     }
 }
 
@@ -133,7 +149,7 @@ impl Constants {
 
     #[inline(always)]
     fn push(mut self, name: &'static str, kind: Kind, value: i32) -> Self {
-        self.constants.push(Constant { name, kind, value });
+        self.constants.push(Constant::new(name, kind, value));
         self
     }
 
@@ -150,7 +166,7 @@ impl Constants {
                     }
                     _ => (Kind::Flag, there.is_some().into()),
                 };
-                self.constants.push(Constant { name: argument.name, kind, value });
+                self.constants.push(Constant::new(argument.name, kind, value));
             }
         });
         self
@@ -175,7 +191,8 @@ impl Constants {
     /// The same with another value for a number that is there.
     pub fn with_int(mut self, name: &str, value: i32) -> Self {
         let constant = self.constants.iter_mut().find(|constant| constant.name == name);
-        constant.expect("the constant is there").value = value;
+        let constant = constant.expect("the constant is there");
+        *constant = Constant::new(constant.name, constant.kind(), value);
         self
     }
 
@@ -187,11 +204,12 @@ impl Constants {
 
     fn render(&self, text: &mut String) -> std::fmt::Result {
         writeln!(text, "struct {} {{", self.name)?;
-        for Constant { name, kind, value } in &self.constants {
-            match kind {
-                Kind::Type => writeln!(text, "    using {name} = {};", type_name(*value)),
+        for constant in &self.constants {
+            let (name, value) = (constant.name, constant.value());
+            match constant.kind() {
+                Kind::Type => writeln!(text, "    using {name} = {};", type_name(value)),
                 Kind::Int => writeln!(text, "    static constexpr int {name} = {value};"),
-                Kind::Flag => writeln!(text, "    static constexpr bool {name} = {};", *value != 0),
+                Kind::Flag => writeln!(text, "    static constexpr bool {name} = {};", value != 0),
                 Kind::Enumerator => writeln!(text, "    static constexpr auto {name};"),
             }?;
         }

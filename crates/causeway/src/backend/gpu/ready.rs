@@ -1,7 +1,5 @@
 //! Calls whose kernel is loaded, for callers with streams and an allocator of their own.
 
-use std::sync::Arc;
-
 use super::argument::Workspace;
 use super::handle::StreamHandle;
 use super::plan::Plan;
@@ -12,7 +10,7 @@ use crate::error::Result;
 pub struct Ready {
     device: GpuDevice,
     plan: Plan,
-    kernel: Arc<Kernel>,
+    kernel: &'static Kernel,
 }
 
 impl GpuDevice {
@@ -42,6 +40,6 @@ impl Ready {
     /// As for [`GpuDevice::launch`], of the tensors of the call.
     pub unsafe fn launch(&self, stream: StreamHandle, workspace: Option<Workspace>) -> Result<()> {
         // SAFETY: the caller's promise: the addresses are those of the call's tensors.
-        unsafe { self.device.launch_kernel(&self.plan, &self.kernel, stream, workspace) }
+        unsafe { self.device.launch_kernel(&self.plan, self.kernel, stream, workspace) }
     }
 }

@@ -4,7 +4,7 @@ mod check;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 
@@ -34,13 +34,13 @@ struct Inner {
     context: Context,
     report: DeviceReport,
     target: Target,
-    kernels: RwLock<FxHashMap<Choice, Arc<Kernel>>>,
+    kernels: RwLock<FxHashMap<Choice, &'static Kernel>>,
     scratch: Scratch,
     /// For stream-ordered allocation, where the device has it.
     pool: Option<usize>,
 }
 
-/// A kernel in the device's memory.
+/// A kernel in the device's memory, where it stays until the process ends.
 pub(super) struct Kernel {
     function: usize,
     /// Bytes of dynamic shared memory that the driver has been asked to allow.
@@ -186,7 +186,7 @@ impl GpuDevice {
         }
         let kernel = self.kernel(&plan.choice)?;
         // SAFETY: the caller's promise.
-        unsafe { self.launch_kernel(plan, &kernel, stream, workspace) }
+        unsafe { self.launch_kernel(plan, kernel, stream, workspace) }
     }
 
     /// As [`GpuDevice::launch`], with the plan's kernel.
@@ -268,7 +268,7 @@ impl GpuDevice {
         let kernel = self.kernel(&plan.choice)?;
         let current = self.enter()?;
         if plan.shared_bytes > kernel.shared_allowed.load(Ordering::Relaxed) {
-            self.allow_shared(&current, &kernel, plan)?;
+            self.allow_shared(&current, kernel, plan)?;
         }
         let threads = plan.block.iter().product();
         // SAFETY: the kernel's module stays loaded.
@@ -290,17 +290,17 @@ impl GpuDevice {
     }
 
     /// The kernel of a choice, from memory if it is there. Allocates nothing then.
-    pub(super) fn kernel(&self, choice: &Choice) -> Result<Arc<Kernel>> {
+    pub(super) fn kernel(&self, choice: &Choice) -> Result<&'static Kernel> {
         let kernels = self.0.kernels.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = kernels.get(choice) {
-            return Ok(Arc::clone(kernel));
+            return Ok(kernel);
         }
         drop(kernels);
         self.load(choice)
     }
 
     #[cold]
-    fn load(&self, choice: &Choice) -> Result<Arc<Kernel>> {
+    fn load(&self, choice: &Choice) -> Result<&'static Kernel> {
         let code =
             Builder::global().build(&Program::of(choice), &self.0.target, self.0.driver.compiler_major())?;
         let current = self.enter()?;
@@ -326,9 +326,9 @@ impl GpuDevice {
         if let Some(kernel) = kernels.get(choice) {
             // SAFETY: nobody has seen this module.
             current.outside_capture(|| unsafe { current.unload_module(module) })?;
-            return Ok(Arc::clone(kernel));
+            return Ok(kernel);
         }
-        let kernel = Arc::new(Kernel {
+        let kernel: &Kernel = Box::leak(Box::new(Kernel {
             function,
             shared_allowed: AtomicU32::new(0),
             origin: code.origin,
@@ -338,8 +338,8 @@ impl GpuDevice {
             digest: blake3::hash(&code.image),
             bytes: code.image.len() as u64,
             in_no_file: AtomicBool::new(false),
-        });
-        kernels.insert(choice.clone(), Arc::clone(&kernel));
+        }));
+        kernels.insert(choice.clone(), kernel);
         Ok(kernel)
     }
 

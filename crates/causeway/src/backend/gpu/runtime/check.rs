@@ -1,7 +1,7 @@
 //! Whether the file of a loaded kernel still holds its code. Launches do not ask: reports do, before a case's first.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use super::{GpuDevice, Kernel};
 use crate::backend::gpu::artifact::{Artifact, Artifacts};
@@ -35,7 +35,7 @@ impl GpuDevice {
         Ok(all)
     }
 
-    fn check_kernel(&self, mut kernel: Arc<Kernel>, choice: &Choice) -> Result<Artifact> {
+    fn check_kernel(&self, mut kernel: &'static Kernel, choice: &Choice) -> Result<Artifact> {
         let mut refused = Vec::new();
         let mut file = None;
         match kernel.compare() {
@@ -77,9 +77,9 @@ impl GpuDevice {
     }
 
     /// Every kernel. Their files are read later, while launches go on.
-    fn loaded(&self) -> Vec<(Choice, Arc<Kernel>)> {
+    fn loaded(&self) -> Vec<(Choice, &'static Kernel)> {
         let kernels = self.0.kernels.read().unwrap_or_else(PoisonError::into_inner);
-        kernels.iter().map(|(choice, kernel)| (choice.clone(), Arc::clone(kernel))).collect()
+        kernels.iter().map(|(choice, kernel)| (choice.clone(), *kernel)).collect()
     }
 
     /// Launches after this get the kernel anew. What runs keeps its module, which stays loaded.
