@@ -57,6 +57,8 @@ template <class Problem, class Tile> class ChannelLastBackward {
     // Tensors of the ring: x, dy, and then the gates.
     static constexpr int B_TENSOR = 2, C_TENSOR = Problem::B ? 3 : 2, TENSORS = 2 + Problem::B + Problem::C;
     using Ring = RowRing<BYTES, Tile::odd_rows, ROWS, Tile::stages, THREADS, TENSORS>;
+    // Whether chunks inside of a segment may copy rows behind it, which costs no instruction. With options it costs registers.
+    static constexpr bool MASKS_COPIES = Ring::ASYNC && !HAS_BOUNDARIES && !Problem::norm && !Problem::B && !Problem::C;
     // Where rows are odd, the last packet begins earlier and repeats channels of the one before it: both threads store the same.
     using Row = RowAccess<BYTES, Tile::odd_rows>;
 
@@ -167,9 +169,11 @@ private:
             for (int c = 0; c < CHANNELS; ++c) unfinished[i][c] = 0.0f;
         }
 
+        // The last rows of an entry have their share of dfinal_states.
+        const i32 plain_end = Problem::dfinal_states ? minimum(last, (i32)a.seqlen - HALO) : last;
         for (i32 t = first; t < end; t += ROWS) {
             if constexpr (HAS_BOUNDARIES) load_indices(t);
-            const bool inside = t > first && t + (Ring::AHEAD + 1) * ROWS <= fetch_end;
+            const bool inside = t > first && (MASKS_COPIES ? t + ROWS <= plain_end : t + (Ring::AHEAD + 1) * ROWS <= fetch_end);
             if (inside && (!HAS_BOUNDARIES || one_sequence(t))) {
                 // With eight channels, what the compiler derives of t for both kinds of chunks at once is some registers too many.
                 chunk<true>(ring, CHANNELS > 4 ? opaque(t) : t);
@@ -219,15 +223,15 @@ private:
         return read<X>(a.initial_states, sequence, channel + c, k);
     }
 
-    // ROWS rows from t on. Inside: every row, store and prefetch lies in the segment, and every tap in one sequence, so nothing is
-    // masked.
+    // ROWS rows from t on. Inside: every row and store lies in the segment, and every tap in one sequence, so that nothing is masked but
+    // copies of rows that lie behind it.
     template <bool Inside> CAUSEWAY_DEVICE void chunk(Ring& ring, i32 t) {
         // Copies to shared memory are issued together, before the chunk's reads. Alternating them with reads costs extra
         // instructions, and each read would wait behind a copy.
         ring.template wait<Ring::AHEAD>();
         if constexpr (Ring::ASYNC) {
 #pragma unroll
-            for (int p = 0; p < ROWS; ++p) fetch(ring, p, t + Ring::AHEAD * ROWS + p, Inside);
+            for (int p = 0; p < ROWS; ++p) fetch(ring, p, t + Ring::AHEAD * ROWS + p, Inside && !MASKS_COPIES);
             ring.fetched();
         }
 #pragma unroll

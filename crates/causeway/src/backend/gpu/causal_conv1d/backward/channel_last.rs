@@ -1,15 +1,14 @@
-//! The backward planner where neighbouring channels are neighbours in memory: long segments that threads walk down, or,
-//! in small calls, short ones.
+//! The backward planner where neighbouring channels are neighbours in memory: segments that threads walk down.
 
 use arrayvec::ArrayVec;
 
 use super::super::{Constants, View, head_lanes, kernel, takes_more_registers, weight_access};
+use super::short_last;
 use super::tiles::{self, LastCall};
 use super::{BackwardArguments, Launch, Planner};
 use crate::causal_conv1d::Sizes;
 
 kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", BackwardArguments);
-kernel!(SHORT_LAST, "backward_short_last", "backward_short_last", BackwardArguments);
 
 impl Planner<'_> {
     pub(super) fn channel_last(&self) -> Option<Launch> {
@@ -33,9 +32,9 @@ impl Planner<'_> {
         let legal = (aligned / element).min(1 << (dim as u64).trailing_zeros().min(3));
         let elements_each = self.elements_per_multiprocessor();
         let plain = !self.is_gated() && self.op.norm.is_none() && !self.beside;
-        // Packets of several channels, whose sums a cluster adds.
-        let several = dim >= 128 && legal > 1 && self.largest_cluster() > 1;
-        let short = plain && tiles::is_short_last(width, elements_each, self.has_boundaries(), several);
+        let clusters = self.largest_cluster() > 1;
+        let most = if clusters { short_last::most(dim, legal) } else { short_last::SHORT };
+        let short = plain && width <= 4 && elements_each <= most && !self.has_boundaries();
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);
         }
@@ -166,60 +165,5 @@ impl Planner<'_> {
             seqlen: batch * seqlen,
             ..*self.sizes
         })
-    }
-
-    /// Segments of a few rows, for a call too small to fill the device; packets of at most `legal` channels.
-    fn short_last(&self, legal: u32) -> Option<Launch> {
-        let Sizes { batch, dim, seqlen, .. } = *self.sizes;
-        let (dim, all_rows) = (dim as u64, (batch * seqlen) as u64);
-        let largest = self.largest_cluster();
-        let clusters = largest > 1;
-        let elements = self.elements_per_multiprocessor();
-        let tile = tiles::short_last(dim, all_rows, largest, elements);
-        let channels = legal.min(tile.channels);
-        let across = dim.div_ceil(u64::from(channels));
-        let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;
-        let channel_groups = u32::try_from(across.div_ceil(u64::from(lanes))).ok()?;
-        let pieces = (seqlen as u64).div_ceil(u64::from(tile.rows));
-        let segments = batch as u64 * pieces;
-        // As many blocks for a group as give each multiprocessor 1024 threads.
-        let blocks = u64::from(self.facts.multiprocessors) * 1024 / tile.threads.1;
-        let wanted = (blocks / u64::from(channel_groups)).max(1);
-        let cluster = if clusters { 1 << wanted.min(tile.most_blocks).min(segments).ilog2() } else { 1 };
-        let per_block = segments.div_ceil(cluster) * u64::from(lanes);
-        let threads = per_block.next_power_of_two().clamp(tile.threads.0, tile.threads.1) as u32;
-        if clusters && tiles::last_round_is_empty(elements, per_block, u64::from(threads)) {
-            return None;
-        }
-        let parts = if clusters { cluster } else { segments.div_ceil(u64::from(threads / lanes)) };
-
-        let sums = u64::from(lanes * channels) * self.sums_per_channel();
-        let sent = if cluster > 1 { cluster * sums.div_ceil(cluster) } else { 0 };
-        // A mailbox or a flag; sums that other blocks have sent; sums of each wave.
-        let words = 4 + sent + u64::from(threads / self.facts.wave_size) * sums;
-        Some(Launch {
-            kernel: &SHORT_LAST,
-            tile: Constants::new("Tile")
-                .int("threads", threads)
-                .int("lanes", lanes)
-                .int("channels", channels)
-                .int("rows", tile.rows)
-                .int("cluster", cluster)
-                .int("weight_bytes", weight_access(&self.op.weight, channels, channels)),
-            threads,
-            resident: 1,
-            cluster: cluster as u32,
-            early: false,
-            joins: false,
-            shared_bytes: words as u32 * 4,
-            sums,
-            channel_groups,
-            parts: u32::try_from(parts).ok()?,
-            pieces: u32::try_from(pieces).ok()?,
-            piece: tile.rows,
-            tile_channels: 0,
-            slices: 0,
-        })
-        .filter(|launch| self.is_launchable(launch))
     }
 }

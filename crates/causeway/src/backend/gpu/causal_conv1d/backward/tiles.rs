@@ -642,57 +642,6 @@ pub(super) fn tiles_first(batch: u64, dim: u64, tiles: u64, element: u32, room: 
     })
 }
 
-/// What a block of the short channel-last kernel does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ShortLastTile {
-    /// Most channels of a thread.
-    pub channels: u32,
-    /// Most threads along dim, a power of two.
-    pub lanes: u32,
-    /// Rows of a segment.
-    pub rows: u32,
-    /// Fewest and most threads of a block.
-    pub threads: (u64, u64),
-    /// Most blocks of a channel group, where they form a cluster.
-    pub most_blocks: u64,
-}
-
-/// Elements of x per multiprocessor up to which the short channel-last kernel is faster than the walk.
-const SHORT: u64 = 8 << 10;
-
-/// Whether a call of this width and this many elements of x per multiprocessor is one for the short channel-last kernel. With `several`, a
-/// thread has more than one channel, and clusters add the sums of at least 128.
-pub(super) fn is_short_last(width: i64, elements: u64, boundaries: bool, several: bool) -> bool {
-    width <= 4 && elements <= if several { 2 * SHORT } else { SHORT } && !boundaries
-}
-
-/// Whether the walk is faster, in a larger call, than rounds of `threads` for `steps` of them: if little is left for the last round.
-pub(super) fn last_round_is_empty(elements: u64, steps: u64, threads: u64) -> bool {
-    elements > SHORT && steps > threads && 10 * steps < 7 * steps.next_multiple_of(threads)
-}
-
-/// The tile for `dim` channels of `rows` rows in all, where `largest` blocks can form a cluster; `elements` of x are a multiprocessor's.
-pub(super) fn short_last(dim: u64, rows: u64, largest: u64, elements: u64) -> ShortLastTile {
-    let tile =
-        |channels, lanes, rows, threads| ShortLastTile { channels, lanes, rows, threads, most_blocks: 8 };
-    let sixteen = |tile| ShortLastTile { most_blocks: largest.min(16), ..tile };
-    match (largest, rows) {
-        // Two rows keep AMD's scalar registers; large blocks keep the sums over them few.
-        (..=1, ..=128) => tile(1, 4, 2, (128, 128)),
-        (..=1, ..=1024) => tile(2, 4, 2, (128, 128)),
-        (..=1, _) => tile(2, 4, 2, (512, 512)),
-        // So few rows that a step fewer counts for more than wider packets.
-        (_, ..=128) if elements <= 512 => tile(1, 8, 1, (64, 512)),
-        (_, ..=1024) if elements <= 512 => tile(1, 8, 4, (64, 512)),
-        (_, ..=1024) if elements <= 2560 => sixteen(tile(2, 8, 4, (64, 512))),
-        // Narrower groups use half of each sector of 32 bytes, but without them there are 64 blocks at most.
-        (16.., 2049..) if dim < 64 => sixteen(tile(2, 4, 8, (64, 512))),
-        (16.., 2049..) if dim < 128 => sixteen(tile(2, 8, 8, (64, 512))),
-        (_, 2049..) if dim < 128 => tile(2, 4, 8, (64, 512)),
-        (_, _) => sixteen(tile(2, 8, 8, (64, 256))),
-    }
-}
-
 /// What a block of the general kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct General {
