@@ -2,7 +2,6 @@
 
 use super::super::{Constants, kernel, weight_access};
 use super::{BackwardArguments, Launch, Planner};
-use crate::backend::gpu::plan::DeviceFacts;
 use crate::causal_conv1d::Sizes;
 
 kernel!(SHORT_LAST, "backward_short_last", "backward_short_last", BackwardArguments);
@@ -10,25 +9,14 @@ kernel!(SHORT_LAST, "backward_short_last", "backward_short_last", BackwardArgume
 impl Planner<'_> {
     /// Segments of a few rows, for a call too small to fill the device; packets of at most `legal` channels.
     pub(super) fn short_last(&self, legal: u32) -> Option<Launch> {
-        let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
         let clusters = self.largest_cluster() > 1;
-        let call = Call {
-            width,
-            dim: dim as u64,
-            batch: batch as u64,
-            seqlen: seqlen as u64,
-            legal,
-            elements: self.elements_per_multiprocessor(),
-            largest: self.largest_cluster(),
-            facts: self.facts,
-        };
-        let (tile, cut) = tile_of(&call);
-        if clusters && last_round_is_empty(call.elements, cut.steps, cut.threads) {
+        let (tile, cut) = self.short_tile(legal);
+        if clusters && last_round_is_empty(self.elements_per_multiprocessor(), cut.steps, cut.threads) {
             return None;
         }
         let Cut { channels, lanes, groups, pieces, cluster, .. } = cut;
         let (channel_groups, threads) = (u32::try_from(groups).ok()?, cut.threads as u32);
-        let segments = call.batch * pieces;
+        let segments = self.sizes.batch as u64 * pieces;
         let parts = if clusters { cluster } else { segments.div_ceil(u64::from(threads / lanes)) };
 
         let sums = u64::from(lanes * channels) * self.sums_per_channel();
@@ -59,6 +47,74 @@ impl Planner<'_> {
             slices: 0,
         })
         .filter(|launch| self.is_launchable(launch))
+    }
+
+    /// The tile of a call with packets of at most `legal` channels, and its cut.
+    fn short_tile(&self, legal: u32) -> (Tile, Cut) {
+        let Sizes { batch, dim, seqlen, .. } = *self.sizes;
+        let (largest, elements) = (self.largest_cluster(), self.elements_per_multiprocessor());
+        let tile = |channels, lanes, rows, threads| Tile { channels, lanes, rows, threads, most_blocks: 8 };
+        let sixteen = |tile| Tile { most_blocks: largest.min(16), ..tile };
+        let tile = match (largest, batch * seqlen) {
+            // Two rows keep AMD's scalar registers; large blocks keep the sums over them few.
+            (..=1, ..=128) => tile(1, 4, 2, (128, 128)),
+            (..=1, ..=1024) => tile(2, 4, 2, (128, 128)),
+            (..=1, _) => tile(2, 4, 2, (512, 512)),
+            // So few rows that a step fewer counts for more than wider packets.
+            (_, ..=128) if elements <= 512 => tile(1, 8, 1, (64, 512)),
+            (_, ..=1024) if elements <= 512 => tile(1, 8, 4, (64, 512)),
+            (_, ..=1024) if elements <= 2560 => sixteen(tile(2, 8, 4, (64, 512))),
+            // Narrower groups use half of each sector of 32 bytes, but without them there are 64 blocks at most.
+            (16.., 2049..) if dim < 64 => sixteen(tile(2, 4, 8, (64, 512))),
+            (16.., 2049..) if dim < 128 => sixteen(tile(2, 8, 8, (64, 512))),
+            (_, 2049..) if dim < 128 => tile(2, 4, 8, (64, 512)),
+            (_, _) => return self.widened(sixteen(tile(2, 8, 8, (64, 256))), legal),
+        };
+        (tile, self.cut(&tile, legal))
+    }
+
+    /// A tile, or one with wider and so fewer groups of channels: a second round of clusters takes as long as the first.
+    fn widened(&self, tile: Tile, legal: u32) -> (Tile, Cut) {
+        let cut = self.cut(&tile, legal);
+        let waits = cut.groups >= self.clusters_at_once(&cut);
+        if waits && legal >= 4 && cut.steps <= cut.threads {
+            // Of four channels to a thread, registers leave room for few large blocks.
+            let wide = Tile { channels: 4, ..tile };
+            let cut = self.cut(&wide, legal);
+            if cut.threads <= 128 {
+                return (wide, cut);
+            }
+        }
+        if waits || cut.groups >= MANY_GROUPS {
+            let wide = Tile { lanes: 16, ..tile };
+            return (wide, self.cut(&wide, legal));
+        }
+        (tile, cut)
+    }
+
+    fn cut(&self, tile: &Tile, legal: u32) -> Cut {
+        let Sizes { batch, dim, seqlen, .. } = *self.sizes;
+        let channels = legal.min(tile.channels);
+        let across = (dim as u64).div_ceil(u64::from(channels));
+        let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;
+        let groups = across.div_ceil(u64::from(lanes));
+        let pieces = (seqlen as u64).div_ceil(u64::from(tile.rows));
+        let segments = batch as u64 * pieces;
+        // As many blocks for a group as give each multiprocessor 1024 threads.
+        let blocks = u64::from(self.facts.multiprocessors) * 1024 / tile.threads.1;
+        let most = (blocks / groups).max(1).min(tile.most_blocks).min(segments);
+        let cluster = if self.largest_cluster() > 1 { 1 << most.ilog2() } else { 1 };
+        let steps = segments.div_ceil(cluster) * u64::from(lanes);
+        let threads = steps.next_power_of_two().clamp(tile.threads.0, tile.threads.1);
+        Cut { channels, lanes, groups, pieces, cluster, steps, threads }
+    }
+
+    /// Clusters of a cut with two channels to a thread that are at work at once: each in one part of the device, of 16 multiprocessors.
+    fn clusters_at_once(&self, cut: &Cut) -> u64 {
+        // With SiLU.
+        let registers = if self.sizes.width > 3 { 104 } else { 80 };
+        let resident = u64::from(self.facts.registers_per_multiprocessor) / (registers * cut.threads);
+        u64::from(self.facts.multiprocessors / 16) * (16 * resident / cut.cluster)
     }
 }
 
@@ -96,21 +152,6 @@ fn last_round_is_empty(elements: u64, steps: u64, threads: u64) -> bool {
     elements > SHORT && steps > threads && 10 * steps < 7 * steps.next_multiple_of(threads)
 }
 
-/// What the tile of the short channel-last kernel depends on.
-struct Call<'a> {
-    width: i64,
-    dim: u64,
-    batch: u64,
-    seqlen: u64,
-    /// Most channels of a packet.
-    legal: u32,
-    /// Elements of x per multiprocessor.
-    elements: u64,
-    /// Most blocks of a cluster.
-    largest: u64,
-    facts: &'a DeviceFacts,
-}
-
 /// How a tile cuts a call.
 struct Cut {
     channels: u32,
@@ -126,67 +167,5 @@ struct Cut {
     threads: u64,
 }
 
-impl Call<'_> {
-    fn cut(&self, tile: &Tile) -> Cut {
-        let channels = self.legal.min(tile.channels);
-        let across = self.dim.div_ceil(u64::from(channels));
-        let lanes = across.next_power_of_two().min(u64::from(tile.lanes)) as u32;
-        let groups = across.div_ceil(u64::from(lanes));
-        let pieces = self.seqlen.div_ceil(u64::from(tile.rows));
-        let segments = self.batch * pieces;
-        // As many blocks for a group as give each multiprocessor 1024 threads.
-        let blocks = u64::from(self.facts.multiprocessors) * 1024 / tile.threads.1;
-        let wanted = (blocks / groups).max(1);
-        let most = wanted.min(tile.most_blocks).min(segments);
-        let cluster = if self.largest > 1 { 1 << most.ilog2() } else { 1 };
-        let steps = segments.div_ceil(cluster) * u64::from(lanes);
-        let threads = steps.next_power_of_two().clamp(tile.threads.0, tile.threads.1);
-        Cut { channels, lanes, groups, pieces, cluster, steps, threads }
-    }
-
-    /// Clusters of a cut with two channels to a thread that are at work at once: each in one part of the device, of 16 multiprocessors.
-    fn clusters_at_once(&self, cut: &Cut) -> u64 {
-        // With SiLU.
-        let registers = if self.width > 3 { 104 } else { 80 };
-        let resident = u64::from(self.facts.registers_per_multiprocessor) / (registers * cut.threads);
-        u64::from(self.facts.multiprocessors / 16) * (16 * resident / cut.cluster)
-    }
-}
-
 /// Groups of channels from which twice as wide ones are faster: each has clusters enough.
 const MANY_GROUPS: u64 = 26;
-
-/// The tile for a call, and its cut.
-fn tile_of(call: &Call<'_>) -> (Tile, Cut) {
-    let tile = |channels, lanes, rows, threads| Tile { channels, lanes, rows, threads, most_blocks: 8 };
-    let sixteen = |tile| Tile { most_blocks: call.largest.min(16), ..tile };
-    let with_cut = |tile| (tile, call.cut(&tile));
-    let (dim, elements) = (call.dim, call.elements);
-    with_cut(match (call.largest, call.batch * call.seqlen) {
-        // Two rows keep AMD's scalar registers; large blocks keep the sums over them few.
-        (..=1, ..=128) => tile(1, 4, 2, (128, 128)),
-        (..=1, ..=1024) => tile(2, 4, 2, (128, 128)),
-        (..=1, _) => tile(2, 4, 2, (512, 512)),
-        // So few rows that a step fewer counts for more than wider packets.
-        (_, ..=128) if elements <= 512 => tile(1, 8, 1, (64, 512)),
-        (_, ..=1024) if elements <= 512 => tile(1, 8, 4, (64, 512)),
-        (_, ..=1024) if elements <= 2560 => sixteen(tile(2, 8, 4, (64, 512))),
-        // Narrower groups use half of each sector of 32 bytes, but without them there are 64 blocks at most.
-        (16.., 2049..) if dim < 64 => sixteen(tile(2, 4, 8, (64, 512))),
-        (16.., 2049..) if dim < 128 => sixteen(tile(2, 8, 8, (64, 512))),
-        (_, 2049..) if dim < 128 => tile(2, 4, 8, (64, 512)),
-        (_, _) => {
-            let narrow = sixteen(tile(2, 8, 8, (64, 256)));
-            let cut = call.cut(&narrow);
-            let waits = cut.groups >= call.clusters_at_once(&cut);
-            // A second round of clusters takes as long as the first. Wider groups are fewer; with four channels to a thread, whose registers
-            // leave room for few large blocks, only in small ones.
-            let wide = with_cut(Tile { channels: 4, ..narrow });
-            if waits && call.legal >= 4 && cut.steps <= cut.threads && wide.1.threads <= 128 {
-                return wide;
-            }
-            let lanes = if waits || cut.groups >= MANY_GROUPS { 16 } else { 8 };
-            Tile { lanes, ..narrow }
-        }
-    })
-}
