@@ -38,7 +38,7 @@ namespace causal_conv1d {
 //   struct Tile {
 //       static constexpr int threads;        of a block
 //       static constexpr int lanes;          threads along dim
-//       static constexpr bool odd_rows;      rows and packets may begin in the middle of a word
+//       static constexpr int access;         of a packet; fewer bytes where rows begin at their multiples alone, and are copied in lines
 //       static constexpr int channels;       of a packet
 //       static constexpr int rows;           of a chunk, `width` at least
 //       static constexpr int stages;         of the ring
@@ -53,14 +53,15 @@ template <class Problem, class Tile> class ChannelLastBackward {
     // Registers that the window goes round in: a chunk has them all once, or several times.
     static constexpr int PERIOD = ROWS % WIDTH == 0 ? WIDTH : ROWS;
     static constexpr int BYTES = CHANNELS * (int)sizeof(X);
+    static constexpr bool IN_LINES = Tile::access < BYTES;
+    static_assert(!IN_LINES || LANES == (int)WAVE_SIZE, "a wave has a line");
     static constexpr bool HAS_BOUNDARIES = PACKED<Problem> || Problem::seq_idx;
     // Tensors of the ring: x, dy, and then the gates.
     static constexpr int B_TENSOR = 2, C_TENSOR = Problem::B ? 3 : 2, TENSORS = 2 + Problem::B + Problem::C;
-    using Ring = RowRing<BYTES, Tile::odd_rows, ROWS, Tile::stages, THREADS, TENSORS>;
+    using Ring = typename RingOfRows<IN_LINES, BYTES, Tile::access, ROWS, Tile::stages, THREADS, TENSORS>::Type;
     // Whether chunks inside of a segment may copy rows behind it, which costs no instruction. With options it costs registers.
     static constexpr bool MASKS_COPIES = Ring::ASYNC && !HAS_BOUNDARIES && !Problem::norm && !Problem::B && !Problem::C;
-    // Where rows are odd, the last packet begins earlier and repeats channels of the one before it: both threads store the same.
-    using Row = RowAccess<BYTES, Tile::odd_rows>;
+    using Row = RowAccess<BYTES, Tile::access>;
 
     // Sums of the block's channels; segments whose sums a wave adds; lines of sums in shared memory that are left then.
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
@@ -89,8 +90,14 @@ public:
 #pragma unroll
             for (int j = 0; j <= WIDTH; ++j) sums[j][c] = 0.0f;
         }
-        const bool active = line < (u32)SEGMENTS && channel < a.dim && segment < (u32)a.batch * a.pieces;
-        if constexpr (Tile::odd_rows) channel = minimum(channel, a.dim - CHANNELS);
+        bool active = line < (u32)SEGMENTS && segment < (u32)a.batch * a.pieces;
+        if constexpr (IN_LINES) {
+            // Lanes behind the last channel help to copy.
+            line_end = minimum(a.dim, ((i64)group + 1) * BLOCK_CHANNELS);
+            line_stores = decltype(line_stores)((i32)(line_end - channel) * (i32)sizeof(X));
+        } else {
+            active = active && channel < a.dim;
+        }
         if (active) {
             enter(segment, line);
             walk();
@@ -118,6 +125,9 @@ private:
         if constexpr (Problem::dC) dc = first_row(a.dc);
     }
 
+    // Lanes at the end of a line may have channels that are not there; they read those of another.
+    CAUSEWAY_DEVICE i64 channel_of(int c) const { return IN_LINES ? minimum(channel + c, a.dim - 1) : channel + c; }
+
     CAUSEWAY_DEVICE char* first_row(const Memory& view) const {
         return (char*)view.data + (entry * view.entry + channel) * (i64)sizeof(X);
     }
@@ -136,13 +146,9 @@ private:
                 if (first - j >= 0) before_gate[j] = Row::load(b + (i64)(first - j) * a.b_pitch);
             }
         }
-        Ring ring;
+        Ring ring = make_ring();
 #pragma unroll
-        for (int s = 0; s < Ring::AHEAD; ++s) {
-#pragma unroll
-            for (int p = 0; p < ROWS; ++p) fetch(ring, p, first + s * ROWS + p, false);
-            ring.fetched();
-        }
+        for (int s = 0; s < Ring::AHEAD; ++s) fetch_chunk(ring, first + s * ROWS, false);
         load_weights();
         if constexpr (HAS_BOUNDARIES) enter_boundaries();
         if constexpr (HOLDS_STATES) hold_states();
@@ -190,10 +196,42 @@ private:
     CAUSEWAY_DEVICE const char* b_at(i32 t) const { return b + (i64)t * a.b_pitch; }
     CAUSEWAY_DEVICE const char* gate_at(i32 t) const { return gate + (i64)t * a.c_pitch; }
 
-    CAUSEWAY_DEVICE void fetch(Ring& ring, int p, i32 t, bool inside) const {
-        ring.fetch(p, x_at(t), dy_at(t), inside || t < fetch_end);
-        if constexpr (Problem::B) ring.fetch_gate(p, B_TENSOR, b_at(t), inside || t < fetch_end);
-        if constexpr (Problem::C) ring.fetch_gate(p, C_TENSOR, gate_at(t), inside || t < fetch_end);
+    CAUSEWAY_DEVICE Ring make_ring() const {
+        if constexpr (IN_LINES) {
+            const i32 before = (i32)lane_index() * BYTES;
+            return Ring((i32)(line_end - channel) * (i32)sizeof(X) + before, [&](int tensor) -> typename Ring::Line {
+                if (Problem::B && tensor == B_TENSOR) return {b_at(first) - before, a.b_pitch};
+                if (Problem::C && tensor == C_TENSOR) return {gate_at(first) - before, a.c_pitch};
+                if (tensor == 1) return {dy_at(first) - before, a.dy_pitch};
+                return {x_at(first) - before, a.x_pitch};
+            });
+        } else {
+            return Ring();
+        }
+    }
+
+    // Fetches the chunk at t. Inside: all of its rows are there.
+    CAUSEWAY_DEVICE void fetch_chunk(Ring& ring, i32 t, bool inside) const {
+        if constexpr (IN_LINES) {
+            if (t + ROWS <= fetch_end && t + ROWS < (i32)a.seqlen) {
+                ring.template fetch<true>(t, fetch_end);
+            } else {
+                ring.template fetch<false>(t, fetch_end);
+            }
+        } else {
+#pragma unroll
+            for (int p = 0; p < ROWS; ++p) fetch_row(ring, p, t + p, inside);
+        }
+        ring.fetched();
+    }
+
+    CAUSEWAY_DEVICE void fetch_row(Ring& ring, int p, i32 t, bool inside) const {
+        if constexpr (!IN_LINES) {
+            const bool exists = inside || t < fetch_end;
+            ring.fetch(p, x_at(t), dy_at(t), exists);
+            if constexpr (Problem::B) ring.fetch_gate(p, B_TENSOR, b_at(t), exists);
+            if constexpr (Problem::C) ring.fetch_gate(p, C_TENSOR, gate_at(t), exists);
+        }
     }
 
     // What taps read of a row: x times its gate.
@@ -207,8 +245,19 @@ private:
 
     CAUSEWAY_DEVICE void load_weights() {
         float weights[CHANNELS][WIDTH];
-        load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias,
-                                                               a.bias_stride, channel, weights, bias);
+        if constexpr (IN_LINES) {
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) {
+                float own[1][WIDTH], own_bias[1];
+                load_parameters<Problem, 1, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride, channel_of(c), own, own_bias);
+                bias[c] = own_bias[0];
+#pragma unroll
+                for (int j = 0; j < WIDTH; ++j) weights[c][j] = own[0][j];
+            }
+        } else {
+            load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias,
+                                                                   a.bias_stride, channel, weights, bias);
+        }
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
@@ -220,7 +269,7 @@ private:
     // Element k of a sequence's initial states; 0 where there are none.
     CAUSEWAY_DEVICE float initial(i64 sequence, int c, int k) const {
         if constexpr (!Problem::initial_states) return 0.0f;
-        return read<X>(a.initial_states, sequence, channel + c, k);
+        return read<X>(a.initial_states, sequence, channel_of(c), k);
     }
 
     // ROWS rows from t on. Inside: every row and store lies in the segment, and every tap in one sequence, so that nothing is masked but
@@ -229,18 +278,14 @@ private:
         // Copies to shared memory are issued together, before the chunk's reads. Alternating them with reads costs extra
         // instructions, and each read would wait behind a copy.
         ring.template wait<Ring::AHEAD>();
-        if constexpr (Ring::ASYNC) {
-#pragma unroll
-            for (int p = 0; p < ROWS; ++p) fetch(ring, p, t + Ring::AHEAD * ROWS + p, Inside && !MASKS_COPIES);
-            ring.fetched();
-        }
+        if constexpr (Ring::ASYNC) fetch_chunk(ring, t + Ring::AHEAD * ROWS, Inside && !MASKS_COPIES);
 #pragma unroll
         for (int p = 0; p < ROWS; ++p) {
-            const Packet<BYTES> x_packet = ring.read(p, 0, x_at(t + p)), dy_packet = ring.read(p, 1, dy_at(t + p));
+            const Packet<BYTES> x_packet = ring.read(p, 0), dy_packet = ring.read(p, 1);
             Packet<BYTES> b_packet, c_packet;
-            if constexpr (Problem::B) b_packet = ring.read(p, B_TENSOR, b_at(t + p));
-            if constexpr (Problem::C) c_packet = ring.read(p, C_TENSOR, gate_at(t + p));
-            if constexpr (!Ring::ASYNC) fetch(ring, p, t + ROWS + p, Inside);
+            if constexpr (Problem::B) b_packet = ring.read(p, B_TENSOR);
+            if constexpr (Problem::C) c_packet = ring.read(p, C_TENSOR);
+            if constexpr (!Ring::ASYNC) fetch_row(ring, p, t + ROWS + p, Inside);
             if (!Inside && t + p >= last + HALO) continue;
             float d[CHANNELS];
             if constexpr (Problem::B) {
@@ -258,12 +303,12 @@ private:
                 masked_row(t + p, p, d);
             }
             if constexpr (Problem::dC) {
-                if (Inside || t + p < last) Row::store(dc + (i64)(t + p) * a.dc_pitch, pack<X, BYTES>(row_dc));
+                if (Inside || t + p < last) store(dc + (i64)(t + p) * a.dc_pitch, pack<X, BYTES>(row_dc));
             }
             const i32 finished = t + p - HALO;
             if (Inside || (finished >= first && finished < last)) {
                 if constexpr (!Problem::B) {
-                    Row::store(dx + (i64)finished * a.dx_pitch, pack<X, BYTES>(unfinished[(p + PERIOD - HALO) % PERIOD]));
+                    store(dx + (i64)finished * a.dx_pitch, pack<X, BYTES>(unfinished[(p + PERIOD - HALO) % PERIOD]));
                 } else {
                     const Packet<BYTES>(&own)[2] = factors[(p + PERIOD - HALO) % PERIOD];
                     store_products(finished, unfinished[(p + PERIOD - HALO) % PERIOD], own[0], own[1]);
@@ -274,6 +319,14 @@ private:
             }
         }
         ring.was_read();
+    }
+
+    CAUSEWAY_DEVICE void store(char* address, const Packet<BYTES>& packet) const {
+        if constexpr (IN_LINES) {
+            line_stores.store(address, packet);
+        } else {
+            causeway::store(address, packet);
+        }
     }
 
     // Stores a row of dx and of dB, from the gradient of the product and what it was made of.
@@ -288,8 +341,8 @@ private:
             x_factors[c] = multiply_rn(x_factors[c], product);
             b_factors[c] = multiply_rn(b_factors[c], product);
         }
-        Row::store(dx + (i64)t * a.dx_pitch, pack<X, BYTES>(b_factors));
-        if constexpr (Problem::dB) Row::store(db + (i64)t * a.db_pitch, pack<X, BYTES>(x_factors));
+        store(dx + (i64)t * a.dx_pitch, pack<X, BYTES>(b_factors));
+        if constexpr (Problem::dB) store(db + (i64)t * a.db_pitch, pack<X, BYTES>(x_factors));
     }
 
     // g of a channel of a row with its gate, from dy and the sum in forward's order. dC is left in row_dc.
@@ -315,7 +368,7 @@ private:
                 sums_of_row[c] = unfinished[(PERIOD - HALO + i) % PERIOD][c] + read_shared(share_at(thread_index() + LANES, i, c));
             }
             if constexpr (!Problem::B) {
-                Row::store(dx + (i64)(last - HALO + i) * a.dx_pitch, pack<X, BYTES>(sums_of_row));
+                store(dx + (i64)(last - HALO + i) * a.dx_pitch, pack<X, BYTES>(sums_of_row));
             } else {
                 const i32 t = last - HALO + i;
                 const bool counts = position_index<Problem>(a, entry, t) >= 0;
@@ -405,7 +458,7 @@ private:
                 } else {
 #pragma unroll
                     for (int c = 0; c < CHANNELS; ++c) {
-                        begun[c] = read<X>(a.dfinal_states, sequence.sequence, channel + c, HALO - left);
+                        begun[c] = read<X>(a.dfinal_states, sequence.sequence, channel_of(c), HALO - left);
                     }
                 }
             }
@@ -551,7 +604,7 @@ private:
 #pragma unroll
         for (int k = 0; k < HALO; ++k) {
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) values[k][c] = read<X>(a.dfinal_states, held_sequence, channel + c, k);
+            for (int c = 0; c < CHANNELS; ++c) values[k][c] = read<X>(a.dfinal_states, held_sequence, channel_of(c), k);
         }
 #pragma unroll
         for (int k = 0; k < HALO; ++k) store_shared<BYTES>(held_at(k), pack<X, BYTES>(values[k]));
@@ -603,20 +656,15 @@ private:
             [&](int i, const float (&values)[VECTOR]) {
 #pragma unroll
                 for (int k = 0; k < VECTOR; ++k) {
-                    i64 c = first_channel + i % BLOCK_CHANNELS + k;
-                    if constexpr (Tile::odd_rows) {
-                        // Of a packet that begins earlier, the channels that it repeats are another's.
-                        const int own = (i % BLOCK_CHANNELS + k) % CHANNELS;
-                        const i64 earlier = c - own + CHANNELS - a.dim;
-                        if (earlier > 0) c = own < earlier ? a.dim : c - earlier;
-                    }
+                    const i64 c = first_channel + i % BLOCK_CHANNELS + k;
                     if (c < a.dim) write_sum<Problem>(a, c, i / BLOCK_CHANNELS, values[k]);
                 }
             });
     }
 
     const BackwardArguments& a;
-    i64 channel;
+    i64 channel, line_end;  // the thread's first one, and the one behind the line's last
+    LineStores<IN_LINES ? BYTES : 4, IN_LINES ? Tile::access : 4> line_stores;
     i32 entry;
     i32 first, last, fetch_end;  // the segment's first row and the one behind its last; the end of the rows that it reads
     bool shares_above, runs_over = true;

@@ -9,19 +9,18 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Packets of rows. Odd: of 16-bit elements, and rows may begin in the middle of a word, so packets are moved in pieces.
-template <int Bytes, bool Odd> struct RowAccess {
-    static_assert(!Odd || Bytes % 4 == 0, "whole words");
+// Packets of rows that begin at a multiple of `Access` bytes: with fewer than a packet has, in pieces of a line.
+template <int Bytes, int Access> struct RowAccess {
+    static_assert(Access >= Bytes || (Access == 2 || Access == 4), "halves or whole words");
 
     static CAUSEWAY_DEVICE Packet<Bytes> load(const char* address) {
-        if constexpr (!Odd) {
+        if constexpr (Access >= Bytes) {
             return causeway::load<Bytes>(address);
         } else {
-            Packet<Bytes> packet;
+            Packet<Bytes> packet = zero_packet<Bytes>();
 #pragma unroll
-            for (int i = 0; i < Bytes / 4; ++i) {
-                const u32 low = causeway::load<2>(address + 4 * i).word[0], high = causeway::load<2>(address + 4 * i + 2).word[0];
-                packet.word[i] = (low & 0xffff) | high << 16;
+            for (int i = 0; i < Bytes / Access; ++i) {
+                packet.word[i * Access / 4] |= causeway::load<Access>(address + i * Access).word[0] << (i * Access % 4 * 8);
             }
             return packet;
         }
@@ -29,48 +28,82 @@ template <int Bytes, bool Odd> struct RowAccess {
 
     // As load where `wanted`; else zeros, and the address is not touched.
     static CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const char* address) {
-        if constexpr (!Odd) return causeway::load_if<Bytes>(wanted, address);
+        if constexpr (Access >= Bytes) return causeway::load_if<Bytes>(wanted, address);
         return wanted ? load(address) : zero_packet<Bytes>();
     }
+};
 
-    static CAUSEWAY_DEVICE void store(char* address, const Packet<Bytes>& packet) {
-        if constexpr (!Odd) {
-            causeway::store(address, packet);
-        } else if (is_odd(address)) {
-            constexpr int LAST = Bytes / 4 - 1;
-            causeway::store(address, Packet<2>{{packet.word[0]}});
+// Stores of lines (see LineRing) in whole packets of memory: a lane stores the end of the packet of the lane before it with the beginning of its
+// own. What is left at the ends of a line is stored in pieces of `Access` bytes, 2 or 4, of which every row begins at a multiple.
+template <int Bytes, int Access> class LineStores {
+    static constexpr int WORDS = Bytes / 4, PIECES = Bytes / Access;
+
+public:
+    LineStores() = default;
+
+    // `rest`: bytes from this lane's packet to the line's end.
+    CAUSEWAY_DEVICE explicit LineStores(i32 rest) {
+        const bool first = lane_index() == 0;
+        u32 cases = 0;
 #pragma unroll
-            for (int i = 0; i < LAST; ++i) {
-                causeway::store(address + 4 * i + 2, Packet<4>{{packet.word[i] >> 16 | packet.word[i + 1] << 16}});
+        for (int early = 0; early < Bytes; early += Access) {
+            const bool whole = rest >= Bytes - early && (early == 0 || !first), next_whole = early == 0 || rest >= 2 * Bytes - early;
+            u32 now = whole ? 1 : 0;
+#pragma unroll
+            for (int i = 0; i < PIECES; ++i) {
+                const bool is_stored = i * Access < Bytes - early ? whole : next_whole;
+                if (!is_stored && i * Access < rest) now |= 2u << i;
             }
-            causeway::store(address + 4 * LAST + 2, Packet<2>{{packet.word[LAST] >> 16}});
-        } else {
+            cases |= now << 4 * early;
+        }
+        cases_ = opaque((i32)cases);
+    }
+
+    // Every lane of the wave takes part.
+    CAUSEWAY_DEVICE void store(char* address, const Packet<Bytes>& packet) const {
+        const u32 early = (u32)(u64)address & (Bytes - 1);  // bytes from a packet of memory to this one
+        const u32 now = (u32)cases_ >> (early * 4);
+        // The last bytes of the lane before, and the first of this one.
+        u32 words[2 * WORDS];
 #pragma unroll
-            for (int i = 0; i < Bytes / 4; ++i) causeway::store(address + 4 * i, Packet<4>{{packet.word[i]}});
+        for (int i = 0; i < WORDS; ++i) {
+            words[i] = i < WORDS - 1 && Access == 4 ? 0 : shuffle(packet.word[i], (lane_index() - 1) % WAVE_SIZE);
+            words[WORDS + i] = packet.word[i];
+        }
+        Packet<Bytes> whole;
+        if constexpr (Access == 4) {
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) whole.word[i] = early != 0 ? words[WORDS - 1 + i] : words[WORDS + i];
+        } else {
+            const bool far = WORDS == 2 && (early & 4) != 0;
+            u32 run[WORDS + 1];
+#pragma unroll
+            for (int i = 0; i <= WORDS; ++i) run[i] = far ? words[WORDS == 2 ? i : 0] : words[WORDS - 1 + i];
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) whole.word[i] = (u32)(((u64)run[i + 1] << 32 | run[i]) >> (32 - (early & 2) * 8));
+        }
+        store_if<Bytes>((now & 1) != 0, (char*)((u64)address & ~(u64)(Bytes - 1)), whole);
+        if ((now & (2u << PIECES) - 2) == 0) return;
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i) {
+            store_if<Access>((now & 2u << i) != 0, address + i * Access, Packet<Access>{{packet.word[i * Access / 4] >> (i * Access % 4 * 8)}});
         }
     }
 
-    // Whether a row begins in the middle of a word.
-    static CAUSEWAY_DEVICE bool is_odd(const char* address) { return (reinterpret_cast<u64>(address) & 2) != 0; }
+private:
+    i32 cases_;  // of each number of bytes that a packet may begin early: whether it is stored as a whole, and which of its pieces alone
 };
 
 // A ring whose stages are chunks of Rows rows. In shared memory there are Stages stages, one of which is being read; in a stage,
 // row r of thread i lies at ((Tensors·r + tensor) · Threads + i) · Bytes. In registers there is one stage, and a row is fetched as soon
 // as the one in its place has been read.
-//
-// Of odd rows, the words are copied that a packet lies in, one more than it has; the first words of all threads lie before the second ones,
-// and so on. Every word that is read holds an element of the packet: the planner sees to it that the tensor's lowest address begins one.
-template <int Bytes, bool Odd, int Rows, int WantedStages, int Threads, int Tensors = 2> class RowRing {
-    using Row = RowAccess<Bytes, Odd>;
-    static constexpr int WORDS = Odd ? Bytes / 4 + 1 : 1, WORD_BYTES = Odd ? 4 : Bytes;
-
+template <int Bytes, int Rows, int WantedStages, int Threads, int Tensors = 2> class RowRing {
 public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;
-    static_assert(ASYNC || !Odd, "registers hold whole packets");
     static constexpr int STAGES = ASYNC ? WantedStages : 1;
-    static constexpr u32 SHARED_BYTES = ASYNC ? (u32)STAGES * Rows * Tensors * Threads * WORDS * WORD_BYTES : 0;
+    static constexpr u32 SHARED_BYTES = ASYNC ? (u32)STAGES * Rows * Tensors * Threads * Bytes : 0;
 
-    CAUSEWAY_DEVICE RowRing() : thread_offset_(thread_index() * WORD_BYTES) {}
+    CAUSEWAY_DEVICE RowRing() : thread_offset_(thread_index() * Bytes) {}
 
     // The prefetch distance, in stages.
     static constexpr int AHEAD = ASYNC ? STAGES - 1 : 1;
@@ -78,8 +111,8 @@ public:
     // Fetches row `row` of the next free stage; zeros if not valid.
     CAUSEWAY_DEVICE void fetch(int row, const char* x, const char* dy, bool valid) {
         if constexpr (ASYNC) {
-            copy(offset(fill_, row, 0), x, valid);
-            copy(offset(fill_, row, 1), dy, valid);
+            async_copy<Bytes>(offset(fill_, row, 0), x, valid);
+            async_copy<Bytes>(offset(fill_, row, 1), dy, valid);
         } else if (valid) {
             ahead_[row][0] = load<Bytes>(x);
             ahead_[row][1] = load<Bytes>(dy);
@@ -91,27 +124,17 @@ public:
     // The same of another tensor, a gate.
     CAUSEWAY_DEVICE void fetch_gate(int row, int tensor, const char* gate, bool valid) {
         if constexpr (ASYNC) {
-            copy(offset(fill_, row, tensor), gate, valid);
+            async_copy<Bytes>(offset(fill_, row, tensor), gate, valid);
         } else {
             ahead_[row][tensor] = valid ? load<Bytes>(gate) : zero_packet<Bytes>();
         }
     }
 
-    // A row that was fetched from `address`.
-    CAUSEWAY_DEVICE Packet<Bytes> read(int row, int tensor, const char* address) const {
+    CAUSEWAY_DEVICE Packet<Bytes> read(int row, int tensor) const {
         if constexpr (!ASYNC) {
             return ahead_[row][tensor];
-        } else if constexpr (!Odd) {
-            return load_shared<Bytes>(offset(read_, row, tensor));
         } else {
-            u32 words[WORDS];
-#pragma unroll
-            for (int i = 0; i < WORDS; ++i) words[i] = load_shared<4>(offset(read_, row, tensor) + i * PLANE).word[0];
-            const u32 shift = Row::is_odd(address) ? 16 : 0;
-            Packet<Bytes> packet;
-#pragma unroll
-            for (int i = 0; i < WORDS - 1; ++i) packet.word[i] = (u32)(((u64)words[i + 1] << 32 | words[i]) >> shift);
-            return packet;
+            return load_shared<Bytes>(offset(read_, row, tensor));
         }
     }
 
@@ -133,30 +156,143 @@ public:
     }
 
 private:
-    static constexpr u32 PLANE = (u32)Threads * WORD_BYTES;
-    static constexpr u32 STAGE_BYTES = (u32)Rows * Tensors * WORDS * PLANE;
+    static constexpr u32 STAGE_BYTES = (u32)Rows * Tensors * Threads * Bytes;
     static CAUSEWAY_DEVICE u32 next(u32 stage) {
         return stage + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : stage + STAGE_BYTES;
     }
     CAUSEWAY_DEVICE u32 offset(u32 stage, int row, int tensor) const {
-        return thread_offset_ + stage + (u32)(Tensors * row + tensor) * WORDS * PLANE;
-    }
-
-    static CAUSEWAY_DEVICE void copy(u32 to, const char* address, bool valid) {
-        if constexpr (!Odd) {
-            async_copy<Bytes>(to, address, valid);
-        } else {
-            const u32 odd = Row::is_odd(address) ? 2 : 0;
-            const char* words = address - odd;
-#pragma unroll
-            for (int i = 0; i < WORDS - 1; ++i) async_copy<4>(to + i * PLANE, words + 4 * i, valid);
-            // Of the last word only what belongs to the packet: the tensor may end with it.
-            async_copy_first<4>(to + (WORDS - 1) * PLANE, words + Bytes, valid ? odd : 0);
-        }
+        return thread_offset_ + stage + (u32)(Tensors * row + tensor) * Threads * Bytes;
     }
 
     u32 thread_offset_, fill_ = 0, read_ = 0;
     Packet<Bytes> ahead_[ASYNC ? 1 : Rows][Tensors];
+};
+
+// The same for rows that begin at any multiple of `Access` bytes, 2 or 4. The lanes of a wave have a line: their bytes of a row of one tensor.
+// They copy it together, in the packets in which memory has it, one more than it fills: the address of each is a multiple of its size. Each lane
+// then reads its own bytes out of the words that they lie in. Where each lane copied its own words, calls were bound by the instructions for that and
+// by requests to the L2 cache.
+//
+// Chunks are fetched and read one after the other. All tensors have the same distance to a multiple of a packet in every row. What a packet
+// holds beside the line, other channels or rows, is not read; the planner sees to it that a tensor's lowest address begins a packet.
+template <int Bytes, int Access, int Rows, int Stages, int Threads, int Tensors = 2> class LineRing {
+    static constexpr int LINES = Rows * Tensors, LANES = (int)WAVE_SIZE;
+    static constexpr u32 LINE_BYTES = (LANES + 1) * Bytes, WAVE_BYTES = LINES * LINE_BYTES, STAGE_BYTES = Threads / LANES * WAVE_BYTES;
+    static_assert(Threads % LANES == 0, "whole waves");
+    static_assert((Bytes == 4 || Bytes == 8) && HAS_ASYNC_COPY, "whole words, copied asynchronously");
+
+public:
+    static constexpr bool ASYNC = true;
+    static constexpr int AHEAD = Stages - 1;
+    static constexpr u32 SHARED_BYTES = (u32)Stages * STAGE_BYTES;
+
+    struct Line {
+        const char* address;
+        i32 pitch;  // from row to row
+    };
+
+    // `line(tensor)` is its line of the first row that is fetched, and `bytes` what a line has of the tensor's rows.
+    template <class Lines> CAUSEWAY_DEVICE LineRing(i32 bytes, const Lines& line) {
+        const u32 lane = lane_index();
+        wave_ = thread_index() / LANES * WAVE_BYTES;
+        own_ = (u32)opaque((i32)(lane * Bytes));
+#pragma unroll
+        for (int tensor = 0; tensor < Tensors; ++tensor) {
+            const Line of = line(tensor);
+            packets_[tensor] = {opaque(of.address + lane * Bytes), of.pitch};
+        }
+        rest_ = opaque(bytes - (i32)(lane * Bytes));
+        last_rest_ = opaque(bytes - LANES * Bytes);
+        residue_ = (u32)(u64)line(0).address;
+    }
+
+    // Fetches the next chunk, whose first row is t: rows from `end` on as zeros. Whole: there are rows up to the end of the chunk and one behind.
+    template <bool Whole> CAUSEWAY_DEVICE void fetch(i32 t, i32 end) {
+        const u32 lane = own_ / Bytes;
+#pragma unroll
+        for (int row = 0; row < Rows; ++row) {
+#pragma unroll
+            for (int tensor = 0; tensor < Tensors; ++tensor) {
+                const u32 to = fill_ + wave_ + own_ + (Tensors * row + tensor) * LINE_BYTES;
+                packets_[tensor].template copy<Whole>(to, row, 0, rest_, t + row < end);
+            }
+        }
+        // The last packet of each line.
+#pragma unroll
+        for (int tensor = 0; tensor < Tensors; ++tensor) {
+            const u32 to = fill_ + wave_ + (Tensors * lane + tensor) * LINE_BYTES + LANES * Bytes;
+            if (lane < (u32)Rows) packets_[tensor].template copy<Whole>(to, (i32)lane, (i32)((LANES - lane) * Bytes), last_rest_, t + (i32)lane < end);
+        }
+#pragma unroll
+        for (int tensor = 0; tensor < Tensors; ++tensor) packets_[tensor].address += (i64)Rows * packets_[tensor].pitch;
+    }
+
+    // Ends the fetches of a stage.
+    CAUSEWAY_DEVICE void fetched() {
+        async_commit();
+        fill_ = next(fill_);
+    }
+
+    CAUSEWAY_DEVICE Packet<Bytes> read(int row, int tensor) const {
+        const u32 at = own_ + ((residue_ + row * packets_[0].pitch) & (Bytes - 1));
+        const u32 offset = read_ + wave_ + (at & ~3u) + (u32)(Tensors * row + tensor) * LINE_BYTES;
+        constexpr int WORDS = Bytes / 4;
+        u32 words[WORDS + 1];
+#pragma unroll
+        for (int i = 0; i < (Access < 4 ? WORDS + 1 : WORDS); ++i) words[i] = load_shared<4>(offset + 4 * i).word[0];
+        Packet<Bytes> packet;
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) {
+            packet.word[i] = Access < 4 ? (u32)(((u64)words[i + 1] << 32 | words[i]) >> (at % 4 * 8)) : words[i];
+        }
+        return packet;
+    }
+
+    // Waits for the oldest of the `Ahead` stages that are in flight, and for the lanes that read the stage that is filled next.
+    template <int Ahead> CAUSEWAY_DEVICE void wait() {
+        async_wait<Ahead - 1>();
+        wave_barrier();
+    }
+
+    CAUSEWAY_DEVICE void was_read() {
+        read_ = next(read_);
+        residue_ += Rows * packets_[0].pitch;
+    }
+
+private:
+    // A lane's bytes of a line, in every row: a packet begins at or before them.
+    struct Packets {
+        const char* address;
+        i32 pitch;
+
+        // The packet `behind` bytes further. `rest`: from its bytes on to the line's end.
+        template <bool Whole> CAUSEWAY_DEVICE void copy(u32 to, i32 row, i32 behind, i32 rest, bool exists) const {
+            const char* const at = address + (i64)row * pitch + behind;
+            const char* const packet = (const char*)((u64)at & ~(u64)(Bytes - 1));
+            if constexpr (Whole) {
+                // Bytes behind the line belong to the row after it.
+                async_copy<Bytes>(to, packet, rest > -Bytes);
+            } else {
+                const i32 before = (i32)((u32)(u64)at & (Bytes - 1));
+                async_copy_first<Bytes>(to, packet, exists ? (u32)minimum(maximum(rest + before, 0), Bytes) : 0);
+            }
+        }
+    };
+
+    static CAUSEWAY_DEVICE u32 next(u32 stage) { return stage + STAGE_BYTES == Stages * STAGE_BYTES ? 0 : stage + STAGE_BYTES; }
+
+    Packets packets_[Tensors];
+    i32 rest_, last_rest_;
+    u32 wave_, own_, fill_ = 0, read_ = 0;
+    u32 residue_;  // an address of the row that is read next: the last bits count
+};
+
+template <bool InLines, int Bytes, int Access, int Rows, int Stages, int Threads, int Tensors> struct RingOfRows {
+    using Type = RowRing<Bytes, Rows, Stages, Threads, Tensors>;
+};
+template <int Bytes, int Access, int Rows, int Stages, int Threads, int Tensors>
+struct RingOfRows<true, Bytes, Access, Rows, Stages, Threads, Tensors> {
+    using Type = LineRing<Bytes, Access, Rows, Stages, Threads, Tensors>;
 };
 
 // A ring whose stages are tiles, for a walk that takes Unroll tiles per step: tile k of a step is *slot* k, a compile-time

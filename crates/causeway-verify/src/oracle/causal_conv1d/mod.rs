@@ -152,11 +152,25 @@ fn finish<R: Real>(
     let (value, error) = match residual {
         None => (activated.value(), error),
         Some(residual) => {
-            // A backend may round the activation to the output's dtype before it adds.
-            let first = arithmetic.rounded(Approximate { value: activated.value(), error }, dtype);
+            // A backend may round the activation to the output's dtype before it adds. Close to the dtype's largest number, that may give
+            // an infinity where the sum is finite.
+            let first = arithmetic.kept(Approximate { value: activated.value(), error }, dtype).error;
             let sum = activated + R::new(residual);
             (sum.value(), first + arithmetic.sum(1, sum.value().abs() + first))
         }
     };
     Approximate { value, error: arithmetic.rounded(Approximate { value, error }, dtype) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_rounded_before_the_residual_is_added_may_overflow() {
+        let arithmetic = Arithmetic::of(DType::F16);
+        let error = |activated: f64| finish(&arithmetic, activated, 0.0, Some(2612.0), DType::F16).error;
+        assert_eq!(error(-65_519.0), f64::INFINITY);
+        assert!(error(-60_000.0) < 100.0);
+    }
 }

@@ -223,9 +223,15 @@ impl Planner<'_> {
         self.streams().into_iter().chain(self.gates())
     }
 
-    /// Tensors that walks prefetch.
+    /// Tensors with the shape of x that are read, which walks prefetch.
+    pub(super) fn read_streams(&self) -> impl Iterator<Item = View<'_>> {
+        let Backward { x, dy, b, c, .. } = &self.op;
+        [x, dy].into_iter().chain([b, c].into_iter().flatten()).map(View::of)
+    }
+
+    /// How many those are.
     pub(super) fn fetched(&self) -> u32 {
-        2 + u32::from(self.op.b.is_some()) + u32::from(self.op.c.is_some())
+        self.read_streams().count() as u32
     }
 
     /// States exist only where a sequence and a tap before its start do.

@@ -208,7 +208,7 @@ impl Planner<'_> {
 
     /// The widest packet for which x, dy, dx and gates have the same residue at every row: after moving the rows' starts
     /// back by that residue, all accesses are legal.
-    fn common_residue(&self) -> u32 {
+    pub(super) fn common_residue(&self) -> u32 {
         let [x, dy, dx] = self.streams();
         let gates = self.gates();
         let difference = |other: View<'_>| {

@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::super::{Constants, View, head_lanes, kernel, takes_more_registers, weight_access};
+use super::super::{Constants, PACKET, View, head_lanes, kernel, takes_more_registers, weight_access};
 use super::short_last;
 use super::tiles::{self, LastCall};
 use super::{BackwardArguments, Launch, Planner};
@@ -10,13 +10,17 @@ use crate::causal_conv1d::Sizes;
 
 kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", BackwardArguments);
 
+/// The lanes that have a line of rows that begin at any element, and the most bytes that each copies at once.
+const LINE_LANES: u32 = 32;
+const LINE_PACKET: u32 = 8;
+
 impl Planner<'_> {
     pub(super) fn channel_last(&self) -> Option<Launch> {
         self.channel_last_with(true)
     }
 
-    /// By words: packets of odd rows are copied by words. Where shared memory has no room for that, packets are single elements.
-    fn channel_last_with(&self, by_words: bool) -> Option<Launch> {
+    /// In lines: rows that begin at any element are copied by several lanes together. Where shared memory has no room for that, by each lane.
+    fn channel_last_with(&self, in_lines: bool) -> Option<Launch> {
         let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
         let element = self.element();
         let streams: ArrayVec<View<'_>, 7> = self.all_streams().collect();
@@ -38,17 +42,20 @@ impl Planner<'_> {
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);
         }
-        let by_words = by_words
-            && legal * element == 2
-            && tiles::copies_words(dim as u64, elements_each)
-            && self.has_async_copy(4)
+        let in_lines = in_lines
+            && element == 2
+            && legal <= 2
+            && tiles::copies_lines(dim as u64, elements_each)
+            && self.has_async_copy(LINE_PACKET)
+            && self.facts.wave_size == LINE_LANES
             && self.op.norm.is_none()
-            && streams.iter().all(|view| view.span().0.is_multiple_of(4));
+            && self.common_residue() >= LINE_PACKET
+            && self.read_streams().all(|view| view.span().0.is_multiple_of(u64::from(LINE_PACKET)));
         let has_states = self.op.initial_states.is_some() || self.op.dfinal_states.is_some();
         let call = LastCall {
             width,
             elements: elements_each,
-            bytes: if by_words { 16 } else { legal * element },
+            bytes: if in_lines { PACKET } else { legal * element },
             boundaries: !self.joined && self.has_boundaries(),
             gated: self.is_gated(),
             beside: self.beside,
@@ -60,12 +67,13 @@ impl Planner<'_> {
             None => tiles::last(&call)?,
         };
         let wanted = tile.channels.min((tile.bytes / element).max(1));
-        let channels = if by_words { wanted } else { legal.min(wanted) };
+        let channels = if in_lines { wanted } else { legal.min(wanted) };
         let bytes = channels * element;
         let across = (dim as u64).div_ceil(u64::from(channels));
         let lanes = match self.op.norm {
             Some(_) => across.next_power_of_two().min(u64::from(tile.lanes)) as u32,
-            None => tiles::lanes(across, tile.lanes, bytes, by_words),
+            None if in_lines => tile.lanes,
+            None => tiles::lanes(across, tile.lanes, bytes),
         };
         let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;
         let channel_groups = u32::try_from(across.div_ceil(u64::from(lanes))).ok()?;
@@ -74,7 +82,7 @@ impl Planner<'_> {
         let segments_per_block = tile.threads / lanes;
         let resident = u64::from(self.facts.multiprocessors * tile.resident);
         let segments = (resident / u64::from(channel_groups)).max(1) * u64::from(segments_per_block);
-        let plain = plain && !call.boundaries && !by_words;
+        let plain = plain && !call.boundaries && !in_lines;
         let rows = tiles::last_rows(width, seqlen, plain);
         let cut = |batch: u64, seqlen: u64| {
             let pieces = (segments / batch).clamp(1, seqlen);
@@ -88,7 +96,7 @@ impl Planner<'_> {
                 pieces,
                 piece,
                 rows,
-                narrow: by_words || bytes < 8,
+                narrow: in_lines || bytes < 8,
             }
         };
         let walk = cut(batch as u64, seqlen as u64);
@@ -103,12 +111,13 @@ impl Planner<'_> {
             if self.facts.wave_size.is_multiple_of(lanes) { self.facts.wave_size / lanes } else { 1 };
         let lines = (segments_per_block / sharers).max(1);
         // The ring and, over it when it is done, sums and a flag; then what each segment leaves for the one above.
-        let slot = if by_words { bytes + 4 } else { bytes };
-        let ring = if self.has_async_copy(bytes) {
-            tile.stages * rows * self.fetched() * tile.threads * slot
+        let row = if in_lines {
+            // A packet more for each line.
+            tile.threads / lanes * (lanes + 1) * bytes * self.fetched()
         } else {
-            0
+            tile.threads * bytes * self.fetched()
         };
+        let ring = if self.has_async_copy(bytes) { tile.stages * rows * row } else { 0 };
         let shares = (width as u32 - 1) * channels * tile.threads * 4;
         let lines_bytes = lines * sums as u32 * 4 + 16;
         // dfinal_states of a sequence that ends in a segment.
@@ -116,19 +125,19 @@ impl Planner<'_> {
         let held = if holds_states { (width as u32 - 1) * tile.threads * bytes } else { 0 };
         let shared_bytes = ring.max(lines_bytes) + shares + held;
         let room = self.facts.shared_per_block.min(self.facts.shared_per_multiprocessor / tile.resident);
-        if by_words && shared_bytes + tiles::SHARED_RESERVED > room {
+        if in_lines && shared_bytes + tiles::SHARED_RESERVED > room {
             return self.channel_last_with(false);
         }
         let tile_constants = Constants::new("Tile")
             .int("threads", tile.threads)
             .int("lanes", lanes)
             .int("channels", channels)
-            .flag("odd_rows", by_words)
+            .int("access", bytes.min(legal * element))
             .int("rows", rows)
             .int("stages", tile.stages)
             .int(
                 "weight_bytes",
-                weight_access(&self.op.weight, channels, if by_words { 1 } else { channels }),
+                weight_access(&self.op.weight, channels, if in_lines { 1 } else { channels }),
             );
         let tile_constants = if self.op.norm.is_some() {
             tile_constants.int("head_lanes", head_lanes)

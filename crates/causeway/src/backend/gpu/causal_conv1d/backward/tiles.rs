@@ -158,20 +158,19 @@ pub(super) fn last(call: &LastCall) -> Option<LastTile> {
 }
 
 /// Threads along dim of a block, `most` at most, for `across` packets of `bytes`: as many as share them out evenly.
-pub(super) fn lanes(across: u64, most: u32, bytes: u32, odd_rows: bool) -> u32 {
+pub(super) fn lanes(across: u64, most: u32, bytes: u32) -> u32 {
     let most = u64::from(most);
     let groups = across.div_ceil(most);
     // Groups that begin with a sector of memory, where rows do.
-    let sector = if groups > 1 && !odd_rows && bytes > 2 { 32 / u64::from(bytes) } else { 1 };
+    let sector = if groups > 1 && bytes > 2 { 32 / u64::from(bytes) } else { 1 };
     let even = across.div_ceil(groups).next_multiple_of(sector).min(most);
     // Lanes that a wave is a multiple of add their sums without shared memory.
     let power = even.next_power_of_two();
     (if 8 * even > 7 * power { power } else { even }) as u32
 }
 
-/// Whether threads copy several channels of odd rows by words, or one channel each. In small calls more threads count for more, and narrow rows
-/// leave warps with pieces of several of them.
-pub(super) fn copies_words(dim: u64, elements: u64) -> bool {
+/// Whether lanes copy rows that begin at any element together, or each what it needs. In small calls more threads count for more.
+pub(super) fn copies_lines(dim: u64, elements: u64) -> bool {
     dim >= 96 && elements >= 32 << 10
 }
 
