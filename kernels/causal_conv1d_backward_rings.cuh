@@ -234,7 +234,7 @@ public:
     }
 
     CAUSEWAY_DEVICE Packet<Bytes> read(int row, int tensor) const {
-        const u32 at = own_ + ((residue_ + row * packets_[0].pitch) & (Bytes - 1));
+        const u32 at = own_ + ((residue_ + (u32)row * (u32)packets_[0].pitch) & (Bytes - 1));
         const u32 offset = read_ + wave_ + (at & ~3u) + (u32)(Tensors * row + tensor) * LINE_BYTES;
         constexpr int WORDS = Bytes / 4;
         u32 words[WORDS + 1];
@@ -256,7 +256,7 @@ public:
 
     CAUSEWAY_DEVICE void was_read() {
         read_ = next(read_);
-        residue_ += Rows * packets_[0].pitch;
+        residue_ += (u32)Rows * (u32)packets_[0].pitch;
     }
 
 private:

@@ -3,8 +3,8 @@
 //! A row is drawn in two steps. Its *options* are what a kernel is compiled for: dtypes, width, layouts, which tensors
 //! are given. Its *sizes* are the rest, so that calls of one kernel can be drawn by drawing sizes again.
 
-use causeway::Device;
 use causeway::causal_conv1d::{GATES, HeadNorm};
+use causeway::{Arrangement, Device};
 use toml::{Table, Value};
 
 use super::super::gemm::MatrixLayout;
@@ -166,6 +166,8 @@ impl Space {
         let tells_apart = ["seq_idx", "cu_seqlens"].iter().any(|key| row.table.contains_key(*key));
         let [batch, dim, seqlen] = if random.once_in(16) {
             sizes::many_entries(random, elements)
+        } else if random.once_in(16) {
+            sizes::wide_rows(random, elements)
         } else if tells_apart && random.once_in(2) {
             // Sequences should meet in several tiles of a row.
             let seqlen = sizes::packets(random, elements);
@@ -366,7 +368,12 @@ fn draw_memory(random: &mut Random, row: &mut Row) {
     let mut memory = Memory::default();
     for (name, role, arrangement) in tensors {
         if random.once_in(4) {
-            memory.0.insert(name.to_string(), placement(random, arrangement.shape.len(), role));
+            let placement = if random.once_in(3) {
+                part_of_rows(random, &arrangement)
+            } else {
+                placement(random, arrangement.shape.len(), role)
+            };
+            memory.0.insert(name.to_string(), placement);
         }
     }
     if !memory.0.is_empty()
@@ -374,6 +381,18 @@ fn draw_memory(random: &mut Random, row: &mut Row) {
     {
         row.table.insert("memory".into(), value);
     }
+}
+
+/// As a part of the rows of a wider tensor lies, like x in a projection that holds more than x.
+fn part_of_rows(random: &mut Random, arrangement: &Arrangement) -> Placement {
+    let rank = arrangement.shape.len();
+    let mut order: Vec<usize> = (0..rank).collect();
+    order.sort_by_key(|&axis| std::cmp::Reverse(arrangement.strides[axis].abs()));
+    let mut gaps = vec![0; rank];
+    if let [.., row, _] = order[..] {
+        gaps[row] = *random.one_of(&[1, 2, 3, 4, 8, 16, 40, 200]);
+    }
+    Placement { order, gaps, ..Placement::default() }
 }
 
 fn placement(random: &mut Random, rank: usize, role: Role) -> Placement {

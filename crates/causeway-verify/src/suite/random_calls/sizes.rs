@@ -40,6 +40,18 @@ pub(super) fn many_entries(random: &mut Random, most: i64) -> [i64; 3] {
     [batch, size(random, room), seqlen]
 }
 
+/// Batch, dim and seqlen of a call that fills a device with rows of any few hundred channels: of half of the elements that there may be, or
+/// of all.
+pub(super) fn wide_rows(random: &mut Random, most: i64) -> [i64; 3] {
+    let dim = random.between(65, 420).min(most);
+    let rows = (most / dim / random.between(1, 2)).max(1);
+    let batch = random.between(1, 4).min(rows);
+    let seqlen = rows / batch;
+    // Rows that lie apart, and entries that lie as they would without.
+    let step = if random.once_in(2) && seqlen > 8 { 8 } else { 1 };
+    [batch, dim, seqlen / step * step]
+}
+
 /// Sizes of several axes whose product is `most` at the largest. Now and then one of them is 0.
 pub(super) fn shape<const N: usize>(random: &mut Random, limits: [i64; N], most: i64) -> [i64; N] {
     // In half of the shapes no axis takes so much that little is left to the others.
@@ -151,6 +163,18 @@ mod tests {
             assert!(drawn.iter().all(|shape| shape.iter().product::<i64>() <= most));
             assert!((1..=most.min(4)).all(|seqlen| drawn.iter().any(|shape| shape[2] == seqlen)));
             assert!(drawn.iter().any(|shape| shape[0] >= most.min(8000)));
+        }
+    }
+
+    #[test]
+    fn wide_rows_fill_half_of_the_room() {
+        let mut random = Random::new("wide", "");
+        for most in [1, 100, 1 << 18, 1 << 23] {
+            let drawn: Vec<_> = (0..2000).map(|_| wide_rows(&mut random, most)).collect();
+            assert!(drawn.iter().all(|shape| shape.iter().all(|size| *size > 0)));
+            let filled = |shape: &[i64; 3]| shape.iter().product::<i64>();
+            assert!(drawn.iter().all(|shape| filled(shape) <= most && filled(shape) >= most / 4));
+            assert!(most < 1 << 18 || (0..8).all(|rest| drawn.iter().any(|shape| shape[1] % 8 == rest)));
         }
     }
 

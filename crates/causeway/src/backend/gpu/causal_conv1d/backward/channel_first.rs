@@ -57,7 +57,7 @@ impl Planner<'_> {
         if self.op.seq_idx.as_ref().is_some_and(|indices| !View::of(indices).is_dense(1)) {
             return None;
         }
-        let bytes = self.common_residue();
+        let bytes = self.common_residue([0, 1]);
         if bytes < element {
             return None;
         }
@@ -207,14 +207,13 @@ impl Planner<'_> {
     }
 
     /// The widest packet for which x, dy, dx and gates have the same residue at every row: after moving the rows' starts
-    /// back by that residue, all accesses are legal.
-    pub(super) fn common_residue(&self) -> u32 {
+    /// back by that residue, all accesses are legal. `axes`: those that a row has one index of each.
+    pub(super) fn common_residue(&self, axes: [usize; 2]) -> u32 {
         let [x, dy, dx] = self.streams();
         let gates = self.gates();
         let difference = |other: View<'_>| {
-            let steps = x.step_bytes(0).wrapping_sub(other.step_bytes(0))
-                | x.step_bytes(1).wrapping_sub(other.step_bytes(1));
-            x.address.wrapping_sub(other.address) | steps as u64
+            let steps = axes.map(|axis| x.step_bytes(axis).wrapping_sub(other.step_bytes(axis)));
+            x.address.wrapping_sub(other.address) | (steps[0] | steps[1]) as u64
         };
         power_of_two_in(gates.fold(difference(dy) | difference(dx), |bits, gate| bits | difference(gate)))
     }

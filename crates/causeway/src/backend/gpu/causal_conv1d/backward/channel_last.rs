@@ -49,8 +49,8 @@ impl Planner<'_> {
             && self.has_async_copy(LINE_PACKET)
             && self.facts.wave_size == LINE_LANES
             && self.op.norm.is_none()
-            && self.common_residue() >= LINE_PACKET
-            && self.read_streams().all(|view| view.span().0.is_multiple_of(u64::from(LINE_PACKET)));
+            && self.common_residue([0, 2]) >= LINE_PACKET
+            && self.read_streams().all(|view| self.may_be_read_in_lines(&view));
         let has_states = self.op.initial_states.is_some() || self.op.dfinal_states.is_some();
         let call = LastCall {
             width,
@@ -162,6 +162,14 @@ impl Planner<'_> {
             slices: 0,
         })
         .filter(|launch| self.is_launchable(launch))
+    }
+
+    /// Whole packets and lanes without a channel read what lies beside a row: memory of the tensor, if its lowest address begins a packet
+    /// and each row of an entry lies behind the one before it.
+    fn may_be_read_in_lines(&self, view: &View<'_>) -> bool {
+        let row = self.sizes.dim as u64 * u64::from(self.element());
+        view.span().0.is_multiple_of(u64::from(LINE_PACKET))
+            && u64::try_from(view.step_bytes(2)).is_ok_and(|step| step >= row)
     }
 
     /// The sizes of the one entry that the entries of a batch are where they lie one behind the other. A single position has no pitch.

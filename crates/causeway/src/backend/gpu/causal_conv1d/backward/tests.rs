@@ -333,6 +333,20 @@ fn channel_last_packets_divide_dim_and_strides() {
     assert_eq!(number(&planned(&op), "channels"), 1, "rows of dx begin elsewhere than those of x");
     let small = [1, 2047, 1024];
     assert_eq!(number(&planned(&call(DType::BF16, small, last(small), 4)), "channels"), 1);
+    // Rows of one tensor are further apart than those of the others: by whole packets, or by other distances.
+    let with_pitch = |dx: i64, x: i64| {
+        let mut op = call(DType::BF16, odd, [dx * 1024, 1, dx], 4);
+        op.x = read(X, DType::BF16, &odd, &[(x * 1024) & !7, 1, x]);
+        number(&planned(&op), "channels")
+    };
+    assert_eq!([with_pitch(2047, 2055), with_pitch(2047, 2050)], [4, 1]);
+    // What lies beside a row is read, so each row lies behind the one before it.
+    for step in [0, 2, -2048] {
+        let mut op = call(DType::BF16, odd, [2056 * 1024, 1, 2048 + step % 8], 4);
+        op.x = read(X, DType::BF16, &odd, &[2048 * 1024, 1, step]);
+        op.dy = read(DY, DType::BF16, &odd, &[2048 * 1024, 1, step]);
+        assert_eq!(number(&planned(&op), "channels"), 1, "{step}");
+    }
     // A view of a wider tensor: rows are 2050 elements apart.
     let op = call(DType::BF16, [8, 2048, 1024], [2050 * 1024, 1, 2050], 4);
     assert_eq!((number(&planned(&op), "channels"), access(&op)), (4, 4));
