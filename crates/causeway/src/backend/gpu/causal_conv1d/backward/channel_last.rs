@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use super::super::{Constants, PACKET, View, head_lanes, kernel, takes_more_registers, weight_access};
 use super::short_last;
-use super::tiles::{self, LastCall};
+use super::tiles::{self, LastCall, LastTile};
 use super::{BackwardArguments, Launch, Planner};
 use crate::causal_conv1d::Sizes;
 
@@ -78,17 +78,35 @@ impl Planner<'_> {
         let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;
         let channel_groups = u32::try_from(across.div_ceil(u64::from(lanes))).ok()?;
 
-        // Segments of about the length that lets the grid fill the device once.
-        let segments_per_block = tile.threads / lanes;
-        let resident = u64::from(self.facts.multiprocessors * tile.resident);
-        let segments = (resident / u64::from(channel_groups)).max(1) * u64::from(segments_per_block);
         let plain = plain && !call.boundaries && !in_lines;
         let rows = tiles::last_rows(width, seqlen, plain);
-        let cut = |batch: u64, seqlen: u64| {
+        let sums = u64::from(lanes * channels) * self.sums_per_channel();
+        let shared_bytes = |threads: u32| {
+            let segments = threads / lanes;
+            let sharers =
+                if self.facts.wave_size.is_multiple_of(lanes) { self.facts.wave_size / lanes } else { 1 };
+            let lines = (segments / sharers).max(1);
+            // A packet more for each line.
+            let packets = if in_lines { segments * (lanes + 1) } else { threads };
+            let row = packets * bytes * self.fetched();
+            // The ring and, over it when it is done, sums and a flag; then what each segment leaves for the one above.
+            let ring = if self.has_async_copy(bytes) { tile.stages * rows * row } else { 0 };
+            let shares = (width as u32 - 1) * channels * threads * 4;
+            let lines_bytes = lines * sums as u32 * 4 + 16;
+            // dfinal_states of a sequence that ends in a segment.
+            let holds_states = self.has_states(self.op.dfinal_states.is_some()) && self.is_packed();
+            let held = if holds_states { (width as u32 - 1) * threads * bytes } else { 0 };
+            ring.max(lines_bytes) + shares + held
+        };
+        // Segments of about the length that lets the grid fill the device once.
+        let cut = |tile: LastTile, batch: u64, seqlen: u64| {
+            let segments_per_block = u64::from(tile.threads / lanes);
+            let resident = u64::from(self.facts.multiprocessors * tile.resident);
+            let segments = (resident / u64::from(channel_groups)).max(1) * segments_per_block;
             let pieces = (segments / batch).clamp(1, seqlen);
             let piece = seqlen.div_ceil(pieces).next_multiple_of(u64::from(rows));
             let pieces = seqlen.div_ceil(piece);
-            let parts = (batch * pieces).div_ceil(u64::from(segments_per_block));
+            let parts = (batch * pieces).div_ceil(segments_per_block);
             tiles::LastWalk {
                 blocks: parts * u64::from(channel_groups),
                 resident,
@@ -99,31 +117,21 @@ impl Planner<'_> {
                 narrow: in_lines || bytes < 8,
             }
         };
-        let walk = cut(batch as u64, seqlen as u64);
+        // The members of a larger launch have blocks of one size. Wide windows gained nothing, and with a norm nothing else was tried.
+        let fixed = self.beside || self.op.norm.is_some() || width > 4;
+        let fits = |tile: &LastTile| shared_bytes(tile.threads) <= self.facts.shared_per_block;
+        let groupings = || tile.groupings().take(if fixed { 1 } else { usize::MAX }).filter(fits);
+        let least = |batch: u64, seqlen: u64, sequence: Option<u64>| {
+            let timed = |tile| (cut(tile, batch, seqlen).time(sequence), tile);
+            groupings().map(timed).min_by_key(|(time, _)| *time)
+        };
+        let (time, tile) = least(batch as u64, seqlen as u64, None)?;
+        let walk = cut(tile, batch as u64, seqlen as u64);
         // By more than the model is wrong by.
-        let joins = batch > 1 && {
-            let joined = cut(1, (batch * seqlen) as u64);
-            joined.time(Some(seqlen as u64)) < walk.time(None) / 20 * 19
-        };
+        let joined = || least(1, (batch * seqlen) as u64, Some(seqlen as u64));
+        let joins = batch > 1 && joined().is_some_and(|(joined, _)| joined < time / 20 * 19);
 
-        let sums = u64::from(lanes * channels) * self.sums_per_channel();
-        let sharers =
-            if self.facts.wave_size.is_multiple_of(lanes) { self.facts.wave_size / lanes } else { 1 };
-        let lines = (segments_per_block / sharers).max(1);
-        // The ring and, over it when it is done, sums and a flag; then what each segment leaves for the one above.
-        let row = if in_lines {
-            // A packet more for each line.
-            tile.threads / lanes * (lanes + 1) * bytes * self.fetched()
-        } else {
-            tile.threads * bytes * self.fetched()
-        };
-        let ring = if self.has_async_copy(bytes) { tile.stages * rows * row } else { 0 };
-        let shares = (width as u32 - 1) * channels * tile.threads * 4;
-        let lines_bytes = lines * sums as u32 * 4 + 16;
-        // dfinal_states of a sequence that ends in a segment.
-        let holds_states = self.has_states(self.op.dfinal_states.is_some()) && self.is_packed();
-        let held = if holds_states { (width as u32 - 1) * tile.threads * bytes } else { 0 };
-        let shared_bytes = ring.max(lines_bytes) + shares + held;
+        let shared_bytes = shared_bytes(tile.threads);
         let room = self.facts.shared_per_block.min(self.facts.shared_per_multiprocessor / tile.resident);
         if in_lines && shared_bytes + tiles::SHARED_RESERVED > room {
             return self.channel_last_with(false);

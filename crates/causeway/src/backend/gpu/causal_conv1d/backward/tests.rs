@@ -352,6 +352,21 @@ fn channel_last_packets_divide_dim_and_strides() {
     assert_eq!((number(&planned(&op), "channels"), access(&op)), (4, 4));
 }
 
+/// Measured on an H100 (docs/kernels/history/backward.md, "Fewer and larger blocks").
+#[test]
+fn blocks_are_large_where_many_would_share_sums() {
+    let threads = |shape: [i64; 3]| {
+        let op = call(DType::BF16, shape, last(shape), 4);
+        let plan = planned(&op);
+        assert_covers(&op, &plan, &DeviceFacts::h200());
+        plan.block[0]
+    };
+    assert_eq!([[16, 768, 512], [3, 576, 14_844], [1, 4096, 1024]].map(threads), [512, 512, 256]);
+    // Packets of one element, and of two; many groups of channels fill a device evenly as small blocks alone.
+    assert_eq!([[23, 163, 448], [1, 1923, 1000], [1, 5051, 700]].map(threads), [768, 384, 128]);
+    assert_eq!(threads([3, 1022, 1000]), 320);
+}
+
 #[test]
 fn odd_rows_keep_wide_accesses_when_all_tensors_share_their_residues() {
     let shape = [4, 64, 4095];

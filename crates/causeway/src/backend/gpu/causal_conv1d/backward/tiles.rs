@@ -22,6 +22,20 @@ pub(super) struct LastTile {
     pub stages: u32,
 }
 
+impl LastTile {
+    /// The same threads of a multiprocessor as they are, in small blocks, in two and in one. With fewer blocks fewer sums are added at the end; with more, a device is
+    /// filled evenly by many groups of channels.
+    pub fn groupings(self) -> impl Iterator<Item = LastTile> {
+        let threads = self.threads * self.resident;
+        let small = if self.threads > 256 { threads / 128 } else { 0 };
+        let fewer = [2, 1].into_iter().filter(move |resident| *resident < self.resident);
+        let others = std::iter::once(small).filter(|resident| *resident > 0).chain(fewer);
+        let regrouped =
+            move |resident: u32| LastTile { threads: threads / resident / 32 * 32, resident, ..self };
+        std::iter::once(self).chain(others.map(regrouped)).filter(|tile| tile.threads <= 1024)
+    }
+}
+
 /// What a block of the channel-first kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FirstTile {
@@ -73,14 +87,14 @@ const LAST: &[Rule] = &[
         elements: ANY,
         bytes: 2,
         boundaries: false,
-        tile: LastTile { bytes: 2, channels: 1, lanes: 32, threads: 128, resident: 6, stages: 2 },
+        tile: LastTile { bytes: 2, channels: 1, lanes: 32, threads: 384, resident: 2, stages: 2 },
     },
     Rule {
         width: 4,
         elements: ANY,
         bytes: 4,
         boundaries: false,
-        tile: LastTile { bytes: 4, channels: 2, lanes: 32, threads: 128, resident: 5, stages: 2 },
+        tile: LastTile { bytes: 4, channels: 2, lanes: 32, threads: 320, resident: 2, stages: 2 },
     },
     Rule {
         width: 4,
