@@ -6,8 +6,8 @@ use tiles::{CheckedCall, LastTile, first_tile, last_tile};
 
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, PACKET, Strides2, Strides3,
-    Traffic, View, WIDEST, blocks_of, device_struct, head_lanes, head_packet, kernel, layers, most_blocks,
-    refuse_f64, striding_blocks, takes_more_registers, weight_access,
+    Traffic, View, WIDEST, blocks_of, common_residue, device_struct, head_lanes, head_packet, kernel, layers,
+    most_blocks, refuse_f64, striding_blocks, takes_more_registers, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Forward, Sizes};
@@ -268,7 +268,7 @@ impl Planner<'_> {
         let idle = self.op.activation == Activation::None && !self.has_boundaries();
         let tile = first_tile(width, self.element(), self.packets(), idle)?;
         let aligned = self.streams().map(|view| view.access(2)).min()?;
-        let shifted = aligned < PACKET && self.rows_share_residues();
+        let shifted = aligned < PACKET && common_residue(2, self.streams()) == PACKET;
         let whole = aligned == PACKET && seqlen % i64::from(PACKET / self.element()) == 0;
         let access = if shifted { PACKET } else { aligned };
 
@@ -332,16 +332,6 @@ impl Planner<'_> {
         let resident =
             if crowded { checked.threads().min(self.facts.threads_per_multiprocessor) / threads } else { 1 };
         self.tiled(&CHANNEL_FIRST, &geometry, constants, resident)
-    }
-
-    /// True if each row starts at the same place within 16 bytes in x, y and residual.
-    fn rows_share_residues(&self) -> bool {
-        let residue = |value: i64| value.rem_euclid(i64::from(PACKET));
-        let place = |view: View<'_>| {
-            (residue(view.address as i64), residue(view.step_bytes(0)), residue(view.step_bytes(1)))
-        };
-        let x = place(View::of(&self.op.x));
-        self.streams().all(|view| place(view) == x)
     }
 
     /// A fast path: blocks for the states in front, the batch on the second and third axis.

@@ -175,6 +175,18 @@ impl View<'_> {
     }
 }
 
+/// The widest packet, of 16 bytes at most, for which the rows of all views along `axis` have the same residue: after moving their starts
+/// back by that residue, all accesses are legal.
+fn common_residue<'a>(axis: usize, mut views: impl Iterator<Item = View<'a>>) -> u32 {
+    let Some(first) = views.next() else { return PACKET };
+    let others = (0..first.meta.shape.len()).filter(|other| *other != axis);
+    power_of_two_in(views.fold(0, |bits, view| {
+        let address = bits | first.address.wrapping_sub(view.address);
+        let step = |other| first.step_bytes(other).wrapping_sub(view.step_bytes(other)) as u64;
+        others.clone().fold(address, |bits, other| bits | step(other))
+    }))
+}
+
 /// The access for a run of `channels · width` weights, or 0 if they do not lie side by side. Runs begin at multiples of `first` channels.
 fn weight_access(weight: &TensorRef<'_>, channels: u32, first: u32) -> u32 {
     let view = View::of(weight);

@@ -1,7 +1,7 @@
 //! The backward planner where neighbouring positions are neighbours in memory: rows that waves walk, or, in small calls, a
 //! packet per thread.
 
-use super::super::{Constants, PACKET, View, kernel, power_of_two_in, takes_more_registers, weight_access};
+use super::super::{Constants, PACKET, View, common_residue, kernel, takes_more_registers, weight_access};
 use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, RowsFirst, SHARED_RESERVED};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::Vendor;
@@ -57,7 +57,7 @@ impl Planner<'_> {
         if self.op.seq_idx.as_ref().is_some_and(|indices| !View::of(indices).is_dense(1)) {
             return None;
         }
-        let bytes = self.common_residue([0, 1]);
+        let bytes = common_residue(2, self.all_streams());
         if bytes < element {
             return None;
         }
@@ -204,18 +204,6 @@ impl Planner<'_> {
     /// The most shared memory with which `blocks` fit on a multiprocessor.
     fn share(&self, blocks: u32) -> u32 {
         (self.facts.shared_per_multiprocessor / blocks).saturating_sub(SHARED_RESERVED)
-    }
-
-    /// The widest packet for which x, dy, dx and gates have the same residue at every row: after moving the rows' starts
-    /// back by that residue, all accesses are legal. `axes`: those that a row has one index of each.
-    pub(super) fn common_residue(&self, axes: [usize; 2]) -> u32 {
-        let [x, dy, dx] = self.streams();
-        let gates = self.gates();
-        let difference = |other: View<'_>| {
-            let steps = axes.map(|axis| x.step_bytes(axis).wrapping_sub(other.step_bytes(axis)));
-            x.address.wrapping_sub(other.address) | (steps[0] | steps[1]) as u64
-        };
-        power_of_two_in(gates.fold(difference(dy) | difference(dx), |bits, gate| bits | difference(gate)))
     }
 
     /// The widest access for a lane's neighbouring indices where the lane's positions are at least 16 bytes.

@@ -2,7 +2,9 @@
 
 use arrayvec::ArrayVec;
 
-use super::super::{Constants, PACKET, View, head_lanes, kernel, takes_more_registers, weight_access};
+use super::super::{
+    Constants, PACKET, View, common_residue, head_lanes, kernel, takes_more_registers, weight_access,
+};
 use super::short_last;
 use super::tiles::{self, LastCall, LastTile};
 use super::{BackwardArguments, Launch, Planner};
@@ -49,7 +51,7 @@ impl Planner<'_> {
             && self.has_async_copy(LINE_PACKET)
             && self.facts.wave_size == LINE_LANES
             && self.op.norm.is_none()
-            && self.common_residue([0, 2]) >= LINE_PACKET
+            && common_residue(1, self.all_streams()) >= LINE_PACKET
             && self.read_streams().all(|view| self.may_be_read_in_lines(&view));
         let has_states = self.op.initial_states.is_some() || self.op.dfinal_states.is_some();
         let call = LastCall {
@@ -122,14 +124,17 @@ impl Planner<'_> {
         let fits = |tile: &LastTile| shared_bytes(tile.threads) <= self.facts.shared_per_block;
         let groupings = || tile.groupings().take(if fixed { 1 } else { usize::MAX }).filter(fits);
         let least = |batch: u64, seqlen: u64, sequence: Option<u64>| {
-            let timed = |tile| (cut(tile, batch, seqlen).time(sequence), tile);
-            groupings().map(timed).min_by_key(|(time, _)| *time)
+            let timed = |tile| {
+                let walk = cut(tile, batch, seqlen);
+                (walk.time(sequence), tile, walk)
+            };
+            groupings().map(timed).min_by_key(|(time, ..)| *time)
         };
-        let (time, tile) = least(batch as u64, seqlen as u64, None)?;
-        let walk = cut(tile, batch as u64, seqlen as u64);
+        let (time, tile, walk) = least(batch as u64, seqlen as u64, None)?;
         // By more than the model is wrong by.
-        let joined = || least(1, (batch * seqlen) as u64, Some(seqlen as u64));
-        let joins = batch > 1 && joined().is_some_and(|(joined, _)| joined < time / 20 * 19);
+        let joins = batch > 1
+            && least(1, (batch * seqlen) as u64, Some(seqlen as u64))
+                .is_some_and(|(joined, ..)| joined < time / 20 * 19);
 
         let shared_bytes = shared_bytes(tile.threads);
         let room = self.facts.shared_per_block.min(self.facts.shared_per_multiprocessor / tile.resident);

@@ -23,16 +23,14 @@ pub(super) struct LastTile {
 }
 
 impl LastTile {
-    /// The same threads of a multiprocessor as they are, in small blocks, in two and in one. With fewer blocks fewer sums are added at the end; with more, a device is
-    /// filled evenly by many groups of channels.
+    /// The same threads of a multiprocessor as they are, as small blocks, as two and as one. With fewer blocks fewer sums are added at the
+    /// end; with more, many groups of channels fill a device evenly.
     pub fn groupings(self) -> impl Iterator<Item = LastTile> {
         let threads = self.threads * self.resident;
-        let small = if self.threads > 256 { threads / 128 } else { 0 };
+        let small = (self.threads > 256).then_some(threads / 128);
         let fewer = [2, 1].into_iter().filter(move |resident| *resident < self.resident);
-        let others = std::iter::once(small).filter(|resident| *resident > 0).chain(fewer);
-        let regrouped =
-            move |resident: u32| LastTile { threads: threads / resident / 32 * 32, resident, ..self };
-        std::iter::once(self).chain(others.map(regrouped)).filter(|tile| tile.threads <= 1024)
+        let regrouped = move |resident| LastTile { threads: threads / resident, resident, ..self };
+        std::iter::once(self).chain(small.into_iter().chain(fewer).map(regrouped))
     }
 }
 
