@@ -156,26 +156,26 @@ operation!(
 operation!(
     gemm::Forward<'_>, "A": a,
     cpu: |cpu, call, _| cpu::gemm::forward(cpu, call),
-    threads: |call| cpu::gemm::is_worth_threads(call.a.shape(), call.c.shape()),
+    threads: |call| cpu::gemm::is_worth_threads(call.algorithm, &call.a, call.c.shape()),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::forward(call, sizes), facts)
 );
 operation!(
     gemm::GradA<'_>, "grad_C": grad_c,
     cpu: |cpu, call, _| cpu::gemm::grad_a(cpu, call),
-    threads: |call| cpu::gemm::is_worth_threads(call.grad_c.shape(), call.grad_a.shape()),
+    threads: |call| cpu::gemm::is_worth_threads(call.algorithm, &call.grad_c, call.grad_a.shape()),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::grad_a(call, sizes), facts)
 );
 operation!(
     gemm::GradB<'_>, "grad_C": grad_c,
     cpu: |cpu, call, _| cpu::gemm::grad_b(cpu, call),
-    threads: |call| cpu::gemm::is_worth_threads(call.a.shape(), call.grad_b.shape()),
+    threads: |call| cpu::gemm::is_worth_threads(call.algorithm, &call.a, call.grad_b.shape()),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::grad_b(call, sizes), facts)
 );
 
 impl gemm::GradAB<'_> {
     /// As that of [`GradA`](gemm::GradA).
     pub fn uses_threads(&self) -> bool {
-        cpu::gemm::is_worth_threads(self.grad_c.shape(), self.grad_a.shape())
+        cpu::gemm::is_worth_threads(self.algorithm, &self.grad_c, self.grad_a.shape())
     }
 
     /// Validates, then computes grad_A and grad_B on `device`, which has to be where the tensors are.

@@ -20,11 +20,15 @@ use crate::tensor::{DType, TensorMut, TensorRef};
 use fast::Fast;
 use matrix::{Matrix, MatrixMut};
 
-/// Whether a product is worth more than the calling thread, by any algorithm: one with a multiplication for each element of `matrix`
-/// and column of `other`.
-pub(crate) fn is_worth_threads(matrix: &[i64], other: &[i64]) -> bool {
-    let sizes = matrix.iter().chain(other.last());
-    sizes.copied().fold(1, i64::saturating_mul) >= 2 * exact::WORTH_A_THREAD as i64
+/// Whether a product is worth more than the calling thread: one with a multiplication for each element of `matrix` and column of `other`.
+pub(crate) fn is_worth_threads(algorithm: Algorithm, matrix: &TensorRef<'_>, other: &[i64]) -> bool {
+    let sizes = matrix.shape().iter().chain(other.last());
+    let for_a_thread = match matrix.dtype() {
+        #[cfg(target_arch = "x86_64")]
+        DType::BF16 if algorithm == Algorithm::Fast => pairs::worth_a_thread(),
+        _ => exact::WORTH_A_THREAD,
+    };
+    sizes.copied().fold(1, i64::saturating_mul) >= 2 * for_a_thread as i64
 }
 
 /// `C = A · B`.

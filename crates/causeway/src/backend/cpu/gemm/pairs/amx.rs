@@ -2,10 +2,11 @@
 //! in f32, as much as 512 vector instructions of f32. Stable Rust has no intrinsics for it: each function is one block of assembly.
 
 use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use super::{Adder, PANEL_STEP, TILE};
+use super::{Adder, Block, PANEL_STEP, Sums, TILE};
 use crate::backend::cpu::gemm::tiles::Cut;
 
 /// Whether the processor has the unit for bf16, and the operating system lets this process use it.
@@ -15,7 +16,6 @@ pub fn is_available() -> bool {
 }
 
 fn has_instructions() -> bool {
-    use std::arch::x86_64::{__cpuid, __cpuid_count};
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
     // SAFETY: every x86-64 processor has the instruction. (Newer compilers know that, older ones do not.)
@@ -92,17 +92,10 @@ impl Adder for Amx {
         Amx { thread: PhantomData }
     }
 
-    unsafe fn add(
-        &self,
-        first: bool,
-        _: usize,
-        (left, right): (&[u32], &[u32]),
-        sums: &mut [u32],
-        stride: usize,
-    ) {
+    unsafe fn add(&self, block: &Block<'_>, sums: &mut Sums) {
         let upper = sums.as_mut_ptr();
-        // SAFETY: `self` shows that the registers are configured. A panel is `steps` steps of 2 KiB; tile rows of 64 bytes lie within
-        // `sums` by the caller's promise.
+        // SAFETY: `self` shows that the registers are configured. A panel is `steps` steps of 2 KiB; the four tiles of `sums`
+        // have rows of 64 bytes, 128 bytes apart.
         unsafe {
             asm!(
                 "test {first}, {first}",
@@ -134,14 +127,14 @@ impl Adder for Amx {
                 "tilestored [{upper} + {stride} + 64], tmm1",
                 "tilestored [{lower} + {stride}], tmm2",
                 "tilestored [{lower} + {stride} + 64], tmm3",
-                first = in(reg) usize::from(first),
+                first = in(reg) usize::from(block.is_first),
                 upper = in(reg) upper,
-                lower = in(reg) upper.wrapping_add(TILE / 2 * stride),
-                stride = in(reg) stride * size_of::<u32>(),
+                lower = in(reg) upper.wrapping_add(TILE * TILE / 2),
+                stride = in(reg) TILE * size_of::<f32>(),
                 line = in(reg) 64usize,
-                left = inout(reg) left.as_ptr() => _,
-                right = inout(reg) right.as_ptr() => _,
-                steps = inout(reg) left.len() / PANEL_STEP => _,
+                left = inout(reg) block.left.as_ptr() => _,
+                right = inout(reg) block.right.as_ptr() => _,
+                steps = inout(reg) block.left.len() / PANEL_STEP => _,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),

@@ -4,14 +4,11 @@
 
 use std::arch::x86_64::*;
 
-use super::{Adder, STEP, TILE};
+use super::{Adder, Block, STEP, Sums, TILE};
 use crate::backend::cpu::gemm::tiles::Cut;
 
 /// Lanes of a vector of sums.
 const LANES: usize = 16;
-
-/// Rows of sums that are in registers at a time, with all columns of the tile: 16 accumulators, enough to hide the instruction's latency.
-const ROWS: usize = 8;
 
 /// Whether the processor has the instruction.
 pub fn is_available() -> bool {
@@ -32,65 +29,70 @@ impl Adder for Avx512Bf16 {
         Avx512Bf16(())
     }
 
-    unsafe fn add(
-        &self,
-        first: bool,
-        rows: usize,
-        (left, right): (&[u32], &[u32]),
-        sums: &mut [u32],
-        stride: usize,
-    ) {
-        for row in (0..rows.min(TILE)).step_by(ROWS) {
-            // SAFETY: `self` shows that the processor has the instruction; the caller's promise covers the lengths.
-            unsafe { add_rows(first, row, left, right, &mut sums[row * stride..], stride) };
+    unsafe fn add(&self, block: &Block<'_>, sums: &mut Sums) {
+        let (rows, columns) = block.size;
+        // SAFETY: `self` shows that the processor has the instruction; the rest is the caller's promise.
+        unsafe {
+            if columns > LANES {
+                for row in (0..rows.min(TILE)).step_by(8) {
+                    add_rows::<8, 2>(block, row, sums);
+                }
+            } else {
+                for row in (0..rows.min(TILE)).step_by(16) {
+                    add_rows::<16, 1>(block, row, sums);
+                }
+            }
         }
     }
 }
 
-/// Adds the products of rows `row` to `row + ROWS` of the left panel, whose sums begin at `sums`.
+/// As [`Adder::add`], for rows `row` to `row + ROWS` and the first `VECTORS` vectors of columns. Sixteen vectors of sums are enough to
+/// hide the instruction's latency.
 ///
 /// # Safety
-/// The processor has the features. Panels have whole steps and equal lengths; `row` is a multiple of [`ROWS`] and less than [`TILE`];
-/// `sums` holds [`ROWS`] rows of [`TILE`], `stride` apart.
+/// As for [`Adder::add`]; the processor has the features; `row` is a multiple of `ROWS` and less than [`TILE`].
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn add_rows(first: bool, row: usize, left: &[u32], right: &[u32], sums: &mut [u32], stride: usize) {
+unsafe fn add_rows<const ROWS: usize, const VECTORS: usize>(block: &Block<'_>, row: usize, sums: &mut Sums) {
+    const { assert!(LANES.is_multiple_of(ROWS) && VECTORS <= TILE / LANES) };
     /// Numbers of one of the two tiles of a step.
     const HALF: usize = LANES * STEP / 2;
-    // SAFETY: rows of sums lie within `sums` by the caller's promise; in each step the left panel has a tile for rows 0 to 15 and one
-    // for the others, with a row of 16 pairs for each, and the right panel one for columns 0 to 15 and one for the others.
+    // SAFETY: rows of sums lie within `sums`, as `row` says; in each step the left panel has a tile for rows 0 to 15 and one for the
+    // others, with a row of 16 pairs for each, and the right panel one for columns 0 to 15 and one for the others.
     unsafe {
-        let mut tile = [[_mm512_setzero_ps(); TILE / LANES]; ROWS];
-        if !first {
+        let sums = sums.as_mut_ptr().add(row * TILE);
+        let mut tile = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+        if !block.is_first {
             for (r, tile) in tile.iter_mut().enumerate() {
-                for (half, sum) in tile.iter_mut().enumerate() {
-                    *sum = _mm512_loadu_ps(sums.as_ptr().add(r * stride + half * LANES).cast());
+                for (vector, sum) in tile.iter_mut().enumerate() {
+                    *sum = _mm512_loadu_ps(sums.add(r * TILE + vector * LANES));
                 }
             }
-        }
-        // The sums of the rows that come next: the packed blocks have pushed them out of the first-level cache.
-        for r in 0..ROWS {
-            for half in 0..TILE / LANES {
-                let ahead = sums.as_ptr().wrapping_add((ROWS + r) * stride + half * LANES);
-                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+            // The sums that come next: the packed blocks have pushed them out of the first-level cache.
+            for line in 0..ROWS * TILE / LANES {
+                _mm_prefetch::<_MM_HINT_T0>(sums.wrapping_add(ROWS * TILE + line * LANES).cast());
             }
         }
-        let left_start = left.as_ptr().add(row / LANES * HALF + row % LANES * LANES);
-        for step in 0..left.len() / (2 * HALF) {
-            let (left, right) = (left_start.add(step * 2 * HALF), right.as_ptr().add(step * 2 * HALF));
-            for pair in 0..STEP / 2 {
-                let right = right.add(pair * LANES);
-                let columns = [load(right), load(right.add(HALF))];
+        let mut left = block.left.as_ptr().add(row / LANES * HALF + row % LANES * LANES);
+        let mut right = block.right.as_ptr();
+        let mut pairs = block.pairs;
+        while pairs > 0 {
+            for pair in 0..pairs.min(STEP / 2) {
+                let columns: [__m512bh; VECTORS] =
+                    std::array::from_fn(|vector| load(right.add(vector * HALF + pair * LANES)));
                 for (r, tile) in tile.iter_mut().enumerate() {
-                    let factor = pairs(_mm512_set1_epi32(left.add(r * LANES + pair).cast::<i32>().read()));
+                    let factor =
+                        self::pairs(_mm512_set1_epi32(left.add(r * LANES + pair).cast::<i32>().read()));
                     for (sum, column) in tile.iter_mut().zip(columns) {
                         *sum = _mm512_dpbf16_ps(*sum, factor, column);
                     }
                 }
             }
+            (left, right) = (left.wrapping_add(2 * HALF), right.wrapping_add(2 * HALF));
+            pairs = pairs.saturating_sub(STEP / 2);
         }
         for (r, tile) in tile.iter().enumerate() {
-            for (half, sum) in tile.iter().enumerate() {
-                _mm512_storeu_ps(sums.as_mut_ptr().add(r * stride + half * LANES).cast(), *sum);
+            for (vector, sum) in tile.iter().enumerate() {
+                _mm512_storeu_ps(sums.add(r * TILE + vector * LANES), *sum);
             }
         }
     }

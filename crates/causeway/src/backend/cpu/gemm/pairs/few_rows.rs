@@ -33,15 +33,15 @@ const DEPTH: usize = 4096;
 
 const CUT: Cut = Cut { register: (ROWS, 4), largest: (ROWS, COLUMNS), worth_a_thread: 1 << 20 };
 
-/// Whether a product is to be computed here.
+/// Whether a product is to be computed here, by a processor with AVX-512 BF16.
 pub fn suits(right: &Matrix<bf16>, output: &MatrixMut<bf16>) -> bool {
-    avx512_bf16::is_available() && output.rows <= ROWS && right.column_stride == 1
+    output.rows <= ROWS && right.column_stride == 1
 }
 
 /// `output = left · right`. `right` is transposed: its rows are the output's columns.
 ///
 /// # Safety
-/// [`suits`], and the processor has AVX-512.
+/// [`suits`], and the processor has AVX-512 with BF16.
 pub unsafe fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) {
     let (chain, _) = exact::kernel::<bf16>(cpu);
     CUT.for_each(output.rows, output.columns, left.columns, |tile| {
@@ -51,8 +51,8 @@ pub unsafe fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, outp
 }
 
 /// # Safety
-/// The tile lies inside the output and belongs to this call; the operands' sizes agree; [`suits`], and the processor has the level of
-/// `chain`.
+/// The tile lies inside the output and belongs to this call; the operands' sizes agree; [`suits`], and the processor has AVX-512
+/// with BF16 and the level of `chain`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn compute(
     left: &Matrix<bf16>,

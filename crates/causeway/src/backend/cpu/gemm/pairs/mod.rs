@@ -16,6 +16,7 @@ mod few_rows;
 mod pack;
 mod transpose;
 
+use std::arch::x86_64::*;
 use std::ops::Range;
 
 use half::bf16;
@@ -27,7 +28,6 @@ use super::exact;
 use super::matrix::{Matrix, MatrixMut};
 use super::scratch::Scratch;
 use super::tiles::{Cut, Tile};
-use super::vector::Avx512;
 use crate::backend::cpu::{Cpu, Level};
 
 /// Rows and columns of the sums that two panels give.
@@ -45,6 +45,21 @@ const MOST_PANELS: usize = 16;
 /// Outputs with fewer rows or columns leave most of a tile empty.
 const FEWEST: usize = 8;
 
+/// 32 × 32 sums, row by row.
+type Sums = [f32; TILE * TILE];
+
+/// What is added at a time: the products of two panels.
+struct Block<'a> {
+    left: &'a [u32],
+    right: &'a [u32],
+    /// Pairs of terms. What follows them in the last step is zero.
+    pairs: usize,
+    /// Whether there are no sums yet: then those of the products are.
+    is_first: bool,
+    /// Rows and columns of the sums that are asked for, some at least. The others may hold anything.
+    size: (usize, usize),
+}
+
 /// What adds the products of two panels.
 trait Adder: Sized {
     /// Deepest block of the reduction.
@@ -57,30 +72,21 @@ trait Adder: Sized {
     /// The processor has the instructions.
     unsafe fn new() -> Self;
 
-    /// Adds the products of two panels to 32 × 32 sums in f32, whose rows are `stride` apart; with `first`, to zero. Only the first
-    /// `rows` are asked for.
+    /// Adds products to sums.
     ///
     /// # Safety
-    /// Panels have whole steps and equal lengths, and are not empty; the sums hold the tile.
-    unsafe fn add(&self, first: bool, rows: usize, panels: (&[u32], &[u32]), sums: &mut [u32], stride: usize);
+    /// Panels are of as many steps as hold the pairs.
+    unsafe fn add(&self, block: &Block<'_>, sums: &mut Sums);
+}
 
-    /// As [`Adder::add`].
-    ///
-    /// # Panics
-    /// If the panels are not of whole steps and equal lengths, or the sums do not hold the tile.
-    #[inline]
-    fn add_products(
-        &self,
-        first: bool,
-        rows: usize,
-        (left, right): (&[u32], &[u32]),
-        sums: &mut [u32],
-        stride: usize,
-    ) {
-        assert!(left.len() == right.len() && left.len().is_multiple_of(PANEL_STEP) && !left.is_empty());
-        assert!(stride >= TILE && sums.len() >= (TILE - 1) * stride + TILE);
-        // SAFETY: as just asserted.
-        unsafe { self.add(first, rows, (left, right), sums, stride) };
+/// Multiply-adds below which another thread costs more than it gives, on this processor.
+pub fn worth_a_thread() -> usize {
+    if !avx512_bf16::is_available() {
+        exact::WORTH_A_THREAD
+    } else if amx::is_available() {
+        Amx::CUT.worth_a_thread
+    } else {
+        Avx512Bf16::CUT.worth_a_thread
     }
 }
 
@@ -90,7 +96,8 @@ type Multiply = unsafe fn(Cpu, &Matrix<bf16>, &Matrix<bf16>, &MatrixMut<bf16>);
 /// `output = left · right`; false, and nothing done, where this processor, or a product of this size, is better off without pairs.
 /// `right` is transposed: its rows are the output's columns.
 pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) -> bool {
-    if cpu.level() != Level::Avx512 {
+    // A sum of no terms is left to the chain.
+    if cpu.level() != Level::Avx512 || !avx512_bf16::is_available() || left.columns == 0 {
         return false;
     }
     let multiply: Multiply = if few_rows::suits(right, output) {
@@ -100,14 +107,12 @@ pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &Ma
             return false;
         }
         multiply_with::<Amx>
-    } else if avx512_bf16::is_available() {
+    } else {
         // The chain multiplies a few rows without packing, if columns are neighbours.
         if output.columns < FEWEST || output.rows <= FEWEST && right.row_stride == 1 {
             return false;
         }
         multiply_with::<Avx512Bf16>
-    } else {
-        return false;
     };
     // SAFETY: as just asked.
     unsafe { multiply(cpu, left, right, output) };
@@ -115,7 +120,7 @@ pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &Ma
 }
 
 /// # Safety
-/// The processor has AVX-512 and the instructions of `A`.
+/// The processor has AVX-512, with BF16, and the instructions of `A`.
 unsafe fn multiply_with<A: Adder>(
     cpu: Cpu,
     left: &Matrix<bf16>,
@@ -130,9 +135,9 @@ unsafe fn multiply_with<A: Adder>(
 }
 
 /// # Safety
-/// The tile lies inside the output and belongs to this call; the operands' sizes agree; the processor has the
-/// instructions of `A`, and the level of `chain`.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+/// The tile lies inside the output and belongs to this call; the operands' sizes agree, and there are terms; the processor has AVX-512
+/// with BF16, the instructions of `A`, and the level of `chain`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn compute<A: Adder>(
     left: &Matrix<bf16>,
     right: &Matrix<bf16>,
@@ -142,24 +147,24 @@ unsafe fn compute<A: Adder>(
 ) {
     const { assert!(A::CUT.largest.0 <= MOST_PANELS * TILE && A::CUT.largest.1 <= MOST_PANELS * TILE) };
     let reduction = left.columns;
-    let (height, stride) =
-        (tile.rows.len().next_multiple_of(TILE), tile.columns.len().next_multiple_of(TILE));
+    let (down, across) = (tile.rows.len().div_ceil(TILE), tile.columns.len().div_ceil(TILE));
     // In pairs of bf16.
     let deepest = A::DEPTH.min(reduction).next_multiple_of(STEP) / 2;
+    // Of a single block, sums are rounded as soon as they are there, and none are kept.
+    let kept = if reduction > A::DEPTH { down * across } else { 1 };
     let mut scratch = Scratch::take();
     let [sums, left_block, right_block] =
-        scratch.split::<u32, 3>([height * stride, height * deepest, stride * deepest]);
-    if reduction == 0 {
-        sums.fill(0);
-    }
+        scratch.split::<u32, 3>([kept * TILE * TILE, down * TILE * deepest, across * TILE * deepest]);
+    let sums: &mut [Sums] = bytemuck::cast_slice_mut(sums);
     let mut left_smallest = [Smallest::NONE; MOST_PANELS];
     let mut right_smallest = [Smallest::NONE; MOST_PANELS];
     for start in (0..reduction).step_by(A::DEPTH) {
         let block = start..reduction.min(start + A::DEPTH);
-        let steps = block.len().div_ceil(STEP);
-        let panel = PANEL_STEP * steps;
-        let left_block = &mut left_block[..height / TILE * panel];
-        let right_block = &mut right_block[..stride / TILE * panel];
+        let is_last = block.end == reduction;
+        let pairs = block.len().div_ceil(2);
+        let panel = PANEL_STEP * block.len().div_ceil(STEP);
+        let left_block = &mut left_block[..down * panel];
+        let right_block = &mut right_block[..across * panel];
         // SAFETY: tile and block lie inside the operands.
         unsafe {
             pack::<false>(left, tile.rows.clone(), block.clone(), left_block, &mut left_smallest);
@@ -167,18 +172,22 @@ unsafe fn compute<A: Adder>(
         }
         // SAFETY: the caller's promise.
         let adder = unsafe { A::new() };
-        for (column, right) in right_block.chunks_exact(panel).enumerate() {
-            for (row, left) in left_block.chunks_exact(panel).enumerate() {
-                let rows = TILE.min(tile.rows.len() - row * TILE);
-                let sums = &mut sums[row * TILE * stride + column * TILE..];
-                adder.add_products(start == 0, rows, (left, right), sums, stride);
+        let right_panels = panels(&tile.columns).zip(right_block.chunks_exact(panel));
+        for (column, (columns, right)) in right_panels.enumerate() {
+            let left_panels = panels(&tile.rows).zip(left_block.chunks_exact(panel));
+            for (row, (rows, left)) in left_panels.enumerate() {
+                let sums = &mut sums[(column * down + row) % kept];
+                let size = (rows.len(), columns.len());
+                let block = Block { left, right, pairs, is_first: start == 0, size };
+                // SAFETY: panels are as long as `pairs` says; these outputs lie inside the tile.
+                unsafe {
+                    adder.add(&block, sums);
+                    if is_last {
+                        round(sums, output, rows, columns.clone());
+                    }
+                }
             }
         }
-    }
-    let sums: &[f32] = bytemuck::cast_slice(sums);
-    for (row, sums) in tile.rows.clone().zip(sums.chunks_exact(stride)) {
-        // SAFETY: the row's columns lie inside the output and belong to this call.
-        unsafe { output.store_row::<Avx512>(row, tile.columns.clone(), sums) };
     }
     drop(scratch);
     for (rows, left_smallest) in panels(&tile.rows).zip(left_smallest) {
@@ -186,6 +195,40 @@ unsafe fn compute<A: Adder>(
             if left_smallest.may_underflow(right_smallest) {
                 // SAFETY: as this function's, for a part of its tile.
                 unsafe { chain(left, right, output, &Tile { rows: rows.clone(), columns }) };
+            }
+        }
+    }
+}
+
+/// Rounds sums into rows and columns of the output, to nearest, ties to even, a NaN to the canonical one.
+///
+/// The instruction takes a subnormal for zero, as those before it did.
+///
+/// # Safety
+/// At most 32 of each, inside the output and the caller's alone; the processor has the features.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn round(sums: &Sums, output: &MatrixMut<bf16>, rows: Range<usize>, columns: Range<usize>) {
+    let mask = u32::MAX >> (TILE - columns.len());
+    for (row, sums) in rows.zip(sums.chunks_exact(TILE)) {
+        // SAFETY: a row of sums is two vectors, and a vector of either type is 64 bytes of which any bits are values.
+        let rounded: __m512i = unsafe {
+            let (low, high) = (_mm512_loadu_ps(sums.as_ptr()), _mm512_loadu_ps(sums.as_ptr().add(TILE / 2)));
+            std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+        };
+        let magnitude = _mm512_and_si512(rounded, _mm512_set1_epi16(0x7fff));
+        let is_nan = _mm512_cmpgt_epi16_mask(magnitude, _mm512_set1_epi16(0x7f80));
+        let rounded = _mm512_mask_mov_epi16(rounded, is_nan, _mm512_set1_epi16(0x7fc0));
+        if output.column_stride == 1 {
+            // SAFETY: the mask keeps the store within the columns.
+            unsafe { _mm512_mask_storeu_epi16(output.at(row, columns.start).cast(), mask, rounded) };
+        } else {
+            let mut values = [bf16::ZERO; TILE];
+            // SAFETY: `values` holds 64 bytes; the elements are the caller's.
+            unsafe {
+                _mm512_storeu_si512(values.as_mut_ptr().cast(), rounded);
+                for (column, value) in columns.clone().zip(values) {
+                    output.at(row, column).write(value);
+                }
             }
         }
     }

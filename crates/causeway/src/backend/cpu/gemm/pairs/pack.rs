@@ -1,14 +1,15 @@
 //! Packing into pairs: blocks of an operand as panels of 32 lanes (rows of the left operand, columns of
 //! the right one), in steps of 32 terms.
 //!
-//! A step of a panel is two tiles of 16 lanes, each 1 KiB: 16 rows of 16 *pairs* of neighbouring terms.
+//! A step of a panel is two tiles of 16 lanes, each 1 KiB: 16 rows of 16 *pairs* of neighbouring terms. Both are packed together: 32
+//! lanes that are neighbours in memory are then a cache line.
 //!
 //! ```text
 //! left:  row = lane, column = pair          right: row = pair, column = lane
 //! ```
 //!
 //! Memory gives one of the two for free: lanes whose terms are neighbours come as rows of pairs; terms whose lanes
-//! are neighbours are interleaved two by two. The other one is the transpose. Lanes and terms past the end are zero,
+//! are neighbours are interleaved two by two. The other one is the transpose, in place. Lanes and terms past the end are zero,
 //! and 0 · 0 adds nothing.
 
 use std::arch::x86_64::*;
@@ -74,109 +75,165 @@ pub unsafe fn pack<const RIGHT: bool>(
     let steps = depth.len().div_ceil(STEP);
     let panels = packed.chunks_exact_mut(steps * PANEL_STEP).zip(smallest);
     for ((panel, smallest), first) in panels.zip(lanes.clone().step_by(TILE)) {
-        let mut least = _mm512_set1_epi16(smallest.0 as i16);
-        for (tile, to) in panel.chunks_exact_mut(LANES * STEP / 2).enumerate() {
-            let lane = (first + tile % 2 * LANES).min(lanes.end);
-            let start = depth.start + tile / 2 * STEP;
+        let lanes = first..lanes.end.min(first + TILE);
+        let mut least = Least::new(*smallest);
+        for (step, to) in panel.chunks_exact_mut(PANEL_STEP).enumerate() {
+            let start = depth.start + step * STEP;
             let terms = start..depth.end.min(start + STEP);
             // SAFETY: lanes and terms lie inside the source by the caller's promise.
-            let rows = unsafe { load::<RIGHT>(source, lane..lanes.end.min(lane + LANES), terms) };
-            for (row, to) in rows.into_iter().zip(to.chunks_exact_mut(LANES)) {
-                let magnitude = _mm512_and_si512(row, _mm512_set1_epi16(0x7fff));
-                least = _mm512_min_epu16(least, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
-                // SAFETY: `to` holds sixteen numbers.
-                unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), row) };
+            let are_columns_lanes = unsafe {
+                if source.row_stride == 1 {
+                    interleave(source, &lanes, terms, to, &mut least);
+                    true
+                } else if source.column_stride == 1 {
+                    copy(source, &lanes, terms, to, &mut least);
+                    false
+                } else {
+                    gather(source, &lanes, terms, to, &mut least);
+                    false
+                }
+            };
+            if are_columns_lanes != RIGHT {
+                for tile in to.chunks_exact_mut(LANES * LANES) {
+                    // SAFETY: a tile has sixteen rows of sixteen numbers.
+                    unsafe {
+                        let row = |row: usize| tile.as_ptr().add(row * LANES);
+                        let rows = std::array::from_fn(|at| _mm512_loadu_si512(row(at).cast()));
+                        for (row, to) in transpose(rows).into_iter().zip(tile.chunks_exact_mut(LANES)) {
+                            _mm512_storeu_si512(to.as_mut_ptr().cast(), row);
+                        }
+                    }
+                }
             }
         }
-        smallest.take(least);
+        *smallest = least.get();
     }
 }
 
-/// One tile, as the left or the right operand has it.
+/// The smallest magnitude so far, less one, wrapping, in each of 32 positions.
+struct Least(__m512i);
+
+impl Least {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn new(smallest: Smallest) -> Self {
+        Least(_mm512_set1_epi16(smallest.0 as i16))
+    }
+
+    /// Writes sixteen pairs to `to`, which holds them, and takes them into account.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn store(&mut self, pairs: __m512i, to: &mut [u32]) {
+        let magnitude = _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff));
+        self.0 = _mm512_min_epu16(self.0, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+        let to: &mut [u32; LANES] = to.try_into().expect("sixteen pairs");
+        // SAFETY: `to` holds 64 bytes.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs) };
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn get(self) -> Smallest {
+        let mut smallest = Smallest::NONE;
+        smallest.take(self.0);
+        smallest
+    }
+}
+
+/// Both tiles of a step, row = pair: its lanes are neighbours in memory, for each of both terms.
 ///
 /// # Safety
-/// At most 16 lanes and 32 terms, inside the source; the processor has the features.
+/// At most 32 lanes and 32 terms, inside the source, whose lanes are contiguous; `to` has a step; the processor has the features.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn load<const RIGHT: bool>(
+unsafe fn interleave(
     source: &Matrix<bf16>,
-    lanes: Range<usize>,
+    lanes: &Range<usize>,
     terms: Range<usize>,
-) -> [__m512i; 16] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if source.row_stride == 1 {
-            let pairs = rows_of_pairs(source, lanes, terms);
-            if RIGHT { pairs } else { transpose(pairs) }
-        } else {
-            let lanes = if source.column_stride == 1 {
-                rows_of_lanes(source, lanes, terms)
-            } else {
-                gathered(source, lanes, terms)
-            };
-            if RIGHT { transpose(lanes) } else { lanes }
+    to: &mut [u32],
+    least: &mut Least,
+) {
+    /// Lanes from `first` on of one term, each before the same of the other one.
+    const fn order(first: u16) -> [u16; STEP] {
+        let mut order = [0; STEP];
+        let mut at = 0;
+        while at < STEP {
+            order[at] = first + at as u16 / 2 + if at % 2 == 0 { 0 } else { TILE as u16 };
+            at += 1;
         }
+        order
     }
-}
-
-/// Row = lane: its terms are neighbours in memory.
-///
-/// # Safety
-/// As [`load`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn rows_of_lanes(source: &Matrix<bf16>, lanes: Range<usize>, terms: Range<usize>) -> [__m512i; 16] {
-    let mask = u32::MAX >> (STEP - terms.len());
-    let mut rows = [_mm512_setzero_si512(); 16];
-    for (row, lane) in rows.iter_mut().zip(lanes) {
-        // SAFETY: the mask keeps the load within the terms.
-        *row = unsafe { _mm512_maskz_loadu_epi16(mask, source.at(lane, terms.start).cast()) };
-    }
-    rows
-}
-
-/// Row = pair: its lanes are neighbours in memory, for each of both terms.
-///
-/// # Safety
-/// As [`load`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn rows_of_pairs(source: &Matrix<bf16>, lanes: Range<usize>, terms: Range<usize>) -> [__m512i; 16] {
-    let mut rows = [_mm512_setzero_si512(); 16];
-    if lanes.is_empty() {
-        return rows;
-    }
-    let mask = u16::MAX >> (LANES - lanes.len());
+    const ORDERS: [[u16; STEP]; 2] = [order(0), order(LANES as u16)];
+    // SAFETY: each holds 64 bytes.
+    let orders = ORDERS.map(|order| unsafe { _mm512_loadu_si512(order.as_ptr().cast()) });
+    let mask = u32::MAX >> (TILE - lanes.len());
     let load = |term: usize| {
         if !terms.contains(&term) {
             return _mm512_setzero_si512();
         }
+        let at = source.at(lanes.start, term);
+        // Of the next step: rows of the source are often a page or more apart, and no prefetcher follows.
+        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_offset(STEP as isize * source.column_stride).cast());
         // SAFETY: the mask keeps the load within the lanes.
-        _mm512_cvtepu16_epi32(unsafe { _mm256_maskz_loadu_epi16(mask, source.at(lanes.start, term).cast()) })
+        unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) }
     };
-    for (pair, row) in rows.iter_mut().enumerate() {
+    let (left, right) = to.split_at_mut(PANEL_STEP / 2);
+    let rows = left.chunks_exact_mut(LANES).zip(right.chunks_exact_mut(LANES));
+    for (pair, (left, right)) in rows.enumerate() {
         let term = terms.start + 2 * pair;
-        *row = _mm512_or_si512(load(term), _mm512_slli_epi32::<16>(load(term + 1)));
+        let (even, odd) = (load(term), load(term + 1));
+        least.store(_mm512_permutex2var_epi16(even, orders[0], odd), left);
+        least.store(_mm512_permutex2var_epi16(even, orders[1], odd), right);
     }
-    rows
 }
 
-/// Row = lane, element by element.
+/// Both tiles of a step, row = lane: its terms are neighbours in memory.
 ///
 /// # Safety
-/// As [`load`].
+/// As [`interleave`], of a source whose terms are contiguous.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn gathered(source: &Matrix<bf16>, lanes: Range<usize>, terms: Range<usize>) -> [__m512i; 16] {
-    let mut rows = [_mm512_setzero_si512(); 16];
-    for (row, lane) in rows.iter_mut().zip(lanes) {
+unsafe fn copy(
+    source: &Matrix<bf16>,
+    lanes: &Range<usize>,
+    terms: Range<usize>,
+    to: &mut [u32],
+    least: &mut Least,
+) {
+    let mask = u32::MAX >> (STEP - terms.len());
+    for (lane, to) in to.chunks_exact_mut(LANES).enumerate() {
+        let row = if lane < lanes.len() {
+            // SAFETY: the mask keeps the load within the terms.
+            unsafe { _mm512_maskz_loadu_epi16(mask, source.at(lanes.start + lane, terms.start).cast()) }
+        } else {
+            _mm512_setzero_si512()
+        };
+        least.store(row, to);
+    }
+}
+
+/// As [`copy`], element by element, of any source.
+///
+/// # Safety
+/// As [`interleave`], of any source.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn gather(
+    source: &Matrix<bf16>,
+    lanes: &Range<usize>,
+    terms: Range<usize>,
+    to: &mut [u32],
+    least: &mut Least,
+) {
+    for (lane, to) in to.chunks_exact_mut(LANES).enumerate() {
         let mut values = [0u16; STEP];
-        for (value, term) in values.iter_mut().zip(terms.clone()) {
-            // SAFETY: the caller's promise.
-            *value = unsafe { source.at(lane, term).read() }.to_bits();
+        if lane < lanes.len() {
+            for (value, term) in values.iter_mut().zip(terms.clone()) {
+                // SAFETY: the caller's promise.
+                *value = unsafe { source.at(lanes.start + lane, term).read() }.to_bits();
+            }
         }
         // SAFETY: `values` holds 64 bytes.
-        *row = unsafe { _mm512_loadu_si512(values.as_ptr().cast()) };
+        least.store(unsafe { _mm512_loadu_si512(values.as_ptr().cast()) }, to);
     }
-    rows
 }
