@@ -13,8 +13,13 @@ template <typename X, class Tile> struct Rows {
     // The packet of positions t … t+COUNT-1 of a row. Outside 0 … seqlen-1 its elements are any of the tensor's, or zeros; Cleared: before
     // 0 they are zeros. What a packet holds behind the row reaches no position of the row.
     template <bool Cleared = false> static CAUSEWAY_DEVICE Packet<16> read(const X* row, i32 t, i32 seqlen, u64 begin, u64 end) {
+        if constexpr (Tile::whole) {
+            // A packet overlaps the row or lies in it, which is the same. Asked in this way, the compiler sees that initial states go into
+            // packets that are not loaded, and does not wait for a load first.
+            const bool inside = t >= 0 && t + COUNT <= seqlen;
+            return inside ? read_inside(row + t) : zero_packet<16>();
+        }
         const bool overlaps = t + COUNT > 0 && t < seqlen;
-        if constexpr (Tile::whole) return overlaps ? read_inside(row + t) : zero_packet<16>();
         const u64 address = (u64)(row + t);
         const bool legal = address >= begin && address + 16 <= end;
         Packet<16> packet = overlaps && legal ? read_inside(row + t) : zero_packet<16>();
