@@ -187,6 +187,8 @@ template <class Problem, class Tile, bool Whole> struct LastThread {
             for (int c = 0; c < CHANNELS; ++c) sums[c] = add_rn(sums[c], add[c]);
         }
         char* y = (char*)row(a.y, a.y_strides) + (i64)(t - first) * step(a.y_strides);
+        // A single packet is packed without a copy. With one, the compiler starts the last loads of a walk late.
+        if constexpr (PACKETS == 1) return store_if<BYTES>(wanted && (Whole || t < seqlen), y, pack<X, BYTES>(sums));
 #pragma unroll
         for (int k = 0; k < PACKETS; ++k) {
             float own[EACH];
