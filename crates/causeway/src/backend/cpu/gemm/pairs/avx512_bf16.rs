@@ -77,8 +77,11 @@ unsafe fn add_rows<const ROWS: usize, const VECTORS: usize>(block: &Block<'_>, r
         let mut pairs = block.pairs;
         while pairs > 0 {
             for pair in 0..pairs.min(STEP / 2) {
-                let columns: [__m512bh; VECTORS] =
-                    std::array::from_fn(|vector| load(right.add(vector * HALF + pair * LANES)));
+                // No `from_fn`: a closure that loads vectors has not been inlined in some builds.
+                let mut columns = [self::pairs(_mm512_setzero_si512()); VECTORS];
+                for (vector, column) in columns.iter_mut().enumerate() {
+                    *column = load(right.add(vector * HALF + pair * LANES));
+                }
                 for (r, tile) in tile.iter_mut().enumerate() {
                     let factor =
                         self::pairs(_mm512_set1_epi32(left.add(r * LANES + pair).cast::<i32>().read()));

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::pack::Smallest;
+use super::pack::{Least, Smallest};
 use super::{STEP, avx512_bf16};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::gemm::exact;
@@ -144,16 +144,17 @@ impl OfBlock<'_> {
         smallest: &mut [Smallest],
     ) {
         let mut tile = [[_mm512_setzero_ps(); C]; R];
-        let mut least = [_mm512_set1_epi16(-1); C];
-        let ones = _mm512_set1_epi16(1);
+        let mut least = [Least::new(Smallest::NONE); C];
+        for (least, &smallest) in least.iter_mut().zip(smallest.iter()) {
+            *least = Least::new(smallest);
+        }
         for (step, term) in self.block.clone().step_by(STEP).enumerate() {
             let mask = u32::MAX >> (STEP - STEP.min(self.block.end - term));
             let mut columns = [_mm512_setzero_si512(); C];
             for (c, value) in columns.iter_mut().enumerate() {
                 // SAFETY: the mask keeps the load within the terms of a column.
                 *value = unsafe { _mm512_maskz_loadu_epi16(mask, self.right.at(column + c, term).cast()) };
-                let magnitude = _mm512_and_si512(*value, _mm512_set1_epi16(0x7fff));
-                least[c] = _mm512_min_epu16(least[c], _mm512_sub_epi16(magnitude, ones));
+                least[c].include(*value);
             }
             for (r, tile) in tile.iter_mut().enumerate() {
                 // SAFETY: rows are whole steps.
@@ -171,7 +172,7 @@ impl OfBlock<'_> {
             }
         }
         for (smallest, &least) in smallest.iter_mut().zip(&least) {
-            smallest.take(least);
+            *smallest = least.get();
         }
     }
 }

@@ -37,16 +37,6 @@ impl Smallest {
         self.0 = self.0.min((bits & 0x7fff).wrapping_sub(1));
     }
 
-    /// With a vector of such magnitudes, less one each.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    pub fn take(&mut self, least: __m512i) {
-        let mut values = [0u16; 32];
-        // SAFETY: `values` holds 64 bytes.
-        unsafe { _mm512_storeu_si512(values.as_mut_ptr().cast(), least) };
-        self.0 = values.into_iter().fold(self.0, u16::min);
-    }
-
     /// Whether a product of two panels, or a sum of such products, can be subnormal in f32, or an operand is subnormal itself.
     pub fn may_underflow(self, other: Smallest) -> bool {
         if self == Self::NONE || other == Self::NONE {
@@ -97,8 +87,10 @@ pub unsafe fn pack<const RIGHT: bool>(
                 for tile in to.chunks_exact_mut(LANES * LANES) {
                     // SAFETY: a tile has sixteen rows of sixteen numbers.
                     unsafe {
-                        let row = |row: usize| tile.as_ptr().add(row * LANES);
-                        let rows = std::array::from_fn(|at| _mm512_loadu_si512(row(at).cast()));
+                        let mut rows = [_mm512_setzero_si512(); LANES];
+                        for (row, from) in rows.iter_mut().zip(tile.chunks_exact(LANES)) {
+                            *row = _mm512_loadu_si512(from.as_ptr().cast());
+                        }
                         for (row, to) in transpose(rows).into_iter().zip(tile.chunks_exact_mut(LANES)) {
                             _mm512_storeu_si512(to.as_mut_ptr().cast(), row);
                         }
@@ -111,21 +103,29 @@ pub unsafe fn pack<const RIGHT: bool>(
 }
 
 /// The smallest magnitude so far, less one, wrapping, in each of 32 positions.
-struct Least(__m512i);
+#[derive(Clone, Copy)]
+pub struct Least(__m512i);
 
 impl Least {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    fn new(smallest: Smallest) -> Self {
+    pub fn new(smallest: Smallest) -> Self {
         Least(_mm512_set1_epi16(smallest.0 as i16))
     }
 
-    /// Writes sixteen pairs to `to`, which holds them, and takes them into account.
+    /// With sixteen pairs.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub fn include(&mut self, pairs: __m512i) {
+        let magnitude = _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff));
+        self.0 = _mm512_min_epu16(self.0, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+    }
+
+    /// With sixteen pairs, which are written to `to`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn store(&mut self, pairs: __m512i, to: &mut [u32]) {
-        let magnitude = _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff));
-        self.0 = _mm512_min_epu16(self.0, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+        self.include(pairs);
         let to: &mut [u32; LANES] = to.try_into().expect("sixteen pairs");
         // SAFETY: `to` holds 64 bytes.
         unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs) };
@@ -133,10 +133,11 @@ impl Least {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    fn get(self) -> Smallest {
-        let mut smallest = Smallest::NONE;
-        smallest.take(self.0);
-        smallest
+    pub fn get(self) -> Smallest {
+        let mut values = [0u16; 32];
+        // SAFETY: `values` holds 64 bytes.
+        unsafe { _mm512_storeu_si512(values.as_mut_ptr().cast(), self.0) };
+        Smallest(values.into_iter().fold(u16::MAX, u16::min))
     }
 }
 
