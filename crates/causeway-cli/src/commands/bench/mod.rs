@@ -30,6 +30,7 @@ use crate::failure::Failure;
 use crate::table::{Cell, Column, FAIL, PASS, Table, WARN};
 use crate::{kernels, terminal};
 use buffers::{Call, Inputs};
+use gemm::Product;
 use measure::measure;
 
 pub(crate) use host_cost::FirstCallArgs;
@@ -79,7 +80,7 @@ pub(crate) struct Args {
 
     /// Measure what the kernel server adds to a call, instead of a suite
     #[arg(long, conflicts_with_all = [
-        "suite", "case", "host", "shape", "dtype", "layout", "activation", "rotation", "save", "compare",
+        "suite", "case", "host", "shape", "dtype", "layout", "activation", "call", "rotation", "save", "compare",
     ])]
     server: bool,
 
@@ -98,6 +99,10 @@ pub(crate) struct Args {
     /// Only this activation
     #[arg(long, value_name = "none|silu")]
     activation: Option<Activation>,
+
+    /// Only this call: forward, backward, update or varlen-states, of a product forward, grad-a, grad-b or grad-ab
+    #[arg(long, value_name = "CALL")]
+    call: Option<String>,
 
     /// Seconds of calls per row
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
@@ -198,8 +203,10 @@ impl Args {
         let suite = Suite::open(&self.suite).map_err(|error| Failure::input(error.to_string()))?;
         let mut cases = Vec::new();
         for case in suite.cases {
-            let has_calls = products::comparable(&case).is_some()
-                || (!Call::of(&case.problem).is_empty() && !is_empty(&case.problem));
+            let has_calls = match products::comparable(&case) {
+                Some(_) => Product::ALL.iter().any(|product| self.measures(product.name())),
+                None => self.calls(&case).next().is_some() && !is_empty(&case.problem),
+            };
             if has_calls && self.chooses(&case) && case.not_asked_of(device)?.is_none() {
                 cases.push(case);
             }
@@ -221,6 +228,16 @@ impl Args {
             && self.activation.is_none_or(|wanted| problem.options().contains(&wanted.to_string()))
     }
 
+    /// Whether calls of this name are measured.
+    fn measures(&self, call: &str) -> bool {
+        self.call.as_ref().is_none_or(|wanted| wanted == call)
+    }
+
+    /// The calls of a case, but products, that are measured.
+    fn calls(&self, case: &Case) -> impl Iterator<Item = Call> {
+        Call::of(&case.problem).iter().copied().filter(|call| self.measures(call.name()))
+    }
+
     fn measure(&self, cases: &[Case], device: &Device) -> Result<Report, Failure> {
         let start = Instant::now();
         let mut report = Report::begin(device, VERSION, Content::Benchmark(Benchmark::default()));
@@ -239,7 +256,9 @@ impl Args {
         if !with_products.is_empty() {
             let budget = Duration::from_secs_f64(self.seconds);
             let found = (&mut run, &mut report.kernels);
-            products::measure(&with_products, device, budget, rotation.bytes, self.json, found)?;
+            let wanted: Vec<_> =
+                Product::ALL.into_iter().filter(|product| self.measures(product.name())).collect();
+            products::measure(&with_products, &wanted, device, budget, rotation.bytes, self.json, found)?;
         }
         if self.host {
             let Device::Gpu(stream) = device else { unreachable!("--host is for GPUs: check_options") };
@@ -263,12 +282,12 @@ impl Args {
         kernels: &mut Artifacts,
     ) -> Result<(), Failure> {
         let table = (!self.json).then(|| begin_table(run, device, cases)).transpose()?;
-        let calls = cases.iter().map(|case| Call::of(&case.problem).len() as u64).sum();
+        let calls = cases.iter().map(|case| self.calls(case).count() as u64).sum();
         let progress = terminal::progress(calls);
         for case in cases {
             progress.set_message(format!("{} (filling memory)", case.name));
             let Some(inputs) = Inputs::of(case)? else { continue };
-            for &call in Call::of(&case.problem) {
+            for call in self.calls(case) {
                 progress.set_message(format!("{} {}", case.name, call.name()));
                 let budget = Duration::from_secs_f64(self.seconds);
                 let count = |streamed| rotation.sets(streamed);

@@ -26,10 +26,11 @@ pub(super) fn comparable(case: &Case) -> Option<&Gemm> {
     }
 }
 
-/// Measures every product of `cases`, prints each row as it comes unless `quiet`, and adds it to the run. `rotation` is
+/// Measures the products `wanted` of `cases`, prints each row as it comes unless `quiet`, and adds it to the run. `rotation` is
 /// the bytes that calls go through.
 pub(super) fn measure(
     cases: &[Case],
+    wanted: &[Product],
     device: &Device,
     budget: Duration,
     rotation: u64,
@@ -45,9 +46,9 @@ pub(super) fn measure(
     let table = (!quiet)
         .then(|| begin(run, &device.to_string(), cases, &[("TFLOP/s", 7), ("vendor", 9), ("× vendor", 8)]))
         .transpose()?;
-    let progress = terminal::progress(cases.len() as u64 * Product::ALL.len() as u64);
+    let progress = terminal::progress(cases.len() as u64 * wanted.len() as u64);
     for (case, problem) in cases.iter().filter_map(|case| Some((case, comparable(case)?))) {
-        for product in Product::ALL {
+        for &product in wanted {
             progress.set_message(format!("{} {}", case.name, product.name()));
             let (measurement, launches) =
                 gemm::measure(&case.name, problem, product, stream, &blas, budget, rotation, kernels)?;
