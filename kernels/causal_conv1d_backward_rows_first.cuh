@@ -92,11 +92,6 @@ private:
         return pack<X, 16>(values);
     }
 
-    // Whether all of the bytes from … from+size-1 lie in the memory between two addresses.
-    static CAUSEWAY_DEVICE bool lies_in(const char* from, i64 size, i64 begin, i64 end) {
-        return (u64)from - (u64)begin <= (u64)(end - begin - size) && end - begin >= size;
-    }
-
     CAUSEWAY_DEVICE Packets load_packets(const char* x, const char* dy, bool exists) const {
         Packets out;
         const i32 shift = RAGGED ? (i32)((u32)(u64)x & 15) : 0;
@@ -125,7 +120,7 @@ private:
         const i32 first = packets.first, seqlen = (i32)a.seqlen;
         // Bit i: position first - HALO + i lies in the row.
         const i32 from = minimum(maximum(HALO - first, 0), 31), to = minimum(maximum(seqlen - first + HALO, 0), 31);
-        const u32 valid = ((1u << to) - 1) & ~((1u << from) - 1);
+        const u32 valid = (u32)opaque((i32)(~(~0u << to) & (~0u << from)));
         // x[HALO + v] belongs to position first + v.
         float before[COUNT], here[COUNT], x[HALO + COUNT], d[COUNT], g[COUNT + HALO], out[COUNT];
         unpack<X>(packets.x[0], before);

@@ -37,7 +37,7 @@ template <class Problem, class Tile> class ShortFirstBackward {
     static constexpr bool RAGGED = Tile::ragged;
 
     struct Packets {
-        i32 entry, packet;
+        u32 entry, packet;
         i32 first;               // position of the packet's first element; with ragged rows it may be negative
         Packet<16> x[3], dy[2];  // x before, here and after; dy here and after
     };
@@ -48,7 +48,8 @@ public:
     CAUSEWAY_DEVICE void run(u32 block) {
         const u32 group = Tile::split ? quotient(block, a.parts_divisor) : block;
         const u32 part = Tile::split ? block - group * a.parts : 0, step = Tile::split ? a.parts * EACH : EACH;
-        channel = (i32)(group * CHANNELS + thread_index() / EACH);
+        // Of one channel, what follows from its number is the same for all threads, and the compiler is to know it.
+        channel = (i32)(CHANNELS > 1 ? group * CHANNELS + thread_index() / EACH : group);
 #pragma unroll
         for (int j = 0; j <= WIDTH; ++j) sums[j] = 0.0f;
         const u32 units = (u32)a.batch * a.pieces;
@@ -56,13 +57,16 @@ public:
         if (channel < a.dim && unit < units) {
             Packets packets = load_packets(unit);
             load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
+            // Asked while the first packets are on their way.
+            whole = RAGGED && rows_lie_in(a.x, a.x_begin, a.x_end) && rows_lie_in(a.dy, a.dy_begin, a.dy_end);
 #pragma unroll 1
             while (true) {
                 compute(packets);
                 unit += step;
                 if (unit >= units) break;
-                // Computes the channel's offsets again: kept from round to round they would take too many registers.
-                channel = opaque(channel);
+                // Computes the channel's offsets again: kept from round to round they would take too many registers. Ragged rows of one
+                // channel have them in uniform ones.
+                if constexpr (CHANNELS > 1 || !RAGGED) channel = opaque(channel);
                 packets = load_packets(unit);
             }
         }
@@ -72,17 +76,16 @@ public:
 private:
     CAUSEWAY_DEVICE Packets load_packets(u32 unit) const {
         Packets out;
-        out.entry = (i32)quotient(unit, a.pieces_divisor);
-        out.packet = (i32)(unit - (u32)out.entry * a.pieces);
+        out.entry = quotient(unit, a.pieces_divisor);
+        out.packet = unit - out.entry * a.pieces;
         const char* const x_row = row(a.x, out.entry);
         const i32 shift = RAGGED ? (i32)((u64)x_row & 15) / (i32)sizeof(X) : 0;
-        out.first = out.packet * COUNT - shift;
+        out.first = (i32)out.packet * COUNT - shift;
         const char* const x = x_row + out.first * (i64)sizeof(X);
         const char* const dy = row(a.dy, out.entry) + out.first * (i64)sizeof(X);
         if constexpr (RAGGED) {
-            const i64 x_at = (i64)(u64)x, dy_at = (i64)(u64)dy;
             // Packets of the tensors' memory are loaded as a whole, and what lies in other rows is masked.
-            if (x_at - 16 >= a.x_begin && x_at + 32 <= a.x_end && dy_at >= a.dy_begin && dy_at + 32 <= a.dy_end) {
+            if (whole || lies_in(x - 16, 48, a.x_begin, a.x_end) && lies_in(dy, 32, a.dy_begin, a.dy_end)) {
                 out.x[1] = load<16>(x);
                 out.dy[0] = load<16>(dy);
                 out.x[0] = load<16>(x - 16);
@@ -95,7 +98,7 @@ private:
                 for (int p = 0; p < 2; ++p) out.dy[p] = gather(dy + p * 16, out.first + p * COUNT);
             }
         } else {
-            const bool has_next = out.packet + 1 < (i32)a.pieces;
+            const bool has_next = out.packet + 1 < a.pieces;
             out.x[1] = load<16>(x);
             out.dy[0] = load<16>(dy);
             out.x[0] = load_if<16>(HALO > 0 && out.packet > 0, x - 16);
@@ -116,7 +119,14 @@ private:
         return pack<X, 16>(values);
     }
 
-    CAUSEWAY_DEVICE char* row(const Memory& view, i32 entry) const {
+    // Whether all packets of the channel's rows, with one before each and one behind, lie in the tensor's memory in every entry. Few
+    // channels have rows at an end of it. A row's first packet begins up to 15 bytes before the row, and its last one up to 15 behind it.
+    CAUSEWAY_DEVICE bool rows_lie_in(const Memory& view, i64 begin, i64 end) const {
+        const i64 first = (i64)(u64)row(view, 0), last = (i64)(u64)row(view, (u32)a.batch - 1);
+        return minimum(first, last) - 32 >= begin && maximum(first, last) + a.seqlen * (i64)sizeof(X) + 48 <= end;
+    }
+
+    CAUSEWAY_DEVICE char* row(const Memory& view, u32 entry) const {
         return (char*)view.data + (entry * view.entry + channel * view.channel) * (i64)sizeof(X);
     }
 
@@ -127,11 +137,20 @@ private:
         for (int p = 0; p < 3; ++p) put(packets.x[p], x, p * COUNT);
 #pragma unroll
         for (int p = 0; p < 2; ++p) put(packets.dy[p], d, p * COUNT);
-        const auto in_row = [first, seqlen](int v) { return first + v >= 0 && first + v < seqlen; };
+        // Bit i: position first - HALO + i lies in the row. A row's last packet may lie behind it.
+        constexpr u32 ALL = (1u << (COUNT + 2 * HALO)) - 1;
+        const i32 from = maximum(HALO - first, 0), to = maximum(minimum(seqlen - first + HALO, COUNT + 2 * HALO), 0);
+        u32 valid = RAGGED ? ~(~0u << to) & (~0u << from) : ALL;
         if constexpr (RAGGED) {
-            if (first < COUNT || first + 2 * COUNT > seqlen) {
+            // The compiler would keep each bit apart, known where all are set.
+            const bool end = valid != ALL;
+            valid = (u32)opaque((i32)valid);
+            if (end) {
 #pragma unroll
-                for (int i = 0; i < 3 * COUNT; ++i) x[i] = in_row(i - COUNT) ? x[i] : 0.0f;
+                for (int i = 0; i < COUNT + 2 * HALO; ++i) {
+                    float& value = x[COUNT - HALO + i];
+                    value = (valid >> i & 1) != 0 ? value : 0.0f;
+                }
             }
         }
         if constexpr (Problem::initial_states) {
@@ -154,9 +173,9 @@ private:
             }
             g[v] = activation_gradient<Problem::silu>(pre, d[v]);
             // Outside the row, pre may overflow all the same, and a dy of 0 makes a NaN of that.
-            const bool counts = RAGGED ? in_row(v) : !(Problem::silu && v >= COUNT && is_last);
+            const bool counts = RAGGED ? (valid >> (HALO + v) & 1) != 0 : !(Problem::silu && v >= COUNT && is_last);
             if (!counts) g[v] = 0.0f;
-            if (v >= COUNT || (RAGGED && !counts)) continue;
+            if (v >= COUNT) continue;
             sums[WIDTH] += g[v];
 #pragma unroll
             for (int j = 0; j < WIDTH; ++j) sums[j] = multiply_add(g[v], x[COUNT + v - j], sums[j]);
@@ -187,7 +206,8 @@ private:
     }
 
     const BackwardArguments& a;
-    i32 channel;  // of fewer than 2^31
+    i32 channel;         // of fewer than 2^31
+    bool whole = false;  // with ragged rows: every packet of the channel can be loaded as a whole
     float weight[WIDTH], bias, sums[WIDTH + 1];
 };
 

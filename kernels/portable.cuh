@@ -325,8 +325,9 @@ CAUSEWAY_DEVICE i32 opaque(i32 value) {
     return value;
 }
 
-// Whether the ends of rows are stored by accesses as wide as their addresses allow. AMD's compilers move a packet of which one word is
-// chosen at run time to private memory, so there elements are stored. The simulator does the one in waves of 32 and the other in 64.
+// Whether the ends of rows are stored by words, and by single elements where half a word is another row's. AMD's compilers move a packet
+// of which one word is chosen at run time to private memory, so there elements are stored. The simulator does the one in waves of 32 and
+// the other in 64.
 #if defined(CAUSEWAY_NVIDIA)
 constexpr bool WIDE_ENDS = true;
 #elif defined(CAUSEWAY_AMD)

@@ -81,7 +81,7 @@ CAUSEWAY_DEVICE u32 word_of(const Packet<16>& packet, i32 index) {
 }
 
 // Writes elements from … to-1 of a packet, those of them that it has; `address` is the packet's. With WIDE_ENDS, those of 16 bits go by
-// accesses as wide as the addresses allow: one of each width on the way up and one on the way down are enough.
+// words, and the first and the last one alone where the other half of its word is not asked for.
 template <typename T> CAUSEWAY_DEVICE void store_some(char* address, const Packet<16>& packet, i32 from, i32 to) {
     if constexpr (sizeof(T) == 4 || !WIDE_ENDS) {
         constexpr int SIZE = (int)sizeof(T), EACH = 4 / SIZE;
@@ -92,24 +92,15 @@ template <typename T> CAUSEWAY_DEVICE void store_some(char* address, const Packe
         }
     } else {
         from = from < 0 ? 0 : from;
-        to = to > 8 ? 8 : to;
-        const auto half = [&](bool wanted) {
-            const u32 word = word_of(packet, from / 2);
-            store_if<2>(wanted, address + from * 2, Packet<2>{{(from & 1) != 0 ? word >> 16 : word}});
-            from += wanted ? 1 : 0;
-        };
-        const auto word = [&](bool wanted) {
-            store_if<4>(wanted, address + from * 2, Packet<4>{{word_of(packet, from / 2)}});
-            from += wanted ? 2 : 0;
-        };
-        half((from & 1) != 0 && from < to);
-        word((from & 2) != 0 && from + 2 <= to);
-        const bool upper = from >= 4, pair = from + 4 <= to;
-        store_if<8>(pair, address + from * 2,
-                    Packet<8>{{upper ? packet.word[2] : packet.word[0], upper ? packet.word[3] : packet.word[1]}});
-        from += pair ? 4 : 0;
-        word(from + 2 <= to);
-        half(from < to);
+        to = to > 8 ? 8 : to < from ? from : to;
+        // Bit i: both elements of word i are asked for.
+        const u32 whole = ~(~0u << (to >> 1)) & (~0u << ((from + 1) >> 1));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            store_if<4>((whole & 1u << i) != 0, address + i * 4, Packet<4>{{packet.word[i]}});
+        }
+        store_if<2>((from & 1) != 0 && from < to, address + from * 2, Packet<2>{{word_of(packet, from >> 1) >> 16}});
+        store_if<2>((to & 1) != 0 && from < to, address + to * 2 - 2, Packet<2>{{word_of(packet, to >> 1)}});
     }
 }
 

@@ -7,6 +7,7 @@ mod argument;
 pub mod artifact;
 pub mod builder;
 pub mod cache;
+mod candidates;
 pub mod causal_conv1d;
 pub mod choice;
 pub mod compare;

@@ -11,6 +11,7 @@
 
 mod channel_first;
 mod channel_last;
+mod short_first;
 mod short_last;
 mod tiles;
 

@@ -4,12 +4,8 @@
 //! each split; and so for the product as it is and for the transposed one, since tiles have few heights and many widths. The schedule
 //! that takes least by the model of wgmma_cost.rs is taken.
 
-use std::cell::Cell;
-use std::hash::BuildHasher;
-
-use rustc_hash::FxBuildHasher;
-
 use super::wgmma_cost::Estimate;
+use crate::backend::gpu::candidates::Kept;
 use crate::backend::gpu::plan::DeviceFacts;
 
 /// Rows that a warp multiplies and stores.
@@ -320,28 +316,13 @@ struct Question {
     multiprocessors: u32,
 }
 
-/// Answers that a thread keeps: a model multiplies the same few shapes over and over.
-const KEPT: usize = 64;
-
-/// Hundreds of schedules are compared, which takes longer than the rest of a call: answers are kept, each in the place that its
-/// question's hash names.
+/// Hundreds of schedules are compared, which takes longer than the rest of a call: answers are kept.
 pub(super) fn choose(product: Product, facts: &DeviceFacts) -> Schedule {
     thread_local! {
-        static ANSWERS: [Cell<Option<(Question, Schedule)>>; KEPT] = const { [const { Cell::new(None) }; KEPT] };
+        static SCHEDULES: Kept<Question, Schedule> = const { Kept::new() };
     }
     let question = Question { product, multiprocessors: facts.multiprocessors };
-    let place = FxBuildHasher.hash_one(question) as usize % KEPT;
-    ANSWERS.with(|answers| {
-        let answer = &answers[place];
-        match answer.get() {
-            Some((known, schedule)) if known == question => schedule,
-            _ => {
-                let schedule = compare(&product, facts);
-                answer.set(Some((question, schedule)));
-                schedule
-            }
-        }
-    })
+    SCHEDULES.with(|schedules| schedules.get(question, || compare(&product, facts)))
 }
 
 /// The schedule that takes the least time by the model.

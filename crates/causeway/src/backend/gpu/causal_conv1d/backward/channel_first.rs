@@ -1,8 +1,7 @@
-//! The backward planner where neighbouring positions are neighbours in memory: rows that waves walk, or, in small calls, a
-//! packet per thread.
+//! The backward planner where neighbouring positions are neighbours in memory: rows that waves walk.
 
 use super::super::{Constants, PACKET, View, common_residue, kernel, takes_more_registers, weight_access};
-use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, RowsFirst, SHARED_RESERVED};
+use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, SHARED_RESERVED};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
@@ -42,8 +41,6 @@ struct Cut {
 }
 
 kernel!(CHANNEL_FIRST, "backward_channel_first", "backward_channel_first", BackwardArguments);
-kernel!(SHORT_FIRST, "backward_short_first", "backward_short_first", BackwardArguments);
-kernel!(ROWS_FIRST, "backward_rows_first", "backward_rows_first", BackwardArguments);
 kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", BackwardArguments);
 
 impl Planner<'_> {
@@ -181,7 +178,7 @@ impl Planner<'_> {
     }
 
     /// Whether states stand in front of a row, or gradients of states behind it.
-    fn meets_states(&self) -> bool {
+    pub(super) fn meets_states(&self) -> bool {
         self.has_states(self.op.initial_states.is_some() || self.op.dfinal_states.is_some())
     }
 
@@ -209,92 +206,6 @@ impl Planner<'_> {
     /// The widest access for a lane's neighbouring indices where the lane's positions are at least 16 bytes.
     fn index_access(&self) -> u32 {
         self.op.seq_idx.as_ref().map_or(4, |indices| View::of(indices).access(1))
-    }
-
-    /// A packet of a channel's rows per thread, of `packets`; `ragged` as for `short_first`.
-    fn rows_first(&self, packets: u64, ragged: bool) -> Option<Launch> {
-        let Sizes { batch, dim, width, .. } = *self.sizes;
-        let wave = u64::from(self.facts.wave_size);
-        // A wave's last lane computes gradients for the others alone.
-        let lanes = wave - u64::from(width > 1);
-        let multiprocessors = u64::from(self.facts.multiprocessors);
-        let cut = tiles::rows_first(batch as u64, dim as u64, packets, wave, lanes, multiprocessors)?;
-        let RowsFirst { channels, groups, parts } = cut;
-        let threads = tiles::ROWS_FIRST_BLOCK;
-        let sums = self.sums_per_channel();
-        // As many threads for each sum as there are, and no more than have something to add.
-        let slices = (u64::from(threads) / (channels * sums)).clamp(1, packets.min(wave)).ilog2();
-        let places = u64::from(threads) / wave * lanes;
-        Some(Launch {
-            kernel: &ROWS_FIRST,
-            tile: Constants::new("Tile")
-                .int("threads", threads)
-                .flag("ragged", ragged)
-                .flag("split", parts > 1)
-                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
-            threads,
-            resident: tiles::ROWS_FIRST_THREADS / threads,
-            cluster: 1,
-            early: false,
-            joins: false,
-            // Sums of each thread and of each channel, and a flag.
-            shared_bytes: u32::try_from((places + channels) * sums * 4 + 4).ok()?,
-            sums: channels * sums,
-            channel_groups: u32::try_from(groups).ok()?,
-            parts: u32::try_from(parts).ok()?,
-            pieces: u32::try_from(packets).ok()?,
-            piece: PACKET / self.element(),
-            tile_channels: u32::try_from(channels).ok()?,
-            slices: 1 << slices,
-        })
-        .filter(|launch| self.is_launchable(launch))
-    }
-
-    /// A packet per thread, along the rows of a channel or of several side by side. `bytes`: what all rows have in common.
-    fn short_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
-        let Sizes { batch, dim, width, .. } = *self.sizes;
-        if bytes != PACKET || width > 4 || self.has_boundaries() || i32::try_from(dim).is_err() {
-            return None;
-        }
-        let pieces = View::of(&self.op.x).packets_of_row(2, ragged);
-        let wave = u64::from(self.facts.wave_size);
-        if tiles::walks_badly(pieces, wave, ragged) {
-            if let Some(rows) = self.rows_first(pieces, ragged) {
-                return Some(rows);
-            }
-        } else if !tiles::is_small(self.elements_per_multiprocessor(), ragged) {
-            return None;
-        }
-        let units = (batch as u64).checked_mul(pieces)?;
-        let resident = tiles::short_first_resident(ragged, self.meets_states());
-        let multiprocessors = u64::from(self.facts.multiprocessors);
-        let cut = tiles::short_first(units, pieces, dim as u64, wave, multiprocessors, resident);
-        let threads = (cut.own * cut.channels) as u32;
-        let sums = cut.channels * self.sums_per_channel();
-        Some(Launch {
-            kernel: &SHORT_FIRST,
-            tile: Constants::new("Tile")
-                .int("threads", threads)
-                .int("channels", cut.channels)
-                .flag("ragged", ragged)
-                .flag("split", cut.parts > 1)
-                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
-            threads,
-            resident: (resident as u32 / threads).clamp(1, 16),
-            cluster: 1,
-            early: false,
-            joins: false,
-            // Sums of each wave, and a flag.
-            shared_bytes: threads / self.facts.wave_size * self.sums_per_channel() as u32 * 4 + 4,
-            sums,
-            channel_groups: u32::try_from((dim as u64).div_ceil(cut.channels)).ok()?,
-            parts: u32::try_from(cut.parts).ok()?,
-            pieces: u32::try_from(pieces).ok()?,
-            piece: PACKET / self.element(),
-            tile_channels: 0,
-            slices: 0,
-        })
-        .filter(|launch| self.is_launchable(launch))
     }
 
     /// Tiles that waves walk, in a plain call whose rows are whole tiles. `bytes`: as for `short_first`.

@@ -324,117 +324,6 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
 /// Threads of a multiprocessor that walk rows; more channels than such waves do not run at once.
 pub(super) const OVERFULL_THREADS: u32 = 640;
 
-/// Threads of a multiprocessor that the short channel-first kernel's registers allow. Ragged rows and states are masked and
-/// read by elements, for which 64 registers are one too few where the compiler builds for sm_80.
-pub(super) fn short_first_resident(ragged: bool, states: bool) -> u64 {
-    if ragged && states { 768 } else { 1024 }
-}
-
-/// Most threads of a block of the short channel-first kernel.
-pub(super) const SHORT_FIRST_THREADS: u64 = 1024;
-
-/// Whether a call does not fill the device, and is one for the short channel-first kernel.
-pub(super) fn is_small(elements: u64, ragged: bool) -> bool {
-    !ragged && elements <= 32 << 10
-}
-
-/// Whether rows of `packets` packets cost walking waves more than they hold. Measured on an H200 (docs/kernels/history/backward.md).
-pub(super) fn walks_badly(packets: u64, wave: u64, ragged: bool) -> bool {
-    // What a wave pays for a row, in percent of what its packets need: lanes without a packet, a quarter of a tile to enter the row,
-    // and a tile's worth of masks at ragged ends.
-    let lanes = packets.next_power_of_two().clamp(wave / 4, wave);
-    (packets.div_ceil(lanes) * 100 + if ragged { 120 } else { 25 }) * lanes / packets > 130
-}
-
-/// How a call is cut for the kernel of rows side by side.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RowsFirst {
-    /// Channels of a block.
-    pub channels: u64,
-    /// Groups of channels.
-    pub groups: u64,
-    /// Blocks of a group.
-    pub parts: u64,
-}
-
-/// Threads of a multiprocessor that its registers allow, and of a block.
-pub(super) const ROWS_FIRST_THREADS: u32 = 1024;
-pub(super) const ROWS_FIRST_BLOCK: u32 = 256;
-
-/// `dim` channels with `batch` rows of `packets` each. `lanes` of a wave have a packet. None where blocks would be few, where threads would
-/// walk over few entries and then wait for sums of many blocks, and for long rows: there the others have measured faster (docs/kernels/history/backward.md).
-pub(super) fn rows_first(
-    batch: u64,
-    dim: u64,
-    packets: u64,
-    wave: u64,
-    lanes: u64,
-    multiprocessors: u64,
-) -> Option<RowsFirst> {
-    /// Packets of a row.
-    const LONGEST: u64 = 64;
-    /// Entries of a thread, where several blocks have the same channels, and those blocks.
-    const LEAST_STEPS: u64 = 6;
-    const MOST_PARTS: u64 = 64;
-    let waves = u64::from(ROWS_FIRST_BLOCK) / wave;
-    let resident = u64::from(ROWS_FIRST_THREADS / ROWS_FIRST_BLOCK);
-    let grid = Grid { multiprocessors, resident, waves, latency: 20 };
-    if packets > LONGEST {
-        return None;
-    }
-    let channels = waves * lanes / packets;
-    let groups = dim.div_ceil(channels);
-    let (_, parts) = grid.parts(groups, batch, |parts| batch.div_ceil(parts));
-    let pays = match parts {
-        1 => 2 * groups >= multiprocessors,
-        _ => parts <= MOST_PARTS && batch >= parts * LEAST_STEPS,
-    };
-    pays.then_some(RowsFirst { channels, groups, parts })
-}
-
-/// How a call is cut for the short channel-first kernel.
-#[derive(Clone, Copy)]
-pub(super) struct ShortFirst {
-    /// Threads of a channel in a block.
-    pub own: u64,
-    /// Channels of a block.
-    pub channels: u64,
-    /// Blocks of a channel group.
-    pub parts: u64,
-}
-
-/// `dim` channels of `units` packets, `packets` of them in a row. `threads` of a multiprocessor are resident.
-pub(super) fn short_first(
-    units: u64,
-    packets: u64,
-    dim: u64,
-    wave: u64,
-    multiprocessors: u64,
-    threads: u64,
-) -> ShortFirst {
-    /// Threads that read 4 KB side by side, which memory is good at.
-    const NEIGHBOURS: u64 = 256;
-    // Threads of a channel: one per packet, as far as all of them can be resident.
-    let room = multiprocessors * threads / dim;
-    let channels = |own: u64| (2 * wave / own).max(1);
-    if units.next_power_of_two() <= room.min(SHORT_FIRST_THREADS).max(wave) {
-        let own = units.next_power_of_two().max(wave);
-        return ShortFirst { own, channels: channels(own), parts: 1 };
-    }
-    let most = units.next_power_of_two().clamp(wave, SHORT_FIRST_THREADS);
-    let least = packets.next_power_of_two().min(NEIGHBOURS).clamp(wave, most);
-    let sizes = (least.ilog2()..=most.ilog2()).map(|power| 1u64 << power);
-    let cuts = sizes.map(|own| {
-        let channels = channels(own);
-        let (resident, waves) = ((threads / (own * channels)).max(1), own * channels / wave);
-        let grid = Grid { multiprocessors, resident, waves, latency: 20 };
-        let steps = |parts: u64| units.div_ceil(own * parts);
-        let (time, parts) = grid.parts(dim.div_ceil(channels), (units / own).max(1), steps);
-        (time, ShortFirst { own, channels, parts })
-    });
-    cuts.min_by_key(|&(time, _)| time).expect("a wave is a size").1
-}
-
 /// A grid of equal blocks on a device: a model of what it takes. Its unit is a wave's step, the 1.5 KB of x, dy and dx that
 /// 32 lanes move by 16 bytes each, at the multiprocessor's share of the memory's bandwidth: 50 ns on an H200.
 struct Grid {
@@ -466,14 +355,6 @@ impl Grid {
         };
         let last = if rest > 0 { round(rest.div_ceil(self.multiprocessors)) } else { 0 };
         round(self.resident).saturating_mul(full).saturating_add(last).saturating_add(Self::split(parts))
-    }
-
-    /// The least time, and with how many blocks for each group it is reached, `most` or fewer.
-    fn parts(&self, groups: u64, most: u64, steps: impl Fn(u64) -> u64) -> (u64, u64) {
-        let timed = |parts: u64| (self.time(groups, parts, steps(parts)), parts);
-        // As many as fill one round, or two.
-        let filling = (1..=2).map(|rounds| rounds * self.multiprocessors * self.resident / groups);
-        filling.filter(|&parts| parts > 1).map(|parts| timed(parts.min(most))).fold(timed(1), std::cmp::min)
     }
 }
 
