@@ -4,7 +4,7 @@
 //              seqlen →
 //   channel c  │thread 0│thread 1│ …        a thread owns one packet of 16 bytes along the sequence
 //
-// A small call is bound by latency: by the number of steps that wait for each other. So nothing is exchanged between threads. A
+// A small call is bound by latency: by the number of steps that wait for each other. So threads exchange nothing but sums. A
 // thread loads its packets of x and dy, the packet of x before them and both packets after them, and computes itself the
 // width-1 gradients to its right that its dx needs. A block has `threads` / `channels` threads for each of its channels, and
 // `parts` blocks may share them. If there are more packets than threads, they are taken in several rounds.
@@ -120,7 +120,8 @@ private:
     }
 
     // Whether all packets of the channel's rows, with one before each and one behind, lie in the tensor's memory in every entry. Few
-    // channels have rows at an end of it. A row's first packet begins up to 15 bytes before the row, and its last one up to 15 behind it.
+    // channels have rows at an end of it. The first packet begins less than 16 bytes before the row, and 16 more are read before it; the
+    // last one begins less than 16 behind its end, and 32 are read from there.
     CAUSEWAY_DEVICE bool rows_lie_in(const Memory& view, i64 begin, i64 end) const {
         const i64 first = (i64)(u64)row(view, 0), last = (i64)(u64)row(view, (u32)a.batch - 1);
         return minimum(first, last) - 32 >= begin && maximum(first, last) + a.seqlen * (i64)sizeof(X) + 48 <= end;

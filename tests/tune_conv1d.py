@@ -3,10 +3,10 @@
 
     tune_conv1d.py measure FOLDER [--seed N] [--count N]     on the GPU; runs `causeway bench`, and keeps its files in FOLDER
     tune_conv1d.py check FOLDER...                           what the model's choices take beyond the best that was measured
-    tune_conv1d.py fit FOLDER...                             prints constants of backward/short_first.rs that choose better
+    tune_conv1d.py fit FOLDER...                             prints fitted constants for backward/short_first.rs
 
 A measurement is of one drawn call and one cut. `CAUSEWAY_PLAN_RANK` has the planner take the second best cut by its model, the third
-best, and so on; so each run of the benchmark times another one, and what they were is read from the launches in its file. `MODEL` and
+best, and so on, until there are no more; what they were is read from the launches in the file of each run. `MODEL` and
 `nanoseconds` are those of crates/causeway/src/backend/gpu/causal_conv1d/backward/short_first.rs. Calls that another kernel takes are
 left out.
 """
@@ -141,7 +141,7 @@ def measured(folders):
                         raise ValueError(f"{name}, {row['case']}: {row['wrong']}")
                     if cut := cut_of(row):
                         times = calls.setdefault((folder, row["case"]), (row, {}))[1]
-                        times[cut] = min(times.get(cut, math.inf), row["time"]["median"])
+                        times.setdefault(cut, row["time"]["median"])
     return [(row, times) for row, times in calls.values() if len(times) > 1]
 
 
@@ -173,7 +173,7 @@ def fit(options):
         chosen = statistics.fmean(math.log(beyond(row, times, m)) for row, times in calls)
         return 0.5 * math.sqrt(statistics.fmean(errors)) + chosen
 
-    # What all calls have in common does not matter to a choice, but to an error it does.
+    # `launch` is what all calls have in common: it matters to errors, and not to choices.
     draw, best = random.Random(1), MODEL | {"launch": 1500}
     least = loss(best)
     for _ in range(options.turns):
@@ -185,7 +185,7 @@ def fit(options):
     for name, value in best.items():
         print(f"{name}: {value:.0f}")
     mean = statistics.geometric_mean(beyond(row, times, best) for row, times in calls)
-    print(f"with these the choices of {len(calls)} calls take {mean:.3f} of the best times")
+    print(f"with these the choices of the same {len(calls)} calls take {mean:.3f} of the best times")
 
 
 def main():

@@ -1,5 +1,5 @@
 //! Kernels read rows by packets, and packets reach beyond rows. Here each tensor ends, or begins, at a page that nobody may touch, so
-//! that an access beyond its memory ends the process. `--nocapture` shows in which call.
+//! that an access beyond its memory ends the process. Plain calls in bf16 with SiLU. `--nocapture` shows in which call.
 #![cfg(unix)]
 
 #[path = "common/guarded.rs"]
@@ -72,7 +72,7 @@ fn run(simulator: &Arc<Simulator>, guard: Guard, shape: [i64; 3], width: i64, ch
     backward.run(&device).unwrap();
 }
 
-/// Few rows; several for each thread; many channels of one entry, side by side; long rows.
+/// Batch and dim: few rows, many rows, many channels of one entry, a few of each.
 const SHAPES: [[i64; 2]; 4] = [[1, 3], [40, 60], [1, 150], [2, 12]];
 
 #[test]

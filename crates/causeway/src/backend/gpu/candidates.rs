@@ -1,5 +1,5 @@
-//! The best of a planner's candidates: by a model of the time that each takes, and kept, since a program makes the same few calls over
-//! and over.
+//! The best of a planner's candidates by a model of the time that each takes, and the last choices of a thread, since a program makes the
+//! same few calls over and over.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, Hash};
@@ -10,8 +10,8 @@ use rustc_hash::FxBuildHasher;
 /// Names the variable that [`least`] reads.
 const RANK: &str = "CAUSEWAY_PLAN_RANK";
 
-/// The candidate that takes least; with `CAUSEWAY_PLAN_RANK`, the one that so many others are before. So a script can time what a
-/// planner refuses, and fit its model (tests/tune_conv1d.py). Beyond the last one it is the last one.
+/// The candidate that takes least time by the model. With `CAUSEWAY_PLAN_RANK=n`, the n-th after it, or the last if there are fewer: so a
+/// script can time what a planner would not take, and fit its model (tests/tune_conv1d.py).
 #[inline]
 pub(super) fn least<T>(timed: impl Iterator<Item = (u64, T)>) -> Option<T> {
     static PLACE: OnceLock<usize> = OnceLock::new();
