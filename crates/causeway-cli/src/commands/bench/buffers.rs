@@ -30,6 +30,8 @@ impl Call {
         }
     }
 
+    pub const ALL: [Call; 4] = [Call::Forward, Call::Backward, Call::Update, Call::VarlenStates];
+
     pub const fn name(self) -> &'static str {
         match self {
             Call::Forward => "forward",

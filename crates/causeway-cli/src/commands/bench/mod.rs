@@ -100,8 +100,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "none|silu")]
     activation: Option<Activation>,
 
-    /// Only this call: forward, backward, update or varlen-states, of a product forward, grad-a, grad-b or grad-ab
-    #[arg(long, value_name = "CALL")]
+    /// Only this call
+    #[arg(long, value_name = "CALL", value_parser = calls())]
     call: Option<String>,
 
     /// Seconds of calls per row
@@ -306,6 +306,13 @@ impl Args {
         progress.finish_and_clear();
         Ok(())
     }
+}
+
+/// The names of calls, those of products among them.
+fn calls() -> Vec<&'static str> {
+    let mut names = Vec::from(Call::ALL.map(Call::name));
+    names.extend(Product::ALL.map(Product::name).into_iter().filter(|name| *name != Call::Forward.name()));
+    names
 }
 
 /// How much memory the calls go through before they come back to the same tensors.

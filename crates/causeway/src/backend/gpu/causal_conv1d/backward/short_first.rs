@@ -45,16 +45,15 @@ impl Planner<'_> {
             threads: resident_threads(ragged, self.meets_states()),
         };
         match call.cut() {
-            Cut::Channels(cut) => self.channels_first(cut, packets, ragged),
-            Cut::Rows(cut) => self.rows_first(cut, packets, ragged),
+            Cut::Channels(cut) => self.short_first_launch(&call, cut, ragged),
+            Cut::Rows(cut) => self.rows_first_launch(&call, cut, ragged),
         }
     }
 
-    fn channels_first(&self, cut: Channels, packets: u64, ragged: bool) -> Option<Launch> {
+    fn short_first_launch(&self, call: &Call, cut: Channels, ragged: bool) -> Option<Launch> {
         let Channels { own, channels, groups, parts } = cut;
         let threads = (own * channels) as u32;
         let sums = channels * self.sums_per_channel();
-        let resident = resident_threads(ragged, self.meets_states());
         Some(Launch {
             kernel: &SHORT_FIRST,
             tile: Constants::new("Tile")
@@ -64,7 +63,7 @@ impl Planner<'_> {
                 .flag("split", parts > 1)
                 .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
             threads,
-            resident: (resident as u32 / threads).clamp(1, 16),
+            resident: call.resident(own * channels) as u32,
             cluster: 1,
             early: false,
             joins: false,
@@ -73,7 +72,7 @@ impl Planner<'_> {
             sums,
             channel_groups: u32::try_from(groups).ok()?,
             parts: u32::try_from(parts).ok()?,
-            pieces: u32::try_from(packets).ok()?,
+            pieces: u32::try_from(call.packets).ok()?,
             piece: PACKET / self.element(),
             tile_channels: 0,
             slices: 0,
@@ -81,14 +80,13 @@ impl Planner<'_> {
         .filter(|launch| self.is_launchable(launch))
     }
 
-    fn rows_first(&self, cut: Rows, packets: u64, ragged: bool) -> Option<Launch> {
+    fn rows_first_launch(&self, call: &Call, cut: Rows, ragged: bool) -> Option<Launch> {
         let Rows { channels, groups, parts } = cut;
-        let wave = u64::from(self.facts.wave_size);
-        let lanes = wave - u64::from(self.sizes.width > 1);
         let sums = self.sums_per_channel();
         // As many threads for each sum as there are, and no more than have something to add.
-        let slices = (u64::from(ROWS_BLOCK) / (channels * sums)).clamp(1, packets.min(wave)).ilog2();
-        let places = u64::from(ROWS_BLOCK) / wave * lanes;
+        let slices =
+            (u64::from(ROWS_BLOCK) / (channels * sums)).clamp(1, call.packets.min(call.wave)).ilog2();
+        let places = call.places();
         Some(Launch {
             kernel: &ROWS_FIRST,
             tile: Constants::new("Tile")
@@ -97,7 +95,7 @@ impl Planner<'_> {
                 .flag("split", parts > 1)
                 .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
             threads: ROWS_BLOCK,
-            resident: (ROWS_THREADS / u64::from(ROWS_BLOCK)) as u32,
+            resident: ROWS_RESIDENT as u32,
             cluster: 1,
             early: false,
             joins: false,
@@ -106,7 +104,7 @@ impl Planner<'_> {
             sums: channels * sums,
             channel_groups: u32::try_from(groups).ok()?,
             parts: u32::try_from(parts).ok()?,
-            pieces: u32::try_from(packets).ok()?,
+            pieces: u32::try_from(call.packets).ok()?,
             piece: PACKET / self.element(),
             tile_channels: u32::try_from(channels).ok()?,
             slices: 1 << slices,
@@ -135,9 +133,9 @@ fn resident_threads(ragged: bool, states: bool) -> u64 {
 /// Most threads of a block of `short_first`.
 const MOST_THREADS: u64 = 1024;
 
-/// Threads of a block of `rows_first`, and of a multiprocessor.
+/// Threads of a block of `rows_first`, and blocks of a multiprocessor.
 const ROWS_BLOCK: u32 = 256;
-const ROWS_THREADS: u64 = 1024;
+const ROWS_RESIDENT: u64 = 4;
 
 /// Most packets of a row for `rows_first`, and blocks that share channels.
 const ROWS_PACKETS: u64 = 64;
@@ -228,18 +226,28 @@ impl Call {
             let own = units.div_ceil(units.div_ceil(own)).next_multiple_of(self.wave);
             let channels = (2 * self.wave / own).max(1);
             let groups = self.dim.div_ceil(channels);
-            let resident = (self.threads / (own * channels)).max(1);
+            let resident = self.resident(own * channels);
             let cut = move |parts| Cut::Channels(Channels { own, channels, groups, parts });
             self.shares(groups, resident, units / own).map(cut)
         });
-        let side_by_side = u64::from(ROWS_BLOCK) / self.wave * self.lanes / self.packets;
+        let side_by_side = self.places() / self.packets;
         let rows = (self.packets <= ROWS_PACKETS && side_by_side > 0).then(move || {
             let groups = self.dim.div_ceil(side_by_side);
             let cut = move |parts| Cut::Rows(Rows { channels: side_by_side, groups, parts });
             let most = self.batch.min(ROWS_PARTS);
-            self.shares(groups, ROWS_THREADS / u64::from(ROWS_BLOCK), most).map(cut)
+            self.shares(groups, ROWS_RESIDENT, most).map(cut)
         });
         channels.chain(rows.into_iter().flatten())
+    }
+
+    /// Blocks of so many threads that a multiprocessor has at a time, in `short_first`.
+    fn resident(self, threads: u64) -> u64 {
+        (self.threads / threads).clamp(1, 16)
+    }
+
+    /// Threads of a block that have a packet of their own, in `rows_first`.
+    fn places(self) -> u64 {
+        u64::from(ROWS_BLOCK) / self.wave * self.lanes
     }
 
     /// Blocks of a group: one, or as many as fill one round of the device, or two.
@@ -258,16 +266,15 @@ impl Call {
             Cut::Channels(Channels { own, channels, groups, parts }) => {
                 let units = self.batch * self.packets;
                 let waves = channels * units.div_ceil(parts).div_ceil(self.wave);
-                let resident = (self.threads / (own * channels)).clamp(1, 16);
+                let resident = self.resident(own * channels);
                 let step = if self.slow { RAGGED_STEP } else { STEP };
                 (START, step, groups * parts, parts, resident, waves, units.div_ceil(own * parts))
             }
             Cut::Rows(Rows { groups, parts, .. }) => {
                 let steps = self.batch.div_ceil(parts);
-                let resident = ROWS_THREADS / u64::from(ROWS_BLOCK);
                 let step = if self.slow { RAGGED_STEP_OF_ROWS } else { STEP_OF_ROWS };
                 let waves = u64::from(ROWS_BLOCK) / self.wave * steps;
-                (START_OF_ROWS, step, groups * parts, parts, resident, waves, steps)
+                (START_OF_ROWS, step, groups * parts, parts, ROWS_RESIDENT, waves, steps)
             }
         };
         // `blocks` of a multiprocessor at a time.
