@@ -391,4 +391,59 @@ CAUSEWAY_DEVICE bool last_block_to_arrive(u32* counter, u32 blocks, u32 flag_off
 #endif
 }
 
+// ---- flags between GPUs --------------------------------------------------------------------------------------------
+
+// Waits until a flag in memory that several GPUs reach has a value: all threads of the block then see, through load_mutable, what was
+// written before it was set. The kernel ends with an error if that takes minutes: a GPU whose process has died sets no flag.
+CAUSEWAY_DEVICE void await_flag(u32* flag, u32 value CAUSEWAY_AND_SITE) {
+#if defined(CAUSEWAY_HOST)
+    // One launch runs at a time: nobody would set it.
+    if (*flag != value) __builtin_trap();
+    causeway_simulator::meet_block(site);
+#else
+    if (thread_index() == 0) {
+        // A look takes about a microsecond.
+        for (u32 looks = 0;; ++looks) {
+            u32 found;
+#if defined(CAUSEWAY_AMD)
+            found = __atomic_load_n((CAUSEWAY_GLOBAL u32*)flag, __ATOMIC_ACQUIRE);
+            if (found == value) break;
+            __builtin_amdgcn_s_sleep(1);
+            if (looks == 600000000u) __builtin_trap();
+#elif __CUDA_ARCH__ >= 700
+            asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
+            if (found == value) break;
+            __nanosleep(64);
+            if (looks == 600000000u) __trap();
+#endif
+        }
+    }
+    block_barrier();
+#if defined(CAUSEWAY_AMD)
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+#endif
+#endif
+}
+
+// Sets such a flag behind all reads and writes of the block's threads.
+CAUSEWAY_DEVICE void set_flag(u32* flag, u32 value CAUSEWAY_AND_SITE) {
+#if defined(CAUSEWAY_HOST)
+    causeway_simulator::meet_block(site);
+    if (thread_index() == 0) *flag = value;
+#else
+#if defined(CAUSEWAY_AMD)
+    // A fence is for a wave's own stores, as above.
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+#endif
+    block_barrier();
+    if (thread_index() == 0) {
+#if defined(CAUSEWAY_AMD)
+        __atomic_store_n((CAUSEWAY_GLOBAL u32*)flag, value, __ATOMIC_RELEASE);
+#elif __CUDA_ARCH__ >= 700
+        asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+#endif
+    }
+#endif
+}
+
 }  // namespace causeway

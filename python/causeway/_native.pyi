@@ -11,8 +11,24 @@ _Tensor = TypeVar("_Tensor")
 
 __version__: str
 
-def is_unwatched(tensors: tuple[object, ...]) -> bool:
-    """True if nobody wants to see what is done with PyTorch's tensors, and all are plain ones with memory."""
+def is_unwatched(tensors: tuple[object, ...], is_recorded: bool = False) -> bool:
+    """True if nobody wants to see what is done with PyTorch's tensors, and all are plain ones with memory. Autograd does not count for
+    a caller that records the call itself."""
+
+MESSAGE_FLAG_BYTES: int
+"""Bytes of a room in front of a message's elements; 0 before the first message."""
+
+def send(tensor: object, room: int) -> None:
+    """Puts a tensor on a GPU into the room at an address, behind the message before."""
+
+def receive(tensor: object, room: int) -> None:
+    """Fills a tensor on a GPU with the message in the room at an address, once it is there."""
+
+def send_halo_gradient(
+    inputs: tuple[object, object, object | None, object, object, object | None], silu: bool, room: int
+) -> bool:
+    """Puts the gradient of initial_states, of a backward pass of (x, weight, bias, dy, initial_states, seq_idx), into such a room.
+    False, and nothing is done, where only the whole pass computes it."""
 
 def main(arguments: Sequence[str]) -> int: ...
 def prefer_large_pages(tensor: _Tensor) -> _Tensor:

@@ -8,16 +8,17 @@ travels back:
     rank 1           [ end of x_0 | x_1 ]              forward: halos go right
     rank 2                   [ end of x_1 | x_2 ]      backward: their gradients go left
 
-Each call sends (batch, dim, w-1) elements to one neighbour, whatever the length. The kernel of a large slice does not wait for
-them: while they travel, it computes without the halo, and then the first w-1 outputs are computed again, or, in backward, the
-last w-1 gradients of x. A small slice waits: two launches more would take the host longer than the halo travels. So do one of
-fewer than 2 (w-1) positions, which may have to pass on a part of its halo, and packed sequences with states of their own.
+Each call sends (batch, dim, w-1) elements to one neighbour, whatever the length. Between GPUs of one machine, messages go through
+memory that both see, in one launch of each; elsewhere, through the process group.
 
-With `seq_idx`, the halo brings its indices, and those first outputs are computed again in small slices too: they see the halo wherever
+Where they go through the group, the kernel of a large slice does not wait for them: while they travel, it computes without the halo,
+and then the first w-1 outputs are computed again, or, in backward, the last w-1 gradients of x. Other slices wait: two launches more
+would take longer than the halo travels. So do those of fewer than 2 (w-1) positions, which may have to pass on a part of their halo,
+and packed sequences with states of their own.
+
+With `seq_idx`, the halo brings its indices, and the first outputs are computed again in every slice: they see the halo wherever
 its indices are theirs. The sequences of `cu_seqlens` are told apart by numbers that rise along the slice, as indices, which the
 device makes of the boundaries; those that have states are a packed batch on every rank, most of them empty. The host reads neither.
-
-Between GPUs of one machine, messages go through memory that both see; elsewhere, through the process group.
 """
 
 import torch
@@ -27,7 +28,7 @@ from causeway import causal_conv1d_fn as _convolve
 from causeway import _native
 from causeway._activation import is_silu
 from causeway._torch import slices
-from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_direct, require_one_device
+from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_compiling, is_direct, require_one_device
 from causeway._torch.ring import Ring as _Ring
 from causeway._torch.tables import Table
 
@@ -40,9 +41,9 @@ class _Convolution(torch.autograd.Function):
     """The call of one rank."""
 
     @staticmethod
-    def forward(ctx, part, silu, wants_final, x, weight, bias, given, residual):
+    def forward(ctx, part, places, silu, wants_final, x, weight, bias, given, residual):
         weights = slices.Weights(weight, bias, silu)
-        y, final_states, halo, index = part.forward(weights, x, given, residual, wants_final)
+        y, final_states, halo, index = part.forward(weights, x, *places, given, residual, wants_final)
         ctx.part, ctx.silu = part, silu
         ctx.save_for_backward(x, weight, bias, given, halo, index)
         ctx.set_materialize_grads(False)
@@ -55,14 +56,19 @@ class _Convolution(torch.autograd.Function):
         return found(ctx, dy, dfinal_states)
 
 
+# Less the checks for torch.func, which a direct call is not under.
+_apply = super(torch.autograd.Function, _Convolution).apply
+
+
 def _gradients(ctx, dy, dfinal_states):
     """The gradients of the arguments of `_Convolution`."""
     x, weight, bias, given, halo, index = ctx.saved_tensors
-    exchanges = ctx.needs_input_grad[3] or ctx.needs_input_grad[6]
+    *_, x_needs_grad, _, _, given_needs_grad, residual_needs_grad = ctx.needs_input_grad
+    exchanges = x_needs_grad or given_needs_grad
     dy = torch.zeros_like(x) if dy is None else dy
     weights = slices.Weights(weight, bias, ctx.silu)
     gradients = ctx.part.backward(weights, x, given, halo, index, dy, dfinal_states, exchanges)
-    return None, None, None, *gradients, dy if ctx.needs_input_grad[7] else None
+    return None, None, None, None, *gradients, dy if residual_needs_grad else None
 
 
 def causal_conv1d_fn(
@@ -114,7 +120,10 @@ def causal_conv1d_fn(
     >>> y = causeway.parallel.causal_conv1d_fn(part, weight, bias, activation="silu", group=group)
     """
     inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
-    expect_tensors(_TABLE, *inputs)
+    is_there = x is not None and weight is not None
+    is_plain = is_there and not is_compiling() and _native.is_unwatched(inputs, True)
+    if not is_plain:
+        expect_tensors(_TABLE, *inputs)
     ring = _Ring(group)
     if ring.size == 1:
         return _convolve(
@@ -129,13 +138,12 @@ def causal_conv1d_fn(
             cu_seqlens=cu_seqlens,
             residual=residual,
         )
-    return _over_ranks(ring, inputs, is_silu(activation), return_final_states)
+    call = _untraced if is_compiling() else _over_ranks
+    return call(ring, inputs, is_plain, is_silu(activation), return_final_states)
 
 
-# Nothing here is of use to a compiler: messages are not traced.
-@torch.compiler.disable
-def _over_ranks(ring, inputs, silu, return_final_states):
-    if not is_direct(*inputs):
+def _over_ranks(ring, inputs, is_plain, silu, return_final_states):
+    if not is_plain and not is_direct(*inputs):
         raise NotImplementedError(
             "the convolution over ranks takes plain tensors, outside of torch.func, dispatch modes and forward-mode gradients"
         )
@@ -149,7 +157,7 @@ def _over_ranks(ring, inputs, silu, return_final_states):
     # What one device's call raises for shapes, dtypes and devices, all ranks raise before one waits for another.
     inputs = x, weight, bias, given, seq_idx, cu_seqlens, residual
     require_one_device({name: tensor for name, tensor in zip(_TABLE.names, inputs) if tensor is not None})
-    _native.causal_conv1d_forward.empty(inputs, (x, None))
+    y = _native.causal_conv1d_forward.empty(inputs, (..., None))
     if weight.shape[1] == 1:
         # Every position is on its own.
         y = _convolve(x, weight, bias, seq_idx, activation="silu" if silu else None, residual=residual)
@@ -170,7 +178,12 @@ def _over_ranks(ring, inputs, silu, return_final_states):
         part = slices.Rows(ring, x, count)
     # Only the last rank sees the end of a row.
     wants_final = return_final_states and (cu_seqlens is not None or ring.next is None)
-    y, final_states = _Convolution.apply(part, silu, wants_final, x, weight, bias, given, residual)
+    # What the graph keeps must not hold y, which holds the graph.
+    y, final_states = _apply(part, [y], silu, wants_final, x, weight, bias, given, residual)
     if not return_final_states:
         return y
     return y, final_states if wants_final else x.new_zeros(x.shape[0], x.shape[1], count)
+
+
+# Nothing of it is of use to a compiler: messages are not traced.
+_untraced = torch.compiler.disable(_over_ranks)

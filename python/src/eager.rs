@@ -64,13 +64,15 @@ pub fn way(torch: &Torch, given: &Given<'_, '_>, watch: Watch) -> PyResult<Way> 
     }))
 }
 
-/// True if nobody, autograd included, wants to see what is done with these tensors of PyTorch's, and all of them are plain ones with
-/// memory, or None. So it is in a backward pass that is not itself differentiated. A false answer says nothing.
+/// True if nobody wants to see what is done with these tensors of PyTorch's, and all of them are plain ones with memory, or None.
+/// Autograd is among those who may, unless the caller records the call itself. So it is in a backward pass that is not itself
+/// differentiated. A false answer says nothing.
 #[pyfunction]
-pub fn is_unwatched(tensors: &Bound<'_, PyTuple>) -> PyResult<bool> {
+#[pyo3(signature = (tensors, is_recorded = false))]
+pub fn is_unwatched(tensors: &Bound<'_, PyTuple>, is_recorded: bool) -> PyResult<bool> {
     let py = tensors.py();
     let Some(torch) = Torch::imported(py)? else { return Ok(false) };
-    if torch.watched(py, true, false)? != Watched::No {
+    if torch.watched(py, true, is_recorded)? != Watched::No {
         return Ok(false);
     }
     let has_memory =

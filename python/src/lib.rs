@@ -10,6 +10,7 @@ mod eager;
 mod error;
 mod given;
 mod libtorch;
+mod message;
 mod operation;
 mod overlap;
 mod recorded;
@@ -32,6 +33,8 @@ mod _native {
     #[pymodule_export]
     use super::eager::is_unwatched;
     #[pymodule_export]
+    use super::message::{receive, send, send_halo_gradient};
+    #[pymodule_export]
     use super::operation::{Argument, Operation};
     #[pymodule_export]
     use super::recorded::Recorded;
@@ -39,6 +42,9 @@ mod _native {
     use super::results::prefer_large_pages;
     #[pymodule_export]
     use super::verify::verify;
+
+    #[pymodule_export]
+    const MESSAGE_FLAG_BYTES: u64 = causeway::backend::gpu::message::FLAG_BYTES;
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name for it")]

@@ -1,13 +1,9 @@
 """Messages between neighbouring ranks of one machine, through memory that both of their GPUs see.
 
-A rank has room for one message from each neighbour. The sender writes into the receiver's room and signals; the receiver makes what it
-needs of the message, and signals back that the room is free:
-
-    sender      wait until the room is free │ copy │ signal "ready"
-    receiver                                         wait for "ready" │ use │ signal "free"
-
-Each step is work on the current stream, so that the host waits for nothing, and a message costs it a fraction of what NCCL's send and
-receive do. The memory and the signals are those of `torch.distributed._symmetric_memory`.
+A rank has rooms for messages from each neighbour, one for each tensor of a message. A launch of the sender's waits until the room is
+free, fills it, and says so; a launch of the receiver's waits for that, takes the tensor out, and says that the room is free again
+(kernels/message.cuh). Both are work on the current stream, so that the host waits for nothing, and a message costs it a fraction of
+what NCCL's send and receive do. The memory is that of `torch.distributed._symmetric_memory`.
 """
 
 import hashlib
@@ -18,40 +14,33 @@ import socket
 import torch
 import torch.distributed as dist
 
-# Channels of signals between two ranks.
-_READY, _FREE = 0, 1
-# What another rank may take, as with NCCL, before the GPU's program ends with an error.
-_TIMEOUT_MS = 600_000
-# Where a tensor of a message may begin.
-_ALIGNMENT = 16
+from causeway import _native
+
+# Bytes of a tensor that rooms are made for at least.
 _LEAST_CAPACITY = 2**20
+# Tensors of a message, at most.
+_TENSORS = 2
 # By the name of a group: the group, and its rooms or None. Names come again when a group has been destroyed.
 _known = {}
 
 
 def rooms(group, device, nbytes):
-    """The rooms of a group's ranks, for messages of so many bytes; None if they have to send in another way. All ranks call, with the
-    same number."""
-    if device.type != "cuda":
-        return None
+    """The rooms of a group's ranks, for tensors of at most so many bytes; None if they have to send in another way. All ranks call, with
+    the same number."""
     known, found = _known.get(group.group_name, (None, None))
-    is_known = known is group
+    if known is group and (found is None or found.capacity >= nbytes):
+        return found
     # A graph that is captured has what was made before.
-    if torch.cuda.is_current_stream_capturing():
-        return found if is_known else None
-    if not is_known or (found is not None and found.capacity < nbytes):
-        found = _make(group, device, nbytes)
-        _known[group.group_name] = group, found
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return None
+    found = _make(group, device, nbytes)
+    _known[group.group_name] = group, found
     return found
 
 
-def size(*tensors):
-    """The bytes of a message of tensors with these sizes and dtypes."""
-    return sum(_aligned(math.prod(sizes) * dtype.itemsize) for sizes, dtype in tensors)
-
-
-def _aligned(nbytes):
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def size(sizes, dtype):
+    """The bytes of a tensor of these sizes and dtype."""
+    return math.prod(sizes) * dtype.itemsize
 
 
 def _make(group, device, nbytes):
@@ -106,53 +95,52 @@ def _gather(group, device, values):
 
 
 class Rooms:
-    """This rank's rooms, and its ways into its neighbours'. The first half of each rank's memory is for messages from the rank before,
-    the second for those from the next."""
+    """This rank's rooms, and its ways into its neighbours'."""
 
     def __init__(self, memory, group, device, nbytes):
-        self.rank, self.device = group.rank(), device
+        self.device = device
         # Larger messages need new rooms, which all ranks have to wait for.
         self.capacity = max(_LEAST_CAPACITY, 1 << (nbytes - 1).bit_length())
-        self.memory = memory.empty(2 * self.capacity, dtype=torch.uint8, device=device)
-        self.handle = memory.rendezvous(self.memory, group)
-        self.places = {}
+        step = _native.MESSAGE_FLAG_BYTES + self.capacity
+        self.memory = memory.empty(2 * _TENSORS * step, dtype=torch.uint8, device=device)
+        # No room has a message. Others learn of the rooms from here on, by what is gathered behind this.
+        self.memory.zero_()
+        handle = memory.rendezvous(self.memory, group)
+        rank, starts = group.rank(), handle.buffer_ptrs
+        # By the neighbour: where what is sent to it goes, and where what it sends comes. Messages from the rank before have the
+        # first half of a rank's memory, those from the next the second.
+        self.outgoing, self.incoming = {}, {}
+        for other in (rank - 1, rank + 1):
+            if 0 <= other < group.size():
+                half = _TENSORS * step
+                outgoing = starts[other] + (half if rank > other else 0)
+                incoming = starts[rank] + (half if other > rank else 0)
+                self.outgoing[other] = [outgoing + at * step for at in range(_TENSORS)]
+                self.incoming[other] = [incoming + at * step for at in range(_TENSORS)]
         # The stream of the last message, and its address.
         self.stream, self.address = None, None
-        for rank in (self.rank - 1, self.rank + 1):
-            if 0 <= rank < group.size():
-                self.handle.put_signal(rank, _FREE, _TIMEOUT_MS)
 
     def send(self, rank, *tensors):
         """Sends a neighbour a message."""
         self._follow()
-        self.handle.wait_signal(rank, _FREE, _TIMEOUT_MS)
-        described = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
-        for tensor, place in zip(tensors, self._places(rank, self.rank, described)):
-            place.copy_(tensor)
-        self.handle.put_signal(rank, _READY, _TIMEOUT_MS)
+        for tensor, room in zip(tensors, self.outgoing[rank]):
+            _native.send(tensor, room)
 
-    def receive(self, rank, use, *tensors):
-        """What a function makes of a neighbour's message, of tensors of these sizes and dtypes, before the room is free again."""
+    def send_halo_gradient(self, rank, inputs, silu):
+        """Sends a neighbour the gradient of initial_states, computed on its way; see `_native.send_halo_gradient`."""
         self._follow()
-        self.handle.wait_signal(rank, _READY, _TIMEOUT_MS)
-        found = use(*self._places(self.rank, rank, tensors))
-        self.handle.put_signal(rank, _FREE, _TIMEOUT_MS)
-        return found
+        return _native.send_halo_gradient(inputs, silu, self.outgoing[rank][0])
 
-    def _places(self, at, sender, tensors):
-        """Where the tensors of a message, of these sizes and dtypes, lie in the memory of rank `at`."""
-        key = at, sender, tensors
-        places = self.places.get(key)
-        if places is None:
-            places, start = [], self.capacity if sender > at else 0
-            for sizes, dtype in tensors:
-                places.append(self.handle.get_buffer(at, sizes, dtype, start // dtype.itemsize))
-                start += size((sizes, dtype))
-            self.places[key] = places
-        return places
+    def receive(self, rank, *tensors):
+        """A neighbour's message, of tensors of these sizes and dtypes."""
+        self._follow()
+        made = [torch.empty(sizes, dtype=dtype, device=self.device) for sizes, dtype in tensors]
+        for tensor, room in zip(made, self.incoming[rank]):
+            _native.receive(tensor, room)
+        return made
 
     def _follow(self):
-        """Signals have no names: messages of several streams go in the order in which the host sends them."""
+        """Messages have no names: those of several streams go in the order in which the host sends them."""
         address = torch._C._cuda_getCurrentRawStream(self.device.index)
         if address == self.address:
             return

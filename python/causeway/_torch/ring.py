@@ -30,7 +30,7 @@ class Ring:
     def prepare(self, device, *tensors):
         """Makes room for messages of tensors of these sizes and dtypes in memory that the neighbours reach, if there is such."""
         self.device = device
-        self.rooms = peer_memory.rooms(self.group, device, peer_memory.size(*tensors))
+        self.rooms = peer_memory.rooms(self.group, device, max(peer_memory.size(*tensor) for tensor in tensors))
 
     # Other messages go through the group's own methods: the functions of torch.distributed check again what is known here, which takes
     # the host as long as the message.
@@ -47,13 +47,13 @@ class Ring:
 
     def receive(self, rank, *tensors):
         """Starts to receive a message of tensors of these sizes and dtypes. A function waits for it, in the order of the current stream,
-        and gives what another one makes of them, which must not keep them: their memory is for the next message then."""
+        and gives them: the first alone if there is no other."""
         if self.rooms is not None:
-            return lambda use: self.rooms.receive(rank, use, *tensors)
+            return lambda: _alone(self.rooms.receive(rank, *tensors))
         made = [torch.empty(sizes, dtype=dtype, device=self.device) for sizes, dtype in tensors]
         # In the order in which they are sent.
         works = [self.group.recv([tensor], rank, 0) for tensor in made]
-        return lambda use: ([work.wait() for work in works], use(*made))[1]
+        return lambda: ([work.wait() for work in works], _alone(made))[1]
 
     def lengths(self, x):
         """The length of every rank's slice, on x's device."""
@@ -61,3 +61,7 @@ class Ring:
         every = mine.new_empty(self.size)
         dist.all_gather(list(every.split(1)), mine, group=self.group)
         return every
+
+
+def _alone(tensors):
+    return tensors[0] if len(tensors) == 1 else tensors

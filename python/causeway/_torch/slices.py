@@ -18,8 +18,8 @@ _forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_b
 # Stands for the index of the first position that follows, where a rank has initial states and no position. Padding is -1 on its way.
 _NEXT_INDEX = -2
 
-# Bytes of x from which a slice computes while its halo travels: where a pass over x takes a GPU longer than the launches and
-# messages of a step take the host.
+# Bytes of x from which a slice computes while its halo travels through the process group: where a pass over x takes a GPU longer
+# than the launches and messages of a step take the host.
 OVERLAP_BYTES = 2**29
 
 
@@ -30,7 +30,7 @@ class Weights:
         self.weight, self.bias, self.silu = weight, bias, silu
 
     def forward(self, x, states=None, seq_idx=None, cu_seqlens=None, residual=None, wants_final=False, y=...):
-        """y, and final states if they are wanted."""
+        """y, in memory of its own or in a given tensor, and final states if they are wanted."""
         inputs = x, self.weight, self.bias, states, seq_idx, cu_seqlens, residual
         result = _forward(inputs, self.silu, (y, ... if wants_final else None))
         return result if wants_final else (result, None)
@@ -68,21 +68,22 @@ class Rows:
         # Whether what is computed again at one end of the slice does not concern the other, and the halo is not passed on.
         self.is_long = x.shape[-1] >= 2 * count
 
-    def forward(self, weights, x, given, residual, wants_final):
-        """y, final states, and what backward has to know of the halo, two tensors or None."""
+    def forward(self, weights, x, y, given, residual, wants_final):
+        """y, for which there is memory, final states, and what backward has to know of the halo, two tensors or None."""
         count, indices = self.count, self.indices
         if self.is_long:
             # Messages of a group may follow each other on one stream: what arrives must not hold back what leaves.
             self.send_tail(self.open(_last(x, count)))
         received = self.receive_halo(self.halo)
         if received is None or not self.overlaps(x):
-            states = given if received is None else received(torch.clone)
-            y, final = weights.forward(x, states, indices, None, residual, wants_final or not self.is_long)
+            states = given if received is None else received()
+            wants = wants_final or not self.is_long
+            y, final = weights.forward(x, states, indices, None, residual, wants, y)
             if not self.is_long:
                 self.send_tail(self.open(final))
             return y, final, states, None
-        y, final = weights.forward(x, None, indices, None, residual, wants_final)
-        states = received(torch.clone)
+        y, final = weights.forward(x, None, indices, None, residual, wants_final, y)
+        states = received()
         # What lacked the halo is computed again.
         head = [_first(tensor, count) for tensor in (x, indices, residual, y)]
         weights.forward(head[0], states, head[1], None, head[2], y=head[3])
@@ -92,7 +93,7 @@ class Rows:
         """The gradients of x, weight, bias and given states; `exchanges` says whether those of halos travel."""
         count, indices = self.count, self.indices
         sends = exchanges and self.ring.previous is not None
-        if sends and self.is_long:
+        if sends and self.is_long and not self.sent_gradient(weights, x, dy, states):
             head = [_first(tensor, count) for tensor in (x, dy, indices)]
             self.send_gradient(weights.backward(*head[:2], states, head[2])[3])
         *gradients, dstates = self.with_tail(weights, x, dy, states, dfinal, exchanges)
@@ -104,10 +105,10 @@ class Rows:
         """The gradients of this rank's call, with that of its tail, which the next rank sends."""
         received = self.receive_gradient(exchanges)
         if received is None or not self.overlaps(x):
-            dfinal = dfinal if received is None else received(self.kept)
+            dfinal = dfinal if received is None else self.open(received())
             return weights.backward(x, dy, states, self.indices, None, dfinal)
         gradients = weights.backward(x, dy, states, self.indices)
-        dtail = received(self.kept)
+        dtail = self.open(received())
         # The gradients of x that lacked it are computed again. Positions before those of the window concern none of them.
         tail = [_last(tensor, 2 * self.count) for tensor in (x, dy, self.indices)]
         again = weights.backward(*tail[:2], None, tail[2], None, dtail)[0]
@@ -115,16 +116,13 @@ class Rows:
         return gradients
 
     def overlaps(self, x):
-        """Whether the slice is computed while messages travel, and its ends again when they are there."""
-        return self.is_long and x.nbytes >= OVERLAP_BYTES
+        """Whether the slice is computed while messages travel, and its ends again when they are there. Through memory that both GPUs
+        see they travel in less time than that would take."""
+        return self.ring.rooms is None and self.is_long and x.nbytes >= OVERLAP_BYTES
 
     def open(self, tail):
         """What the next rank's first sequence has of the last positions, or of their gradient."""
         return tail if self.closed is None else torch.where(self.closed, 0, tail)
-
-    def kept(self, dtail):
-        """The gradient of the tail, in memory of its own."""
-        return dtail.clone() if self.closed is None else self.open(dtail)
 
     def of_given(self, dstates, given):
         """The gradient of the initial states that were given, which only the first rank reads."""
@@ -145,6 +143,12 @@ class Rows:
         """Starts to receive the gradient of the tail; None on the last rank, which has none."""
         return self.ring.receive(self.ring.next, self.halo) if exchanges and self.ring.next is not None else None
 
+    def sent_gradient(self, weights, x, dy, states):
+        """Sends the gradient of the halo in one launch, which computes it; False where that cannot be."""
+        rooms = self.ring.rooms
+        inputs = x, weights.weight, weights.bias, dy, states, self.indices
+        return rooms is not None and rooms.send_halo_gradient(self.ring.previous, inputs, weights.silu)
+
     def send_gradient(self, dhalo):
         """Sends the rank before the gradient of the halo that came from there."""
         self.ring.send(self.ring.previous, dhalo)
@@ -162,17 +166,17 @@ class Indexed(Rows):
         # Indices are not among what autograd keeps, and watches, between the passes.
         self.version = None if seq_idx.is_inference() else seq_idx._version
 
-    def forward(self, weights, x, given, residual, wants_final):
+    def forward(self, weights, x, y, given, residual, wants_final):
         count, indices = self.count, self.indices
         if not self.is_long:
             return self.forward_behind(weights, x, given, residual)
         self.send_tail(_last(x, count), self.on_its_way(_last(indices, count)))
         received = self.receive_halo(*self.message)
         states = given if received is None else None
-        y, final = weights.forward(x, states, indices, None, residual, wants_final)
+        y, final = weights.forward(x, states, indices, None, residual, wants_final, y)
         if received is None:
             return y, final, states, None
-        joined, index = received(lambda halo, index: self.joined(halo, index, x, 2 * count))
+        joined, index = self.joined(*received(), x, 2 * count)
         added = None if residual is None else pad(_first(residual, 2 * count), (count, 0))
         again = weights.forward(joined, None, index, None, added)[0]
         _first(y, 2 * count).copy_(_last(again, 2 * count))
@@ -211,7 +215,8 @@ class Indexed(Rows):
             unknown = self.indices.new_full((x.shape[0], count), _NEXT_INDEX)
             index = torch.cat([self.indices[:, :1].expand(-1, count), self.indices], -1) if length else unknown
         else:
-            joined, index, unknown = received(lambda *halo: (*self.joined(*halo, x, length), halo[1].clone()))
+            halo, unknown = received()
+            joined, index = self.joined(halo, unknown, x, length)
             added = None if residual is None else pad(residual, (count, 0))
             y, final = weights.forward(joined, None, index, None, added, True)
             y = torch.empty_like(x).copy_(y[..., count:])
@@ -221,7 +226,7 @@ class Indexed(Rows):
     def backward_behind(self, weights, x, given, joined, index, dy, dfinal, exchanges):
         """As `backward`, of a slice that waits for the gradient of its tail."""
         received = self.receive_gradient(exchanges)
-        dfinal = dfinal if received is None else received(torch.clone)
+        dfinal = dfinal if received is None else received()
         dx, *parameters, _ = weights.backward(joined, pad(dy, (self.count, 0)), None, index, None, dfinal)
         if exchanges:
             self.send_gradient(_first(dx, self.count))
@@ -271,7 +276,7 @@ class Packed(Rows):
             self.closed = ends.index_select(0, self.last) <= self.length
             self.begins_here = boundaries.index_select(0, self.first) >= 0
 
-    def forward(self, weights, x, given, residual, wants_final):
+    def forward(self, weights, x, y, given, residual, wants_final):
         count = self.count
         if self.is_long:
             window = (self.boundaries - (self.length - count)).clamp(min=0)
@@ -280,15 +285,15 @@ class Packed(Rows):
         received = self.receive_halo(self.halo)
         states = halo = given
         if received is not None and not self.length:
-            halo = received(torch.clone)
+            halo = received()
         elif received is not None:
             if states is None:
                 states = x.new_zeros(len(self.ends_elsewhere), *self.halo[0][1:])
             own = states.index_select(0, self.first)
-            halo = received(lambda halo: torch.where(self.begins_here, own, halo))
+            halo = torch.where(self.begins_here, own, received())
             states = states.index_copy(0, self.first, halo)
         wants = wants_final or not self.is_long
-        y, final = weights.forward(x, states, None, self.boundaries, residual, wants)
+        y, final = weights.forward(x, states, None, self.boundaries, residual, wants, y)
         if not self.length:
             self.send_tail(x.new_zeros(self.halo[0]) if received is None else halo)
         elif not self.is_long:
@@ -304,7 +309,7 @@ class Packed(Rows):
             head = _first(x, count), _first(dy, count), states, None, self.boundaries.clamp(max=count), dfinal
             self.send_gradient(weights.backward(*head)[3].index_select(0, self.first))
         received = self.receive_gradient(exchanges)
-        dtail = None if received is None else received(torch.clone)
+        dtail = None if received is None else received()
         if dtail is not None and self.length:
             if dfinal is None:
                 dfinal = x.new_zeros(len(self.ends_elsewhere), *self.halo[0][1:])

@@ -23,6 +23,7 @@ mod handle;
 mod launch;
 pub mod library;
 pub mod memory;
+pub mod message;
 pub mod plan;
 mod ready;
 pub mod runtime;

@@ -11,10 +11,12 @@
 
 mod channel_first;
 mod channel_last;
+mod halo;
 mod short_first;
 mod short_last;
 mod tiles;
 
+pub use halo::plan_halo;
 use tiles::{General, MOST_STEPS};
 
 use super::{

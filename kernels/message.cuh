@@ -1,0 +1,100 @@
+// A message between two GPUs: elements of a tensor go into a room, memory that both GPUs reach, or come out of it.
+//
+//   room      [ flag of block 0 │ of block 1 │ … │ 64 flags, 32 bytes each ][ elements ]
+//   sends     waits until a block's flag is 0, writes the block's elements, sets the flag to 1
+//   receives  waits until a block's flag is 1, reads the block's elements, sets the flag to 0
+//
+// Elements are in the row-major order of (batch, dim, seqlen), 4096 bytes of them for each block, and round the blocks again. So the
+// block of an element follows from its place in the room alone, whatever a tensor's strides are, and a later message of another size,
+// too, waits for whoever has still to read what it overwrites.
+//
+// Cost: a load and a store of each element, and a round trip to the room's memory for the flag.
+#pragma once
+#include "arguments.cuh"
+#include "vector.cuh"
+
+namespace causeway {
+
+//   struct Tile {
+//       static constexpr int element_bytes = 2;
+//       static constexpr int bytes = 4;          of the neighbours that a thread has at a time, one or two
+//       static constexpr int threads = 1024;     4096 / bytes
+//       static constexpr bool sends = true;      from the tensor to the room; false, from the room to the tensor
+//   };
+
+// Where an element of a tensor is.
+struct Place {
+    i64 batch, channel, position;
+};
+
+// Calls `move(address, places, count)` for the neighbours that a thread has at a time: where the first is in the room, where they are
+// in the tensor, and how many of them there are.
+template <class Tile, class Move> CAUSEWAY_DEVICE void exchange(const MessageArguments& a, const Move& move) {
+    constexpr int COUNT = Tile::bytes / Tile::element_bytes, FLAGS = 64, FLAG_BYTES = 32;
+    static_assert(Tile::threads * Tile::bytes == 4096, "both sides cut a message into the same blocks");
+    char* const room = (char*)a.room;
+    u32* const flag = (u32*)(room + block_index<0>() * FLAG_BYTES);
+    await_flag(flag, Tile::sends ? 0 : 1);
+    const u64 step = (u64)a.blocks * Tile::threads * COUNT;
+    for (u64 first = ((u64)block_index<0>() * Tile::threads + thread_index()) * COUNT; first < a.elements; first += step) {
+        const u64 row = first / a.seqlen, batch = row / a.dim;
+        Place place = {(i64)batch, (i64)(row - batch * a.dim), (i64)(first - row * a.seqlen)}, places[COUNT];
+#pragma unroll
+        for (int k = 0; k < COUNT; ++k) {
+            places[k] = place;
+            if (++place.position < (i64)a.seqlen) continue;
+            place.position = 0;
+            if (++place.channel < (i64)a.dim) continue;
+            place.channel = 0;
+            ++place.batch;
+        }
+        const int count = a.elements - first < COUNT ? (int)(a.elements - first) : COUNT;
+        move(room + FLAGS * FLAG_BYTES + first * Tile::element_bytes, places, count);
+    }
+    set_flag(flag, Tile::sends ? 1 : 0);
+}
+
+// Sends what `element_at` gives for each place, as a packet of an element's bytes. Behind the last element zeros may be written.
+template <class Tile, class ElementAt> CAUSEWAY_DEVICE void send(const MessageArguments& a, const ElementAt& element_at) {
+    constexpr int COUNT = Tile::bytes / Tile::element_bytes;
+    exchange<Tile>(a, [&](char* address, const Place (&places)[COUNT], int count) {
+        auto packet = zero_packet<Tile::bytes>();
+#pragma unroll
+        for (int k = 0; k < COUNT; ++k) {
+            if (k >= count) break;
+            const Packet<Tile::element_bytes> element = element_at(places[k]);
+            if constexpr (COUNT == 1) {
+                packet = element;
+            } else {
+                packet.word[0] |= element.word[0] << (16 * k);
+            }
+        }
+        store(address, packet);
+    });
+}
+
+template <class Tile> CAUSEWAY_DEVICE void message(const MessageArguments& a) {
+    constexpr int BYTES = Tile::element_bytes, COUNT = Tile::bytes / BYTES;
+    const auto address_of = [&](const Place& place) {
+        const i64 at = place.batch * a.batch_stride + place.channel * a.dim_stride + place.position * a.seqlen_stride;
+        return (char*)a.tensor + at * BYTES;
+    };
+    if constexpr (Tile::sends) {
+        send<Tile>(a, [&](const Place& place) { return load<BYTES>(address_of(place)); });
+    } else {
+        exchange<Tile>(a, [&](const char* address, const Place (&places)[COUNT], int count) {
+            const auto packet = load_mutable<Tile::bytes>(address);
+#pragma unroll
+            for (int k = 0; k < COUNT; ++k) {
+                if (k >= count) break;
+                if constexpr (COUNT == 1) {
+                    store(address_of(places[k]), packet);
+                } else {
+                    store(address_of(places[k]), Packet<2>{{packet.word[0] >> (16 * k) & 0xffffu}});
+                }
+            }
+        });
+    }
+}
+
+}  // namespace causeway
