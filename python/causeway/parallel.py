@@ -11,10 +11,10 @@ travels back:
 Each call sends (batch, dim, w-1) elements to one neighbour, whatever the length. Between GPUs of one machine, messages go through
 memory that both see, in one launch of each; elsewhere, through the process group.
 
-Where they go through the group, the kernel of a large slice does not wait for them: while they travel, it computes without the halo,
-and then the first w-1 outputs are computed again, or, in backward, the last w-1 gradients of x. Other slices wait: two launches more
-would take longer than the halo travels. So do those of fewer than 2 (w-1) positions, which may have to pass on a part of their halo,
-and packed sequences with states of their own.
+The kernel of a large slice does not wait for them: while they travel, it computes without the halo, and then the first w-1 outputs
+are computed again, or, in backward, the last w-1 gradients of x. A small slice waits: two launches more would take the host longer than
+the halo travels. So do one of fewer than 2 (w-1) positions, which may have to pass on a part of its halo, and packed sequences with
+states of their own.
 
 With `seq_idx`, the halo brings its indices, and the first outputs are computed again in every slice: they see the halo wherever
 its indices are theirs. The sequences of `cu_seqlens` are told apart by numbers that rise along the slice, as indices, which the
