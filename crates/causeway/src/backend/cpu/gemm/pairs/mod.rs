@@ -172,18 +172,18 @@ unsafe fn compute<A: Adder>(
         }
         // SAFETY: the caller's promise.
         let adder = unsafe { A::new() };
-        let right_panels = panels(&tile.columns).zip(right_block.chunks_exact(panel));
-        for (column, (columns, right)) in right_panels.enumerate() {
-            let left_panels = panels(&tile.rows).zip(left_block.chunks_exact(panel));
-            for (row, (rows, left)) in left_panels.enumerate() {
-                let sums = &mut sums[(column * down + row) % kept];
+        let left_panels = panels(&tile.rows).zip(left_block.chunks_exact(panel));
+        for (row, (rows, left)) in left_panels.enumerate() {
+            let right_panels = panels(&tile.columns).zip(right_block.chunks_exact(panel));
+            for (column, (columns, right)) in right_panels.enumerate() {
+                let sums = &mut sums[(row * across + column) % kept];
                 let size = (rows.len(), columns.len());
                 let block = Block { left, right, pairs, is_first: start == 0, size };
                 // SAFETY: panels are as long as `pairs` says; these outputs lie inside the tile.
                 unsafe {
                     adder.add(&block, sums);
                     if is_last {
-                        round(sums, output, rows, columns.clone());
+                        round(sums, output, rows.clone(), columns);
                     }
                 }
             }
@@ -200,38 +200,63 @@ unsafe fn compute<A: Adder>(
     }
 }
 
-/// Rounds sums into rows and columns of the output, to nearest, ties to even, a NaN to the canonical one.
+/// Rounds sums into rows and columns of the output.
+///
+/// # Safety
+/// At most 32 of each, inside the output and the caller's alone; the processor has the features.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn round(sums: &[f32], output: &MatrixMut<bf16>, rows: Range<usize>, columns: Range<usize>) {
+    if output.column_stride != 1 {
+        // SAFETY: the caller's promise.
+        return unsafe { scatter(sums, output, rows, columns) };
+    }
+    let mask = u32::MAX >> (TILE - columns.len());
+    for (row, sums) in rows.zip(sums.chunks_exact(TILE)) {
+        let to = output.at(row, columns.start);
+        // SAFETY: a row of sums is two vectors; the mask keeps the store within the columns.
+        unsafe { _mm512_mask_storeu_epi16(to.cast(), mask, rounded(sums.as_ptr())) };
+    }
+}
+
+/// As [`round`], into columns that are not neighbours. It is not inlined: the addresses of 32 columns would take the registers of the loop
+/// above.
+///
+/// # Safety
+/// As [`round`].
+#[cold]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn scatter(sums: &[f32], output: &MatrixMut<bf16>, rows: Range<usize>, columns: Range<usize>) {
+    for (row, sums) in rows.zip(sums.chunks_exact(TILE)) {
+        let mut values = [bf16::ZERO; TILE];
+        // SAFETY: a row of sums is two vectors; `values` holds 64 bytes; the elements are the caller's.
+        unsafe {
+            _mm512_storeu_si512(values.as_mut_ptr().cast(), rounded(sums.as_ptr()));
+            for (column, value) in columns.clone().zip(values) {
+                output.at(row, column).write(value);
+            }
+        }
+    }
+}
+
+/// Two vectors of sums, to nearest, ties to even, a NaN to the canonical one.
 ///
 /// The instruction takes a subnormal for zero, as those before it did.
 ///
 /// # Safety
-/// At most 32 of each, inside the output and the caller's alone; the processor has the features.
+/// They are there; the processor has the features.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn round(sums: &Sums, output: &MatrixMut<bf16>, rows: Range<usize>, columns: Range<usize>) {
-    let mask = u32::MAX >> (TILE - columns.len());
-    for (row, sums) in rows.zip(sums.chunks_exact(TILE)) {
-        // SAFETY: a row of sums is two vectors, and a vector of either type is 64 bytes of which any bits are values.
-        let rounded: __m512i = unsafe {
-            let (low, high) = (_mm512_loadu_ps(sums.as_ptr()), _mm512_loadu_ps(sums.as_ptr().add(TILE / 2)));
-            std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
-        };
-        let magnitude = _mm512_and_si512(rounded, _mm512_set1_epi16(0x7fff));
-        let is_nan = _mm512_cmpgt_epi16_mask(magnitude, _mm512_set1_epi16(0x7f80));
-        let rounded = _mm512_mask_mov_epi16(rounded, is_nan, _mm512_set1_epi16(0x7fc0));
-        if output.column_stride == 1 {
-            // SAFETY: the mask keeps the store within the columns.
-            unsafe { _mm512_mask_storeu_epi16(output.at(row, columns.start).cast(), mask, rounded) };
-        } else {
-            let mut values = [bf16::ZERO; TILE];
-            // SAFETY: `values` holds 64 bytes; the elements are the caller's.
-            unsafe {
-                _mm512_storeu_si512(values.as_mut_ptr().cast(), rounded);
-                for (column, value) in columns.clone().zip(values) {
-                    output.at(row, column).write(value);
-                }
-            }
-        }
-    }
+unsafe fn rounded(sums: *const f32) -> __m512i {
+    // SAFETY: the caller's promise; a vector of either type is 64 bytes of which any bits are values.
+    let rounded: __m512i = unsafe {
+        let (low, high) = (_mm512_loadu_ps(sums), _mm512_loadu_ps(sums.add(TILE / 2)));
+        std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+    };
+    let magnitude = _mm512_and_si512(rounded, _mm512_set1_epi16(0x7fff));
+    let is_nan = _mm512_cmpgt_epi16_mask(magnitude, _mm512_set1_epi16(0x7f80));
+    _mm512_mask_mov_epi16(rounded, is_nan, _mm512_set1_epi16(0x7fc0))
 }
 
 /// Ranges of [`TILE`], the last one shorter.

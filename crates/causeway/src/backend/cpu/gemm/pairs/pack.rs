@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Memory gives one of the two for free: lanes whose terms are neighbours come as rows of pairs; terms whose lanes
-//! are neighbours are interleaved two by two. The other one is the transpose, in place. Lanes and terms past the end are zero,
-//! and 0 · 0 adds nothing.
+//! are neighbours are interleaved two by two. The other one is the transpose, in place. Terms past the end are zero, and 0 · 0 adds
+//! nothing. Lanes past the end may hold anything: nobody asks for their sums.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -18,14 +18,14 @@ use std::ops::Range;
 use half::bf16;
 
 use super::transpose::transpose;
-use super::{PANEL_STEP, STEP, TILE};
+use super::{MOST_PANELS, PANEL_STEP, STEP, TILE};
 use crate::backend::cpu::gemm::matrix::Matrix;
 
 /// Lanes of a tile, which are those of a vector of pairs.
 const LANES: usize = 16;
 
 /// The smallest magnitude of the non-zero numbers of a panel: its bits less one, wrapping, so that zero is the largest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Smallest(u16);
 
 impl Smallest {
@@ -62,43 +62,70 @@ pub unsafe fn pack<const RIGHT: bool>(
     packed: &mut [u32],
     smallest: &mut [Smallest],
 ) {
-    let steps = depth.len().div_ceil(STEP);
-    let panels = packed.chunks_exact_mut(steps * PANEL_STEP).zip(smallest);
-    for ((panel, smallest), first) in panels.zip(lanes.clone().step_by(TILE)) {
-        let lanes = first..lanes.end.min(first + TILE);
-        let mut least = Least::new(*smallest);
-        for (step, to) in panel.chunks_exact_mut(PANEL_STEP).enumerate() {
-            let start = depth.start + step * STEP;
+    let panel = depth.len().div_ceil(STEP) * PANEL_STEP;
+    // Lanes that are neighbours in memory: a step of all panels before the next step, so that rows of the source are read in one piece.
+    let panels_together = if source.row_stride == 1 { MOST_PANELS } else { 1 };
+    let groups = packed.chunks_mut(panels_together * panel).zip(smallest.chunks_mut(panels_together));
+    for ((group, smallest), first) in groups.zip(lanes.clone().step_by(panels_together * TILE)) {
+        let mut least = [Least::new(Smallest::NONE); MOST_PANELS];
+        for (step, start) in depth.clone().step_by(STEP).enumerate() {
             let terms = start..depth.end.min(start + STEP);
-            // SAFETY: lanes and terms lie inside the source by the caller's promise.
-            let are_columns_lanes = unsafe {
-                if source.row_stride == 1 {
-                    interleave(source, &lanes, terms, to, &mut least);
-                    true
-                } else if source.column_stride == 1 {
-                    copy(source, &lanes, terms, to, &mut least);
-                    false
-                } else {
-                    gather(source, &lanes, terms, to, &mut least);
-                    false
+            let panels = group.chunks_exact_mut(panel).zip(&mut least).zip((first..lanes.end).step_by(TILE));
+            for ((panel, least), first) in panels {
+                let lanes = first..lanes.end.min(first + TILE);
+                let to = &mut panel[step * PANEL_STEP..][..PANEL_STEP];
+                // SAFETY: lanes and terms lie inside the source by the caller's promise.
+                unsafe { pack_step::<RIGHT>(source, &lanes, terms.clone(), to, least) };
+            }
+        }
+        for (smallest, least) in smallest.iter_mut().zip(least) {
+            *smallest = (*smallest).min(least.get());
+        }
+    }
+}
+
+/// A step of a panel.
+///
+/// # Safety
+/// At most 32 lanes and 32 terms, inside the source; `to` has a step; the processor has the features.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn pack_step<const RIGHT: bool>(
+    source: &Matrix<bf16>,
+    lanes: &Range<usize>,
+    terms: Range<usize>,
+    to: &mut [u32],
+    least: &mut Least,
+) {
+    // In a register, where the array that it comes from is not.
+    let mut seen = *least;
+    // SAFETY: the caller's promise.
+    let are_columns_lanes = unsafe {
+        if source.row_stride == 1 {
+            interleave(source, lanes, terms, to, &mut seen);
+            true
+        } else if source.column_stride == 1 {
+            copy(source, lanes, terms, to, &mut seen);
+            false
+        } else {
+            gather(source, lanes, terms, to, &mut seen);
+            false
+        }
+    };
+    *least = seen;
+    if are_columns_lanes != RIGHT {
+        for tile in to.chunks_exact_mut(LANES * LANES) {
+            // SAFETY: a tile has sixteen rows of sixteen numbers.
+            unsafe {
+                let mut rows = [_mm512_setzero_si512(); LANES];
+                for (row, from) in rows.iter_mut().zip(tile.chunks_exact(LANES)) {
+                    *row = _mm512_loadu_si512(from.as_ptr().cast());
                 }
-            };
-            if are_columns_lanes != RIGHT {
-                for tile in to.chunks_exact_mut(LANES * LANES) {
-                    // SAFETY: a tile has sixteen rows of sixteen numbers.
-                    unsafe {
-                        let mut rows = [_mm512_setzero_si512(); LANES];
-                        for (row, from) in rows.iter_mut().zip(tile.chunks_exact(LANES)) {
-                            *row = _mm512_loadu_si512(from.as_ptr().cast());
-                        }
-                        for (row, to) in transpose(rows).into_iter().zip(tile.chunks_exact_mut(LANES)) {
-                            _mm512_storeu_si512(to.as_mut_ptr().cast(), row);
-                        }
-                    }
+                for (row, to) in transpose(rows).into_iter().zip(tile.chunks_exact_mut(LANES)) {
+                    _mm512_storeu_si512(to.as_mut_ptr().cast(), row);
                 }
             }
         }
-        *smallest = least.get();
     }
 }
 
@@ -141,6 +168,20 @@ impl Least {
     }
 }
 
+/// How 32 lanes of a term, and of the next one, become two times 16 pairs.
+const ORDERS: [[u16; STEP]; 2] = [order(0), order(LANES as u16)];
+
+/// Lanes from `first` on of one term, each before the same of the other one.
+const fn order(first: u16) -> [u16; STEP] {
+    let mut order = [0; STEP];
+    let mut at = 0;
+    while at < STEP {
+        order[at] = first + at as u16 / 2 + if at % 2 == 0 { 0 } else { TILE as u16 };
+        at += 1;
+    }
+    order
+}
+
 /// Both tiles of a step, row = pair: its lanes are neighbours in memory, for each of both terms.
 ///
 /// # Safety
@@ -154,17 +195,6 @@ unsafe fn interleave(
     to: &mut [u32],
     least: &mut Least,
 ) {
-    /// Lanes from `first` on of one term, each before the same of the other one.
-    const fn order(first: u16) -> [u16; STEP] {
-        let mut order = [0; STEP];
-        let mut at = 0;
-        while at < STEP {
-            order[at] = first + at as u16 / 2 + if at % 2 == 0 { 0 } else { TILE as u16 };
-            at += 1;
-        }
-        order
-    }
-    const ORDERS: [[u16; STEP]; 2] = [order(0), order(LANES as u16)];
     // SAFETY: each holds 64 bytes.
     let orders = ORDERS.map(|order| unsafe { _mm512_loadu_si512(order.as_ptr().cast()) });
     let mask = u32::MAX >> (TILE - lanes.len());
@@ -202,13 +232,9 @@ unsafe fn copy(
     least: &mut Least,
 ) {
     let mask = u32::MAX >> (STEP - terms.len());
-    for (lane, to) in to.chunks_exact_mut(LANES).enumerate() {
-        let row = if lane < lanes.len() {
-            // SAFETY: the mask keeps the load within the terms.
-            unsafe { _mm512_maskz_loadu_epi16(mask, source.at(lanes.start + lane, terms.start).cast()) }
-        } else {
-            _mm512_setzero_si512()
-        };
+    for (lane, to) in lanes.clone().zip(to.chunks_exact_mut(LANES)) {
+        // SAFETY: the mask keeps the load within the terms.
+        let row = unsafe { _mm512_maskz_loadu_epi16(mask, source.at(lane, terms.start).cast()) };
         least.store(row, to);
     }
 }
@@ -226,13 +252,11 @@ unsafe fn gather(
     to: &mut [u32],
     least: &mut Least,
 ) {
-    for (lane, to) in to.chunks_exact_mut(LANES).enumerate() {
+    for (lane, to) in lanes.clone().zip(to.chunks_exact_mut(LANES)) {
         let mut values = [0u16; STEP];
-        if lane < lanes.len() {
-            for (value, term) in values.iter_mut().zip(terms.clone()) {
-                // SAFETY: the caller's promise.
-                *value = unsafe { source.at(lanes.start + lane, term).read() }.to_bits();
-            }
+        for (value, term) in values.iter_mut().zip(terms.clone()) {
+            // SAFETY: the caller's promise.
+            *value = unsafe { source.at(lane, term).read() }.to_bits();
         }
         // SAFETY: `values` holds 64 bytes.
         least.store(unsafe { _mm512_loadu_si512(values.as_ptr().cast()) }, to);
