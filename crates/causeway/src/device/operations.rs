@@ -156,26 +156,29 @@ operation!(
 operation!(
     gemm::Forward<'_>, "A": a,
     cpu: |cpu, call, _| cpu::gemm::forward(cpu, call),
-    threads: |call| cpu::gemm::is_worth_threads(call.algorithm, &call.a, call.c.shape()),
+    threads: |call| cpu::gemm::is_worth_threads(call.algorithm, call.a.dtype(), call.c.shape(), call.b.shape().first()),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::forward(call, sizes), facts)
 );
 operation!(
     gemm::GradA<'_>, "grad_C": grad_c,
     cpu: |cpu, call, _| cpu::gemm::grad_a(cpu, call),
-    threads: |call| cpu::gemm::is_worth_threads(call.algorithm, &call.grad_c, call.grad_a.shape()),
+    threads: |call| cpu::gemm::is_worth_threads(call.algorithm, call.b.dtype(), call.grad_a.shape(), call.b.shape().get(1)),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::grad_a(call, sizes), facts)
 );
 operation!(
     gemm::GradB<'_>, "grad_C": grad_c,
     cpu: |cpu, call, _| cpu::gemm::grad_b(cpu, call),
-    threads: |call| cpu::gemm::is_worth_threads(call.algorithm, &call.a, call.grad_b.shape()),
+    threads: |call| cpu::gemm::is_worth_threads(call.algorithm, call.a.dtype(), call.grad_b.shape(), call.a.shape().first()),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::grad_b(call, sizes), facts)
 );
 
 impl gemm::GradAB<'_> {
-    /// As that of [`GradA`](gemm::GradA).
+    /// As those of [`GradA`](gemm::GradA) and [`GradB`](gemm::GradB).
     pub fn uses_threads(&self) -> bool {
-        cpu::gemm::is_worth_threads(self.algorithm, &self.grad_c, self.grad_a.shape())
+        let is_worth_threads =
+            |output, terms| cpu::gemm::is_worth_threads(self.algorithm, self.grad_c.dtype(), output, terms);
+        is_worth_threads(self.grad_a.shape(), self.b.shape().get(1))
+            || is_worth_threads(self.grad_b.shape(), self.a.shape().first())
     }
 
     /// Validates, then computes grad_A and grad_B on `device`, which has to be where the tensors are.

@@ -15,8 +15,8 @@ use crate::backend::cpu::{Cpu, Level};
 /// Largest tile, so that its sums and both packed blocks stay in a second-level cache of 2 MiB.
 const LARGEST_TILE: (usize, usize) = (256, 576);
 
-/// Multiply-adds below which another thread costs more than it gives.
-pub const WORTH_A_THREAD: usize = 1 << 19;
+/// The [`work`](super::tiles::work) below which another thread costs more than it gives.
+pub const WORTH_A_THREAD: usize = 1 << 20;
 
 /// `output = left · right`, by chains. `right` is transposed: its rows are the output's columns.
 pub fn multiply<T: Half>(cpu: Cpu, left: &Matrix<T>, right: &Matrix<T>, output: &MatrixMut<T>) {

@@ -20,15 +20,21 @@ use crate::tensor::{DType, TensorMut, TensorRef};
 use fast::Fast;
 use matrix::{Matrix, MatrixMut};
 
-/// Whether a product is worth more than the calling thread: one with a multiplication for each element of `matrix` and column of `other`.
-pub(crate) fn is_worth_threads(algorithm: Algorithm, matrix: &TensorRef<'_>, other: &[i64]) -> bool {
-    let sizes = matrix.shape().iter().chain(other.last());
-    let for_a_thread = match matrix.dtype() {
+/// Whether a product is worth more than the calling thread: one of these sizes and this many terms.
+pub(crate) fn is_worth_threads(
+    algorithm: Algorithm,
+    dtype: DType,
+    output: &[i64],
+    terms: Option<&i64>,
+) -> bool {
+    let for_a_thread = match dtype {
         #[cfg(target_arch = "x86_64")]
         DType::BF16 if algorithm == Algorithm::Fast => pairs::worth_a_thread(),
         _ => exact::WORTH_A_THREAD,
     };
-    sizes.copied().fold(1, i64::saturating_mul) >= 2 * for_a_thread as i64
+    // Shapes have not been checked yet.
+    let size = |size: Option<&i64>| size.map_or(0, |&size| usize::try_from(size).unwrap_or(0));
+    tiles::work(size(output.first()), size(output.get(1)), size(terms)) >= 2 * for_a_thread
 }
 
 /// `C = A · B`.

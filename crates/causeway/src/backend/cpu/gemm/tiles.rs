@@ -24,13 +24,22 @@ pub struct Tile {
     pub columns: Range<usize>,
 }
 
+/// What a product costs, in multiply-adds: its own, and those that an output and an operand's element take the time of. A product of few terms
+/// is bound by its output, one of few rows by its operand.
+pub fn work(rows: usize, columns: usize, reduction: usize) -> usize {
+    const OUTPUT: usize = 16;
+    const ELEMENT: usize = 4;
+    let elements = rows.saturating_add(columns).saturating_mul(reduction).saturating_mul(ELEMENT);
+    rows.saturating_mul(columns).saturating_mul(reduction.saturating_add(OUTPUT)).saturating_add(elements)
+}
+
 /// How an algorithm likes its tiles.
 pub struct Cut {
     /// Rows and columns that the registers hold: tiles are multiples of this.
     pub register: (usize, usize),
     /// What the caches hold, in rows and columns.
     pub largest: (usize, usize),
-    /// Multiply-adds below which another thread costs more than it gives.
+    /// The [`work`] below which another thread costs more than it gives.
     pub worth_a_thread: usize,
 }
 
@@ -40,8 +49,8 @@ impl Cut {
         if rows == 0 || columns == 0 {
             return;
         }
-        let work = rows.saturating_mul(columns).saturating_mul(reduction);
-        let threads = rayon::current_num_threads().min(work / self.worth_a_thread).max(1);
+        let threads = work(rows, columns, reduction) / self.worth_a_thread;
+        let threads = if threads > 1 { threads.min(rayon::current_num_threads()) } else { 1 };
         let (tile_rows, tile_columns) = self.tile(rows, columns, threads);
         let across = columns.div_ceil(tile_columns);
         let task = |index: usize| {
@@ -60,25 +69,34 @@ impl Cut {
         }
     }
 
-    /// Tiles as large as the caches take, but enough of them to keep the threads busy.
+    /// Rows and columns of a tile: as large as the caches take, but so that every thread has two, and threads as much as one another.
     fn tile(&self, rows: usize, columns: usize, threads: usize) -> (usize, usize) {
+        /// What packing a row or a column of a tile costs, in outputs of it.
+        const PACKING: usize = 16;
         // Equal shares, so that the last tile is not a sliver.
-        let share = |size: usize, parts: usize, step: usize| size.div_ceil(parts).next_multiple_of(step);
-        let (mut down, mut across) = (rows.div_ceil(self.largest.0), columns.div_ceil(self.largest.1));
-        loop {
-            let tall = share(rows, down, self.register.0);
-            let wide = share(columns, across, self.register.1);
-            // Two tasks per thread level out the difference between fast and slow ones.
-            if threads == 1 || rows.div_ceil(tall) * columns.div_ceil(wide) >= 2 * threads {
-                return (tall, wide);
-            }
-            let (splits_down, splits_across) = (tall > self.register.0, wide > self.register.1);
-            match (splits_down, splits_across) {
-                (false, false) => return (tall, wide),
-                (true, _) if tall >= wide || !splits_across => down *= 2,
-                _ => across *= 2,
+        let share = |size: usize, most: usize, step: usize| {
+            size.div_ceil(size.div_ceil(most)).next_multiple_of(step).min(most)
+        };
+        let tallest = share(rows, self.largest.0, self.register.0);
+        let widest = share(columns, self.largest.1, self.register.1);
+        if threads == 1 {
+            return (tallest, widest);
+        }
+        let (mut best, mut least) = (self.register, usize::MAX);
+        for tall in (self.register.0..=tallest).rev().step_by(self.register.0) {
+            let down = rows.div_ceil(tall);
+            for wide in (self.register.1..=widest).rev().step_by(self.register.1) {
+                let tiles = down * columns.div_ceil(wide);
+                // Two tasks per thread level out the difference between fast and slow ones.
+                if tiles >= 2 * threads {
+                    let longest = tiles.div_ceil(threads) * (tall * wide + PACKING * (tall + wide));
+                    if longest < least {
+                        (best, least) = ((tall, wide), longest);
+                    }
+                }
             }
         }
+        best
     }
 }
 
@@ -114,5 +132,14 @@ mod tests {
         assert!(256usize.div_ceil(rows) * 576usize.div_ceil(columns) >= 16, "{rows} × {columns}");
         // There is nothing smaller than a register tile.
         assert_eq!(CUT.tile(8, 40, 64), (8, 48));
+    }
+
+    #[test]
+    fn threads_get_as_much_as_one_another() {
+        for (rows, columns, threads) in [(36, 2480, 2), (1000, 700, 4), (8, 5000, 2)] {
+            let (tall, wide) = CUT.tile(rows, columns, threads);
+            let tiles = rows.div_ceil(tall) * columns.div_ceil(wide);
+            assert!(tiles.is_multiple_of(threads), "{rows} × {columns} is {tiles} tiles of {tall} × {wide}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use super::{Adder, Block, PANEL_STEP, Sums, TILE};
+use super::{Adder, Block, PANEL_STEP, Sums, TILE, WORTH_A_THREAD};
 use crate::backend::cpu::gemm::tiles::Cut;
 
 /// Whether the processor has the unit for bf16, and the operating system lets this process use it.
@@ -81,7 +81,7 @@ impl Adder for Amx {
     const DEPTH: usize = 512;
 
     /// Sums and both packed blocks share a second-level cache of 2 MiB.
-    const CUT: Cut = Cut { register: (TILE, TILE), largest: (512, 384), worth_a_thread: 1 << 21 };
+    const CUT: Cut = Cut { register: (TILE, TILE), largest: (512, 384), worth_a_thread: WORTH_A_THREAD };
 
     unsafe fn new() -> Self {
         // SAFETY: the operand is a valid configuration, and nothing else on this thread uses the registers before they are

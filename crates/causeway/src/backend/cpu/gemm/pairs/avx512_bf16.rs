@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Adder, Block, STEP, Sums, TILE};
+use super::{Adder, Block, STEP, Sums, TILE, WORTH_A_THREAD};
 use crate::backend::cpu::gemm::tiles::Cut;
 
 /// Lanes of a vector of sums.
@@ -23,7 +23,7 @@ impl Adder for Avx512Bf16 {
 
     /// Wide tiles: each packs its operands anew. Sums and packed blocks are a little more than a second-level cache of 1 MiB has room
     /// for, which costs less than packing more often.
-    const CUT: Cut = Cut { register: (TILE, TILE), largest: (256, 512), worth_a_thread: 1 << 20 };
+    const CUT: Cut = Cut { register: (TILE, TILE), largest: (256, 512), worth_a_thread: WORTH_A_THREAD };
 
     unsafe fn new() -> Self {
         Avx512Bf16(())

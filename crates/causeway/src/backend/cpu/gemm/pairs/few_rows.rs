@@ -14,7 +14,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::pack::{Least, Smallest};
-use super::{STEP, avx512_bf16};
+use super::{STEP, WORTH_A_THREAD, avx512_bf16};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::gemm::exact;
 use crate::backend::cpu::gemm::matrix::{Matrix, MatrixMut};
@@ -31,7 +31,7 @@ const COLUMNS: usize = 256;
 /// Terms of a block: eight rows of them stay in a second-level cache.
 const DEPTH: usize = 4096;
 
-const CUT: Cut = Cut { register: (ROWS, 4), largest: (ROWS, COLUMNS), worth_a_thread: 1 << 20 };
+const CUT: Cut = Cut { register: (ROWS, 4), largest: (ROWS, COLUMNS), worth_a_thread: WORTH_A_THREAD };
 
 /// Whether a product is to be computed here, by a processor with AVX-512 BF16.
 pub fn suits(right: &Matrix<bf16>, output: &MatrixMut<bf16>) -> bool {

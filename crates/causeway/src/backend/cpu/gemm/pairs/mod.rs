@@ -79,15 +79,12 @@ trait Adder: Sized {
     unsafe fn add(&self, block: &Block<'_>, sums: &mut Sums);
 }
 
-/// Multiply-adds below which another thread costs more than it gives, on this processor.
+/// The [`work`](super::tiles::work) below which another thread costs more than it gives: it takes 10 to 20 µs to have it begin and end.
+const WORTH_A_THREAD: usize = 1 << 21;
+
+/// The work below which another thread costs more than it gives, on this processor.
 pub fn worth_a_thread() -> usize {
-    if !avx512_bf16::is_available() {
-        exact::WORTH_A_THREAD
-    } else if amx::is_available() {
-        Amx::CUT.worth_a_thread
-    } else {
-        Avx512Bf16::CUT.worth_a_thread
-    }
+    if avx512_bf16::is_available() { WORTH_A_THREAD } else { exact::WORTH_A_THREAD }
 }
 
 /// What multiplies two matrices.
