@@ -1,4 +1,5 @@
-//! Matrix products by instructions that take bf16 in pairs: [`amx`], [`avx512_bf16`] where there is no AMX, and [`few_rows`].
+//! Matrix products by instructions that take bf16 in pairs: [`amx`], or [`avx512_bf16`] where there is no AMX, of packed operands; and
+//! [`in_place`] and [`few_rows`], which do not pack the right one.
 //!
 //! In which order a sum takes its terms is fixed by the sizes and strides of a product, whatever the tiling and the number of threads.
 //!
@@ -13,6 +14,7 @@
 mod amx;
 mod avx512_bf16;
 mod few_rows;
+mod in_place;
 mod pack;
 mod transpose;
 
@@ -105,11 +107,10 @@ pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &Ma
         }
         multiply_with::<Amx>
     } else {
-        // The chain multiplies a few rows without packing, if columns are neighbours.
-        if output.columns < FEWEST || output.rows <= FEWEST && right.row_stride == 1 {
+        if output.columns < FEWEST {
             return false;
         }
-        multiply_with::<Avx512Bf16>
+        if in_place::suits(right, output) { in_place::multiply } else { multiply_with::<Avx512Bf16> }
     };
     // SAFETY: as just asked.
     unsafe { multiply(cpu, left, right, output) };
