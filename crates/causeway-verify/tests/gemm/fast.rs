@@ -1,6 +1,6 @@
 //! The fast algorithm against the oracle's bounds.
 
-use crate::support::{DTYPES, Numbers, Operands, bits, devices, of_bits};
+use crate::support::{DTYPES, Numbers, Operands, bits, devices, of_bits, tensor};
 use causeway::gemm::Algorithm;
 use causeway::{DType, Device, HostTensor};
 
@@ -25,6 +25,22 @@ fn sizes_beyond_one_tile_and_one_block() {
     for dtype in DTYPES {
         for size in [(1000, 999, 1001), (17, 2000, 600), (2000, 17, 600), (64, 64, 5000)] {
             Operands::new(dtype, size, 7).check(&device, Algorithm::Fast);
+        }
+    }
+}
+
+#[test]
+fn few_rows_of_either_layout() {
+    // Around every number of rows whose sums fit into registers; columns and terms beyond blocks, and ragged.
+    let sizes = [(33, 1100), (300, 65), (530, 31), (17, 2100), (8, 1025)];
+    for m in 1..=26 {
+        let (n, k) = sizes[m as usize % sizes.len()];
+        for is_transposed in [false, true] {
+            let mut operands = Operands::new(DType::BF16, (m, n, k), 11 + m as u64);
+            if is_transposed {
+                operands.b = tensor(DType::BF16, &[n, k], 12).permuted(&[1, 0]);
+            }
+            operands.check(&Device::cpu(), Algorithm::Fast);
         }
     }
 }
@@ -56,6 +72,18 @@ fn small_and_subnormal_numbers_are_kept() {
         };
         for device in devices() {
             operands.check(&device, Algorithm::Fast);
+        }
+        // Few rows, of large numbers, in the middle, and of small ones, by columns of all magnitudes in either layout.
+        for (first, rows) in [(0, 5), (90, 12), (120, 16), (150, 24), (200, 8), (250, 1)] {
+            for b in [operands.b.clone(), operands.b.to_contiguous()] {
+                let few = |all: &HostTensor| {
+                    let columns = all.shape()[1];
+                    all.clone().restrided(first * columns, &[rows, columns], &[columns, 1]).unwrap()
+                };
+                let (a, grad_c) = (few(&operands.a), few(&operands.grad_c));
+                let operands = Operands { a, b, grad_c, column_major: false };
+                operands.check(&Device::cpu(), Algorithm::Fast);
+            }
         }
     }
 }

@@ -1,12 +1,12 @@
-//! A few rows, and a right operand whose terms are neighbours in memory, as the weight of a linear layer has them: vectors run along the
-//! terms, and the right operand is read where it is, once.
+//! Not many rows, and a right operand whose terms are neighbours in memory, as the weight of a linear layer has them: vectors run along
+//! the terms, and the right operand is read where it is.
 //!
 //! ```text
 //! right, a row for each column of the output    [ 32 terms ]   of some columns
 //! left, packed                                  [ 32 terms ]   of each row      → 16 sums for each row and column
 //! ```
 //!
-//! The sixteen sums of an output are added at the end of a block of terms, pairwise; blocks are added in their order.
+//! Each of the sixteen sums of an output takes its pairs in increasing order; at the end they are added pairwise.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -14,6 +14,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::pack::{Least, Smallest};
+use super::transpose::transpose;
 use super::{STEP, WORTH_A_THREAD, avx512_bf16};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::gemm::exact;
@@ -22,20 +23,27 @@ use crate::backend::cpu::gemm::scratch::Scratch;
 use crate::backend::cpu::gemm::tiles::{Cut, Tile};
 use crate::backend::cpu::gemm::vector::Avx512;
 
-/// Most rows of the output.
-const ROWS: usize = 8;
+/// Most rows whose sums the registers hold.
+const ROWS_TOGETHER: usize = 8;
+
+/// Most rows of the output. With more, packing takes no longer than reading once more for each eight.
+const ROWS: usize = 2 * ROWS_TOGETHER;
 
 /// Most columns of a tile.
 const COLUMNS: usize = 256;
 
-/// Terms of a block: eight rows of them stay in a second-level cache.
-const DEPTH: usize = 4096;
+/// Lanes of a vector of sums.
+const LANES: usize = 16;
 
-const CUT: Cut = Cut { register: (ROWS, 4), largest: (ROWS, COLUMNS), worth_a_thread: WORTH_A_THREAD };
+/// Terms of a block, of all rows of a group together: half of a first-level cache.
+const DEPTH: usize = 1 << 13;
 
-/// Whether a product is to be computed here, by a processor with AVX-512 BF16.
-pub fn suits(right: &Matrix<bf16>, output: &MatrixMut<bf16>) -> bool {
-    output.rows <= ROWS && right.column_stride == 1
+const CUT: Cut = Cut { register: (ROWS, 16), largest: (ROWS, COLUMNS), worth_a_thread: WORTH_A_THREAD };
+
+/// Whether a product is to be computed here, by a processor with AVX-512 BF16. Where there is AMX, no more than a few rows are.
+pub fn suits(right: &Matrix<bf16>, output: &MatrixMut<bf16>, has_amx: bool) -> bool {
+    let most = if has_amx { ROWS_TOGETHER } else { ROWS };
+    output.rows <= most && right.column_stride == 1
 }
 
 /// `output = left · right`. `right` is transposed: its rows are the output's columns.
@@ -62,56 +70,55 @@ unsafe fn compute(
     chain: exact::Kernel<bf16>,
 ) {
     let (rows, columns, reduction) = (tile.rows.len(), tile.columns.len(), left.columns);
-    let pitch = DEPTH.min(reduction.next_multiple_of(STEP));
+    let group = rows.div_ceil(rows.div_ceil(ROWS_TOGETHER));
+    let depth = DEPTH / group.next_power_of_two();
+    let pitch = depth.min(reduction.next_multiple_of(STEP));
+    let stride = columns.next_multiple_of(LANES);
     let mut scratch = Scratch::take();
-    let [packed] = scratch.split::<u16, 1>([rows * pitch]);
-    let mut sums = [[0.0f32; COLUMNS]; ROWS];
-    let mut left_smallest = Smallest::NONE;
-    let mut right_smallest = [Smallest::NONE; COLUMNS];
-    for start in (0..reduction).step_by(DEPTH) {
-        let block = start..reduction.min(start + DEPTH);
-        for (row, packed) in tile.rows.clone().zip(packed.chunks_exact_mut(pitch)) {
-            for (term, value) in block.clone().zip(packed.iter_mut()) {
-                // SAFETY: row and term lie in the operand.
-                *value = unsafe { left.at(row, term).read() }.to_bits();
+    let [packed, lanes] = scratch.split::<u32, 2>([rows * pitch / 2, rows * stride * LANES]);
+    let lanes: &mut [f32] = bytemuck::cast_slice_mut(lanes);
+    let mut left_least = Least::new(Smallest::NONE);
+    let mut right_least = [left_least; COLUMNS];
+    for start in (0..reduction).step_by(depth) {
+        let block = start..reduction.min(start + depth);
+        for (row, packed) in tile.rows.clone().zip(packed.chunks_exact_mut(pitch / 2)) {
+            // SAFETY: row and terms lie in the operand.
+            unsafe { pack(left, row, block.clone(), packed, &mut left_least) };
+        }
+        let of_block = OfBlock { packed, pitch, right, block, is_first: start == 0, stride };
+        // What rows of the right operand the first group has read, the next ones find in a cache.
+        let mut at = 0;
+        while at < columns {
+            let column = tile.columns.start + at;
+            // As many columns as there are registers for, the same for each group.
+            let most = if group <= 4 { 4 } else { 2 };
+            let together = if columns - at >= most { most } else { 1 };
+            for first in (0..rows).step_by(group) {
+                let lanes = lanes[(first * stride + at) * LANES..].as_mut_ptr();
+                let least = &mut right_least[at..at + together];
+                // SAFETY: the caller's promise; columns from `at` on lie in the tile.
+                unsafe { of_block.add(first..rows.min(first + group), column, lanes, least) };
             }
-            packed[block.len()..].fill(0);
-            packed.iter().for_each(|&bits| left_smallest.include(bits));
+            at += together;
         }
-        let of_block = OfBlock { packed, pitch, right, block };
-        macro_rules! walk {
-            ($($rows:literal: $together:literal),*) => {
-                match rows {
-                    $($rows => {
-                        let mut at = 0;
-                        while at < columns {
-                            let column = tile.columns.start + at;
-                            let (sums, smallest) = (&mut sums, &mut right_smallest[at..]);
-                            // SAFETY: the caller's promise; columns from `at` on lie in the tile.
-                            unsafe {
-                                if at + $together <= columns {
-                                    of_block.add::<$rows, $together>(column, at, sums, smallest);
-                                    at += $together;
-                                } else {
-                                    of_block.add::<$rows, 1>(column, at, sums, smallest);
-                                    at += 1;
-                                }
-                            }
-                        }
-                    })*
-                    _ => unreachable!("no tile has {rows} rows"),
-                }
-            };
-        }
-        walk!(1: 4, 2: 4, 3: 4, 4: 4, 5: 2, 6: 2, 7: 2, 8: 2);
     }
-    for (row, sums) in tile.rows.clone().zip(&sums) {
+    let mut sums = [0.0f32; COLUMNS];
+    for (row, lanes) in tile.rows.clone().zip(lanes.chunks_exact(stride * LANES)) {
+        for (sums, lanes) in sums.chunks_exact_mut(LANES).zip(lanes.chunks_exact(LANES * LANES)) {
+            // SAFETY: these are sixteen sums, and sixteen lanes of each.
+            unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), add_lanes(lanes)) };
+        }
         // SAFETY: the row's columns lie inside the output and belong to this call.
-        unsafe { output.store_row::<Avx512>(row, tile.columns.clone(), sums) };
+        unsafe { output.store_row::<Avx512>(row, tile.columns.clone(), &sums) };
     }
     drop(scratch);
-    for (column, smallest) in tile.columns.clone().zip(right_smallest) {
-        if left_smallest.may_underflow(smallest) {
+    let (left_smallest, right_least) = (left_least.get(), &right_least[..columns]);
+    // One look for all columns: there is seldom a reason for another.
+    if !left_smallest.may_underflow(Least::of_all(right_least).get()) {
+        return;
+    }
+    for (column, least) in tile.columns.clone().zip(right_least) {
+        if left_smallest.may_underflow(least.get()) {
             // SAFETY: as this function's, for a part of its tile.
             unsafe {
                 chain(left, right, output, &Tile { rows: tile.rows.clone(), columns: column..column + 1 })
@@ -120,59 +127,146 @@ unsafe fn compute(
     }
 }
 
+/// Terms of a row, and zeros up to a whole step.
+///
+/// # Safety
+/// They lie in the operand, and `to` has room for whole steps; the processor has the features.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn pack(left: &Matrix<bf16>, row: usize, terms: Range<usize>, to: &mut [u32], least: &mut Least) {
+    for (start, to) in terms.clone().step_by(STEP).zip(to.chunks_exact_mut(STEP / 2)) {
+        let count = STEP.min(terms.end - start);
+        // SAFETY: the mask keeps the load within the terms; `values` holds 64 bytes.
+        let values = unsafe {
+            if left.column_stride == 1 {
+                _mm512_maskz_loadu_epi16(u32::MAX >> (STEP - count), left.at(row, start).cast())
+            } else {
+                let mut values = [bf16::ZERO; STEP];
+                for (term, value) in (start..start + count).zip(&mut values) {
+                    *value = left.at(row, term).read();
+                }
+                _mm512_loadu_si512(values.as_ptr().cast())
+            }
+        };
+        least.store(values, to);
+    }
+}
+
+/// The sums of the lanes of sixteen vectors: of each, those that are eight apart, then four, two and one.
+///
+/// # Safety
+/// There are sixteen vectors; the processor has the feature.
+#[target_feature(enable = "avx512f")]
+unsafe fn add_lanes(vectors: &[f32]) -> __m512 {
+    let mut rows = [_mm512_setzero_si512(); LANES];
+    for (row, vector) in rows.iter_mut().zip(vectors.chunks_exact(LANES)) {
+        // SAFETY: sixteen numbers.
+        *row = unsafe { _mm512_loadu_si512(vector.as_ptr().cast()) };
+    }
+    let mut lanes = [_mm512_setzero_ps(); LANES];
+    for (lane, row) in lanes.iter_mut().zip(transpose(rows)) {
+        *lane = _mm512_castsi512_ps(row);
+    }
+    for apart in [8, 4, 2, 1] {
+        for lane in 0..apart {
+            lanes[lane] = _mm512_add_ps(lanes[lane], lanes[lane + apart]);
+        }
+    }
+    lanes[0]
+}
+
 /// The operands, as far as a block of terms goes.
 struct OfBlock<'a> {
-    /// Of the left one, rows that are `pitch` apart and end in zeros.
-    packed: &'a [u16],
+    /// Of the left one, rows that are `pitch` terms apart and end in zeros.
+    packed: &'a [u32],
     pitch: usize,
     right: &'a Matrix<'a, bf16>,
     block: Range<usize>,
+    /// Whether there are no sums yet.
+    is_first: bool,
+    /// Columns from a row of sums to the next one.
+    stride: usize,
 }
 
 impl OfBlock<'_> {
-    /// Adds the products of all rows with `C` columns to the sums from `at` on, and notes the smallest magnitudes of these columns.
+    /// Adds the products of some rows with one column, two or four, as many as `least` has, and notes the smallest magnitudes of these
+    /// columns.
     ///
     /// # Safety
-    /// The columns and the block lie in the operand, whose terms are contiguous; `packed` has `R` rows, and `pitch` is no less than the
-    /// block in whole steps; the processor has the features.
+    /// The columns and the block lie in the operand, whose terms are contiguous; `packed` has the rows, and `pitch` is no less than the block
+    /// in whole steps; `lanes` has a vector for each column, and for each row; the processor has the features.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn add<const R: usize, const C: usize>(
+    unsafe fn add(&self, rows: Range<usize>, column: usize, lanes: *mut f32, least: &mut [Least]) {
+        macro_rules! sizes {
+            ($($rows:literal by $($columns:literal)*;)*) => {
+                match (rows.len(), least.len()) {
+                    $($(
+                        // SAFETY: the caller's promise.
+                        ($rows, $columns) => unsafe {
+                            self.add_columns::<$rows, $columns>(rows.start, column, lanes, least)
+                        },
+                    )*)*
+                    (rows, columns) => unreachable!("no group has {rows} rows and {columns} columns"),
+                }
+            };
+        }
+        sizes!(1 by 4 1; 2 by 4 1; 3 by 4 1; 4 by 4 2 1; 5 by 2 1; 6 by 2 1; 7 by 2 1; 8 by 2 1;)
+    }
+
+    /// As [`OfBlock::add`], for `R` rows and `C` columns.
+    ///
+    /// # Safety
+    /// As [`OfBlock::add`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn add_columns<const R: usize, const C: usize>(
         &self,
+        first: usize,
         column: usize,
-        at: usize,
-        sums: &mut [[f32; COLUMNS]; ROWS],
-        smallest: &mut [Smallest],
+        lanes: *mut f32,
+        least: &mut [Least],
     ) {
         let mut tile = [[_mm512_setzero_ps(); C]; R];
-        let mut least = [Least::new(Smallest::NONE); C];
-        for (least, &smallest) in least.iter_mut().zip(smallest.iter()) {
-            *least = Least::new(smallest);
+        let lanes_of = |r: usize, c: usize| lanes.wrapping_add((r * self.stride + c) * LANES);
+        if !self.is_first {
+            for (r, tile) in tile.iter_mut().enumerate() {
+                for (c, sum) in tile.iter_mut().enumerate() {
+                    // SAFETY: the caller's promise.
+                    *sum = unsafe { _mm512_loadu_ps(lanes_of(r, c)) };
+                }
+            }
         }
+        let mut seen = [Least::new(Smallest::NONE); C];
+        for (seen, &least) in seen.iter_mut().zip(least.iter()) {
+            *seen = least;
+        }
+        let packed = self.packed[first * self.pitch / 2..].as_ptr();
         for (step, term) in self.block.clone().step_by(STEP).enumerate() {
             let mask = u32::MAX >> (STEP - STEP.min(self.block.end - term));
             let mut columns = [_mm512_setzero_si512(); C];
             for (c, value) in columns.iter_mut().enumerate() {
+                let at = self.right.at(column + c, term);
+                // The columns that come next, which may be none.
+                _mm_prefetch::<_MM_HINT_T1>(at.wrapping_offset(C as isize * self.right.row_stride).cast());
                 // SAFETY: the mask keeps the load within the terms of a column.
-                *value = unsafe { _mm512_maskz_loadu_epi16(mask, self.right.at(column + c, term).cast()) };
-                least[c].include(*value);
+                *value = unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) };
+                seen[c].include(*value);
             }
             for (r, tile) in tile.iter_mut().enumerate() {
                 // SAFETY: rows are whole steps.
-                let row = unsafe {
-                    _mm512_loadu_si512(self.packed.as_ptr().add(r * self.pitch + step * STEP).cast())
-                };
+                let row =
+                    unsafe { _mm512_loadu_si512(packed.add((r * self.pitch + step * STEP) / 2).cast()) };
                 for (sum, &value) in tile.iter_mut().zip(&columns) {
                     *sum = _mm512_dpbf16_ps(*sum, avx512_bf16::pairs(row), avx512_bf16::pairs(value));
                 }
             }
         }
-        for (sums, tile) in sums.iter_mut().zip(&tile) {
-            for (sum, &lanes) in sums[at..].iter_mut().zip(tile) {
-                *sum += _mm512_reduce_add_ps(lanes);
-            }
+        for (least, &seen) in least.iter_mut().zip(&seen) {
+            *least = seen;
         }
-        for (smallest, &least) in smallest.iter_mut().zip(&least) {
-            *smallest = least.get();
+        for (r, tile) in tile.iter().enumerate() {
+            for (c, sum) in tile.iter().enumerate() {
+                // SAFETY: the caller's promise.
+                unsafe { _mm512_storeu_ps(lanes_of(r, c), *sum) };
+            }
         }
     }
 }

@@ -99,7 +99,7 @@ pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &Ma
     if cpu.level() != Level::Avx512 || !avx512_bf16::is_available() || left.columns == 0 {
         return false;
     }
-    let multiply: Multiply = if few_rows::suits(right, output) {
+    let multiply: Multiply = if few_rows::suits(right, output, amx::is_available()) {
         few_rows::multiply
     } else if amx::is_available() {
         if output.rows.min(output.columns) < FEWEST {

@@ -32,11 +32,6 @@ impl Smallest {
     /// Of a panel of zeros.
     pub const NONE: Smallest = Smallest(u16::MAX);
 
-    /// With a number, given by its bits.
-    pub fn include(&mut self, bits: u16) {
-        self.0 = self.0.min((bits & 0x7fff).wrapping_sub(1));
-    }
-
     /// Whether a product of two panels, or a sum of such products, can be subnormal in f32, or an operand is subnormal itself.
     pub fn may_underflow(self, other: Smallest) -> bool {
         if self == Self::NONE || other == Self::NONE {
@@ -148,10 +143,21 @@ impl Least {
         self.0 = _mm512_min_epu16(self.0, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
     }
 
+    /// The smallest of all, in each position.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub fn of_all(all: &[Least]) -> Self {
+        let mut smallest = Least::new(Smallest::NONE);
+        for least in all {
+            smallest.0 = _mm512_min_epu16(smallest.0, least.0);
+        }
+        smallest
+    }
+
     /// With sixteen pairs, which are written to `to`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    fn store(&mut self, pairs: __m512i, to: &mut [u32]) {
+    pub fn store(&mut self, pairs: __m512i, to: &mut [u32]) {
         self.include(pairs);
         let to: &mut [u32; LANES] = to.try_into().expect("sixteen pairs");
         // SAFETY: `to` holds 64 bytes.
