@@ -97,6 +97,55 @@ fn waves_of_64_threads_match_the_oracle() {
     check(64);
 }
 
+/// Long rows that begin and end inside packets. Waves walk them two tiles at a time where code takes no more registers than on sm_90,
+/// with an empty tile where a row has an odd number: so this is that architecture, with few multiprocessors.
+const RAGGED: &str = r#"
+name = "ragged"
+about = "Rows that begin and end inside packets"
+
+[[conv1d]]
+name = "odd"
+dtype = "bf16"
+shape = [2, 6, 12039]
+layout = "channel-first"
+width = 4
+activation = "silu"
+bias = true
+
+[[conv1d]]
+name = "even"
+dtype = "f16"
+shape = [5, 7, 4091]
+layout = "channel-first"
+width = 3
+activation = "silu"
+bias = true
+
+[[conv1d]]
+name = "f32"
+dtype = "f32"
+shape = [3, 9, 5123]
+layout = "channel-first"
+width = 2
+activation = "none"
+bias = false
+"#;
+
+#[test]
+fn ragged_rows_are_walked_two_tiles_at_a_time() {
+    let mut settings = Settings::parse("sim:sm_90a").unwrap().unwrap();
+    settings.facts.multiprocessors = 4;
+    let facts = settings.facts.clone();
+    let device = Device::Simulated(Arc::new(Simulator::new(settings).unwrap()));
+    for case in &Suite::parse("ragged", RAGGED).unwrap().cases {
+        let walks = |text: &str| text.contains("ragged = true") && text.contains("unroll = 2");
+        let walked = plans(case, &facts).unwrap().iter().any(|(_, plan)| walks(&plan.choice.source()));
+        assert!(walked, "{} is walked in another way", case.name);
+        let report = run_case(case, &device);
+        assert!(report.passed, "{}: {:?}\n{:#?}", case.name, report.error, report.worst_output());
+    }
+}
+
 #[test]
 fn names_of_devices_are_read() {
     let settings = |name: &str| Settings::parse(name).unwrap().unwrap();

@@ -79,6 +79,9 @@ impl Planner<'_> {
             masked,
             gated: self.is_gated(),
             ragged_states: ragged && has_states,
+            only_ragged: ragged
+                && !(has_states || self.has_boundaries())
+                && !takes_more_registers(self.facts),
             all_options,
             masks_spill: takes_more_registers(self.facts) && self.has_boundaries(),
             overfull: dim as u64
@@ -138,6 +141,8 @@ impl Planner<'_> {
 
     /// Shares rows out among lanes, waves and blocks.
     fn cut_first(&self, rows: &Rows) -> Cut {
+        /// Tiles of a piece of which one more that is empty costs less than two tiles per step save.
+        const PADDED: u64 = 12;
         let &Rows { bytes, ragged, masked, tile } = rows;
         let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
         let (element, wave) = (self.element(), self.facts.wave_size);
@@ -164,13 +169,14 @@ impl Planner<'_> {
         });
         let tiles::Shares { waves, threads, group_channels, channel_groups, parts, pieces } = shares;
         let steps = |unroll: u64| tiles.div_ceil(pieces).next_multiple_of(unroll);
-        // Two tiles per step, where a piece has an even number of them. Indices take registers and shared memory for that.
-        let few_options = !masked
-            || !(ragged || self.meets_states() || self.is_packed())
-                && width <= 4
-                && self.has_async_copy(bytes)
-                && !takes_more_registers(self.facts);
-        let unrolled = few_options && splittable && steps(2) == steps(1);
+        // Two tiles per step, where a piece has an even number of them. Indices take registers and shared memory for that. Ragged rows
+        // are bound by instructions, and gain more by it than a tile of masks costs.
+        let masks_fit = width <= 4 && self.has_async_copy(bytes) && !takes_more_registers(self.facts);
+        let others = self.op.seq_idx.is_some() || self.is_gated();
+        let few_options =
+            !masked || masks_fit && !(ragged && others || self.meets_states() || self.is_packed());
+        let padded = ragged && steps(1) >= PADDED;
+        let unrolled = few_options && splittable && (steps(2) == steps(1) || padded);
         let (unroll, stages) = if unrolled { (2, 4) } else { (1, tile.stages) };
         let piece = steps(unroll) * lanes * count;
         let pieces = positions.div_ceil(piece);

@@ -1,5 +1,6 @@
 //! Tile sizes of the backward kernels, measured on an H200 (docs/kernels/history/backward.md).
 
+use crate::backend::gpu::candidates::{self, Kept};
 use crate::backend::gpu::plan::DeviceFacts;
 
 /// Segments, or pieces of rows, are numbered in 31 bits with room for this many steps past the last.
@@ -35,7 +36,7 @@ impl LastTile {
 }
 
 /// What a block of the channel-first kernel does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct FirstTile {
     /// Bytes of a lane's positions.
     pub bytes: u32,
@@ -274,6 +275,8 @@ pub(super) struct FirstCall {
     pub gated: bool,
     /// Rows that begin or end inside a packet, and states: more registers where a packet has 8 positions.
     pub ragged_states: bool,
+    /// Masked by the ends of ragged rows alone, on a device whose code has registers for that.
+    pub only_ragged: bool,
     /// All options at once, which need even more.
     pub all_options: bool,
     /// Masks for boundaries, on a device whose code takes more registers.
@@ -284,8 +287,8 @@ pub(super) struct FirstCall {
 
 /// The tile for a call.
 pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
-    let &FirstCall { width, element, silu, masked, gated, ragged_states, all_options, masks_spill, overfull } =
-        call;
+    let &FirstCall { width, element, silu, masked, gated, ragged_states, only_ragged, .. } = call;
+    let &FirstCall { all_options, masks_spill, overfull, .. } = call;
     // A lane needs as many positions as a halo.
     let bytes = if i64::from(16 / element) < width - 1 { 32 } else { 16 };
     // Where waves run in several rounds, channels are cut finely, so that the last round is short. What a channel costs
@@ -300,7 +303,7 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
         (..=4, false, _) if gated => 384,
         _ if gated => 256,
         (..=4, false, _) if least_waves > 1 => 768,
-        (..=4, false, _) if element == 2 => 640,
+        (..=4, ..) if element == 2 && (!masked || only_ragged) => 640,
         (_, _, true) => 256,
         (..=4, ..) if masks_spill && ragged_states => 256,
         // 128 registers are some too few (docs/code-objects.md).
@@ -324,34 +327,35 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
 /// Threads of a multiprocessor that walk rows; more channels than such waves do not run at once.
 pub(super) const OVERFULL_THREADS: u32 = 640;
 
-/// A grid of equal blocks on a device: a model of what it takes. Its unit is a wave's step, the 1.5 KB of x, dy and dx that
-/// 32 lanes move by 16 bytes each, at the multiprocessor's share of the memory's bandwidth: 50 ns on an H200.
+/// A grid of blocks on a device: a model of what it takes. Its unit is a wave's step, the 1.5 KB of x, dy and dx that 32 lanes move
+/// by 16 bytes each, at the multiprocessor's share of the memory's bandwidth: 50 ns on an H200.
 struct Grid {
     multiprocessors: u64,
     /// Blocks of a multiprocessor.
     resident: u64,
-    /// Waves of a block.
-    waves: u64,
-    /// Waves of a multiprocessor that take as long for a step as one alone.
-    latency: u64,
 }
 
 impl Grid {
     /// From a block's start to its first step, and from its last step to its end.
-    const START: u64 = 40;
+    const START: u64 = 20;
+    /// Waves of a multiprocessor that take as long for a step as one alone.
+    const LATENCY: u64 = 14;
+
     /// To add the sums of `parts` blocks: the last one reads those of four at a time.
     fn split(parts: u64) -> u64 {
         if parts > 1 { 20 + 3 * parts } else { 0 }
     }
 
-    /// `parts` blocks for each of `groups` groups of channels. Each wave takes `steps`.
-    fn time(&self, groups: u64, parts: u64, steps: u64) -> u64 {
+    /// `parts` blocks for each of `groups` groups of channels. Waves take `all` steps together, and `steps` each at most: how evenly is
+    /// what a wave has, and how many steps are on their way is what memory has.
+    fn time(&self, groups: u64, parts: u64, all: u64, steps: u64) -> u64 {
         let blocks = groups * parts;
         let slots = self.multiprocessors * self.resident;
         let (full, rest) = (blocks / slots, blocks % slots);
         // No memory holds as many steps as would not fit.
         let round = |resident: u64| {
-            steps.saturating_mul((resident * self.waves).max(self.latency)).saturating_add(Self::START)
+            let moved = all.saturating_mul(resident) / blocks;
+            moved.max(steps.saturating_mul(Self::LATENCY)).saturating_add(Self::START)
         };
         let last = if rest > 0 { round(rest.div_ceil(self.multiprocessors)) } else { 0 };
         round(self.resident).saturating_mul(full).saturating_add(last).saturating_add(Self::split(parts))
@@ -359,6 +363,7 @@ impl Grid {
 }
 
 /// Rows that waves walk, to be shared out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Walk {
     pub tile: FirstTile,
     pub multiprocessors: u64,
@@ -375,7 +380,7 @@ pub(super) struct Walk {
 }
 
 /// Who walks them.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Shares {
     /// Waves of a channel in a block, a power of two.
     pub waves: u64,
@@ -392,49 +397,78 @@ pub(super) struct Shares {
 
 /// The shares that take least by the model of a grid.
 pub(super) fn shares(walk: &Walk) -> Shares {
-    /// Steps that a job costs beside its tiles where rows are cut: halos on both sides.
-    const HALOS: u64 = 1;
-    let &Walk { tile, multiprocessors, wave, dim, batch, rows_at_once, tiles, most_pieces } = walk;
-    let most_jobs = batch.div_ceil(rows_at_once) * most_pieces;
-    let most_waves = u64::from(tile.most_waves).min(most_jobs);
-    let mut best = None;
-    for waves in [1, 2, 4, 8].into_iter().filter(|&waves| waves <= most_waves) {
-        if waves < u64::from(tile.least_waves).min(1 << most_jobs.ilog2()) {
-            continue;
-        }
-        let threads = (waves * wave).max(u64::from(tile.threads));
-        let resident = (u64::from(tile.resident_threads) / threads).max(1);
-        let group_channels = threads / wave / waves;
-        let channel_groups = dim.div_ceil(group_channels);
-        let grid = Grid { multiprocessors, resident, waves: threads / wave, latency: 12 };
-        let mut tried = 0;
-        for rounds in 0..=2 {
-            let parts = (rounds * multiprocessors * resident / channel_groups).clamp(1, most_jobs / waves);
-            if parts == tried {
+    thread_local! {
+        static SHARES: Kept<Walk, Shares> = const { Kept::new() };
+    }
+    SHARES.with(|kept| {
+        kept.get(*walk, || candidates::least(walk.shares().into_iter()).expect("one wave is always tried"))
+    })
+}
+
+impl Walk {
+    /// Ways to share the rows out, and what each takes.
+    fn shares(&self) -> Vec<(u64, Shares)> {
+        /// Rounds of blocks that a device may have, beside one block for each group of channels.
+        const ROUNDS: [u64; 7] = [0, 1, 2, 3, 4, 6, 9];
+        let &Walk { tile, multiprocessors, wave, dim, batch, rows_at_once, most_pieces, .. } = self;
+        let most_jobs = batch.div_ceil(rows_at_once) * most_pieces;
+        let most_waves = u64::from(tile.most_waves).min(most_jobs);
+        let mut found = Vec::new();
+        for waves in [1, 2, 4, 8].into_iter().filter(|&waves| waves <= most_waves) {
+            if waves < u64::from(tile.least_waves).min(1 << most_jobs.ilog2()) {
                 continue;
             }
-            tried = parts;
-            let walkers = waves * parts * rows_at_once;
-            // Rows that are many are even as they are.
-            for jobs in 1..=if batch >= 4 * walkers { 1 } else { 4 } {
-                let pieces = (jobs * walkers / batch).clamp(1, most_pieces);
-                let halos = if pieces > 1 { HALOS } else { 0 };
-                let steps = (batch * pieces).div_ceil(walkers) * (tiles.div_ceil(pieces) + halos);
-                let time = grid.time(channel_groups, parts, steps);
-                if best.is_none_or(|(least, _)| time < least) {
-                    let threads = threads as u32;
-                    best = Some((
-                        time,
-                        Shares { waves, threads, group_channels, channel_groups, parts, pieces },
-                    ));
+            let threads = (waves * wave).max(u64::from(tile.threads));
+            let resident = (u64::from(tile.resident_threads) / threads).max(1);
+            let group_channels = threads / wave / waves;
+            let channel_groups = dim.div_ceil(group_channels);
+            let grid = Grid { multiprocessors, resident };
+            let mut tried = 0;
+            for rounds in ROUNDS {
+                let parts =
+                    (rounds * multiprocessors * resident / channel_groups).clamp(1, most_jobs / waves);
+                if parts == tried {
+                    continue;
                 }
-                if pieces == most_pieces {
-                    break;
+                tried = parts;
+                let walkers = waves * parts * rows_at_once;
+                // Rows that are many are even as they are.
+                for jobs in 1..=if batch >= 4 * walkers { 1 } else { 4 } {
+                    let pieces = (jobs * walkers / batch).clamp(1, most_pieces);
+                    let share = |parts| Shares {
+                        waves,
+                        threads: threads as u32,
+                        group_channels,
+                        channel_groups,
+                        parts,
+                        pieces,
+                    };
+                    let each = (batch * pieces).div_ceil(walkers);
+                    // As many blocks, or no more than it takes for as many pieces each.
+                    let fewer = (batch * pieces).div_ceil(each * waves * rows_at_once);
+                    found.push((self.time(&grid, &share(parts)), share(parts)));
+                    if fewer < parts {
+                        found.push((self.time(&grid, &share(fewer)), share(fewer)));
+                    }
+                    if pieces == most_pieces {
+                        break;
+                    }
                 }
             }
         }
+        found
     }
-    best.expect("one wave is always tried").1
+
+    fn time(&self, grid: &Grid, shares: &Shares) -> u64 {
+        /// Steps that a piece costs beside its tiles where rows are cut: halos on both sides.
+        const HALOS: u64 = 1;
+        let &Shares { waves, channel_groups, parts, pieces, group_channels, .. } = shares;
+        let steps = self.tiles.div_ceil(pieces) + if pieces > 1 { HALOS } else { 0 };
+        let jobs = self.batch * pieces;
+        let walkers = waves * parts * self.rows_at_once;
+        let all = (channel_groups * group_channels * jobs).saturating_mul(steps) / self.rows_at_once;
+        grid.time(channel_groups, parts, all, jobs.div_ceil(walkers) * steps)
+    }
 }
 
 /// Shared memory that a multiprocessor sets aside for each block.
