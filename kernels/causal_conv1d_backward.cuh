@@ -18,11 +18,10 @@
 //   causal_conv1d_backward_short_first.cuh     the same where a call is small: a packet per thread
 //   causal_conv1d_backward_rows_first.cuh      the same for many short rows: threads lie across rows side by side
 //   causal_conv1d_backward_general.cuh         any strides, any width
-//   causal_conv1d_backward_halo.cuh            dinitial_states alone, sent to another GPU
 //
 // Each writes dx, dweight and dbias in one launch. Sums over positions that several blocks share go through the
 // workspace in a fixed order (reduction.cuh), so results do not depend on which block runs first. The last blocks of
-// the grid write dinitial_states (below).
+// the grid write dinitial_states (below). causal_conv1d_backward_halo.cuh computes those alone, and sends them to another GPU.
 #pragma once
 #include "causal_conv1d.cuh"
 #include "reduction.cuh"

@@ -19,16 +19,16 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_halo(const Ha
     using X = typename Problem::X;
     const BackwardArguments& call = a.call;
     const int width = Problem::width ? Problem::width : call.width;
-    send<Tile>(a.message, [&](const Place& place) {
+    send_message<Tile>(a.message, [&](const Place& place) {
         const Span<i64> sequence = {place.batch, 0, call.seqlen};
         const i32 first = position_index<Problem>(call, place.batch, 0);
         float sum[1] = {0.0f};
 #pragma unroll 1
         for (int u = 0; u <= (int)place.position; ++u) {
-            // No other tap can reach initial_states.
-            if (position_index<Problem>(call, place.batch, u) != first) continue;
-            const float weight = read_weight<Problem>(call, place.channel, width - 1 - ((int)place.position - u));
-            sum[0] = multiply_add(weight, gradient_at<Problem>(call, sequence, place.batch, place.channel, u), sum[0]);
+            // No tap of another position can reach initial_states.
+            const bool reached = position_index<Problem>(call, place.batch, u) == first;
+            const float g = reached ? gradient_at<Problem>(call, sequence, place.batch, place.channel, u) : 0.0f;
+            sum[0] = multiply_add(read_weight<Problem>(call, place.channel, width - 1 - ((int)place.position - u)), g, sum[0]);
         }
         return pack<X, (int)sizeof(X)>(sum);
     });

@@ -4,9 +4,9 @@
 //   sends     waits until a block's flag is 0, writes the block's elements, sets the flag to 1
 //   receives  waits until a block's flag is 1, reads the block's elements, sets the flag to 0
 //
-// Elements are in the row-major order of (batch, dim, seqlen), 4096 bytes of them for each block, and round the blocks again. So the
-// block of an element follows from its place in the room alone, whatever a tensor's strides are, and a later message of another size,
-// too, waits for whoever has still to read what it overwrites.
+// Elements are in the row-major order of (batch, dim, seqlen). Block 0 has the first 4096 bytes of them, block 1 the next, and behind the
+// last block it is the first one's turn again. So the block of an element follows from its place in the room alone, whatever a
+// tensor's strides are, and a later message of another size, too, waits for whoever has still to read what it overwrites.
 //
 // Cost: a load and a store of each element, and a round trip to the room's memory for the flag.
 #pragma once
@@ -19,6 +19,8 @@ namespace causeway {
 //       static constexpr int element_bytes = 2;
 //       static constexpr int bytes = 4;          of the neighbours that a thread has at a time, one or two
 //       static constexpr int threads = 1024;     4096 / bytes
+//       static constexpr int flags = 64;         of a room, and the bytes from one to the next
+//       static constexpr int flag_bytes = 32;
 //       static constexpr bool sends = true;      from the tensor to the room; false, from the room to the tensor
 //   };
 
@@ -30,10 +32,9 @@ struct Place {
 // Calls `move(address, places, count)` for the neighbours that a thread has at a time: where the first is in the room, where they are
 // in the tensor, and how many of them there are.
 template <class Tile, class Move> CAUSEWAY_DEVICE void exchange(const MessageArguments& a, const Move& move) {
-    constexpr int COUNT = Tile::bytes / Tile::element_bytes, FLAGS = 64, FLAG_BYTES = 32;
-    static_assert(Tile::threads * Tile::bytes == 4096, "both sides cut a message into the same blocks");
+    constexpr int COUNT = Tile::bytes / Tile::element_bytes;
     char* const room = (char*)a.room;
-    u32* const flag = (u32*)(room + block_index<0>() * FLAG_BYTES);
+    u32* const flag = (u32*)(room + block_index<0>() * Tile::flag_bytes);
     await_flag(flag, Tile::sends ? 0 : 1);
     const u64 step = (u64)a.blocks * Tile::threads * COUNT;
     for (u64 first = ((u64)block_index<0>() * Tile::threads + thread_index()) * COUNT; first < a.elements; first += step) {
@@ -49,13 +50,13 @@ template <class Tile, class Move> CAUSEWAY_DEVICE void exchange(const MessageArg
             ++place.batch;
         }
         const int count = a.elements - first < COUNT ? (int)(a.elements - first) : COUNT;
-        move(room + FLAGS * FLAG_BYTES + first * Tile::element_bytes, places, count);
+        move(room + Tile::flags * Tile::flag_bytes + first * Tile::element_bytes, places, count);
     }
     set_flag(flag, Tile::sends ? 1 : 0);
 }
 
 // Sends what `element_at` gives for each place, as a packet of an element's bytes. Behind the last element zeros may be written.
-template <class Tile, class ElementAt> CAUSEWAY_DEVICE void send(const MessageArguments& a, const ElementAt& element_at) {
+template <class Tile, class ElementAt> CAUSEWAY_DEVICE void send_message(const MessageArguments& a, const ElementAt& element_at) {
     constexpr int COUNT = Tile::bytes / Tile::element_bytes;
     exchange<Tile>(a, [&](char* address, const Place (&places)[COUNT], int count) {
         auto packet = zero_packet<Tile::bytes>();
@@ -80,7 +81,7 @@ template <class Tile> CAUSEWAY_DEVICE void message(const MessageArguments& a) {
         return (char*)a.tensor + at * BYTES;
     };
     if constexpr (Tile::sends) {
-        send<Tile>(a, [&](const Place& place) { return load<BYTES>(address_of(place)); });
+        send_message<Tile>(a, [&](const Place& place) { return load<BYTES>(address_of(place)); });
     } else {
         exchange<Tile>(a, [&](const char* address, const Place (&places)[COUNT], int count) {
             const auto packet = load_mutable<Tile::bytes>(address);

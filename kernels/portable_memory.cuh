@@ -394,7 +394,8 @@ CAUSEWAY_DEVICE bool last_block_to_arrive(u32* counter, u32 blocks, u32 flag_off
 // ---- flags between GPUs --------------------------------------------------------------------------------------------
 
 // Waits until a flag in memory that several GPUs reach has a value: all threads of the block then see, through load_mutable, what was
-// written before it was set. The kernel ends with an error if that takes minutes: a GPU whose process has died sets no flag.
+// written before it was set. The kernel ends with an error if that takes ten minutes, or on AMD some minutes: a GPU whose process has
+// died sets no flag.
 CAUSEWAY_DEVICE void await_flag(u32* flag, u32 value CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_HOST)
     // One launch runs at a time: nobody would set it.
@@ -402,21 +403,23 @@ CAUSEWAY_DEVICE void await_flag(u32* flag, u32 value CAUSEWAY_AND_SITE) {
     causeway_simulator::meet_block(site);
 #else
     if (thread_index() == 0) {
-        // A look takes about a microsecond.
-        for (u32 looks = 0;; ++looks) {
-            u32 found;
 #if defined(CAUSEWAY_AMD)
-            found = __atomic_load_n((CAUSEWAY_GLOBAL u32*)flag, __ATOMIC_ACQUIRE);
-            if (found == value) break;
+        // A look takes about a microsecond.
+        for (u32 looks = 0; __atomic_load_n((CAUSEWAY_GLOBAL u32*)flag, __ATOMIC_ACQUIRE) != value; ++looks) {
             __builtin_amdgcn_s_sleep(1);
             if (looks == 600000000u) __builtin_trap();
+        }
 #elif __CUDA_ARCH__ >= 700
+        u64 start = 0, now = 0;
+        for (u32 found;;) {
             asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
             if (found == value) break;
             __nanosleep(64);
-            if (looks == 600000000u) __trap();
-#endif
+            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+            if (start == 0) start = now;
+            if (now - start > 600000000000ull) __trap();
         }
+#endif
     }
     block_barrier();
 #if defined(CAUSEWAY_AMD)

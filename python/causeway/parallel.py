@@ -9,7 +9,7 @@ travels back:
     rank 2                   [ end of x_1 | x_2 ]      backward: their gradients go left
 
 Each call sends (batch, dim, w-1) elements to one neighbour, whatever the length. Between GPUs of one machine, messages go through
-memory that both see, in one launch of each; elsewhere, through the process group.
+memory that both see, by one launch on either side; elsewhere, through the process group.
 
 The kernel of a large slice does not wait for them: while they travel, it computes without the halo, and then the first w-1 outputs
 are computed again, or, in backward, the last w-1 gradients of x. A small slice waits: two launches more would take the host longer than
@@ -56,7 +56,7 @@ class _Convolution(torch.autograd.Function):
         return found(ctx, dy, dfinal_states)
 
 
-# Less the checks for torch.func, which a direct call is not under.
+# Without the checks for torch.func: a direct call is not inside of it.
 _apply = super(torch.autograd.Function, _Convolution).apply
 
 
@@ -138,10 +138,11 @@ def causal_conv1d_fn(
             cu_seqlens=cu_seqlens,
             residual=residual,
         )
-    call = _untraced if is_compiling() else _over_ranks
-    return call(ring, inputs, is_plain, is_silu(activation), return_final_states)
+    return _over_ranks(ring, inputs, is_plain, is_silu(activation), return_final_states)
 
 
+# Nothing of it is of use to a compiler: messages are not traced.
+@torch.compiler.disable
 def _over_ranks(ring, inputs, is_plain, silu, return_final_states):
     if not is_plain and not is_direct(*inputs):
         raise NotImplementedError(
@@ -183,7 +184,3 @@ def _over_ranks(ring, inputs, is_plain, silu, return_final_states):
     if not return_final_states:
         return y
     return y, final_states if wants_final else x.new_zeros(x.shape[0], x.shape[1], count)
-
-
-# Nothing of it is of use to a compiler: messages are not traced.
-_untraced = torch.compiler.disable(_over_ranks)

@@ -65,8 +65,8 @@ pub fn way(torch: &Torch, given: &Given<'_, '_>, watch: Watch) -> PyResult<Way> 
 }
 
 /// True if nobody wants to see what is done with these tensors of PyTorch's, and all of them are plain ones with memory, or None.
-/// Autograd is among those who may, unless the caller records the call itself. So it is in a backward pass that is not itself
-/// differentiated. A false answer says nothing.
+/// Autograd is among those who may, unless the caller records the call itself: it wants nothing of a backward pass that is not
+/// itself differentiated. A false answer says nothing.
 #[pyfunction]
 #[pyo3(signature = (tensors, is_recorded = false))]
 pub fn is_unwatched(tensors: &Bound<'_, PyTuple>, is_recorded: bool) -> PyResult<bool> {

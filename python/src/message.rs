@@ -19,7 +19,8 @@ const fn named(name: &'static str) -> Named {
     Named { name, dtypes: DTypes::Own }
 }
 
-/// Puts a tensor into the room at an address, behind the message before: its flags, and as much memory as the elements take.
+/// Puts a tensor into the room at an address, once the message before has been taken out. A room is `MESSAGE_FLAG_BYTES` of flags, and then
+/// the elements.
 #[pyfunction]
 pub fn send(tensor: &Bound<'_, PyAny>, room: u64) -> PyResult<()> {
     let read = Tensor::read(&named("tensor"), tensor, None)?;
@@ -81,14 +82,16 @@ unsafe fn without_memory(like: &Tensor) -> PyResult<TensorMut<'static>> {
 fn launch(
     py: Python<'_>,
     tensor: &Tensor,
-    plan: impl FnOnce(&GpuDevice) -> Result<Option<Plan>, Error>,
+    plan: impl FnOnce(&GpuDevice) -> Result<Option<Plan>, Error> + Send,
 ) -> PyResult<bool> {
     let torch = Torch::of_tensors(py)?;
     let (Location::Cuda(ordinal) | Location::Hip(ordinal)) = tensor.location() else {
         return Err(PyValueError::new_err("messages are between GPUs: the tensor is on the host"));
     };
     let stream = StreamHandle::from_address(torch.current_stream(py, ordinal)?);
-    let launched = GpuDevice::open(torch.vendor(), ordinal).and_then(|device| {
+    // Without Python's lock: a launch may have to wait for others on the stream, and those for a rank that is a thread of this process.
+    let launched = py.detach(|| {
+        let device = GpuDevice::open(torch.vendor(), ordinal)?;
         let Some(ready) = device.ready(plan(&device)?)? else { return Ok(false) };
         // SAFETY: the tensors' memory is this GPU's, and the room's is mapped for it: the package has both ranks agree on that.
         unsafe { ready.launch(stream, None) }.map(|()| true)

@@ -27,13 +27,20 @@ _known = {}
 def rooms(group, device, nbytes):
     """The rooms of a group's ranks, for tensors of at most so many bytes; None if they have to send in another way. All ranks call, with
     the same number."""
+    if device.type != "cuda":
+        return None
     known, found = _known.get(group.group_name, (None, None))
-    if known is group and (found is None or found.capacity >= nbytes):
+    if known is not group:
+        found = None
+    elif found is None or (found.capacity >= nbytes and found.device == device):
         return found
     # A graph that is captured has what was made before.
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing():
         return None
-    found = _make(group, device, nbytes)
+    former, found = found, _make(group, device, nbytes)
+    if found is not None:
+        # Graphs that were captured go on using it.
+        found.former = former
     _known[group.group_name] = group, found
     return found
 
@@ -103,10 +110,12 @@ class Rooms:
         self.capacity = max(_LEAST_CAPACITY, 1 << (nbytes - 1).bit_length())
         step = _native.MESSAGE_FLAG_BYTES + self.capacity
         self.memory = memory.empty(2 * _TENSORS * step, dtype=torch.uint8, device=device)
-        # No room has a message. Others learn of the rooms from here on, by what is gathered behind this.
+        # No room has a message. `_make` gathers what every rank has made before anyone sends.
         self.memory.zero_()
-        handle = memory.rendezvous(self.memory, group)
-        rank, starts = group.rank(), handle.buffer_ptrs
+        self.handle = memory.rendezvous(self.memory, group)
+        rank, starts = group.rank(), self.handle.buffer_ptrs
+        if starts[rank] != self.memory.data_ptr():
+            raise RuntimeError("a tensor of symmetric memory does not begin where its memory does")
         # By the neighbour: where what is sent to it goes, and where what it sends comes. Messages from the rank before have the
         # first half of a rank's memory, those from the next the second.
         self.outgoing, self.incoming = {}, {}

@@ -168,7 +168,7 @@ class Indexed(Rows):
     def forward(self, weights, x, y, given, residual, wants_final):
         count, indices = self.count, self.indices
         if not self.is_long:
-            return self.forward_behind(weights, x, given, residual)
+            return self.forward_behind(weights, x, y, given, residual)
         self.send_tail(_last(x, count), self.on_its_way(_last(indices, count)))
         received = self.receive_halo(*self.message)
         states = given if received is None else None
@@ -203,13 +203,13 @@ class Indexed(Rows):
                 gradient += torch.where(more == less, 0, more - less)
         return dx, *parameters, self.of_given(None, given)
 
-    def forward_behind(self, weights, x, given, residual):
+    def forward_behind(self, weights, x, place, given, residual):
         """As `forward`, of a slice that waits for the halo, of which it may have to pass on a part."""
         count, length = self.count, x.shape[-1]
         received = self.receive_halo(*self.message)
         if received is None:
             joined = given
-            y, final = weights.forward(x, given, self.indices, None, residual, True)
+            y, final = weights.forward(x, given, self.indices, None, residual, True, place)
             # Initial states carry the index of the first position.
             unknown = self.indices.new_full((x.shape[0], count), _NEXT_INDEX)
             index = torch.cat([self.indices[:, :1].expand(-1, count), self.indices], -1) if length else unknown
@@ -218,7 +218,7 @@ class Indexed(Rows):
             joined, index = self.joined(halo, unknown, x, length)
             added = None if residual is None else pad(residual, (count, 0))
             y, final = weights.forward(joined, None, index, None, added, True)
-            y = torch.empty_like(x).copy_(y[..., count:])
+            y = place.copy_(y[..., count:])
         self.send_tail(final, self.on_its_way(_last(index, count)) if length else unknown)
         return y, final, joined, index
 

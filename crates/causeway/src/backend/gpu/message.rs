@@ -5,14 +5,17 @@ use super::device_struct::device_struct;
 use super::plan::Plan;
 use crate::tensor::{Meta, TensorMut, TensorRef};
 
-/// Bytes of a room that a block has before it comes round again.
+/// Bytes of a room that a block has in a row.
 const BLOCK: u64 = 4096;
 
 /// Blocks at most: a room has a flag for each.
 const MOST_BLOCKS: u64 = 64;
 
-/// Bytes of a room in front of a message's elements: 64 flags, 32 bytes apart. All are 0 before the first message.
-pub const FLAG_BYTES: u64 = MOST_BLOCKS * 32;
+/// Bytes from one flag to the next.
+const FLAG: u64 = 32;
+
+/// Bytes of a room in front of a message's elements: its flags. All are 0 before the first message.
+pub const FLAG_BYTES: u64 = MOST_BLOCKS * FLAG;
 
 device_struct! {
     /// What a message's kernel is given. Strides are in elements.
@@ -72,13 +75,15 @@ impl Message {
         let element = tensor.dtype.size() as u32;
         let bytes = elements * u64::from(element);
         let blocks = bytes.div_ceil(BLOCK).min(MOST_BLOCKS) as u32;
-        // Neighbours that a thread has at a time: what lies far apart is loaded by many threads together.
+        // Bytes that a thread moves at a time: few, so that many threads load what lies far apart.
         let together = element.max(4);
         let threads = BLOCK as u32 / together;
         let tile = Constants::new("Tile")
             .int("element_bytes", element)
             .int("bytes", together)
             .int("threads", threads)
+            .int("flags", MOST_BLOCKS as u32)
+            .int("flag_bytes", FLAG as u32)
             .flag("sends", sends);
         let arguments = MessageArguments {
             tensor: address,

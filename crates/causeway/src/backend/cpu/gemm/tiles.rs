@@ -24,8 +24,8 @@ pub struct Tile {
     pub columns: Range<usize>,
 }
 
-/// What a product costs, in multiply-adds: its own, and those that an output and an operand's element take the time of. A product of few terms
-/// is bound by its output, one of few rows by its operand.
+/// What a product costs, in multiply-adds: an output takes as long as 16 of them, an element of an operand as 4. A product of few terms is
+/// bound by its output, one of few rows by its operand.
 pub fn work(rows: usize, columns: usize, reduction: usize) -> usize {
     const OUTPUT: usize = 16;
     const ELEMENT: usize = 4;

@@ -86,7 +86,7 @@ unsafe fn compute(
             unsafe { pack(left, row, block.clone(), packed, &mut left_least) };
         }
         let of_block = OfBlock { packed, pitch, right, block, is_first: start == 0, stride };
-        // What rows of the right operand the first group has read, the next ones find in a cache.
+        // The first group brings the right operand's rows into a cache for the others.
         let mut at = 0;
         while at < columns {
             let column = tile.columns.start + at;

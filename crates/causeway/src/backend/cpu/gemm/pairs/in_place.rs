@@ -34,8 +34,8 @@ const PANELS: usize = 16;
 /// Terms of a block of the left operand, which is packed.
 const DEPTH: usize = 1024;
 
-/// Terms that are read of all columns of a tile before the next ones: no more pages than a first-level table of them holds, and in each a
-/// kilobyte that lies together.
+/// Terms that are read of all columns of a tile before the next ones: no more pages than the first-level TLB holds, a kilobyte of
+/// each.
 const TERMS: usize = 64;
 
 const CUT: Cut =

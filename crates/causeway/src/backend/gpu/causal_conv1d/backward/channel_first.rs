@@ -72,18 +72,22 @@ impl Planner<'_> {
             // More than AMD's RDNA has registers for; the general kernel keeps nothing of a row in them.
             return None;
         }
+        // Rows of at most half of a wave's packets.
+        let shares_wave = 2 * seqlen as u64 * u64::from(element) <= u64::from(PACKET * self.facts.wave_size);
         let tile = tiles::first(&FirstCall {
             width,
             element,
             silu: self.op.activation == Activation::Silu,
             masked,
             gated: self.is_gated(),
-            ragged_states: ragged && has_states,
+            crowded_states: has_states && (ragged || self.is_packed() && shares_wave),
             only_ragged: ragged
                 && !(has_states || self.has_boundaries())
+                && self.facts.vendor == Vendor::Nvidia
                 && !takes_more_registers(self.facts),
             all_options,
-            masks_spill: takes_more_registers(self.facts) && self.has_boundaries(),
+            takes_more_registers: takes_more_registers(self.facts),
+            boundaries: self.has_boundaries(),
             overfull: dim as u64
                 > u64::from(self.facts.multiprocessors * OVERFULL_THREADS / self.facts.wave_size),
         })?;
@@ -141,7 +145,7 @@ impl Planner<'_> {
 
     /// Shares rows out among lanes, waves and blocks.
     fn cut_first(&self, rows: &Rows) -> Cut {
-        /// Tiles of a piece of which one more that is empty costs less than two tiles per step save.
+        /// With so many tiles in a piece, an empty one costs less than two tiles per step save.
         const PADDED: u64 = 12;
         let &Rows { bytes, ragged, masked, tile } = rows;
         let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;

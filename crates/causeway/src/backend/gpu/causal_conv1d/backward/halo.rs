@@ -20,7 +20,7 @@ kernel!(HALO, "backward_halo", "backward_halo", HaloArguments);
 
 /// Computes a call's `dinitial_states` alone, and puts them into a room as [`send`](crate::backend::gpu::message::send) does. No output of
 /// the call is written. None where that is left to the call itself: for widths over 8, `cu_seqlens`, gates and norms, and for rows
-/// that are shorter than states.
+/// that are shorter than states; and where there are no `dinitial_states`, or they have no elements.
 ///
 /// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) for f64.

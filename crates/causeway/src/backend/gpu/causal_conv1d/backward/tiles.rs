@@ -273,22 +273,25 @@ pub(super) struct FirstCall {
     pub masked: bool,
     /// B or C is given: more tensors in flight, and factors beside sums.
     pub gated: bool,
-    /// Rows that begin or end inside a packet, and states: more registers where a packet has 8 positions.
-    pub ragged_states: bool,
+    /// States, in rows that begin or end inside a packet or in packed rows that share a wave: more registers where a packet has 8
+    /// positions.
+    pub crowded_states: bool,
     /// Masked by the ends of ragged rows alone, on a device whose code has registers for that.
     pub only_ragged: bool,
     /// All options at once, which need even more.
     pub all_options: bool,
-    /// Masks for boundaries, on a device whose code takes more registers.
-    pub masks_spill: bool,
+    /// `cu_seqlens` or `seq_idx` is given.
+    pub boundaries: bool,
+    pub takes_more_registers: bool,
     /// More channels than waves that are resident.
     pub overfull: bool,
 }
 
 /// The tile for a call.
 pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
-    let &FirstCall { width, element, silu, masked, gated, ragged_states, only_ragged, .. } = call;
-    let &FirstCall { all_options, masks_spill, overfull, .. } = call;
+    let &FirstCall { width, element, silu, masked, gated, crowded_states, only_ragged, .. } = call;
+    let &FirstCall { all_options, boundaries, takes_more_registers, overfull, .. } = call;
+    let masks_spill = takes_more_registers && boundaries;
     // A lane needs as many positions as a halo.
     let bytes = if i64::from(16 / element) < width - 1 { 32 } else { 16 };
     // Where waves run in several rounds, channels are cut finely, so that the last round is short. What a channel costs
@@ -302,12 +305,13 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
     let resident_threads = match (width, masked, all_options) {
         (..=4, false, _) if gated => 384,
         _ if gated => 256,
-        (..=4, false, _) if least_waves > 1 => 768,
+        (..=4, false, _) if least_waves > 1 && !takes_more_registers => 768,
+        (..=4, false, _) if least_waves > 1 => 640,
         (..=4, ..) if element == 2 && (!masked || only_ragged) => 640,
         (_, _, true) => 256,
-        (..=4, ..) if masks_spill && ragged_states => 256,
+        (..=4, ..) if masks_spill && crowded_states => 256,
         // 128 registers are some too few (docs/code-objects.md).
-        (..=4, ..) if ragged_states && element == 2 || masks_spill => 384,
+        (..=4, ..) if crowded_states && element == 2 || masks_spill => 384,
         _ => 512,
     };
     let tile = FirstTile {
@@ -346,8 +350,8 @@ impl Grid {
         if parts > 1 { 20 + 3 * parts } else { 0 }
     }
 
-    /// `parts` blocks for each of `groups` groups of channels. Waves take `all` steps together, and `steps` each at most: how evenly is
-    /// what a wave has, and how many steps are on their way is what memory has.
+    /// `parts` blocks for each of `groups` groups of channels. Waves take `all` steps together, and `steps` each at most. A round takes
+    /// what its blocks move together, or the longest wave's steps times the latency, whichever is longer.
     fn time(&self, groups: u64, parts: u64, all: u64, steps: u64) -> u64 {
         let blocks = groups * parts;
         let slots = self.multiprocessors * self.resident;
