@@ -331,35 +331,38 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
 /// Threads of a multiprocessor that walk rows; more channels than such waves do not run at once.
 pub(super) const OVERFULL_THREADS: u32 = 640;
 
-/// A grid of blocks on a device: a model of what it takes. Its unit is a wave's step, the 1.5 KB of x, dy and dx that 32 lanes move
+/// A grid of equal blocks on a device: a model of what it takes. Its unit is a wave's step, the 1.5 KB of x, dy and dx that 32 lanes move
 /// by 16 bytes each, at the multiprocessor's share of the memory's bandwidth: 50 ns on an H200.
 struct Grid {
     multiprocessors: u64,
     /// Blocks of a multiprocessor.
     resident: u64,
+    /// Waves of a block.
+    waves: u64,
 }
 
 impl Grid {
     /// From a block's start to its first step, and from its last step to its end.
     const START: u64 = 20;
     /// Waves of a multiprocessor that take as long for a step as one alone.
-    const LATENCY: u64 = 14;
+    const LATENCY: u64 = 16;
 
     /// To add the sums of `parts` blocks: the last one reads those of four at a time.
     fn split(parts: u64) -> u64 {
         if parts > 1 { 20 + 3 * parts } else { 0 }
     }
 
-    /// `parts` blocks for each of `groups` groups of channels. Waves take `all` steps together, and `steps` each at most. A round takes
-    /// what its blocks move together, or the longest wave's steps times the latency, whichever is longer.
-    fn time(&self, groups: u64, parts: u64, all: u64, steps: u64) -> u64 {
-        let blocks = groups * parts;
+    /// `parts` blocks for each of `groups` groups of channels. Each of their `walkers` walks one of `jobs` pieces after the other, `steps`
+    /// steps each; where they cannot share these out evenly, some have no last one, and the others are alone then.
+    fn time(&self, groups: u64, parts: u64, walkers: u64, jobs: u64, steps: u64) -> u64 {
         let slots = self.multiprocessors * self.resident;
-        let (full, rest) = (blocks / slots, blocks % slots);
+        let (full, rest) = (groups * parts / slots, groups * parts % slots);
+        let each = jobs.div_ceil(walkers);
         // No memory holds as many steps as would not fit.
         let round = |resident: u64| {
-            let moved = all.saturating_mul(resident) / blocks;
-            moved.max(steps.saturating_mul(Self::LATENCY)).saturating_add(Self::START)
+            let waves = resident * self.waves;
+            let last = (waves * (jobs - (each - 1) * walkers) / walkers).max(Self::LATENCY);
+            steps.saturating_mul((each - 1) * waves.max(Self::LATENCY) + last).saturating_add(Self::START)
         };
         let last = if rest > 0 { round(rest.div_ceil(self.multiprocessors)) } else { 0 };
         round(self.resident).saturating_mul(full).saturating_add(last).saturating_add(Self::split(parts))
@@ -426,7 +429,7 @@ impl Walk {
             let resident = (u64::from(tile.resident_threads) / threads).max(1);
             let group_channels = threads / wave / waves;
             let channel_groups = dim.div_ceil(group_channels);
-            let grid = Grid { multiprocessors, resident };
+            let grid = Grid { multiprocessors, resident, waves: threads / wave };
             let mut tried = 0;
             for rounds in ROUNDS {
                 let parts =
@@ -448,9 +451,11 @@ impl Walk {
                         pieces,
                     };
                     let each = (batch * pieces).div_ceil(walkers);
-                    // As many blocks, or no more than it takes for as many pieces each.
+                    // As many blocks, if each wave has a piece, or no more than it takes for as many pieces each.
                     let fewer = (batch * pieces).div_ceil(each * waves * rows_at_once);
-                    found.push((self.time(&grid, &share(parts)), share(parts)));
+                    if batch * pieces >= walkers || fewer == parts {
+                        found.push((self.time(&grid, &share(parts)), share(parts)));
+                    }
                     if fewer < parts {
                         found.push((self.time(&grid, &share(fewer)), share(fewer)));
                     }
@@ -466,12 +471,9 @@ impl Walk {
     fn time(&self, grid: &Grid, shares: &Shares) -> u64 {
         /// Steps that a piece costs beside its tiles where rows are cut: halos on both sides.
         const HALOS: u64 = 1;
-        let &Shares { waves, channel_groups, parts, pieces, group_channels, .. } = shares;
+        let &Shares { waves, channel_groups, parts, pieces, .. } = shares;
         let steps = self.tiles.div_ceil(pieces) + if pieces > 1 { HALOS } else { 0 };
-        let jobs = self.batch * pieces;
-        let walkers = waves * parts * self.rows_at_once;
-        let all = (channel_groups * group_channels * jobs).saturating_mul(steps) / self.rows_at_once;
-        grid.time(channel_groups, parts, all, jobs.div_ceil(walkers) * steps)
+        grid.time(channel_groups, parts, waves * parts * self.rows_at_once, self.batch * pieces, steps)
     }
 }
 
