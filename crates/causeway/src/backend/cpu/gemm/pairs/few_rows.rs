@@ -16,7 +16,6 @@ use half::bf16;
 use super::pack::{Least, Smallest};
 use super::transpose::transpose;
 use super::{STEP, WORTH_A_THREAD, avx512_bf16};
-use crate::backend::cpu::Cpu;
 use crate::backend::cpu::gemm::exact;
 use crate::backend::cpu::gemm::matrix::{Matrix, MatrixMut};
 use crate::backend::cpu::gemm::scratch::Scratch;
@@ -38,7 +37,8 @@ const LANES: usize = 16;
 /// Terms of a block, of all rows of a group together: half of a first-level cache.
 const DEPTH: usize = 1 << 13;
 
-const CUT: Cut = Cut { register: (ROWS, 16), largest: (ROWS, COLUMNS), worth_a_thread: WORTH_A_THREAD };
+/// How tiles are cut.
+pub const CUT: Cut = Cut { register: (ROWS, 16), largest: (ROWS, COLUMNS), worth_a_thread: WORTH_A_THREAD };
 
 /// Whether a product is to be computed here, by a processor with AVX-512 BF16. Where there is AMX, no more than a few rows are.
 pub fn suits(right: &Matrix<bf16>, output: &MatrixMut<bf16>, has_amx: bool) -> bool {
@@ -46,23 +46,13 @@ pub fn suits(right: &Matrix<bf16>, output: &MatrixMut<bf16>, has_amx: bool) -> b
     output.rows <= most && right.column_stride == 1
 }
 
-/// `output = left · right`. `right` is transposed: its rows are the output's columns.
+/// The outputs of a tile.
 ///
-/// # Safety
-/// [`suits`], and the processor has AVX-512 with BF16.
-pub unsafe fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) {
-    let (chain, _) = exact::kernel::<bf16>(cpu);
-    CUT.for_each(output.rows, output.columns, left.columns, |tile| {
-        // SAFETY: the caller's promise; tiles lie inside the output and no two overlap.
-        unsafe { compute(left, right, output, &tile, chain) };
-    });
-}
-
 /// # Safety
 /// The tile lies inside the output and belongs to this call; the operands' sizes agree; [`suits`], and the processor has AVX-512
 /// with BF16 and the level of `chain`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn compute(
+pub unsafe fn compute(
     left: &Matrix<bf16>,
     right: &Matrix<bf16>,
     output: &MatrixMut<bf16>,

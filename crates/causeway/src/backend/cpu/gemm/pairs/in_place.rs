@@ -16,7 +16,6 @@ use half::bf16;
 
 use super::pack::{Least, Smallest, pack};
 use super::{PANEL_STEP, STEP, TILE, WORTH_A_THREAD, avx512_bf16, panels, round};
-use crate::backend::cpu::Cpu;
 use crate::backend::cpu::gemm::exact;
 use crate::backend::cpu::gemm::matrix::{Matrix, MatrixMut};
 use crate::backend::cpu::gemm::scratch::Scratch;
@@ -38,7 +37,8 @@ const DEPTH: usize = 1024;
 /// each.
 const TERMS: usize = 64;
 
-const CUT: Cut =
+/// How tiles are cut.
+pub const CUT: Cut =
     Cut { register: (ROWS, TILE), largest: (ROWS, PANELS * TILE), worth_a_thread: WORTH_A_THREAD };
 
 /// Whether a product is to be computed here, by a processor with AVX-512 BF16 that is as fast as with f32.
@@ -46,23 +46,13 @@ pub fn suits(right: &Matrix<bf16>, output: &MatrixMut<bf16>) -> bool {
     output.rows <= ROWS && right.row_stride == 1
 }
 
-/// `output = left · right`. `right` is transposed: its rows are the output's columns.
+/// The outputs of a tile.
 ///
-/// # Safety
-/// [`suits`], and the processor has AVX-512 with BF16.
-pub unsafe fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) {
-    let (chain, _) = exact::kernel::<bf16>(cpu);
-    CUT.for_each(output.rows, output.columns, left.columns, |tile| {
-        // SAFETY: the caller's promise; tiles lie inside the output and no two overlap.
-        unsafe { compute(left, right, output, &tile, chain) };
-    });
-}
-
 /// # Safety
 /// The tile lies inside the output and belongs to this call; the operands' sizes agree; [`suits`], and the processor has AVX-512
 /// with BF16 and the level of `chain`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-unsafe fn compute(
+pub unsafe fn compute(
     left: &Matrix<bf16>,
     right: &Matrix<bf16>,
     output: &MatrixMut<bf16>,

@@ -89,8 +89,8 @@ pub fn worth_a_thread() -> usize {
     if avx512_bf16::is_available() { WORTH_A_THREAD } else { exact::WORTH_A_THREAD }
 }
 
-/// What multiplies two matrices.
-type Multiply = unsafe fn(Cpu, &Matrix<bf16>, &Matrix<bf16>, &MatrixMut<bf16>);
+/// What computes the outputs of a tile, some of them as chains.
+type Compute = unsafe fn(&Matrix<bf16>, &Matrix<bf16>, &MatrixMut<bf16>, &Tile, exact::Kernel<bf16>);
 
 /// `output = left · right`; false, and nothing done, where this processor, or a product of this size, is better off without pairs.
 /// `right` is transposed: its rows are the output's columns.
@@ -99,37 +99,29 @@ pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &Ma
     if cpu.level() != Level::Avx512 || !avx512_bf16::is_available() || left.columns == 0 {
         return false;
     }
-    let multiply: Multiply = if few_rows::suits(right, output, amx::is_available()) {
-        few_rows::multiply
+    let (cut, compute): (&Cut, Compute) = if few_rows::suits(right, output, amx::is_available()) {
+        (&few_rows::CUT, few_rows::compute)
     } else if amx::is_available() {
         if output.rows.min(output.columns) < FEWEST {
             return false;
         }
-        multiply_with::<Amx>
+        (&Amx::CUT, compute::<Amx>)
     } else {
         if output.columns < FEWEST {
             return false;
         }
-        if in_place::suits(right, output) { in_place::multiply } else { multiply_with::<Avx512Bf16> }
+        if in_place::suits(right, output) {
+            (&in_place::CUT, in_place::compute)
+        } else {
+            (&Avx512Bf16::CUT, compute::<Avx512Bf16>)
+        }
     };
-    // SAFETY: as just asked.
-    unsafe { multiply(cpu, left, right, output) };
-    true
-}
-
-/// # Safety
-/// The processor has AVX-512, with BF16, and the instructions of `A`.
-unsafe fn multiply_with<A: Adder>(
-    cpu: Cpu,
-    left: &Matrix<bf16>,
-    right: &Matrix<bf16>,
-    output: &MatrixMut<bf16>,
-) {
     let (chain, _) = exact::kernel::<bf16>(cpu);
-    A::CUT.for_each(output.rows, output.columns, left.columns, |tile| {
-        // SAFETY: the caller's promise; tiles lie inside the output and no two overlap.
-        unsafe { compute::<A>(left, right, output, &tile, chain) };
+    cut.for_each(output.rows, output.columns, left.columns, |tile| {
+        // SAFETY: the processor has what was just asked for; tiles lie inside the output and no two overlap.
+        unsafe { compute(left, right, output, &tile, chain) };
     });
+    true
 }
 
 /// # Safety
