@@ -5,8 +5,7 @@ use causeway::backend::gpu::plan::Plan;
 use causeway::backend::gpu::{GpuDevice, StreamHandle, message};
 use causeway::causal_conv1d::{Activation, Backward};
 use causeway::operation::DTypes;
-use causeway::tensor::Dims;
-use causeway::{Error, Location, TensorMut};
+use causeway::{Error, Location};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -56,26 +55,13 @@ pub fn send_halo_gradient(inputs: [Option<Bound<'_, PyAny>>; 6], silu: bool, roo
     // SAFETY: as in `send`.
     let read = |name: &str| find(name).map(|tensor| unsafe { tensor.view() });
     // SAFETY: no output of the call is written.
-    let result = |like: &str| find(like).and_then(|like| unsafe { without_memory(&like) }.ok());
+    let result = |like: &str| find(like)?.unwritten().ok().map(|tensor| unsafe { tensor.view_mut() });
     let written = |name: &str| match name {
         "dx" | "dweight" | "dinitial_states" => result(&name[1..]),
         _ => None,
     };
     let call = Backward::from_named(activation, false, None, read, written);
     launch(x.py(), &first, |device| backward::plan_halo(&call, &call.validate()?, room, device.facts()))
-}
-
-/// A dense tensor like another one, at an address that nobody follows.
-///
-/// # Safety
-/// Nobody may read or write it.
-unsafe fn without_memory(like: &Tensor) -> PyResult<TensorMut<'static>> {
-    let strides = Dims::new(like.shape()).map(|shape| shape.contiguous_strides());
-    let strides = strides.map_err(|error| exception(error.into(), &[]))?;
-    let nowhere = std::ptr::without_provenance_mut(64);
-    // SAFETY: the caller's promise.
-    unsafe { TensorMut::from_raw(nowhere, like.dtype(), like.shape(), &strides, like.location()) }
-        .map_err(|error| exception(error, &[]))
 }
 
 /// Launches a plan, if there is one, where a tensor is.

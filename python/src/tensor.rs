@@ -158,10 +158,22 @@ impl Tensor {
             return Ok(None);
         }
         let shape = sizes(named.name, &shape)?;
-        let meta = meta(dtype, shape, shape.contiguous_strides(), Location::Cuda(0))?;
+        Self::nowhere(dtype, shape, Location::Cuda(0)).map(Some)
+    }
+
+    /// A dense one of PyTorch's with the same shape, dtype and place, and no memory: its address must not be followed.
+    ///
+    /// # Errors
+    /// None that a tensor can have which exists.
+    pub fn unwritten(&self) -> PyResult<Self> {
+        Self::nowhere(self.dtype(), self.meta.shape, self.location())
+    }
+
+    fn nowhere(dtype: DType, shape: Dims, location: Location) -> PyResult<Self> {
+        let meta = meta(dtype, shape, shape.contiguous_strides(), location)?;
         // No address of anything, and aligned to every dtype.
         let pointer = std::ptr::without_provenance_mut(64);
-        Ok(Some(Tensor { pointer, meta, is_torch: true, read_only: false }))
+        Ok(Tensor { pointer, meta, is_torch: true, read_only: false })
     }
 
     fn dtype_of_torch(named: &Named, object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<DType> {

@@ -83,8 +83,7 @@ impl Planner<'_> {
             crowded_states: has_states && (ragged || self.is_packed() && shares_wave),
             only_ragged: ragged
                 && !(has_states || self.has_boundaries())
-                && self.facts.vendor == Vendor::Nvidia
-                && !takes_more_registers(self.facts),
+                && self.facts.vendor == Vendor::Nvidia,
             all_options,
             takes_more_registers: takes_more_registers(self.facts),
             boundaries: self.has_boundaries(),

@@ -276,7 +276,7 @@ pub(super) struct FirstCall {
     /// States, in rows that begin or end inside a packet or in packed rows that share a wave: more registers where a packet has 8
     /// positions.
     pub crowded_states: bool,
-    /// Masked by the ends of ragged rows alone, on a device whose code has registers for that.
+    /// Masked by the ends of ragged rows alone, on NVIDIA's devices.
     pub only_ragged: bool,
     /// All options at once, which need even more.
     pub all_options: bool,
@@ -307,7 +307,7 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
         _ if gated => 256,
         (..=4, false, _) if least_waves > 1 && !takes_more_registers => 768,
         (..=4, false, _) if least_waves > 1 => 640,
-        (..=4, ..) if element == 2 && (!masked || only_ragged) => 640,
+        (..=4, ..) if element == 2 && (!masked || only_ragged && !takes_more_registers) => 640,
         (_, _, true) => 256,
         (..=4, ..) if masks_spill && crowded_states => 256,
         // 128 registers are some too few (docs/code-objects.md).
@@ -453,12 +453,10 @@ impl Walk {
                     let each = (batch * pieces).div_ceil(walkers);
                     // As many blocks, if each wave has a piece, or no more than it takes for as many pieces each.
                     let fewer = (batch * pieces).div_ceil(each * waves * rows_at_once);
-                    if batch * pieces >= walkers || fewer == parts {
+                    if fewer < parts && batch * pieces >= walkers {
                         found.push((self.time(&grid, &share(parts)), share(parts)));
                     }
-                    if fewer < parts {
-                        found.push((self.time(&grid, &share(fewer)), share(fewer)));
-                    }
+                    found.push((self.time(&grid, &share(fewer)), share(fewer)));
                     if pieces == most_pieces {
                         break;
                     }
