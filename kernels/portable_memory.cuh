@@ -202,10 +202,11 @@ CAUSEWAY_DEVICE CAUSEWAY_SHARED unsigned char* shared_address(u32 offset) {
 }
 #endif
 
-template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_shared(u32 offset) {
+// `further`: bytes from the offset on, which cost nothing where they are known at compile time.
+template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_shared(u32 offset, int further = 0) {
 #if defined(CAUSEWAY_NVIDIA)
     Packet<Bytes> p;
-    const void* address = shared_address(offset);
+    const void* address = shared_address(offset) + further;
     if constexpr (Bytes == 16) {
         uint4 v = *(const uint4*)address;
         p.word[0] = v.x, p.word[1] = v.y, p.word[2] = v.z, p.word[3] = v.w;
@@ -219,7 +220,7 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_shared(u32 offset) {
     }
     return p;
 #else
-    return detail::packet<Bytes>(*(const CAUSEWAY_SHARED typename detail::Vector<Bytes>::type*)shared_address(offset));
+    return detail::packet<Bytes>(*(const CAUSEWAY_SHARED typename detail::Vector<Bytes>::type*)(shared_address(offset) + further));
 #endif
 }
 
@@ -390,6 +391,39 @@ CAUSEWAY_DEVICE bool last_block_to_arrive(u32* counter, u32 blocks, u32 flag_off
     return last;
 #endif
 }
+
+// ---- blocks that keep together -------------------------------------------------------------------------------------
+
+// Keeps blocks that go through memory side by side at about the same place of it: each calls begin(n), with n = 0 … steps - 1, before
+// its step n, and waits there while the blocks have begun fewer than n - Lead steps each, on average. Nothing but speed depends on it, so a
+// block that has waited some fifty microseconds, because others cannot run, never waits again. The counter is 0 before the launch
+// and after it.
+template <u32 Lead> class Steps {
+public:
+    CAUSEWAY_DEVICE Steps(u32* counter, u32 blocks, u32 steps) : counter_(counter), blocks_(blocks), all_(blocks * steps) {}
+
+    CAUSEWAY_DEVICE void begin(u32 step) {
+        if (thread_index() != 0) return;
+#if defined(CAUSEWAY_HOST)
+        // The simulator may run one block after the other.
+        if (__atomic_fetch_add(counter_, 1u, __ATOMIC_RELAXED) == all_ - 1) *counter_ = 0;
+#elif defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 700
+        const u32 enough = step > Lead ? (step - Lead) * blocks_ : 0;
+        // The number that the last count gave is at hand without a look at memory. A look takes about half a microsecond.
+        while (begun_ < enough && looks_ < 100) {
+            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(begun_) : "l"(counter_) : "memory");
+            ++looks_;
+        }
+        if (begun_ >= enough) looks_ = 0;
+        asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(begun_) : "l"(counter_), "r"(all_ - 1) : "memory");
+#endif
+    }
+
+private:
+    u32* counter_;
+    u32 blocks_, all_;
+    u32 begun_ = 0, looks_ = 0;
+};
 
 // ---- flags between GPUs --------------------------------------------------------------------------------------------
 

@@ -73,8 +73,9 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings that a name asks for: `sim:32` or `sim:64`, a small device with waves of that size, or the
-    /// reference device of an architecture, such as `sim:sm_90a` or `sim:gfx942`; behind it, if wanted, `:ascending`,
+    /// The settings that a name asks for: `sim:32` or `sim:64`, a small device with waves of that size; `sim:slow`, a few
+    /// multiprocessors of an H100 with memory so slow that small calls take the kernels of large ones; or the reference
+    /// device of an architecture, such as `sim:sm_90a` or `sim:gfx942`; behind it, if wanted, `:ascending`,
     /// `:descending`, `:shuffled` or `:shuffled:SEED`. None for a name that does not begin with `sim`.
     ///
     /// # Errors
@@ -88,6 +89,12 @@ impl Settings {
         let facts = match parts.next() {
             Some("32") => small(32),
             Some("64") => small(64),
+            Some("slow") => DeviceFacts {
+                architecture: "sm_90".to_string(),
+                multiprocessors: 4,
+                memory_gigabytes_per_second: 1,
+                ..DeviceFacts::h100()
+            },
             Some(architecture) => {
                 let mut facts = DeviceFacts::of_target(&Target::parse(architecture).map_err(|_| unknown())?);
                 // wgmma and TMA are not simulated. They come with the letter: sm_90 plans without them.
@@ -138,6 +145,7 @@ fn small(wave_size: u32) -> DeviceFacts {
         shared_per_multiprocessor: shared,
         shared_per_block: 65_536,
         l2_bytes: 1 << 20,
+        memory_gigabytes_per_second: 0,
     }
 }
 

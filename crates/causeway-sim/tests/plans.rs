@@ -10,9 +10,10 @@ use causeway_sim::Settings;
 use causeway_verify::suite::{Suite, identity, plans};
 
 /// One for each family of planners' tables, and the simulator's own.
-const DEVICES: [&str; 12] = [
+const DEVICES: [&str; 13] = [
     "sim:32",
     "sim:64",
+    "sim:slow",
     "sim:sm_75",
     "sim:sm_80",
     "sim:sm_89",

@@ -137,6 +137,24 @@ fn ragged_rows_are_walked_two_tiles_at_a_time() {
 }
 
 #[test]
+fn blocks_take_tiles_side_by_side() {
+    let settings = Settings::parse("sim:slow").unwrap().unwrap();
+    let facts = settings.facts.clone();
+    let device = Device::Simulated(Arc::new(Simulator::new(settings).unwrap()));
+    let cases = Suite::open("sim").unwrap().cases;
+    for case in cases.iter().filter(|case| case.name.starts_with("tiles-last-")) {
+        let entries: Vec<_> = plans(case, &facts).unwrap().iter().map(|(_, plan)| plan.entry()).collect();
+        assert!(
+            entries.contains(&"causal_conv1d_backward_tiles_last"),
+            "{} takes no tiles: {entries:?}",
+            case.name
+        );
+        let report = run_case(case, &device);
+        assert!(report.passed, "{}: {:?}\n{:#?}", case.name, report.error, report.worst_output());
+    }
+}
+
+#[test]
 fn names_of_devices_are_read() {
     let settings = |name: &str| Settings::parse(name).unwrap().unwrap();
     assert!(Settings::parse("cpu").unwrap().is_none());
@@ -149,7 +167,7 @@ fn names_of_devices_are_read() {
     );
     // Products take the matrix unit that is emulated: not wgmma.
     assert_eq!(settings("sim:sm_90a").facts.architecture, "sm_90");
-    for name in ["sim:32", "sim:sm_90a", "sim:gfx90a:descending", "sim:64:shuffled:7"] {
+    for name in ["sim:32", "sim:slow", "sim:sm_90a", "sim:gfx90a:descending", "sim:64:shuffled:7"] {
         assert_eq!(settings(name).name(), name);
     }
     for wrong in

@@ -65,15 +65,26 @@ pub fn uses_matrix_units(name: &str) -> bool {
     name.starts_with("gemm_") && !name.starts_with("gemm_exact ")
 }
 
-/// What the suites launch on a target's reference device, by name.
+/// What the suites launch on a target's reference device, and of sm_90a on an H100 too, by name.
 pub fn planned(suites: &[Suite], target: &Target) -> Result<BTreeMap<String, Variant>> {
-    let facts = DeviceFacts::of_target(target);
-    let mut variants: BTreeMap<String, Variant> = BTreeMap::new();
+    let mut variants = BTreeMap::new();
+    add_planned(&mut variants, suites, &DeviceFacts::of_target(target))?;
+    if target.architecture() == DeviceFacts::h100().architecture {
+        add_planned(&mut variants, suites, &DeviceFacts::h100())?;
+    }
+    Ok(variants)
+}
+
+fn add_planned(
+    variants: &mut BTreeMap<String, Variant>,
+    suites: &[Suite],
+    facts: &DeviceFacts,
+) -> Result<()> {
     for suite in suites {
         let on_gpu = |case: &&Case| case.problem.dtype() != DType::F64;
         for case in suite.cases.iter().filter(on_gpu) {
             // Some cases are there to be refused.
-            for (_, plan) in plans(case, &facts).unwrap_or_default() {
+            for (_, plan) in plans(case, facts).unwrap_or_default() {
                 let name = name_of(&plan)?;
                 let variant = variants.entry(name.clone()).or_insert_with(|| Variant {
                     name: name.clone(),
@@ -90,7 +101,7 @@ pub fn planned(suites: &[Suite], target: &Target) -> Result<BTreeMap<String, Var
             }
         }
     }
-    Ok(variants)
+    Ok(())
 }
 
 /// `gemm_tile gemm_mma T=f16 left_bytes=16 … | rows=64 … | (128, 4)`: entry, file, then each struct of constants without

@@ -91,6 +91,7 @@ pub(super) fn describe(driver: &Driver, ordinal: u32) -> Result<(c_int, DeviceRe
     let attribute = |number| driver.attribute(device, number);
     // Not every driver knows every one of these, and nothing depends on them.
     let optional = |number| attribute(number).unwrap_or(0);
+    let (memory_clock_khz, memory_bus_bits) = (optional(numbers.memory_clock), optional(numbers.memory_bus));
     let facts = DeviceFacts {
         vendor: driver.vendor(),
         architecture: driver.architecture(device)?,
@@ -101,6 +102,9 @@ pub(super) fn describe(driver: &Driver, ordinal: u32) -> Result<(c_int, DeviceRe
         shared_per_multiprocessor: attribute(numbers.shared_per_multiprocessor)?,
         shared_per_block: attribute(numbers.shared_per_block)?,
         l2_bytes: u64::from(attribute(numbers.l2_bytes)?),
+        // Two transfers a cycle of its clock.
+        memory_gigabytes_per_second: (u64::from(memory_clock_khz) * u64::from(memory_bus_bits) / 4_000_000)
+            as u32,
     };
     let report = DeviceReport {
         ordinal,
@@ -108,8 +112,8 @@ pub(super) fn describe(driver: &Driver, ordinal: u32) -> Result<(c_int, DeviceRe
         facts,
         memory_bytes: driver.total_memory(device)?,
         clock_khz: optional(numbers.clock),
-        memory_clock_khz: optional(numbers.memory_clock),
-        memory_bus_bits: optional(numbers.memory_bus),
+        memory_clock_khz,
+        memory_bus_bits,
         memory_pools: optional(numbers.memory_pools) != 0,
         pci: format!(
             "{:04x}:{:02x}:{:02x}",

@@ -30,6 +30,8 @@ pub struct DeviceFacts {
     pub shared_per_block: u32,
     /// Bytes of the L2 cache.
     pub l2_bytes: u64,
+    /// What device memory could move at most, in 10⁹ bytes a second, by its clock and its bus; 0 where the driver does not say.
+    pub memory_gigabytes_per_second: u32,
 }
 
 impl DeviceFacts {
@@ -45,7 +47,13 @@ impl DeviceFacts {
             shared_per_multiprocessor: 233_472,
             shared_per_block: 232_448,
             l2_bytes: 62_914_560,
+            memory_gigabytes_per_second: 4814,
         }
+    }
+
+    /// The H100's facts, where they differ from the H200's: another cache, and slower memory.
+    pub fn h100() -> Self {
+        DeviceFacts { l2_bytes: 52_428_800, memory_gigabytes_per_second: 3352, ..Self::h200() }
     }
 
     /// The number of an NVIDIA architecture: 90 for sm_90a; 0 for any other.
@@ -67,6 +75,7 @@ impl DeviceFacts {
             shared_per_multiprocessor: 65_536,
             shared_per_block: 65_536,
             l2_bytes: 268_435_456,
+            memory_gigabytes_per_second: 5325,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Planner of the backward operation: kernels/causal_conv1d_backward*.cuh.
 //!
-//! * neighbouring channels side by side in memory: `channel_last`, a thread walks down a segment of rows, or `short_last`;
+//! * neighbouring channels side by side in memory: `channel_last`, a thread walks down a segment of rows, `tiles_last` or `short_last`;
 //! * neighbouring positions side by side: `channel_first`, a wave walks a row from its end, `tiles_first`,
 //!   `short_first` or `rows_first`;
 //! * anything else, widths over 8, and empty rows: `general`.
@@ -15,6 +15,7 @@ mod halo;
 mod short_first;
 mod short_last;
 mod tiles;
+mod tiles_last;
 
 pub use halo::plan_halo;
 use tiles::{General, MOST_STEPS};
@@ -190,6 +191,8 @@ pub(super) struct Launch {
     pub early: bool,
     /// Faster if the entries of the batch are joined.
     pub joins: bool,
+    /// Its blocks wait for each other: they have a counter of steps behind those of their sums.
+    pub keeps_together: bool,
     pub shared_bytes: u32,
     /// Sums of a channel group.
     pub sums: u64,
@@ -306,6 +309,7 @@ impl Planner<'_> {
             cluster: 1,
             early: false,
             joins: false,
+            keeps_together: false,
             shared_bytes,
             sums: u64::from(channels) * (width as u64 + 1),
             channel_groups: channel_groups.min(u64::from(u32::MAX)) as u32,
@@ -378,6 +382,9 @@ impl Planner<'_> {
             };
             plan.counters = launch.channel_groups * (1 + teams);
             plan.workspace_at = vec![std::mem::offset_of!(BackwardArguments, workspace)];
+        }
+        plan.counters += u32::from(launch.keeps_together);
+        if plan.counters > 0 {
             plan.counters_at = vec![std::mem::offset_of!(BackwardArguments, counters)];
         }
         plan

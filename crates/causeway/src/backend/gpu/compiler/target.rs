@@ -129,22 +129,22 @@ pub(crate) fn is_supported(vendor: Vendor, architecture: &str) -> bool {
 }
 
 /// Reference devices, from the vendors' data sheets: beginning of the architecture, multiprocessors, threads and
-/// registers of each, KiB of shared memory of each and of one block, MiB of the L2 cache.
-type Reference = (&'static str, u32, u32, u32, u32, u32, u64);
+/// registers of each, KiB of shared memory of each and of one block, MiB of the L2 cache, GB/s of memory.
+type Reference = (&'static str, u32, u32, u32, u32, u32, u64, u32);
 const REFERENCES: &[Reference] = &[
-    ("sm_75", 40, 1024, 65_536, 64, 64, 4),        // T4
-    ("sm_80", 108, 2048, 65_536, 164, 163, 40),    // A100
-    ("sm_86", 84, 1536, 65_536, 100, 99, 6),       // A40
-    ("sm_89", 142, 1536, 65_536, 100, 99, 96),     // L40S
-    ("sm_90", 132, 2048, 65_536, 228, 227, 60),    // H200
-    ("sm_10", 148, 2048, 65_536, 228, 227, 126),   // B200
-    ("sm_12", 170, 1536, 65_536, 100, 99, 96),     // RTX 5090
-    ("gfx90a", 104, 2048, 131_072, 64, 64, 8),     // one half of an MI250X
-    ("gfx942", 304, 2048, 131_072, 64, 64, 256),   // MI300X
-    ("gfx950", 256, 2048, 131_072, 160, 160, 256), // MI355X
-    ("gfx1030", 72, 2048, 65_536, 64, 64, 128),    // RX 6800 XT
-    ("gfx110", 96, 2048, 98_304, 64, 64, 96),      // RX 7900 XTX
-    ("gfx120", 64, 2048, 98_304, 64, 64, 64),      // RX 9070 XT
+    ("sm_75", 40, 1024, 65_536, 64, 64, 4, 320),         // T4
+    ("sm_80", 108, 2048, 65_536, 164, 163, 40, 2039),    // A100
+    ("sm_86", 84, 1536, 65_536, 100, 99, 6, 696),        // A40
+    ("sm_89", 142, 1536, 65_536, 100, 99, 96, 864),      // L40S
+    ("sm_90", 132, 2048, 65_536, 228, 227, 60, 4814),    // H200
+    ("sm_10", 148, 2048, 65_536, 228, 227, 126, 8000),   // B200
+    ("sm_12", 170, 1536, 65_536, 100, 99, 96, 1792),     // RTX 5090
+    ("gfx90a", 104, 2048, 131_072, 64, 64, 8, 1638),     // one half of an MI250X
+    ("gfx942", 304, 2048, 131_072, 64, 64, 256, 5325),   // MI300X
+    ("gfx950", 256, 2048, 131_072, 160, 160, 256, 8000), // MI355X
+    ("gfx1030", 72, 2048, 65_536, 64, 64, 128, 512),     // RX 6800 XT
+    ("gfx110", 96, 2048, 98_304, 64, 64, 96, 960),       // RX 7900 XTX
+    ("gfx120", 64, 2048, 98_304, 64, 64, 64, 640),       // RX 9070 XT
 ];
 
 impl DeviceFacts {
@@ -159,13 +159,16 @@ impl DeviceFacts {
         };
         let mut facts =
             DeviceFacts { architecture: name.to_string(), wave_size: target.wave_size(), ..of_vendor };
-        if let Some(&(_, multiprocessors, threads, registers, shared, per_block, l2_mebibytes)) = known {
+        if let Some(&(_, multiprocessors, threads, registers, shared, per_block, l2_mebibytes, memory)) =
+            known
+        {
             facts.multiprocessors = multiprocessors;
             facts.threads_per_multiprocessor = threads;
             facts.registers_per_multiprocessor = registers;
             facts.shared_per_multiprocessor = shared << 10;
             facts.shared_per_block = per_block << 10;
             facts.l2_bytes = l2_mebibytes << 20;
+            facts.memory_gigabytes_per_second = memory;
         }
         facts
     }

@@ -44,6 +44,9 @@ impl Planner<'_> {
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);
         }
+        if let Some(tiles) = (plain && !self.has_boundaries()).then(|| self.tiles_last(legal)).flatten() {
+            return Some(tiles);
+        }
         let in_lines = in_lines
             && element == 2
             && legal <= 2
@@ -165,6 +168,7 @@ impl Planner<'_> {
             cluster: 1,
             early: false,
             joins,
+            keeps_together: false,
             shared_bytes,
             sums,
             channel_groups,

@@ -67,6 +67,7 @@ impl Planner<'_> {
             cluster: 1,
             early: false,
             joins: false,
+            keeps_together: false,
             // Sums of each wave, and a flag.
             shared_bytes: threads / self.facts.wave_size * self.sums_per_channel() as u32 * 4 + 4,
             sums,
@@ -99,6 +100,7 @@ impl Planner<'_> {
             cluster: 1,
             early: false,
             joins: false,
+            keeps_together: false,
             // Sums of each thread and of each channel, and a flag.
             shared_bytes: u32::try_from((places + channels) * sums * 4 + 4).ok()?,
             sums: channels * sums,

@@ -37,6 +37,7 @@ impl Planner<'_> {
             cluster: cluster as u32,
             early: false,
             joins: false,
+            keeps_together: false,
             shared_bytes: words as u32 * 4,
             sums,
             channel_groups,

@@ -105,6 +105,14 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
             assert!(u64::from(a.parts) * segments >= rows * pieces, "{plan}");
             number(plan, "lanes") * number(plan, "channels")
         }
+        "causal_conv1d_backward_tiles_last" => {
+            let halo = sizes.width as u64 - 1;
+            assert_eq!(piece, number(plan, "waves") * number(plan, "rows") - halo, "{plan}");
+            assert!(number(plan, "rows") >= halo, "{plan}");
+            assert!(u64::from(a.parts) <= rows * pieces, "{plan}");
+            assert!(a.sum_blocks <= facts.multiprocessors, "all blocks are at work at once: {plan}");
+            8 / op.x.dtype().size() as u64 * u64::from(facts.wave_size)
+        }
         "causal_conv1d_backward_short_last" => {
             assert_eq!(piece, number(plan, "rows"), "{plan}");
             let cluster = number(plan, "cluster");
@@ -156,14 +164,15 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
     };
     assert!(group_channels * u64::from(a.channel_groups) >= sizes.dim as u64, "{plan}");
     assert!(plan.shared_bytes >= plan.block[0] * 4 && plan.shared_bytes <= facts.shared_per_block, "{plan}");
+    let steps = u32::from(plan.entry() == "causal_conv1d_backward_tiles_last");
     if a.parts > 1 && !plan.choice.source().contains("CAUSEWAY_CLUSTER_KERNEL") {
         let teams = if a.team == 0 { 0 } else { a.parts.div_ceil(a.team) };
-        assert_eq!(plan.counters, a.channel_groups * (1 + teams), "{plan}");
+        assert_eq!(plan.counters, a.channel_groups * (1 + teams) + steps, "{plan}");
         let sums = group_channels * (sizes.width as u64 + u64::from(op.dbias.is_some()));
         assert!(plan.workspace_bytes >= u64::from(a.sum_blocks) * sums * 4, "{plan}");
         assert!(plan.workspace_at.len() == 1 && plan.counters_at.len() == 1, "{plan}");
     } else {
-        assert_eq!((plan.workspace_bytes, plan.counters), (0, 0), "{plan}");
+        assert_eq!((plan.workspace_bytes, plan.counters), (0, steps), "{plan}");
     }
 }
 
@@ -182,7 +191,7 @@ fn all_shapes_are_covered_on_both_vendors() {
         [70_000, 8, 5],
         [1, 70_001, 9],
     ];
-    for facts in [DeviceFacts::h200(), DeviceFacts::mi300x()] {
+    for facts in [DeviceFacts::h200(), DeviceFacts::h100(), DeviceFacts::mi300x()] {
         for shape in shapes {
             for width in [1, 2, 3, 4, 5, 8, 9, 256] {
                 for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -193,6 +202,22 @@ fn all_shapes_are_covered_on_both_vendors() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn slow_memory_decides_for_tiles_side_by_side() {
+    let of = |facts: &DeviceFacts, shape, strides| {
+        planned_for(&call(DType::BF16, shape, strides, 4), facts).entry().to_string()
+    };
+    let (h200, h100) = (DeviceFacts::h200(), DeviceFacts::h100());
+    let unknown = DeviceFacts { memory_gigabytes_per_second: 0, ..h100.clone() };
+    let (walk, tiles) = ("causal_conv1d_backward_channel_last", "causal_conv1d_backward_tiles_last");
+    let large = [4, 5376, 4096];
+    assert_eq!([&h200, &h100, &unknown].map(|facts| of(facts, large, last(large))), [walk, tiles, walk]);
+    // Few tiles for each block; rows that fill half of a tile; rows of which copies of 16 bytes are no part; half of the multiprocessors.
+    for shape in [[1, 4096, 1024], [94, 6032, 72], [4, 5372, 4096], [9, 8960, 1000]] {
+        assert_eq!(of(&h100, shape, last(shape)), walk, "{shape:?}");
     }
 }
 
