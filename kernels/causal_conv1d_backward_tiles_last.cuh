@@ -2,25 +2,25 @@
 //
 //              dim →
 //   t   ┌────────────────┬────────────────┬──
-//   ↓   │ wave 0, rows 0…7                │       a tile: the channels of a wave, `lanes` packets of 8 bytes, and waves · rows rows of
-//       │ wave 1, rows 8…15               │       one entry. A block owns the channels of its tiles
-//       ├────────────────┼────────────────┼──
+//   ↓   │ wave 0, rows 0…5                │       a tile: `rows` rows of one entry for each of `waves` waves, and the channels of a wave,
+//       │ wave 1, rows 6…11               │       of which a lane has 8 bytes. A block owns the channels of its tiles. The next
+//       ├────────────────┼────────────────┼──     tile begins width-1 rows before the end of this one
 //       │ next tile      │                │
 //
-// All blocks of the device work side by side: of one row of tiles each has one, and then the next row of tiles is due. Memory serves
-// blocks that read one region of it faster than blocks that read far apart. So a block that gets ahead of the others waits (Steps).
+// All blocks of the device work side by side: they have neighbouring tiles, and then the tiles behind those. Memory serves blocks that
+// read one region of it faster than blocks that read far apart. So a block that gets ahead of the others waits (Pace).
 //
 // Tiles of x and dy come to shared memory by asynchronous copies of 16 bytes, `stages` - 1 tiles ahead, of which a thread starts a
-// few with each row that it computes. A wave computes pre and g of its rows once, adds g to dweight and dbias, and to the unfinished
-// sums of dx. Its first width-1 rows also contribute to the last width-1 rows of dx of the wave above: such shares are left in
-// shared memory, and the wave above adds them behind the next barrier. The last width-1 rows of a tile are computed again, as the
-// first ones of the next tile, which alone counts and stores them.
+// few with each pair of rows that it computes. A wave computes pre and g of its rows once, adds g to dweight and dbias, and to the
+// unfinished sums of dx. Its first width-1 rows also contribute to the last width-1 rows of dx of the wave above: such shares are
+// left in shared memory, and the wave above adds them behind the next barrier. The last width-1 rows of a tile are computed again,
+// as the first ones of the next tile, which alone counts and stores them.
 //
 // Tiles whose rows all exist are computed without masks.
 //
-// Cost per element: x, dy and dx once; x and dy once more for 2 · (width-1) / (rows of a tile) of the elements, from the L2 cache.
-// Instructions, width 4, SiLU, 16 bit: 24.5 as in causal_conv1d_backward_channel_last.cuh, and about 4 for copies, shares and the
-// rows that are computed twice.
+// Cost per element: x, dy and dx once; from the L2 cache, 2 · (width-1) / (rows of a tile) of x once more, and half as much of dy.
+// Instructions, width 4, SiLU, 16 bit: 24.5 as in causal_conv1d_backward_channel_last.cuh, and 11 for copies, addresses, shares and
+// the rows that are computed twice.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 
@@ -45,9 +45,9 @@ template <class Problem, class Tile> class TilesLastBackward {
     // A lane's packet of a row, and a line of them: the channels of a block. Rows of x in a stage, and of dy; the rows that a tile stores.
     static constexpr int BYTES = 8, CHANNELS = ELEMENTS<X, BYTES>, LINE = BYTES * (int)WAVE_SIZE, BLOCK_CHANNELS = CHANNELS * (int)WAVE_SIZE;
     static constexpr int DY_ROWS = WAVES * ROWS, X_ROWS = DY_ROWS + HALO, TILE_ROWS = DY_ROWS - HALO;
-    // Copies: threads that have a row, rows that the block has at a time, and how many of those make up the rows of a stage.
+    // Copies: COPIERS threads copy a row, the block AT_ONCE rows at a time, in so many rounds for a stage.
     static constexpr int COPY = 16, COPIERS = LINE / COPY, AT_ONCE = THREADS / COPIERS;
-    static constexpr int TOGETHER = ROWS % 2 == 0 ? 2 : 1;  // rows
+    static constexpr int TOGETHER = ROWS % 2 == 0 ? 2 : 1;  // rows that are computed together
     static constexpr int X_COPIES = (X_ROWS + AT_ONCE - 1) / AT_ONCE, DY_COPIES = (DY_ROWS + AT_ONCE - 1) / AT_ONCE;
     // Shared memory: stages, in whose place the sums of each wave and a flag lie after the last tile; shares of two tiles.
     static constexpr int SUMS = Problem::dbias ? WIDTH + 1 : WIDTH, BLOCK_SUMS = BLOCK_CHANNELS * SUMS;
@@ -75,7 +75,7 @@ public:
             async_commit();
         }
         load_weights(channel);
-        Steps<1> pace(step_counter(), a.sum_blocks, steps);
+        Pace<1> pace(step_counter(), a.sum_blocks, steps);
         u32 stage = 0;
         char* dx_before = nullptr;  // of the tile before
         i32 left_before = 0;
@@ -121,12 +121,14 @@ private:
         copy_at = thread * COPY;
     }
 
-    // The copies that follow are those of a tile, or of none.
+    // Sets what copy() copies next, and to which stage; from tile number `tiles` on, zeros.
     CAUSEWAY_DEVICE void enter_copies(u32 tile, u32 tiles, u32 stage) {
+        const bool there = tile < tiles;
+        if (!there) tile = 0;
         const u32 entry = quotient(tile, a.pieces_divisor);
         const i32 first = (i32)(tile - entry * a.pieces) * TILE_ROWS;
-        copies_whole = tile < tiles && first >= HALO && first + DY_ROWS <= seqlen;
-        copied_row = tile < tiles ? first + row_of_thread : seqlen + HALO;
+        copies_whole = there && first >= HALO && first + DY_ROWS <= seqlen;
+        copied_row = there ? first + row_of_thread : seqlen + HALO;
         x_next = x_at + ((i64)entry * a.x.entry * (i64)sizeof(X) + (i64)first * a.x_pitch);
         dy_next = dy_at + ((i64)entry * a.dy.entry * (i64)sizeof(X) + (i64)first * a.dy_pitch);
         copy_to = copy_at + stage * STAGE_BYTES;
@@ -140,7 +142,8 @@ private:
         const i32 row = copied_row + k * AT_ONCE - (is_dy ? 0 : HALO);
         const bool exists = Whole || (u32)row < (u32)seqlen;
         if ((k + 1) * AT_ONCE <= rows || row_of_thread + k * AT_ONCE < rows) {
-            async_copy<COPY>(copy_to + k * AT_ONCE * LINE + (is_dy ? DY_AT : 0), is_dy ? dy_next : x_next, exists);
+            const char* const from = is_dy ? dy_next : x_next;
+            async_copy<COPY>(copy_to + k * AT_ONCE * LINE + (is_dy ? DY_AT : 0), exists ? from : (const char*)a.x.data, exists);
         }
         if (is_dy) {
             dy_next += dy_step;
@@ -151,7 +154,7 @@ private:
 
     // ---- a tile ----------------------------------------------------------------------------------------------------
 
-    // Whole: all rows of the tile exist, and of the one whose copies are started.
+    // Whole: all rows of this tile exist, and of the tile that is copied meanwhile.
     template <bool Whole> CAUSEWAY_DEVICE void compute(u32 stage, u32 n, char* dx, i32 left) {
         const u32 at = stage * STAGE_BYTES + (u32)(wave * ROWS * LINE) + lane_index() * BYTES;
         const u32 share_at = shares_of(n, wave);
@@ -206,7 +209,7 @@ private:
                         unfinished[k][c] = multiply_add(weight[k][c], g[i][c], k > 0 ? unfinished[k - 1][c] : 0.0f);
                     }
                 }
-                // The tile's last rows are counted by the next tile. So are rows past the end by nobody: a tap may read an infinity.
+                // The tile's last rows are counted by the next tile, and rows past the end by nobody: 0 times an infinite tap would be a NaN.
                 if ((first + i < ROWS - HALO || wave != WAVES - 1) && (Whole || first + i < left)) {
 #pragma unroll
                     for (int c = 0; c < CHANNELS; ++c) {
@@ -309,7 +312,7 @@ private:
     i32 wave;
     bool stores;  // the lane has channels
     char* dx_at;  // the wave's first row of a tile at row 0 of entry 0
-    // Copies: the thread's first row of a tile, there and in shared memory; then those that are due.
+    // Copies: where the thread's first row of a tile is at row 0 of entry 0, and in a stage; where the next copies are from and to.
     const char *x_at, *dy_at, *x_next, *dy_next;
     i64 x_step, dy_step;
     i32 row_of_thread, copied_row;

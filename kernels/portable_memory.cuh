@@ -394,13 +394,13 @@ CAUSEWAY_DEVICE bool last_block_to_arrive(u32* counter, u32 blocks, u32 flag_off
 
 // ---- blocks that keep together -------------------------------------------------------------------------------------
 
-// Keeps blocks that go through memory side by side at about the same place of it: each calls begin(n), with n = 0 … steps - 1, before
-// its step n, and waits there while the blocks have begun fewer than n - Lead steps each, on average. Nothing but speed depends on it, so a
-// block that has waited some fifty microseconds, because others cannot run, never waits again. The counter is 0 before the launch
-// and after it.
-template <u32 Lead> class Steps {
+// Keeps blocks that go through memory side by side at about the same place of it. Each calls begin(n), with n = 0 … steps - 1, before
+// its step n, and waits there while the average block has begun fewer than n - Lead steps. Nothing but speed depends on it, so a block
+// that has waited some fifty microseconds, because others cannot run, waits no more until they have caught up. The counter is 0 before
+// the launch and after it; blocks · steps fits 32 bits.
+template <u32 Lead> class Pace {
 public:
-    CAUSEWAY_DEVICE Steps(u32* counter, u32 blocks, u32 steps) : counter_(counter), blocks_(blocks), all_(blocks * steps) {}
+    CAUSEWAY_DEVICE Pace(u32* counter, u32 blocks, u32 steps) : counter_(counter), blocks_(blocks), all_(blocks * steps) {}
 
     CAUSEWAY_DEVICE void begin(u32 step) {
         if (thread_index() != 0) return;
@@ -409,7 +409,7 @@ public:
         if (__atomic_fetch_add(counter_, 1u, __ATOMIC_RELAXED) == all_ - 1) *counter_ = 0;
 #elif defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 700
         const u32 enough = step > Lead ? (step - Lead) * blocks_ : 0;
-        // The number that the last count gave is at hand without a look at memory. A look takes about half a microsecond.
+        // What the last count gave is often enough. A look at memory takes about half a microsecond.
         while (begun_ < enough && looks_ < 100) {
             asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(begun_) : "l"(counter_) : "memory");
             ++looks_;

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Draws shapes that nobody has tuned for, as a suite for `causeway bench`.
 
-    draw_shapes.py conv1d|gemm [--seed N] [--count N] [--ragged] > drawn.toml
+    draw_shapes.py conv1d|gemm|classes [--seed N] [--count N] [--ragged] > drawn.toml
     causeway bench --suite drawn.toml --device cuda --save drawn.json
     draw_shapes.py summary drawn.json...
 
 Convolutions: x of 1 to 256 MB in 16 bits, dim 64 to 8,192 and seqlen 16 to 65,536, log-uniform, one of four no multiple of 8, both
-layouts, width 3 or 4, with SiLU; ragged: all of them no multiple of 8. Products: each of M, N, K 16 to 32,768, log-uniform, multiples of 8, at most 2 GB of tensors and
+layouts, width 3 or 4, with SiLU; ragged: all of them no multiple of 8. Classes: --count convolutions of each class that has an aim of its own. Products: each of M, N, K 16 to 32,768, log-uniform, multiples of 8, at most 2 GB of tensors and
 10 TFLOP. A summary gives the geometric mean and the worst ratio to the floor (of products: of cuBLASLt) by pass and class.
 """
 
@@ -38,6 +38,40 @@ def convolution(draw, ragged):
             return {"shape": [batch, dim, seqlen], "layout": layout, "width": draw.choice([3, 4])}
 
 
+def sized(draw, dims, seqlens, elements, step=8):
+    """A shape with so many elements."""
+    while True:
+        dim, seqlen = log_uniform(draw, *dims, step), log_uniform(draw, *seqlens, step)
+        batch = round(log_uniform(draw, *elements, 1) / (dim * seqlen))
+        if 1 <= batch <= 1024:
+            return [batch, dim, seqlen]
+
+
+LARGE = (30e6, 120e6)  # elements: 60 MB and more in 16 bits
+CLASSES = {
+    "large": lambda draw: {"shape": sized(draw, (256, 8192), (512, 16384), LARGE)},
+    "power-of-two": lambda draw: {
+        "shape": sized(draw, (dim := 2 ** draw.randint(8, 13), dim), (512, 8192), LARGE),
+        "layout": "channel-last",
+    },
+    # One sequence.
+    "a-thousand-rows": lambda draw: {
+        "shape": [1, log_uniform(draw, 3000, 9000, 8), log_uniform(draw, 700, 1400, 8)],
+        "layout": "channel-last",
+    },
+    "ragged": lambda draw: {"shape": [n | 1 for n in sized(draw, (500, 8000), (500, 8000), (8e6, 60e6), 2)]},
+    "many-short": lambda draw: {
+        "shape": [log_uniform(draw, 200, 900, 1), log_uniform(draw, 512, 4096, 8), log_uniform(draw, 32, 128, 8)]
+    },
+    "one-long": lambda draw: {
+        "shape": [1, log_uniform(draw, 16, 256, 8), log_uniform(draw, 2e5, 1e6, 8)],
+        "layout": "channel-first",
+    },
+    "width-3": lambda draw: {"shape": sized(draw, (256, 8192), (512, 16384), LARGE), "width": 3},
+    "under-1-mb": lambda draw: {"shape": sized(draw, (64, 2048), (16, 2048), (60e3, 500e3)), "layout": "channel-last"},
+}
+
+
 def product(draw, _ragged):
     """One row of a suite."""
     while True:
@@ -49,15 +83,27 @@ def product(draw, _ragged):
 ROWS = {"conv1d": convolution, "gemm": product}
 
 
+def rows(kind, draw, count, ragged):
+    """Names of rows, and what is drawn for them."""
+    for at in range(count):
+        if kind != "classes":
+            yield f"drawn-{at}", ROWS[kind](draw, ragged)
+            continue
+        for name, row in CLASSES.items():
+            layout = draw.choice(["channel-first", "channel-last"])
+            yield f"{name}-{at}", {"layout": layout, "width": 4} | row(draw)
+
+
 def suite(kind, seed, count, ragged):
     """The text of a suite."""
     draw = random.Random(seed)
     yield f'name = "drawn-{kind}-{seed}"\nabout = "Shapes drawn with seed {seed}"\n'
-    for at in range(count):
-        row = {"name": f"drawn-{at}", "dtype": "bf16", **ROWS[kind](draw, ragged)}
-        if kind == "conv1d":
+    for name, drawn in rows(kind, draw, count, ragged):
+        row = {"name": name, "dtype": "bf16", **drawn}
+        if kind != "gemm":
             row |= {"activation": "silu", "bias": True}
-        yield f"[[{kind}]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in row.items())
+        table = "gemm" if kind == "gemm" else "conv1d"
+        yield f"[[{table}]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in row.items())
 
 
 def classes(row):
@@ -73,6 +119,10 @@ def classes(row):
         if min(m, n) <= 128:
             yield "M or N of 128 or less"
         return
+    for name in CLASSES:
+        if row["case"].startswith(f"{name}-"):
+            yield f"{name}, {row['layout']}"
+            return
     batch, dim, seqlen = row["shape"]
     yield row["layout"]
     if dim % 8 or seqlen % 8:
@@ -100,10 +150,12 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("action", choices=[*ROWS, "summary"], help="draw a suite of these, or summarise saved runs of one")
+    parser.add_argument(
+        "action", choices=[*ROWS, "classes", "summary"], help="draw a suite of these, or summarise saved runs"
+    )
     parser.add_argument("files", nargs="*", help="saved runs")
     parser.add_argument("--seed", type=int, default=1, help="of the rows that are drawn")
-    parser.add_argument("--count", type=int, default=40, help="rows to draw")
+    parser.add_argument("--count", type=int, default=40, help="rows to draw, of each class where classes are drawn")
     parser.add_argument("--ragged", action="store_true", help="rows of convolutions that are no multiple of 8 elements")
     options = parser.parse_args()
     if options.action == "summary":

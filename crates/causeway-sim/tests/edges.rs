@@ -92,6 +92,16 @@ fn kernels_stay_in_their_tensors_wherever_rows_end() {
     }
 }
 
+#[test]
+fn tiles_side_by_side_stay_in_their_tensors() {
+    let simulator = Arc::new(Simulator::open("sim:slow").unwrap());
+    for guard in [Guard::Before, Guard::Behind] {
+        for shape in [[2, 264, 517], [5, 72, 138], [3, 136, 279]] {
+            run(&simulator, guard, shape, 4, true);
+        }
+    }
+}
+
 const ASTRAY: &str = "a_kernel_that_leaves_its_tensors";
 
 /// The child of the test below: rows at the end of a tensor are taken to be safe.

@@ -215,10 +215,31 @@ fn slow_memory_decides_for_tiles_side_by_side() {
     let (walk, tiles) = ("causal_conv1d_backward_channel_last", "causal_conv1d_backward_tiles_last");
     let large = [4, 5376, 4096];
     assert_eq!([&h200, &h100, &unknown].map(|facts| of(facts, large, last(large))), [walk, tiles, walk]);
-    // Few tiles for each block; rows that fill half of a tile; rows of which copies of 16 bytes are no part; half of the multiprocessors.
-    for shape in [[1, 4096, 1024], [94, 6032, 72], [4, 5372, 4096], [9, 8960, 1000]] {
+    // Few tiles for each block; entries that leave their tiles half full; rows that are not whole copies of 16 bytes; half of the
+    // multiprocessors idle; rows that share lines of the caches with others, in a call that would else just have tiles.
+    for shape in [[1, 4096, 1024], [94, 6032, 72], [4, 5372, 4096], [9, 8960, 1000], [4, 1512, 2500]] {
         assert_eq!(of(&h100, shape, last(shape)), walk, "{shape:?}");
     }
+    assert_eq!(of(&h100, [4, 1536, 5000], last([4, 1536, 5000])), tiles);
+    // Options, wide windows and members of a larger launch.
+    let plain = || call(DType::BF16, large, last(large), 4);
+    let wide = call(DType::BF16, large, last(large), 5);
+    let gated = Backward {
+        b: Some(plain().x),
+        db: Some(written(0xb00_0000, DType::BF16, &large, &last(large))),
+        ..plain()
+    };
+    let (indices, bounds) = (read(0xc00_0000, DType::I32, &[4, 4096], &[4096, 1]), [1, 5376, 16384]);
+    let indexed = Backward { seq_idx: Some(indices), ..plain() };
+    let packed = Backward {
+        cu_seqlens: Some(read(0xc00_0000, DType::I32, &[5], &[1])),
+        ..call(DType::BF16, bounds, last(bounds), 4)
+    };
+    for op in [with_states(plain(), 4), wide, gated, indexed, packed] {
+        assert_ne!(planned_for(&op, &h100).entry(), tiles);
+    }
+    let beside = plan_beside(&plain(), &plain().validate().unwrap(), &h100).unwrap().unwrap();
+    assert_ne!(beside.entry(), tiles);
 }
 
 #[test]
