@@ -277,3 +277,23 @@ def test_indices_that_change_between_the_passes_are_refused():
     seq_idx[0, 0] = 1
     with pytest.raises(RuntimeError, match="seq_idx has been changed in place"):
         part.backward(None, x, None, None, None, x, None, True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ([[1, 1, 1], [2, 2, 1]], "several machines"),
+        ([[1, 1, 1], [1, 1, 1]], "share a GPU"),
+        ([[1, 1, 1], [1, 2, 0]], "CAUSEWAY_PEER_MEMORY"),
+    ],
+)
+def test_a_rank_says_why_its_messages_go_through_the_group(facts, reason, monkeypatch, caplog):
+    from causeway._torch import peer_memory
+
+    group = types.SimpleNamespace(rank=lambda: 0, size=lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="a GPU"))
+    monkeypatch.setattr(peer_memory, "_gather", lambda *_: facts)
+    with caplog.at_level("INFO", logger="causeway.parallel"):
+        assert peer_memory._make(group, torch.device("cuda"), 1024) is None
+    assert "rank 0 of 2" in caplog.text
+    assert reason in caplog.text

@@ -7,6 +7,7 @@ what NCCL's send and receive do. The memory is that of `torch.distributed._symme
 """
 
 import hashlib
+import logging
 import math
 import os
 import socket
@@ -15,6 +16,8 @@ import torch
 import torch.distributed as dist
 
 from causeway import _native
+
+_log = logging.getLogger("causeway.parallel")
 
 # Bytes of a tensor that rooms are made for at least.
 _LEAST_CAPACITY = 2**20
@@ -51,23 +54,36 @@ def size(sizes, dtype):
 
 
 def _make(group, device, nbytes):
+    made, reason = _try(group, device, nbytes)
+    way = "memory that both GPUs see" if made is not None else f"the process group: {reason}"
+    _log.info("rank %d of %d sends its messages through %s", group.rank(), group.size(), way)
+    return made
+
+
+def _try(group, device, nbytes):
+    """Rooms, or None and the reason."""
     memory = _symmetric_memory()
     # NCCL's group says that others have GPUs, too.
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     mine = [_number(_machine()), _number(uuid), memory is not None]
     facts = _gather(group, device, mine)
     machines, devices, able = zip(*facts)
-    if len(set(machines)) > 1 or len(set(devices)) < len(devices) or not all(able):
-        return None
-    made = None
+    if len(set(machines)) > 1:
+        return None, "ranks are on several machines"
+    if len(set(devices)) < len(devices):
+        return None, "ranks share a GPU"
+    if not all(able):
+        return None, "CAUSEWAY_PEER_MEMORY is 0, or PyTorch has no symmetric memory"
+    made, reason = None, "another rank's GPU cannot reach its neighbour's memory"
     # What was sent through smaller rooms has arrived.
     torch.cuda.synchronize(device)
     try:
         made = Rooms(memory, group, device, nbytes)
-    except (RuntimeError, TypeError, AttributeError):
-        pass
+    except (RuntimeError, TypeError, AttributeError) as error:
+        reason = str(error)
     # One that cannot, as without access between GPUs, is enough for none to try.
-    return made if all(able for (able,) in _gather(group, device, [made is not None])) else None
+    every = all(able for (able,) in _gather(group, device, [made is not None]))
+    return (made if every else None), reason
 
 
 def _symmetric_memory():
