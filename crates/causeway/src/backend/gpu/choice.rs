@@ -3,12 +3,15 @@
 //! A [`Choice`] has no text in it. Choosing takes a fraction of a microsecond, so every call chooses anew, and loaded kernels
 //! are found by comparing choices. [`Choice::source`] renders the text when a compiler, a person or a report asks for it.
 
+mod together;
+
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::hash::{Hash, Hasher};
 
+pub(super) use together::Together;
+
 use super::device_struct::DeviceStruct;
-use super::together::Together;
 use crate::operation::{DTypes, Operation};
 use crate::tensor::DType;
 
@@ -77,7 +80,7 @@ impl LaunchBounds {
 }
 
 /// What a kernel begins with that begins early.
-pub(super) const WAIT: &str = "    causeway::follow_previous_launch();\n";
+const WAIT: &str = "    causeway::follow_previous_launch();\n";
 
 /// Constants that a struct has room for without another allocation.
 const MOST: usize = 18;
@@ -247,7 +250,7 @@ enum Form {
         entry: &'static str,
         text: Cow<'static, str>,
     },
-    /// Several kernels as one: see [`super::together`].
+    /// Several kernels as one.
     Together(Together),
 }
 

@@ -15,6 +15,7 @@ use by_heads::{ByHeads, Memory};
 use few_channels::FewChannels;
 use short_rows::ShortRows;
 
+use super::blocks::MAX_PAIR;
 use super::gates::Gate;
 use super::heads::Heads;
 use super::partition::Partition;
@@ -72,7 +73,7 @@ pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
 
 fn by_heads<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &HeadNorm) {
     // In rows of few channels, most of a pair would be empty.
-    if sizes.dim < rows::MAX_PAIR as i64 || !rows::are_rows(sizes, &strides(call)) {
+    if sizes.dim < MAX_PAIR as i64 || !rows::are_rows(sizes, &strides(call)) {
         by_heads_along_sequence::<T>(cpu, call, sizes, norm);
     } else {
         by_heads_along_channels::<T>(cpu, call, sizes, norm);

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
+use super::blocks::{MAX_PAIR, MAX_WIDTH};
 use super::partition::{Column, Partition};
 use super::places::{Block, Kind};
-use super::rows::{MAX_PAIR, MAX_WIDTH};
 use super::sequences::Sequences;
 use super::states::History;
 use super::tile::whole_steps;

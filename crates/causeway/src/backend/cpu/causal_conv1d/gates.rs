@@ -2,7 +2,7 @@
 //!
 //! Along the channels they are rows beside those of x; along the sequence a tile is multiplied at a time.
 
-use super::rows::{GROUP, MAX_PAIR, Tail};
+use super::blocks::{GROUP, MAX_PAIR, Tail};
 use super::sequences::{Piece, Sequences};
 use super::tensors::Source;
 use crate::backend::cpu::simd::{Lanes, Number, Simd};

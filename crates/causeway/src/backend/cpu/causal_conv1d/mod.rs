@@ -7,6 +7,7 @@
 //! [`partition`]'s tasks, and [`sequences`] tells which positions belong together.
 
 mod backward;
+mod blocks;
 mod columns;
 mod few_channels;
 mod forward;

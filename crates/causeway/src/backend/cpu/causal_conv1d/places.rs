@@ -12,8 +12,8 @@
 
 use std::ops::{Deref, DerefMut, Range};
 
+use super::blocks::MAX_WIDTH;
 use super::columns;
-use super::rows::MAX_WIDTH;
 use super::sequences::Sequences;
 use super::states::History;
 use super::tensors::Parameter;

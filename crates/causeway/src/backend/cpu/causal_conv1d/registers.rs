@@ -10,7 +10,8 @@
 //! their use, since the arithmetic fills the processor's window after a few of them, and its own prefetcher stops at
 //! every page.
 
-use super::rows::{MAX_PAIR, load_lanes, store_lanes};
+use super::blocks::MAX_PAIR;
+use super::rows::{load_lanes, store_lanes};
 use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
 
 /// Widths up to this one. Bodies are compiled for width 4, which most models have, and for this one, which passes

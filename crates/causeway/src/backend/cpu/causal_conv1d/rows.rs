@@ -17,6 +17,7 @@
 
 use std::sync::OnceLock;
 
+use super::blocks::{BLOCK, GROUP, MAX_WIDTH};
 use super::partition::Partition;
 use super::sequences::{Piece, Sequences};
 use super::states::History;
@@ -24,15 +25,6 @@ use super::tensors::{Parameter, Source};
 use super::tile::write_row;
 use crate::backend::cpu::simd::{LINE, Lanes, Number, Simd};
 use crate::causal_conv1d::Sizes;
-
-/// Widths up to this one keep their taps in registers. Loops over taps are compiled for widths 3 and 4, which most models have,
-/// and for this one, which passes over the taps that a smaller width lacks.
-pub(super) const MAX_WIDTH: usize = 8;
-/// Channels of a task: a multiple of every pair of vectors, and so many that a row of them is a page of memory or half of
-/// one: pieces of a few lines each keep the prefetcher from following, and cost a page walk each.
-pub(super) const GROUP: usize = 1024;
-/// Rows that a pair of vectors of channels walks down at a time.
-pub(super) const BLOCK: usize = 8;
 
 /// Pairs from the one that is computed to the one whose rows are asked for meanwhile: far enough for memory to answer, and
 /// so near that they are still in the L1 cache. Rows of the next block are not, where strides are a power of two.
@@ -91,12 +83,6 @@ pub(super) fn are_rows(sizes: &Sizes, strides: &[&[i64]]) -> bool {
     let either = neighbours(2) && sizes.seqlen > sizes.dim;
     neighbours(1) && !either && sizes.dim > 1 && sizes.width <= MAX_WIDTH as i64
 }
-
-/// Rows that a block sees: its own and the history.
-pub(super) const ROWS: usize = BLOCK + MAX_WIDTH - 1;
-
-/// Pointers to rows of elements; null stands for a row that counts as nothing.
-pub(super) type Rows<T> = [*const T; ROWS];
 
 /// Finished rows, on their way to a tensor.
 pub(super) type Finished<T> = [[T; GROUP]; BLOCK];
@@ -163,9 +149,6 @@ impl<A> TaskWeights<'_, A> {
         self.tap(self.width)
     }
 }
-
-/// Most lanes of any pair of vectors.
-pub(super) const MAX_PAIR: usize = 32;
 
 /// Two vectors of a row of `GROUP`.
 ///
@@ -265,30 +248,6 @@ pub(super) fn spans<S: Simd>(_: S, channels: usize) -> [Span; 2] {
     let first = whole * 2 * S::LANES;
     let rest = usize::from(first < channels);
     [Span { first: 0, pairs: whole, is_tail: false }, Span { first, pairs: rest, is_tail: true }]
-}
-
-/// Rows copied for the channels that do not fill a pair, so that loads stay inside the tensors.
-pub(super) struct Tail<T>([[T; MAX_PAIR]; ROWS]);
-
-impl<T: Number> Tail<T> {
-    #[inline(always)]
-    pub fn new() -> Self {
-        Tail([[T::ZERO; MAX_PAIR]; ROWS])
-    }
-
-    /// Copies channels `first .. channels` of each row that is not null, and points there.
-    ///
-    /// # Safety
-    /// The rows have that many elements, and `channels - first` is less than `MAX_PAIR`.
-    pub unsafe fn copy(&mut self, rows: &Rows<T>, first: usize, channels: usize) -> Rows<T> {
-        let mut copies = [std::ptr::null(); ROWS];
-        for i in (0..ROWS).filter(|&i| !rows[i].is_null()) {
-            // SAFETY: the caller's promise.
-            unsafe { self.0[i].as_mut_ptr().copy_from_nonoverlapping(rows[i].add(first), channels - first) };
-            copies[i] = self.0[i].as_ptr();
-        }
-        copies
-    }
 }
 
 /// Where the results of a block go: straight to the rows of a tensor, or first to a buffer in the cache.

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
+use super::blocks::MAX_WIDTH;
 use super::partition::Partition;
 use super::places::{self, Kind};
-use super::rows::MAX_WIDTH;
 use super::tensors::{Source, Target};
 use super::tile::{self, whole_steps};
 use crate::backend::cpu::simd::{Lanes, Number, Simd};

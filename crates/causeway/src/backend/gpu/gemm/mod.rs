@@ -10,6 +10,7 @@ mod problem;
 mod tile;
 mod wgmma;
 mod wgmma_cost;
+mod wgmma_schedule;
 mod wgmma_tiles;
 
 pub use problem::{Matrix, Problem};

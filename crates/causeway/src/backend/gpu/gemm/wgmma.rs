@@ -5,7 +5,8 @@ use std::mem::offset_of;
 use bytemuck::Pod;
 
 use super::problem::{Matrix, Problem};
-use super::wgmma_tiles::{Cluster, Deal, Operand, Product, Schedule, WARP_ROWS, choose};
+use super::wgmma_schedule::{Cluster, Deal, Operand, Product, Schedule, WARP_ROWS};
+use super::wgmma_tiles::choose;
 use crate::backend::gpu::choice::{ArgumentType, Attribute, Choice, Constants, KernelFunction, LaunchBounds};
 use crate::backend::gpu::device_struct::device_struct;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, TensorMap, Vendor};

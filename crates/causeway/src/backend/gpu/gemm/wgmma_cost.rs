@@ -11,7 +11,7 @@
 //! fitted by tests/tune_gemm.py to times on an H100, but for `memory`, which is that of an H200: there it was fitted before, and the H100's
 //! fit has been scaled (docs/kernels/history/gemm-wgmma.md).
 
-use super::wgmma_tiles::{Cluster, Deal, Operand, Product, Schedule, Tile, Tiles};
+use super::wgmma_schedule::{Cluster, Deal, Operand, Product, Schedule, Tile, Tiles};
 use crate::backend::gpu::plan::DeviceFacts;
 
 /// Constants of the model.

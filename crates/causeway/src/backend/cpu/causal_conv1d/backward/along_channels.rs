@@ -8,12 +8,10 @@
 //! dx lags g by `width - 1` rows; g of the last rows waits in `g`, between blocks too. Past the piece's end, g is
 //! computed again for dx, but not summed.
 
+use super::super::blocks::{BLOCK, GROUP, MAX_PAIR, MAX_WIDTH, ROWS, Tail};
 use super::super::gates::GateBuffers;
 use super::super::partition::Partition;
-use super::super::rows::{
-    self, BLOCK, Destination, Finished, GROUP, HistoryRows, MAX_PAIR, MAX_WIDTH, ROWS, Tail, TaskWeights,
-    Weights,
-};
+use super::super::rows::{self, Destination, Finished, HistoryRows, TaskWeights, Weights};
 use super::super::sequences::Piece;
 use super::Problem;
 use super::passes::{BlockRows, Passes, Sums, Waiting};

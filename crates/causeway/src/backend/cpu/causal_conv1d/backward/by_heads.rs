@@ -1,9 +1,9 @@
 //! What a norm makes of dy: g, the gradient of what the activation is applied to, for all positions. The traversal along the sequence,
 //! or along the channels, then takes it for dy; see [`super::super::heads`].
 
+use super::super::blocks::MAX_PAIR;
 use super::super::heads::{Channels, Heads, activate, transpose_in, transpose_out};
 use super::super::partition::Partition;
-use super::super::rows::MAX_PAIR;
 use super::super::sequences::Piece;
 use super::super::tensors::{Source, Target};
 use super::super::tile;

@@ -14,11 +14,10 @@
 //! What a pass leaves for the next one stays in the L1 cache. In one pass there would be more values in flight
 //! than registers: the taps, the sums, `width` rows of x and of g, and the terms of several SiLUs.
 
+use super::super::blocks::{BLOCK, GROUP, MAX_WIDTH, ROWS, Rows};
 use super::super::gates::Gate;
 use super::super::registers::{INTERLEAVED, WIDE_LANES};
-use super::super::rows::{
-    BLOCK, GROUP, MAX_WIDTH, PairAt, ROWS, Rows, Span, TaskWeights, load_lanes, prefetch_pair, store_lanes,
-};
+use super::super::rows::{PairAt, Span, TaskWeights, load_lanes, prefetch_pair, store_lanes};
 use crate::backend::cpu::simd::{Lanes, Number, Simd};
 
 /// Where the first row's g is among those that wait and those of a block, whatever the width.

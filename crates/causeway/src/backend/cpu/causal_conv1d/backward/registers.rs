@@ -10,10 +10,11 @@
 //! A pair's dx and its part of dweight wait for the g of the pair after it. So both come from the same shifted g, x is
 //! needed as it lies in memory, and dx is stored where x was loaded: rows that begin and end with lines give whole lines.
 
+use super::super::blocks::MAX_PAIR;
 use super::super::registers::{
     INTERLEAVED, Output, Taps, for_each_age, load_history, prefetch_pair, store_history,
 };
-use super::super::rows::{MAX_PAIR, load_lanes, store_lanes};
+use super::super::rows::{load_lanes, store_lanes};
 use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Part, Simd};
 
 /// What [`gradient`] works on.

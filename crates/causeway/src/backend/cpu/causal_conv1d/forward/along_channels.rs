@@ -1,11 +1,11 @@
 //! Forward with vectors along the channels; see [`super::super::rows`] for the traversal.
 
+use super::super::blocks::{BLOCK, GROUP, MAX_WIDTH, ROWS, Rows, Tail};
 use super::super::gates::GateBuffers;
 use super::super::partition::Partition;
 use super::super::registers::{INTERLEAVED, WIDE_LANES};
 use super::super::rows::{
-    self, BLOCK, Destination, Finished, GROUP, HistoryRows, MAX_WIDTH, PairAt, ROWS, Rows, Span, Tail,
-    TaskWeights, Weights, load_lanes, prefetch_pair,
+    self, Destination, Finished, HistoryRows, PairAt, Span, TaskWeights, Weights, load_lanes, prefetch_pair,
 };
 use super::super::sequences::Piece;
 use super::Problem;
