@@ -49,7 +49,7 @@ fn what_cannot_be_simulated_is_refused() {
             "device is \"sim:33\": expected sim:32, sim:64 or an architecture",
         ),
         (&["bench", "--device", "sim:32"], "sim:32 has no speed to measure"),
-        (&["plan", "--device", "cpu"], "--device is \"cpu\": expected sim:32 or sim:64"),
+        (&["plan", "--device", "cpu"], "--device is \"cpu\": expected sim:32, sim:64 or sim:slow"),
         (&["verify", "--device", "simulator"], "sim:32 and sim:64 are simulated GPUs"),
     ];
     for (arguments, sentence) in table {
