@@ -187,7 +187,7 @@ fn names_of_devices_are_read() {
     {
         let error = Settings::parse(wrong).unwrap_err().to_string();
         assert!(
-            error.contains(wrong) && error.contains("expected sim:32, sim:64 or an architecture"),
+            error.contains(wrong) && error.contains("expected sim:32, sim:64, sim:slow or an architecture"),
             "{error}"
         );
     }
