@@ -1,11 +1,13 @@
 //! Runs a call where its tensors are.
 
+use causeway::backend::cpu::on_threads;
 use causeway::backend::gpu::{GpuDevice, Ready, StreamHandle, Workspace};
 use causeway::causal_conv1d::{Backward, Forward, Update, VarlenStates};
 use causeway::{Device, Error, Location, Result, gemm};
 use pyo3::prelude::*;
 
 use crate::error::{Renamed, exception};
+use crate::openmp;
 use crate::tensor::Tensor;
 use crate::threads;
 use crate::torch::{Torch, data_ptr};
@@ -127,7 +129,7 @@ impl From<PyErr> for Failure {
     }
 }
 
-/// With as many threads as the tensor's library uses.
+/// With as many threads as the tensor's library uses, and with those of PyTorch if they can be had.
 fn on_host(place: &Place<'_, '_>, call: &mut impl Call) -> Result<(), Failure> {
     let (device, py) = (Device::cpu(), place.first.py());
     if place.size < SMALL && !call.uses_threads() {
@@ -137,8 +139,13 @@ fn on_host(place: &Place<'_, '_>, call: &mut impl Call) -> Result<(), Failure> {
         return Ok(py.detach(|| call.run(&device))?);
     }
     let threads = if place.tensor.is_torch() { Torch::of_tensors(py)?.thread_count(py)? } else { 0 };
+    if let Some(team) = openmp::team(threads) {
+        return Ok(py.detach(|| on_threads(team, || call.run(&device)))?);
+    }
     let pool = threads::pool(threads)?;
-    Ok(py.detach(|| pool.install(|| call.run(&device)))?)
+    py.detach(|| pool.install(|| call.run(&device)))?;
+    openmp::note_end();
+    Ok(())
 }
 
 fn on_gpu(first: &Bound<'_, PyAny>, ordinal: u32, call: &mut impl Call) -> Result<(), Failure> {

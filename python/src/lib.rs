@@ -11,6 +11,7 @@ mod error;
 mod given;
 mod libtorch;
 mod message;
+mod openmp;
 mod operation;
 mod overlap;
 mod recorded;
@@ -52,6 +53,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::openmp::note_process();
         ENTRIES.iter().try_for_each(|entry| module.add(entry.name, Operation::new(entry)))
     }
 }

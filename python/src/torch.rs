@@ -14,6 +14,7 @@ use pyo3::types::{PyDict, PyInt, PyTuple, PyType};
 
 use crate::dlpack::{Description, Exchange};
 use crate::libtorch::LibTorch;
+use crate::openmp;
 use crate::tensor::Tensor;
 
 /// What is needed of PyTorch, once it has been imported by whoever made the tensors.
@@ -199,6 +200,7 @@ impl Torch {
 
     fn new(module: &Bound<'_, PyAny>) -> PyResult<Torch> {
         let py = module.py();
+        openmp::find();
         let names = [
             ("float32", DType::F32),
             ("float16", DType::F16),

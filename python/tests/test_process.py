@@ -22,24 +22,101 @@ def resident_bytes():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_forked_process_has_threads_of_its_own():
-    x, weight = np.ones((4, 256, 1024), np.float32), np.ones((256, 4), np.float32)
-    expected = causeway.causal_conv1d_fn(x, weight)
+def passes_in_a_fork(check):
+    """Whether `check` is true in a forked process, which must not wait for threads that only its parent has."""
     child = os.fork()
     if child == 0:
-        same = np.array_equal(causeway.causal_conv1d_fn(x, weight), expected)
-        os._exit(0 if same else 1)
+        passes = False
+        try:
+            passes = check()
+        finally:
+            os._exit(0 if passes else 1)
     deadline = time.monotonic() + 60
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            break
+            return os.waitstatus_to_exitcode(status) == 0
         if time.monotonic() > deadline:
             os.kill(child, 9)
             os.waitpid(child, 0)
             pytest.fail("the child waits for threads that only its parent has")
         time.sleep(0.01)
-    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    x, weight = np.ones((4, 256, 1024), np.float32), np.ones((256, 4), np.float32)
+    expected = causeway.causal_conv1d_fn(x, weight)
+    assert passes_in_a_fork(lambda: np.array_equal(causeway.causal_conv1d_fn(x, weight), expected))
+
+
+# The threads of this process that are causeway's own, by what has to be there already.
+OWN_THREADS = """
+import os, sys, time
+import torch
+import causeway
+
+def own():
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    return sum(name.startswith("causeway") for name in names)
+
+torch.set_num_threads(2)
+x, weight = torch.randn(4, 256, 4096), torch.randn(256, 4)
+"""
+
+has_openmp = pytest.mark.skipif(sys.platform != "linux", reason="PyTorch's threads are looked for on Linux alone")
+
+
+def run_python(program):
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.split()
+
+
+@has_openmp
+def test_calls_run_on_the_threads_of_pytorch_while_they_are_awake():
+    torch = pytest.importorskip("torch")
+    if not torch.backends.openmp.is_available():
+        pytest.skip("this PyTorch has threads of another kind")
+    program = """
+x.sin()
+expected = causeway.causal_conv1d_fn(x, weight)
+for _ in range(20):
+    x.sin()
+    assert torch.equal(causeway.causal_conv1d_fn(x, weight), expected)
+print(own())
+time.sleep(2)
+assert torch.equal(causeway.causal_conv1d_fn(x, weight), expected)
+print(own())
+"""
+    assert run_python(OWN_THREADS + program) == ["0", "2"]
+
+
+@has_openmp
+def test_one_thread_is_the_calling_one():
+    pytest.importorskip("torch")
+    program = """
+torch.set_num_threads(1)
+causeway.causal_conv1d_fn(x, weight)
+print(own())
+"""
+    assert run_python(OWN_THREADS + program) == ["0"]
+
+
+@has_openmp
+def test_a_forked_process_leaves_the_threads_of_pytorch_alone():
+    torch = pytest.importorskip("torch")
+    x, weight = torch.randn(4, 256, 4096), torch.randn(256, 4)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        x.sin()
+        expected = causeway.causal_conv1d_fn(x, weight)
+        x.sin()
+        # PyTorch's own comparison would wait for its threads.
+        same = lambda: np.array_equal(causeway.causal_conv1d_fn(x, weight).numpy(), expected.numpy())  # noqa: E731
+        assert passes_in_a_fork(same)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_floating_point_mode_of_the_program():
@@ -199,26 +276,22 @@ print(hashlib.sha256(causeway.causal_conv1d_fn(x, weight).tobytes()).hexdigest()
     assert run("with").stdout == run("without").stdout
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="threads are counted in /proc")
+@has_openmp
 def test_small_calls_start_no_threads():
     program = """
-import os, sys
-import torch, causeway
-names = lambda: {open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")}
+threads = lambda: len(os.listdir("/proc/self/task"))
 weight, bias, state = torch.randn(2048, 4), torch.randn(2048), torch.zeros(8, 2048, 3)
-causeway.causal_conv1d_update(torch.randn(8, 2048), state, weight, bias, "silu")
-causeway.causal_conv1d_fn(torch.randn(8, 2048, 1), weight, bias, activation="silu")
 y = causeway.causal_conv1d_fn(torch.randn(1, 256, 64, requires_grad=True), weight[:256], activation="silu")
 y.sum().backward()
+before = threads()
+causeway.causal_conv1d_update(torch.randn(8, 2048), state, weight, bias, "silu")
+causeway.causal_conv1d_fn(torch.randn(8, 2048, 1), weight, bias, activation="silu")
+causeway.causal_conv1d_fn(torch.randn(1, 256, 64), weight[:256], activation="silu")
 causeway.gemm(torch.randn(64, 128).half(), torch.randn(128, 64).half())
-print(*(name for name in names() if name.startswith("causeway")))
-causeway.causal_conv1d_fn(torch.randn(4, 2048, 64), weight, bias, activation="silu")
-print(*(name for name in names() if name.startswith("causeway")))
+print(own(), threads() - before)
 """
     pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    small, large = done.stdout.split("\n")[:2]
-    assert small == "" and large.startswith("causeway-"), done.stdout
+    assert run_python(OWN_THREADS + program) == ["0", "0"]
 
 
 def test_the_command():

@@ -1,4 +1,4 @@
-//! The CPU backend: SIMD chosen at run time, threads from the current rayon pool.
+//! The CPU backend: SIMD chosen at run time, threads of the current rayon pool or [lent](on_threads) by the caller.
 //!
 //! [`Cpu`] carries the [`Level`] of vector instructions; every kernel has one body that is compiled once per
 //! level, and calls the copy that the level names. Work is split by the shape of the tensors alone, never by
@@ -8,8 +8,10 @@ pub(crate) mod causal_conv1d;
 mod float_environment;
 pub(crate) mod gemm;
 mod simd;
+mod threads;
 
 pub use float_environment::Ieee754;
+pub use threads::{Threads, on_threads};
 
 use crate::error::{Error, Result};
 

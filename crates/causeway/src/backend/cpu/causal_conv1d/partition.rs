@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::tile::{TILE, whole_steps};
-use crate::backend::cpu::Ieee754;
+use crate::backend::cpu::threads;
 use crate::causal_conv1d::Sizes;
 use crate::tensor::TensorRef;
 
@@ -132,21 +130,9 @@ impl Partition {
         })
     }
 
-    /// Does every task, on the threads of the current pool if `parallel`.
+    /// Does every task, on more threads than one if `parallel`.
     pub fn for_each_task(&self, parallel: bool, task: impl Fn(usize) + Sync) {
-        for_each(self.tasks(), parallel, &task);
-    }
-}
-
-/// Calls `task` with 0 to `count - 1`, on the threads of the current pool if `parallel`. Compiled once: a call is little beside a task.
-pub(super) fn for_each(count: usize, parallel: bool, task: &(dyn Fn(usize) + Sync)) {
-    if parallel && count > 1 {
-        (0..count).into_par_iter().for_each(|index| {
-            let _mode = Ieee754::enter();
-            task(index);
-        });
-    } else {
-        (0..count).for_each(task);
+        threads::for_each(self.tasks(), parallel, &task);
     }
 }
 

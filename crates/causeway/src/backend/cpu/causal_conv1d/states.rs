@@ -1,10 +1,11 @@
 //! What comes before a sequence, and what is left after it.
 
 use super::gates::Gate;
-use super::partition::{Work, for_each};
+use super::partition::Work;
 use super::sequences::{Piece, Sequences};
 use super::tensors::{Source, Target};
 use crate::backend::cpu::simd::Number;
+use crate::backend::cpu::threads::for_each;
 use crate::causal_conv1d::Sizes;
 use crate::tensor::TensorRef;
 

@@ -2,7 +2,8 @@
 
 use std::mem::MaybeUninit;
 
-use super::partition::{Work, for_each};
+use super::partition::Work;
+use crate::backend::cpu::threads::for_each;
 use crate::causal_conv1d::Sizes;
 
 /// Channels whose chunks are added together.

@@ -8,11 +8,11 @@ use std::ops::Range;
 use super::columns::{self, BLOCK, Row};
 use super::gates::Gate;
 use super::heads::Heads;
-use super::partition::for_each;
 use super::tensors::{Parameter, Source, Target};
 use super::{tile, with_number};
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
+use crate::backend::cpu::threads::for_each;
 use crate::causal_conv1d::{Activation, Update, UpdateSizes};
 
 /// Vectors whose arithmetic is interleaved; a block has whole groups of them.

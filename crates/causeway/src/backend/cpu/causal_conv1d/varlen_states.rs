@@ -1,10 +1,10 @@
 //! States of a packed batch: the last positions of every sequence.
 
-use super::partition::for_each;
 use super::sequences::Sequences;
 use super::tensors::{Source, Target};
 use super::with_number;
 use crate::backend::cpu::simd::Number;
+use crate::backend::cpu::threads::for_each;
 use crate::causal_conv1d::{Sizes, VarlenStates, VarlenStatesSizes};
 
 /// Runs a call that has been validated.

@@ -14,9 +14,7 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
-use crate::backend::cpu::Ieee754;
+use crate::backend::cpu::threads;
 
 /// A range of outputs.
 pub struct Tile {
@@ -50,23 +48,17 @@ impl Cut {
             return;
         }
         let threads = work(rows, columns, reduction) / self.worth_a_thread;
-        let threads = if threads > 1 { threads.min(rayon::current_num_threads()) } else { 1 };
+        let threads = if threads > 1 { threads.min(threads::count()) } else { 1 };
         let (tile_rows, tile_columns) = self.tile(rows, columns, threads);
         let across = columns.div_ceil(tile_columns);
         let task = |index: usize| {
-            let _mode = Ieee754::enter();
             let (row, column) = (index / across * tile_rows, index % across * tile_columns);
             task(Tile {
                 rows: row..rows.min(row + tile_rows),
                 columns: column..columns.min(column + tile_columns),
             });
         };
-        let tasks = 0..rows.div_ceil(tile_rows) * across;
-        if threads == 1 {
-            tasks.for_each(task);
-        } else {
-            tasks.into_par_iter().with_max_len(1).for_each(task);
-        }
+        threads::for_each(rows.div_ceil(tile_rows) * across, threads > 1, &task);
     }
 
     /// Rows and columns of a tile: as large as the caches take, but so that every thread has two, and threads as much as one another.
