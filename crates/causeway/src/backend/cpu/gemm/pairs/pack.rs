@@ -239,8 +239,11 @@ unsafe fn copy(
 ) {
     let mask = u32::MAX >> (STEP - terms.len());
     for (lane, to) in lanes.clone().zip(to.chunks_exact_mut(LANES)) {
+        let at = source.at(lane, terms.start);
+        // Of the step after the next one: there are more rows than a prefetcher follows.
+        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(2 * STEP).cast());
         // SAFETY: the mask keeps the load within the terms.
-        let row = unsafe { _mm512_maskz_loadu_epi16(mask, source.at(lane, terms.start).cast()) };
+        let row = unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) };
         least.store(row, to);
     }
 }
