@@ -382,5 +382,11 @@ CAUSEWAY_DEVICE void load_parameters(const void* weight, Strides2 strides, const
     }
 }
 
+// The index of a position of a halo, -(width-1) … -1.
+template <class Halo> CAUSEWAY_DEVICE i32 halo_index(const Halo& halo, i64 entry, i64 position, i64 width) {
+    const i64 offset = entry * halo.strides.first + (width - 1 + position) * halo.strides.second;
+    return (i32)load<4>(halo.indices + offset).word[0];
+}
+
 }  // namespace causal_conv1d
 }  // namespace causeway

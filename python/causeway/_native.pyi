@@ -24,11 +24,17 @@ def send(tensor: object, room: int) -> None:
 def receive(tensor: object, room: int) -> None:
     """Fills a tensor on a GPU with the message in the room at an address, once it is there."""
 
-def send_halo_gradient(
-    inputs: tuple[object, object, object | None, object, object, object | None], silu: bool, room: int
-) -> bool:
-    """Puts the gradient of initial_states, of a backward pass of (x, weight, bias, dy, initial_states, seq_idx), into such a room.
-    False, and nothing is done, where only the whole pass computes it."""
+def send_halo_gradient(inputs: Sequence[object | None], silu: bool, room: int) -> bool:
+    """Puts the gradient of initial_states, of a backward pass of (x, weight, bias, dy, initial_states, seq_idx, halo_seq_idx), into such a
+    room. False, and nothing is done, where only the whole pass computes it. `halo_seq_idx`, (batch, width-1), are indices of
+    initial_states; without them, these have that of the first position."""
+
+def forward_halo(inputs: Sequence[object | None], silu: bool, y: object) -> None:
+    """Computes y of the first width-1 positions again, of a call of (x, weight, bias, residual, initial_states, seq_idx, halo_seq_idx)."""
+
+def backward_halo(inputs: Sequence[object | None], silu: bool, results: Sequence[object | None]) -> None:
+    """Corrects the dx, dweight and dbias that a backward pass without initial_states has given for those of (x, weight, bias, dy,
+    initial_states, seq_idx, halo_seq_idx)."""
 
 def main(arguments: Sequence[str]) -> int: ...
 def prefer_large_pages(tensor: _Tensor) -> _Tensor:

@@ -34,7 +34,7 @@ mod _native {
     #[pymodule_export]
     use super::eager::is_unwatched;
     #[pymodule_export]
-    use super::message::{receive, send, send_halo_gradient};
+    use super::message::{backward_halo, forward_halo, receive, send, send_halo_gradient};
     #[pymodule_export]
     use super::operation::{Argument, Operation};
     #[pymodule_export]

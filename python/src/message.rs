@@ -1,11 +1,11 @@
 //! Messages between two GPUs, through memory that both reach, on PyTorch's current stream.
 
-use causeway::backend::gpu::causal_conv1d::backward;
+use causeway::backend::gpu::causal_conv1d::{backward, forward};
 use causeway::backend::gpu::plan::Plan;
 use causeway::backend::gpu::{GpuDevice, StreamHandle, message};
-use causeway::causal_conv1d::{Activation, Backward};
+use causeway::causal_conv1d::{Activation, Backward, Forward};
 use causeway::operation::DTypes;
-use causeway::{Error, Location};
+use causeway::{Error, Location, TensorRef};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -35,33 +35,112 @@ pub fn receive(tensor: &Bound<'_, PyAny>, room: u64) -> PyResult<()> {
     launch(tensor.py(), &read, |_| Ok(message::receive(&unsafe { read.view_mut() }, room))).map(drop)
 }
 
-/// What a backward pass reads for the gradient of initial_states.
-const READ: [&str; 6] = ["x", "weight", "bias", "dy", "initial_states", "seq_idx"];
+/// What a backward pass reads of the beginning of a slice, and a forward pass. Last the indices of initial_states, if they have some.
+const READ: [&str; 7] = ["x", "weight", "bias", "dy", "initial_states", "seq_idx", "halo_seq_idx"];
+const READ_FORWARD: [&str; 7] =
+    ["x", "weight", "bias", "residual", "initial_states", "seq_idx", "halo_seq_idx"];
+
+/// Tensors by their names.
+struct Slice<const N: usize> {
+    names: [&'static str; N],
+    tensors: [Option<Tensor>; N],
+}
+
+impl<const N: usize> Slice<N> {
+    fn read(names: [&'static str; N], objects: &[Option<Bound<'_, PyAny>>; N]) -> PyResult<Self> {
+        let mut tensors = [None; N];
+        for ((tensor, object), name) in tensors.iter_mut().zip(objects).zip(names) {
+            *tensor = object.as_ref().map(|object| Tensor::read(&named(name), object, None)).transpose()?;
+        }
+        Ok(Slice { names, tensors })
+    }
+
+    fn find(&self, name: &str) -> Option<&Tensor> {
+        self.names.iter().position(|known| *known == name).and_then(|at| self.tensors[at].as_ref())
+    }
+
+    /// A view of a tensor that is read.
+    fn view(&self, name: &str) -> Option<TensorRef<'_>> {
+        // SAFETY: as in `send`.
+        self.find(name).map(|tensor| unsafe { tensor.view() })
+    }
+
+    fn indices(&self) -> PyResult<TensorRef<'_>> {
+        let missing = || PyTypeError::new_err("halo_seq_idx is None: expected a torch.Tensor");
+        self.view("halo_seq_idx").ok_or_else(missing)
+    }
+
+    /// The first tensor, where the call is.
+    fn place(&self) -> PyResult<Tensor> {
+        self.tensors[0].ok_or_else(|| PyTypeError::new_err("x is None: expected a torch.Tensor"))
+    }
+}
+
+fn activation(silu: bool) -> Activation {
+    if silu { Activation::Silu } else { Activation::None }
+}
 
 /// Puts the gradient of initial_states into a room, as `send` does. False, and nothing is done, where only the whole backward pass
 /// computes it.
 #[pyfunction]
-pub fn send_halo_gradient(inputs: [Option<Bound<'_, PyAny>>; 6], silu: bool, room: u64) -> PyResult<bool> {
-    let [Some(x), ..] = &inputs else {
-        return Err(PyTypeError::new_err("x is None: expected a torch.Tensor"));
-    };
-    let mut tensors = [None; READ.len()];
-    for ((tensor, object), name) in tensors.iter_mut().zip(&inputs).zip(READ) {
-        *tensor = object.as_ref().map(|object| Tensor::read(&named(name), object, None)).transpose()?;
-    }
-    let [Some(first), ..] = tensors else { unreachable!("x has been read") };
-    let find = |name: &str| READ.iter().position(|read| *read == name).and_then(|at| tensors[at]);
-    let activation = if silu { Activation::Silu } else { Activation::None };
-    // SAFETY: as in `send`.
-    let read = |name: &str| find(name).map(|tensor| unsafe { tensor.view() });
+pub fn send_halo_gradient(
+    py: Python<'_>,
+    inputs: [Option<Bound<'_, PyAny>>; 7],
+    silu: bool,
+    room: u64,
+) -> PyResult<bool> {
+    let slice = Slice::read(READ, &inputs)?;
     // SAFETY: no output of the call is written.
-    let result = |like: &str| find(like)?.unwritten().ok().map(|tensor| unsafe { tensor.view_mut() });
+    let result = |like: &str| slice.find(like)?.unwritten().ok().map(|tensor| unsafe { tensor.view_mut() });
     let written = |name: &str| match name {
         "dx" | "dweight" | "dinitial_states" => result(&name[1..]),
         _ => None,
     };
-    let call = Backward::from_named(activation, false, None, read, written);
-    launch(x.py(), &first, |device| backward::plan_halo(&call, &call.validate()?, room, device.facts()))
+    let call = Backward::from_named(activation(silu), false, None, |name| slice.view(name), written);
+    let indices = slice.view("halo_seq_idx");
+    launch(py, &slice.place()?, |device| {
+        backward::plan_halo(&call, &call.validate()?, indices.as_ref(), room, device.facts())
+    })
+}
+
+/// Computes the first width-1 outputs of y again, with a halo as initial_states.
+#[pyfunction]
+pub fn forward_halo(
+    py: Python<'_>,
+    inputs: [Option<Bound<'_, PyAny>>; 7],
+    silu: bool,
+    y: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let slice = Slice::read(READ_FORWARD, &inputs)?;
+    let result = Tensor::read(&named("y"), y, None)?;
+    // SAFETY: as in `receive`.
+    let written = |name: &str| (name == "y").then(|| unsafe { result.view_mut() });
+    let call = Forward::from_named(activation(silu), false, None, |name| slice.view(name), written);
+    let indices = slice.indices()?;
+    launch(py, &slice.place()?, |device| {
+        forward::plan_halo(&call, &call.validate()?, &indices, device.facts())
+    })
+    .map(drop)
+}
+
+/// Corrects dx, dweight and dbias of a backward pass without a halo for one, which is given as initial_states.
+#[pyfunction]
+pub fn backward_halo(
+    py: Python<'_>,
+    inputs: [Option<Bound<'_, PyAny>>; 7],
+    silu: bool,
+    results: [Option<Bound<'_, PyAny>>; 3],
+) -> PyResult<()> {
+    let slice = Slice::read(READ, &inputs)?;
+    let results = Slice::read(["dx", "dweight", "dbias"], &results)?;
+    // SAFETY: as in `receive`: results of the pass before, which nobody else has yet.
+    let written = |name: &str| results.find(name).map(|tensor| unsafe { tensor.view_mut() });
+    let call = Backward::from_named(activation(silu), false, None, |name| slice.view(name), written);
+    let indices = slice.indices()?;
+    launch(py, &slice.place()?, |device| {
+        backward::plan_behind_halo(&call, &call.validate()?, &indices, device.facts())
+    })
+    .map(drop)
 }
 
 /// Launches a plan, if there is one, where a tensor is.

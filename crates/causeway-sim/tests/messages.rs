@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use causeway::backend::gpu::Executor;
-use causeway::backend::gpu::causal_conv1d::backward::plan_halo;
+use causeway::backend::gpu::causal_conv1d::{backward, forward};
 use causeway::backend::gpu::message::{self, FLAG_BYTES};
 use causeway::causal_conv1d::{Activation, Backward};
 use causeway::tensor::Dims;
@@ -178,7 +178,7 @@ impl Halo {
         call.run(&Device::Simulated(Arc::clone(simulator) as Arc<dyn Executor>)).unwrap();
         let sizes = call.validate().unwrap();
         let address = room.as_mut_ptr() as u64;
-        let plan = plan_halo(&call, &sizes, address, simulator.facts()).unwrap().unwrap();
+        let plan = backward::plan_halo(&call, &sizes, None, address, simulator.facts()).unwrap().unwrap();
         let taken = message::receive(&place(received, &states, &dense(&states)), address).unwrap();
         // SAFETY: the room has the size of the largest message.
         unsafe { simulator.execute(&plan).and_then(|()| simulator.execute(&taken)) }.unwrap();

@@ -152,7 +152,7 @@ class Rooms:
             _native.send(tensor, room)
 
     def send_halo_gradient(self, rank, inputs, silu):
-        """Sends a neighbour the gradient of initial_states, computed on its way; see `_native.send_halo_gradient`."""
+        """Sends a neighbour the gradient of a halo, computed on its way; see `_native.send_halo_gradient`."""
         self._follow()
         return _native.send_halo_gradient(inputs, silu, self.outgoing[rank][0])
 

@@ -142,10 +142,10 @@ class Rows:
         """Starts to receive the gradient of the tail; None on the last rank, which has none."""
         return self.ring.receive(self.ring.next, self.halo) if exchanges and self.ring.next is not None else None
 
-    def sent_gradient(self, weights, x, dy, states):
+    def sent_gradient(self, weights, x, dy, states, index=None):
         """Sends the gradient of the halo in one launch, which computes it; False where that cannot be."""
         rooms = self.ring.rooms
-        inputs = x, weights.weight, weights.bias, dy, states, self.indices
+        inputs = x, weights.weight, weights.bias, dy, states, self.indices, index
         return rooms is not None and rooms.send_halo_gradient(self.ring.previous, inputs, weights.silu)
 
     def send_gradient(self, dhalo):
@@ -154,14 +154,17 @@ class Rows:
 
 
 class Indexed(Rows):
-    """Rows with `seq_idx`. An index may come back behind another one, so that several positions, of different indices, see the halo:
-    the first positions are computed again as a row of their own, with the halo in front."""
+    """Rows with `seq_idx`. An index may come back behind another one, so that several positions, of different indices, see the halo. So the
+    slice is computed without it, and then its first positions again: by kernels of their own on GPUs that see each other's memory,
+    elsewhere as a row with the halo in front."""
 
     def __init__(self, ring, x, count, seq_idx, has_states):
         super().__init__(ring, x, count, seq_idx)
         self.message = self.halo, ((x.shape[0], count), seq_idx.dtype)
         # Zeros before the first position of all may have any index.
         self.has_states = has_states
+        # Widths that there are kernels for.
+        self.has_kernels = self.is_long and ring.rooms is not None and count < 8
         # Indices are not among what autograd keeps, and watches, between the passes.
         self.version = None if seq_idx.is_inference() else seq_idx._version
 
@@ -175,6 +178,12 @@ class Indexed(Rows):
         y, final = weights.forward(x, states, indices, None, residual, wants_final, y)
         if received is None:
             return y, final, states, None
+        if self.has_kernels:
+            halo, index = received()
+            index = self.known(index, 2 * count)
+            inputs = x, weights.weight, weights.bias, residual, halo, indices, index
+            _native.forward_halo(inputs, weights.silu, y)
+            return y, final, halo, index
         joined, index = self.joined(*received(), x, 2 * count)
         added = None if residual is None else pad(_first(residual, 2 * count), (count, 0))
         again = weights.forward(joined, None, index, None, added)[0]
@@ -188,6 +197,8 @@ class Indexed(Rows):
             return super().backward(weights, x, given, joined, index, dy, dfinal, exchanges)
         if not self.is_long:
             return self.backward_behind(weights, x, given, joined, index, dy, dfinal, exchanges)
+        if self.has_kernels:
+            return self.backward_by_kernels(weights, x, given, joined, index, dy, dfinal, exchanges)
         count, exact = self.count, weights.exact()
         head = [_first(tensor, 2 * count) for tensor in (x, dy, self.indices)]
         dhead, *whole, _ = exact.backward(joined, pad(head[1], (count, 0)), None, index)
@@ -202,6 +213,15 @@ class Indexed(Rows):
                 # Equal ones may be infinite.
                 gradient += torch.where(more == less, 0, more - less)
         return dx, *parameters, self.of_given(None, given)
+
+    def backward_by_kernels(self, weights, x, given, halo, index, dy, dfinal, exchanges):
+        """As `backward`, where a launch sends the gradient of the halo, and one corrects for it what the slice's call gives."""
+        if exchanges:
+            self.sent_gradient(weights, x, dy, halo, index)
+        *gradients, _ = self.with_tail(weights, x, dy, None, dfinal, exchanges)
+        inputs = x, weights.weight, weights.bias, dy, halo, self.indices, index
+        _native.backward_halo(inputs, weights.silu, gradients)
+        return *gradients, self.of_given(None, given)
 
     def forward_behind(self, weights, x, place, given, residual):
         """As `forward`, of a slice that waits for the halo, of which it may have to pass on a part."""
@@ -233,10 +253,12 @@ class Indexed(Rows):
 
     def joined(self, halo, index, x, length):
         """The halo and the first positions of x as one row, and its indices."""
-        if self.has_states:
-            # Before the first position of all, any index will do.
-            index = torch.where(index == _NEXT_INDEX, self.indices[:, :1] if length else 0, index)
+        index = self.known(index, length)
         return torch.cat([halo, _first(x, length)], -1), torch.cat([index, _first(self.indices, length)], -1)
+
+    def known(self, index, length):
+        """The indices of a halo; initial states before the first position of all have that of the first position."""
+        return torch.where(index == _NEXT_INDEX, self.indices[:, :1] if length else 0, index) if self.has_states else index
 
     def on_its_way(self, index):
         """Indices as the next rank gets them. Only initial states, which it knows of, are there to be told apart from padding."""

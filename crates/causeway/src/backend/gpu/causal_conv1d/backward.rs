@@ -17,7 +17,7 @@ mod short_last;
 mod tiles;
 mod tiles_last;
 
-pub use halo::plan_halo;
+pub use halo::{plan_behind_halo, plan_halo};
 use tiles::{General, MOST_STEPS};
 
 use super::{

@@ -1,7 +1,9 @@
 //! Planner of the forward operation: kernels/causal_conv1d_forward*.cuh.
 
+mod halo;
 mod tiles;
 
+pub use halo::plan_halo;
 use tiles::{CheckedCall, LastTile, first_tile, last_tile};
 
 use super::{

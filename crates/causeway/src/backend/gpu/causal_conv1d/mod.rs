@@ -15,7 +15,8 @@ use super::choice::{Constants, KernelFunction, LaunchBounds};
 use super::device_struct::{OfTensor, device_struct};
 use super::launch::{Entry, PACKET, Traffic, most_blocks, power_of_two_in};
 use super::plan::{DeviceFacts, Vendor};
-use crate::causal_conv1d::{Activation, HeadNorm};
+use crate::causal_conv1d::{Activation, HeadNorm, Sizes};
+use crate::checks;
 use crate::error::{Error, Result};
 use crate::operation::View;
 use crate::tensor::{DType, TensorRef};
@@ -97,6 +98,37 @@ device_struct! {
         value: u32,
         multiplier: u32,
         shift: u32,
+    }
+}
+
+device_struct! {
+    /// The indices of a halo: the last width-1 positions of the slice before.
+    struct HaloIndices in "causal_conv1d" {
+        indices: u64 as "const i32*",
+        strides: Strides2,
+    }
+}
+
+impl HaloIndices {
+    /// Of a tensor (batch, width-1).
+    fn new(indices: &TensorRef<'_>, sizes: &Sizes) -> Result<Self> {
+        const NAME: &str = "halo_seq_idx";
+        checks::dtype(NAME, indices.meta(), &[DType::I32], "indices are of this dtype")?;
+        let shape = &indices.meta().shape;
+        checks::size(NAME, "rank", shape.len() as i64, 2, "it is (batch, width-1)")?;
+        checks::size(NAME, "batch", shape[0], sizes.batch, "x has as many rows")?;
+        checks::size(NAME, "width-1", shape[1], sizes.width - 1, "the halo has as many positions")?;
+        let view = View::of(indices);
+        Ok(HaloIndices { indices: view.address, strides: Strides2::of(view) })
+    }
+}
+
+/// What a call is told that the kernels of a halo with indices do not know.
+fn unsupported_halo(facts: &DeviceFacts) -> Error {
+    Error::Unsupported {
+        what: "a halo with indices in such a call".to_string(),
+        device: facts.architecture.clone(),
+        instead: "give initial_states, seq_idx, a width of 8 at most and 2 (width-1) positions at least, and no cu_seqlens, gates or norm",
     }
 }
 
