@@ -143,9 +143,7 @@ fn on_host(place: &Place<'_, '_>, call: &mut impl Call) -> Result<(), Failure> {
         return Ok(py.detach(|| on_threads(team, || call.run(&device)))?);
     }
     let pool = threads::pool(threads)?;
-    py.detach(|| pool.install(|| call.run(&device)))?;
-    openmp::note_end();
-    Ok(())
+    Ok(py.detach(|| pool.install(|| call.run(&device)))?)
 }
 
 fn on_gpu(first: &Bound<'_, PyAny>, ordinal: u32, call: &mut impl Call) -> Result<(), Failure> {

@@ -53,7 +53,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        super::openmp::note_process();
+        super::openmp::watch_forks();
         ENTRIES.iter().try_for_each(|entry| module.add(entry.name, Operation::new(entry)))
     }
 }

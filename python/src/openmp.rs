@@ -1,16 +1,16 @@
 //! PyTorch's own threads: the team of the OpenMP library that PyTorch is built with.
 //!
-//! After an operation of PyTorch's, its threads wait actively for some milliseconds. Threads of another pool would share the processors
-//! with them, so calls with tensors of PyTorch's run on these while they are awake. They are reached by GCC's entry point, which the
-//! OpenMP libraries of LLVM and Intel have too.
+//! After an operation of PyTorch's, its threads spin for some milliseconds. Threads of another pool would compete with them for the
+//! processors, so calls with tensors of PyTorch's run on the team while it spins. It is reached by GCC's entry point, which the OpenMP
+//! libraries of LLVM and Intel have too.
 //!
-//! While they sleep, calls run on a pool of our own: a team's calling thread waits actively as well, and where a virtual machine woke both
-//! on one processor, small calls took 8 ms, as PyTorch's own operations do there. Calls that follow closely on each other wake them.
+//! While the team sleeps, calls run on a pool of our own: the calling thread of a team spins too, and where a virtual machine had put
+//! caller and worker on one processor, small calls took 8 ms, as PyTorch's own operations do there.
 
 use std::cell::Cell;
 use std::ffi::{c_uint, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use causeway::backend::cpu::Threads;
@@ -21,14 +21,25 @@ type Parallel = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_v
 
 static PARALLEL: OnceLock<Parallel> = OnceLock::new();
 
-/// The process that the extension was loaded in: one that was forked since has none of the team's threads, and GCC's library would wait
-/// for them for ever.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// Whether this process was forked since the extension was loaded. Then it has none of the team's threads, and GCC's library would wait for
+/// them for ever.
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Called when the extension is loaded.
-pub fn note_process() {
-    PROCESS.store(std::process::id(), Ordering::Relaxed);
+#[cfg(target_os = "linux")]
+pub fn watch_forks() {
+    unsafe extern "C" fn in_child() {
+        IS_FORKED.store(true, Ordering::Relaxed);
+    }
+    // SAFETY: what runs in the child stores to an atomic, and nothing else. Where there is no memory to note it, no team is used.
+    if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+        IS_FORKED.store(true, Ordering::Relaxed);
+    }
 }
+
+/// Nobody asks, as below.
+#[cfg(not(target_os = "linux"))]
+pub fn watch_forks() {}
 
 /// Finds the team of the PyTorch that this process has loaded, if its operations run on one.
 #[cfg(target_os = "linux")]
@@ -41,16 +52,19 @@ pub fn find() {
     let Ok(library) = (unsafe { Library::open(Some("libtorch_cpu.so"), RTLD_LAZY | RTLD_NOLOAD) }) else {
         return;
     };
-    // SAFETY: the name is that of a C function with these arguments. It is looked for in the library and those that it needs.
-    if let Ok(parallel) = unsafe { library.get::<Parallel>(b"GOMP_parallel") } {
-        // Another thread may have found it too.
-        let _ = PARALLEL.set(*parallel);
+    // As PyTorch's libraries found it: first among what the whole process sees, then among what they need.
+    for library in [Library::this(), library] {
+        // SAFETY: the name is that of a C function with these arguments.
+        if let Ok(parallel) = unsafe { library.get::<Parallel>(b"GOMP_parallel") } {
+            // Another thread may have found it too.
+            let _ = PARALLEL.set(*parallel);
+        }
+        // The libraries stay, and so does the handle.
+        std::mem::forget(library);
     }
-    // PyTorch's libraries stay, and so does this one's handle.
-    std::mem::forget(library);
 }
 
-/// None: what other systems' libraries are called has not been tried.
+/// None: library names on other systems are untested.
 #[cfg(not(target_os = "linux"))]
 pub fn find() {}
 
@@ -68,45 +82,28 @@ pub fn team(threads: usize) -> Option<&'static dyn Threads> {
         }
         teams
     };
-    let is_usable = threads == 1 || (threads > 1 && Known::LAST.get().is_usable());
-    TEAMS.get(threads).filter(|_| is_usable).map(|team| team as _)
+    let team = TEAMS.get(threads)?;
+    let is_usable = threads == 1 || (threads > 1 && team.is_there_and_awake());
+    is_usable.then_some(team as _)
 }
 
-/// Notes the end of a call that ran on no team.
-pub fn note_end() {
-    Known::LAST.set(Known { end: Some(Instant::now()), ..Known::LAST.get() });
+/// What a thread that makes calls knows of its team: every such thread has one of its own.
+#[derive(Clone, Copy)]
+struct Known {
+    /// One of the team's other threads, if there was one.
+    member: Option<Id>,
+    /// The most threads that it has had.
+    threads: usize,
+}
+
+thread_local! {
+    static KNOWN: Cell<Known> = const { Cell::new(Known { member: None, threads: 1 }) };
 }
 
 /// A thread by its number in the system.
 type Id = i32;
 
-/// What a thread that makes calls knows of its team: every such thread has one of its own.
-#[derive(Clone, Copy)]
-struct Known {
-    /// One of the team's other threads, if it is known.
-    member: Option<Id>,
-    /// When a call of this thread ended last.
-    end: Option<Instant>,
-}
-
-impl Known {
-    thread_local! {
-        static LAST: Cell<Known> = const { Cell::new(Known { member: None, end: None }) };
-    }
-
-    /// Whether the team is there, and awake or about to be. One that is not known is used, to know it.
-    fn is_usable(&self) -> bool {
-        /// Calls that follow each other as closely may have woken the team for the next one.
-        const CLOSELY: Duration = Duration::from_micros(200);
-
-        if PARALLEL.get().is_none() || PROCESS.load(Ordering::Relaxed) != std::process::id() {
-            return false;
-        }
-        self.end.is_some_and(|end| end.elapsed() < CLOSELY) || self.member.is_none_or(is_awake)
-    }
-}
-
-/// Whether a thread of this process is running, which is whether its time passes; true of one that has ended, too.
+/// Whether a thread of this process is running: whether its CPU clock advances. Also true once it has ended.
 #[cfg(target_os = "linux")]
 fn is_awake(thread: Id) -> bool {
     // The number that Linux gives to the clock of a thread.
@@ -155,6 +152,22 @@ struct Work<'a> {
     member: AtomicI32,
 }
 
+impl Team {
+    /// An unknown team, or one with fewer threads, is used, to learn it.
+    fn is_there_and_awake(&self) -> bool {
+        if PARALLEL.get().is_none() || IS_FORKED.load(Ordering::Relaxed) {
+            return false;
+        }
+        let known = KNOWN.get();
+        if known.threads < self.0 {
+            // Threads that it starts take over the caller's floating-point mode, which has to be that of the program, not of a call.
+            self.run(&|| ());
+            return true;
+        }
+        known.member.is_some_and(is_awake)
+    }
+}
+
 impl Threads for Team {
     fn count(&self) -> usize {
         self.0
@@ -178,7 +191,7 @@ impl Threads for Team {
             // SAFETY: it returns when all threads have. `work` may be called on several threads at once, and never panics.
             unsafe { parallel(call, (&raw mut work).cast(), self.0 as c_uint, 0) };
             let member = Some(work.member.into_inner()).filter(|&member| member != 0);
-            Known::LAST.set(Known { member, end: Some(Instant::now()) });
+            KNOWN.set(Known { member, threads: self.0.max(KNOWN.get().threads) });
         }
     }
 }
