@@ -27,7 +27,7 @@ thread_local! {
 /// Makes calls on a CPU run on these threads, where the calling thread makes them before `call` returns: what
 /// `rayon::ThreadPool::install` does for a pool. Results have the same bits on all threads.
 ///
-/// For a process whose other work has threads already: two libraries' threads that wait actively take processors from each other.
+/// For a process whose other work has threads already: two libraries' threads that spin take processors from each other.
 pub fn on_threads<R>(threads: &'static dyn Threads, call: impl FnOnce() -> R) -> R {
     /// Puts back what was there, whichever way the call ends.
     struct Back(Option<&'static dyn Threads>);
@@ -45,7 +45,7 @@ pub(super) fn count() -> usize {
     LENT.get().map_or_else(rayon::current_num_threads, |threads| threads.count().max(1))
 }
 
-/// Calls `task` with 0 to `count - 1`, on more threads than one if `parallel`. Compiled once: a call is little beside a task.
+/// Calls `task` with 0 to `count - 1`, on more threads than one if `parallel`. Not generic: a dynamic call is little beside a task.
 pub(super) fn for_each(count: usize, parallel: bool, task: &(dyn Fn(usize) + Sync)) {
     if !parallel || count <= 1 {
         return (0..count).for_each(task);
@@ -82,7 +82,7 @@ fn on_lent(threads: &dyn Threads, count: usize, task: &(dyn Fn(usize) + Sync)) {
     }
 }
 
-/// Neighbouring tasks, given out one at a time. In lines of the cache of its own.
+/// Neighbouring tasks, given out one at a time; on cache lines of its own.
 #[repr(align(128))]
 struct Share {
     next: AtomicUsize,
@@ -97,7 +97,7 @@ impl Share {
 
     /// Those that nobody has taken yet.
     fn tasks(&self) -> impl Iterator<Item = usize> {
-        // What a task writes, whoever waits for the threads sees: no order is needed here.
+        // The end of the region publishes what tasks write: relaxed order is enough here.
         std::iter::from_fn(|| Some(self.next.fetch_add(1, Ordering::Relaxed)).filter(|&task| task < self.end))
     }
 }
