@@ -115,7 +115,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_halo(const Ha
     using X = typename Problem::X;
     const BackwardArguments& call = a.call;
     const int width = Problem::width ? Problem::width : call.width;
-    send_message<Tile>(a.message, [&](const Place& place) {
+    send_message<Tile, !Tile::indexed>(a.message, [&](const Place& place) {
         if constexpr (Tile::indexed) {
             const i64 position = (i64)place.position - (width - 1);
             const float sum[1] = {input_gradient_behind_halo<Problem>(call, a.halo, place.batch, place.channel, position)};

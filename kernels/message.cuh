@@ -55,20 +55,31 @@ template <class Tile, class Move> CAUSEWAY_DEVICE void exchange(const MessageArg
     set_flag(flag, Tile::sends ? 1 : 0);
 }
 
-// Sends what `element_at` gives for each place, as a packet of an element's bytes. Behind the last element zeros may be written.
-template <class Tile, class ElementAt> CAUSEWAY_DEVICE void send_message(const MessageArguments& a, const ElementAt& element_at) {
+// Sends what `element_at` gives for each place, as a packet of an element's bytes. Behind the last element zeros may be written. Together:
+// elements of a packet are under way at the same time, which takes more registers.
+template <class Tile, bool Together, class ElementAt>
+CAUSEWAY_DEVICE void send_message(const MessageArguments& a, const ElementAt& element_at) {
     constexpr int COUNT = Tile::bytes / Tile::element_bytes;
+    static_assert(COUNT <= 2, "one element, or two of 16 bits");
     exchange<Tile>(a, [&](char* address, const Place (&places)[COUNT], int count) {
         auto packet = zero_packet<Tile::bytes>();
-#pragma unroll
-        for (int k = 0; k < COUNT; ++k) {
-            if (k >= count) break;
-            const Packet<Tile::element_bytes> element = element_at(places[k]);
+        const auto include = [&](int k) {
+            // Chosen, not indexed: where this is not unrolled, places would be kept in memory.
+            const Packet<Tile::element_bytes> element = element_at(k == 0 ? places[0] : places[COUNT - 1]);
             if constexpr (COUNT == 1) {
                 packet = element;
             } else {
                 packet.word[0] |= element.word[0] << (16 * k);
             }
+        };
+        if constexpr (Together) {
+#pragma unroll
+            for (int k = 0; k < COUNT; ++k) {
+                if (k < count) include(k);
+            }
+        } else {
+#pragma unroll 1
+            for (int k = 0; k < count; ++k) include(k);
         }
         store(address, packet);
     });
@@ -81,7 +92,7 @@ template <class Tile> CAUSEWAY_DEVICE void message(const MessageArguments& a) {
         return (char*)a.tensor + at * BYTES;
     };
     if constexpr (Tile::sends) {
-        send_message<Tile>(a, [&](const Place& place) { return load<BYTES>(address_of(place)); });
+        send_message<Tile, true>(a, [&](const Place& place) { return load<BYTES>(address_of(place)); });
     } else {
         exchange<Tile>(a, [&](const char* address, const Place (&places)[COUNT], int count) {
             const auto packet = load_mutable<Tile::bytes>(address);

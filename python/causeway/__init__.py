@@ -142,7 +142,8 @@ def causal_conv1d_fn(
         The positions before the first one; with cu_seqlens ``(n, dim, width-1)``, one row per sequence.
     return_final_states : bool
         Return ``(y, final_states)``, where final_states, of initial_states' shape, are the last width-1 columns of
-        ``[initial_states, x]``.
+        ``[initial_states, x]``. With seq_idx, padded positions count as zeros there, and initial_states have the index of the
+        first position: they are padding if it is.
     final_states_out : optional
         Tensor that final_states are written to; under autocast it may be float32.
     activation : None, "silu" or "swish"

@@ -194,6 +194,8 @@ def options_of(head_dim, l2norm, scale, eps, activation):
     for name, value in (("scale", scale), ("eps", eps)):
         if not isinstance(value, Real):
             raise TypeError(f"{name} is {value!r}: expected a float")
+    if l2norm and not 1.2e-38 <= eps <= 3.4e38:
+        raise ValueError(f"eps is {eps!r}: expected a number from 1.2e-38 to 3.4e38")
     if scale != 1.0 and "q" not in l2norm:
         raise ValueError(f"scale is {scale!r}: it is part of the norm of q, which l2norm {l2norm!r} lacks")
     is_silu(activation)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from causeway import _Activation
 
-__all__ = ["CausalConv1d", "GatedShortConv"]
+__all__ = ["CausalConv1d", "GatedShortConv", "QKVShortConv"]
 
 class CausalConv1d(torch.nn.Conv1d):
     activation: _Activation

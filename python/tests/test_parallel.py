@@ -273,7 +273,7 @@ def test_one_rank_is_an_ordinary_call(tmp_path):
 
 def test_indices_that_change_between_the_passes_are_refused():
     x, seq_idx = torch.zeros(1, 2, 8), torch.zeros(1, 8, dtype=torch.int32)
-    part = slices.Indexed(types.SimpleNamespace(previous=None, next=None), x, 3, seq_idx, False)
+    part = slices.Indexed(types.SimpleNamespace(previous=None, next=None, rooms=None), x, 3, seq_idx, False)
     seq_idx[0, 0] = 1
     with pytest.raises(RuntimeError, match="seq_idx has been changed in place"):
         part.backward(None, x, None, None, None, x, None, True)

@@ -158,7 +158,7 @@ def test_autocast():
         ({"x": [1, 2, 3]}, TypeError, "x is a list of 3: expected one tensor, or a tuple of three"),
         ({"x": ()}, TypeError, "x is a tuple of 0: expected one tensor, or a tuple of three"),
         ({"l2norm": ("k",), "scale": 0.5}, ValueError, "scale is 0.5"),
-        ({"eps": 0.0}, ValueError, "norm has eps 0e0"),
+        ({"eps": 0.0}, ValueError, "eps is 0"),
         ({"activation": "relu"}, NotImplementedError, "activation is 'relu'"),
     ],
 )
@@ -205,6 +205,8 @@ def test_update_records_no_graph():
 def test_a_module_is_checked_when_it_is_made(given, error, words):
     with pytest.raises(error, match=words):
         causeway.nn.QKVShortConv(*given)
+    with pytest.raises(ValueError, match="eps is 0"):
+        causeway.nn.QKVShortConv(SIZES, HEADS, 4, eps=0)
 
 
 def test_a_module_takes_one_position():

@@ -9,6 +9,7 @@ mod clang;
 mod disassembly;
 mod facts;
 mod gate;
+mod messages;
 mod nvidia;
 mod sample;
 mod snapshot;

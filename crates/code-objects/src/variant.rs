@@ -9,6 +9,8 @@ use causeway::backend::gpu::compiler::{Program, Target};
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
 use causeway_verify::suite::{Case, Suite, plans};
 
+use crate::messages;
+
 /// A suite for processors, whose shapes no GPU is asked for.
 const NOT_FOR_GPUS: &str = "cpu-large";
 
@@ -65,7 +67,7 @@ pub fn uses_matrix_units(name: &str) -> bool {
     name.starts_with("gemm_") && !name.starts_with("gemm_exact ")
 }
 
-/// What the suites launch on a target's reference device, and of sm_90a on an H100 too, by name.
+/// What the suites and [`messages`] launch on a target's reference device, and of sm_90a on an H100 too, by name.
 pub fn planned(suites: &[Suite], target: &Target) -> Result<BTreeMap<String, Variant>> {
     let mut variants = BTreeMap::new();
     add_planned(&mut variants, suites, &DeviceFacts::of_target(target))?;
@@ -85,22 +87,27 @@ fn add_planned(
         for case in suite.cases.iter().filter(on_gpu) {
             // Some cases are there to be refused.
             for (_, plan) in plans(case, facts).unwrap_or_default() {
-                let name = name_of(&plan)?;
-                let variant = variants.entry(name.clone()).or_insert_with(|| Variant {
-                    name: name.clone(),
-                    plan: plan.clone(),
-                    programs: BTreeMap::new(),
-                    suites: BTreeSet::new(),
-                });
-                let program = (plan.header(), plan.choice.source());
-                if *variant.programs.entry(plan.begins_early).or_insert_with(|| program.clone()) != program {
-                    bail!("two programs have the name {name:?}");
-                }
-                variant.plan.shared_bytes = variant.plan.shared_bytes.max(plan.shared_bytes);
-                variant.suites.insert(suite.name.clone());
+                add(variants, &plan, &suite.name)?;
             }
         }
     }
+    messages::plans(facts)?.iter().try_for_each(|plan| add(variants, plan, messages::NAME))
+}
+
+fn add(variants: &mut BTreeMap<String, Variant>, plan: &Plan, suite: &str) -> Result<()> {
+    let name = name_of(plan)?;
+    let variant = variants.entry(name.clone()).or_insert_with(|| Variant {
+        name: name.clone(),
+        plan: plan.clone(),
+        programs: BTreeMap::new(),
+        suites: BTreeSet::new(),
+    });
+    let program = (plan.header(), plan.choice.source());
+    if *variant.programs.entry(plan.begins_early).or_insert_with(|| program.clone()) != program {
+        bail!("two programs have the name {name:?}");
+    }
+    variant.plan.shared_bytes = variant.plan.shared_bytes.max(plan.shared_bytes);
+    variant.suites.insert(suite.to_string());
     Ok(())
 }
 
