@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use causeway::backend::gpu::Executor;
-use causeway::backend::gpu::causal_conv1d::{backward, forward};
+use causeway::backend::gpu::causal_conv1d::backward;
 use causeway::backend::gpu::message::{self, FLAG_BYTES};
 use causeway::causal_conv1d::{Activation, Backward};
 use causeway::tensor::Dims;

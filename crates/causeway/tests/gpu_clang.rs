@@ -96,6 +96,6 @@ fn messages(facts: &DeviceFacts) -> Vec<Plan> {
         _ => None,
     };
     let call = Backward::from_named(Activation::Silu, false, None, of, to);
-    plans.extend(plan_halo(&call, &call.validate().unwrap(), 4096, facts).unwrap());
+    plans.extend(plan_halo(&call, &call.validate().unwrap(), None, 4096, facts).unwrap());
     plans
 }

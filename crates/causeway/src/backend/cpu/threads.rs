@@ -136,7 +136,9 @@ mod tests {
             for tasks in [0, 1, 2, 3, 100] {
                 let done: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
                 on_threads(threads, || {
-                    for_each(tasks, true, &|task| drop(done[task].fetch_add(1, Ordering::Relaxed)));
+                    for_each(tasks, true, &|task| {
+                        done[task].fetch_add(1, Ordering::Relaxed);
+                    });
                 });
                 assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{tasks} tasks");
             }
