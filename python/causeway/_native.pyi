@@ -30,7 +30,8 @@ def send_halo_gradient(inputs: Sequence[object | None], silu: bool, room: int) -
     initial_states; without them, these have that of the first position."""
 
 def forward_halo(inputs: Sequence[object | None], silu: bool, y: object) -> None:
-    """Computes y of the first width-1 positions again, of a call of (x, weight, bias, residual, initial_states, seq_idx, halo_seq_idx)."""
+    """Computes y of the first width-1 positions again, of a call of (x, weight, bias, residual, initial_states, seq_idx, halo_seq_idx).
+    `seq_idx` may be of the first positions alone, here and below."""
 
 def backward_halo(inputs: Sequence[object | None], silu: bool, results: Sequence[object | None]) -> None:
     """Corrects the dx, dweight and dbias that a backward pass without initial_states has given for those of (x, weight, bias, dy,

@@ -170,13 +170,13 @@ def _over_ranks(ring, inputs, is_plain, silu, return_final_states):
     if cu_seqlens is not None:
         here = slices.boundaries_here(ring, x, cu_seqlens)
         if has_states or return_final_states:
-            part = slices.Packed(ring, x, count, *here)
+            part = slices.Packed(ring, x, count, here)
         else:
-            part = slices.rows_of_sequences(ring, x, count, *here)
+            part = slices.of_sequences(ring, x, count, here)
     elif seq_idx is not None:
         part = slices.Indexed(ring, x, count, seq_idx, has_states)
     else:
-        part = slices.Rows(ring, x, count)
+        part = slices.of_rows(ring, x, count)
     # Only the last rank sees the end of a row.
     wants_final = return_final_states and (cu_seqlens is not None or ring.next is None)
     # What the graph keeps must not hold y, which holds the graph.

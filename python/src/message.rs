@@ -5,7 +5,7 @@ use causeway::backend::gpu::plan::Plan;
 use causeway::backend::gpu::{GpuDevice, StreamHandle, message};
 use causeway::causal_conv1d::{Activation, Backward, Forward};
 use causeway::operation::DTypes;
-use causeway::{Error, Location, TensorRef};
+use causeway::{Error, Location, TensorMut, TensorRef};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -36,6 +36,7 @@ pub fn receive(tensor: &Bound<'_, PyAny>, room: u64) -> PyResult<()> {
 }
 
 /// What a backward pass reads of the beginning of a slice, and a forward pass. Last the indices of initial_states, if they have some.
+/// `seq_idx` may be of the first positions alone.
 const READ: [&str; 7] = ["x", "weight", "bias", "dy", "initial_states", "seq_idx", "halo_seq_idx"];
 const READ_FORWARD: [&str; 7] =
     ["x", "weight", "bias", "residual", "initial_states", "seq_idx", "halo_seq_idx"];
@@ -62,7 +63,31 @@ impl<const N: usize> Slice<N> {
     /// A view of a tensor that is read.
     fn view(&self, name: &str) -> Option<TensorRef<'_>> {
         // SAFETY: as in `send`.
-        self.find(name).map(|tensor| unsafe { tensor.view() })
+        let view = unsafe { self.find(name)?.view() };
+        Some(match self.indexed_positions(name, view.shape()) {
+            Some(count) => view.narrow(2, 0, count),
+            None => view,
+        })
+    }
+
+    /// How many positions of a tensor have indices, if it has more.
+    fn indexed_positions(&self, name: &str, shape: &[i64]) -> Option<i64> {
+        let count = *self.find("seq_idx")?.shape().get(1)?;
+        let has_positions = matches!(name, "x" | "dy" | "residual" | "y" | "dx");
+        (has_positions && shape.get(2).is_some_and(|seqlen| count < *seqlen)).then_some(count)
+    }
+
+    /// A view of a result, one of this call's tensors or another.
+    ///
+    /// # Safety
+    /// As for [`Tensor::view_mut`].
+    unsafe fn result(&self, name: &str, tensor: &Tensor) -> TensorMut<'_> {
+        // SAFETY: the caller's.
+        let view = unsafe { tensor.view_mut() };
+        match self.indexed_positions(name, view.shape()) {
+            Some(count) => view.narrow(2, 0, count),
+            None => view,
+        }
     }
 
     fn indices(&self) -> PyResult<TensorRef<'_>> {
@@ -90,10 +115,11 @@ pub fn send_halo_gradient(
     room: u64,
 ) -> PyResult<bool> {
     let slice = Slice::read(READ, &inputs)?;
-    // SAFETY: no output of the call is written.
-    let result = |like: &str| slice.find(like)?.unwritten().ok().map(|tensor| unsafe { tensor.view_mut() });
     let written = |name: &str| match name {
-        "dx" | "dweight" | "dinitial_states" => result(&name[1..]),
+        // SAFETY: no output of the call is written.
+        "dx" | "dweight" | "dinitial_states" => {
+            Some(unsafe { slice.result(name, &slice.find(&name[1..])?.unwritten().ok()?) })
+        }
         _ => None,
     };
     let call = Backward::from_named(activation(silu), false, None, |name| slice.view(name), written);
@@ -114,7 +140,7 @@ pub fn forward_halo(
     let slice = Slice::read(READ_FORWARD, &inputs)?;
     let result = Tensor::read(&named("y"), y, None)?;
     // SAFETY: as in `receive`.
-    let written = |name: &str| (name == "y").then(|| unsafe { result.view_mut() });
+    let written = |name: &str| (name == "y").then(|| unsafe { slice.result(name, &result) });
     let call = Forward::from_named(activation(silu), false, None, |name| slice.view(name), written);
     let indices = slice.indices()?;
     launch(py, &slice.place()?, |device| {
@@ -134,7 +160,7 @@ pub fn backward_halo(
     let slice = Slice::read(READ, &inputs)?;
     let results = Slice::read(["dx", "dweight", "dbias"], &results)?;
     // SAFETY: as in `receive`: results of the pass before, which nobody else has yet.
-    let written = |name: &str| results.find(name).map(|tensor| unsafe { tensor.view_mut() });
+    let written = |name: &str| results.find(name).map(|tensor| unsafe { slice.result(name, tensor) });
     let call = Backward::from_named(activation(silu), false, None, |name| slice.view(name), written);
     let indices = slice.indices()?;
     launch(py, &slice.place()?, |device| {

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import causeway  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from causeway import _native  # noqa: E402
 from causeway._torch import slices  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -57,14 +58,31 @@ def test_nccl(tmp_path, peer_memory):
     run(2, tmp_path, "nccl", CAUSEWAY_PEER_MEMORY=peer_memory)
 
 
+class Rooms:
+    """What rooms in memory that two GPUs see are, on one GPU: what a kernel sends is taken out of its room at once."""
+
+    def __init__(self, mailboxes):
+        self.mailboxes = mailboxes
+
+    def send_halo_gradient(self, rank, inputs, silu):
+        halo = inputs[4]
+        made = torch.empty(halo.shape, dtype=halo.dtype, device=halo.device)
+        room = torch.zeros(_native.MESSAGE_FLAG_BYTES + made.nbytes, dtype=torch.uint8, device=halo.device)
+        if not _native.send_halo_gradient(inputs, silu, room.data_ptr()):
+            return False
+        _native.receive(made, room.data_ptr())
+        self.mailboxes.send(rank, made)
+        return True
+
+
 class Mailboxes:
     """What `_Ring` is, for ranks that are threads."""
 
-    def __init__(self, rank, size, boxes):
+    def __init__(self, rank, size, boxes, has_rooms=False):
         self.rank, self.size, self.boxes = rank, size, boxes
         self.previous = rank - 1 if rank > 0 else None
         self.next = rank + 1 if rank + 1 < size else None
-        self.rooms = None
+        self.rooms = Rooms(self) if has_rooms else None
 
     def prepare(self, device, *tensors):
         pass
@@ -87,12 +105,14 @@ class Mailboxes:
         return torch.cat([x.new_full((1,), length, dtype=torch.int64) for _, length in found])
 
 
-def over_threads(monkeypatch, lengths, whole, work):
-    """What `work` gives on each rank for its slice of the whole problem; ranks are threads."""
+def over_threads(monkeypatch, lengths, whole, work, has_rooms=False):
+    """What `work` gives on each rank for its slice of the whole problem; ranks are threads. With rooms, kernels are used that only GPUs which
+    see each other's memory use."""
     world, found, errors = len(lengths), {}, []
     boxes = {(sender, rank): queue.Queue() for sender in [*range(world), "lengths"] for rank in range(world)}
     rank_of_thread = threading.local()
-    monkeypatch.setattr(causeway.parallel, "_Ring", lambda group: Mailboxes(rank_of_thread.value, world, boxes))
+    make_ring = lambda group: Mailboxes(rank_of_thread.value, world, boxes, has_rooms)  # noqa: E731
+    monkeypatch.setattr(causeway.parallel, "_Ring", make_ring)
 
     def run_rank(rank):
         rank_of_thread.value = rank
@@ -134,11 +154,13 @@ def require_equal(found, expected, **close):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["channel-first", "channel-last"])
-@pytest.mark.parametrize("overlap_bytes", [0, 2**62])
+@pytest.mark.parametrize("way", ["waits", "overlaps", "rooms"])
 @pytest.mark.parametrize("kind", ["plain", "states", "some-indices", "sequences", "long-sequences", "cu_seqlens"])
-def test_ranks_in_threads(device, dtype, layout, kind, overlap_bytes, monkeypatch):
+def test_ranks_in_threads(device, dtype, layout, kind, way, monkeypatch):
     """Slices of a hundred positions and more on one device, in the layouts and dtypes that kernels are made for."""
-    monkeypatch.setattr(slices, "OVERLAP_BYTES", overlap_bytes)
+    if way == "rooms" and device == "cpu":
+        pytest.skip("only GPUs have rooms")
+    monkeypatch.setattr(slices, "OVERLAP_BYTES", 2**62 if way == "waits" else 0)
     monkeypatch.syspath_prepend(WORKER.parent)
     from parallel_worker import call, make
 
@@ -154,7 +176,7 @@ def test_ranks_in_threads(device, dtype, layout, kind, overlap_bytes, monkeypatc
         part = {name: laid_out(value, layout) for name, value in part.items()}
         return call(causeway.parallel.causal_conv1d_fn, part, kind)
 
-    found = over_threads(monkeypatch, lengths, whole, work)
+    found = over_threads(monkeypatch, lengths, whole, work, way == "rooms")
     close = dict(atol=2e-4, rtol=2e-4) if dtype == torch.float32 else dict(atol=5e-2, rtol=2e-2)
     require_equal(found, call(causeway.causal_conv1d_fn, dict(whole), kind), **close)
 
@@ -197,6 +219,7 @@ def test_random_slices(device, seed, monkeypatch):
     draw = random.Random(seed)
     for _ in range(60):
         monkeypatch.setattr(slices, "OVERLAP_BYTES", draw.choice([0, 2**62]))
+        has_rooms = draw.random() < 0.5 and device != "cpu"
         lengths, whole, leaves, options = draw_case(draw)
         layout, checkpoints = draw.choice(["channel-first", "channel-last"]), draw.random() < 0.25
 
@@ -213,7 +236,8 @@ def test_random_slices(device, seed, monkeypatch):
             return y, final_states, {name: part[name].grad for name in leaves}
 
         whole = {name: t.to(device) for name, t in whole.items()}
-        found = over_threads(monkeypatch, lengths, whole, lambda part: call(causeway.parallel.causal_conv1d_fn, part))
+        work = lambda part: call(causeway.parallel.causal_conv1d_fn, part)  # noqa: E731
+        found = over_threads(monkeypatch, lengths, whole, work, has_rooms)
         require_equal(found, call(causeway.causal_conv1d_fn, whole), atol=1e-4, rtol=1e-4)
 
 

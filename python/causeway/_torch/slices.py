@@ -1,8 +1,10 @@
 """The call of one rank on its slice of a sequence, and how it is joined to those of its neighbours; see `causeway.parallel`.
 
-    Rows      rows that go on from rank to rank, and packed sequences without states of their own: the halo is an initial state
-    Indexed   rows with `seq_idx`: the halo has indices, which may differ from that of the first position
-    Packed    packed sequences that have states each
+    Rows        rows that go on from rank to rank, where the slice waits for the halo, an initial state of it
+    Ahead       the same where the slice does not wait: what the halo changes is corrected
+    Indexed     rows with `seq_idx`: the halo has indices, which may differ from that of the first position
+    Sequences   packed sequences without states: a packed batch on every rank, and the halo has their numbers as indices
+    Packed      packed sequences that have states each
 
 Nothing here reads a value of a tensor: the host would wait for the GPU. What depends on boundaries or indices is for the device to
 choose, and the host knows no more than the length of its own slice.
@@ -12,13 +14,14 @@ import torch
 from torch.nn.functional import pad
 
 from causeway import _native
+from causeway._torch.head import Head
 
 _forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_backward.run
 
 # Stands for the index of the first position that follows, where a rank has initial states and no position. Padding is -1 on its way.
 _NEXT_INDEX = -2
 
-# Bytes of x from which a slice computes while its halo travels: where a pass over x takes a GPU longer than the launches and
+# Bytes of x from which a slice computes while messages travel: where a pass over x takes a GPU longer than the launches and
 # messages of a step take the host. Kernels without states are a few percent faster, too.
 OVERLAP_BYTES = 2**29
 
@@ -58,8 +61,8 @@ def _last(tensor, count):
 class Rows:
     """Rows that go on from rank to rank: the state before this slice is the halo.
 
-    `indices` tell the packed sequences of the one row apart, by a number that rises. `closed` tells the last positions that do not
-    belong to the sequence of the next rank's first one: they are no part of its state.
+    `indices` tell the packed sequences of the one row apart, by a number that rises. `closed` tells the positions of the halo that do not
+    belong to the sequence of this slice's first one.
     """
 
     def __init__(self, ring, x, count, indices=None, closed=None):
@@ -70,58 +73,32 @@ class Rows:
 
     def forward(self, weights, x, y, given, residual, wants_final):
         """y, for which there is memory, final states, and what backward has to know of the halo, two tensors or None."""
-        count, indices = self.count, self.indices
         if self.is_long:
             # Messages of a group may follow each other on one stream: what arrives must not hold back what leaves.
-            self.send_tail(self.open(_last(x, count)))
+            self.send_tail(_last(x, self.count))
         received = self.receive_halo(self.halo)
-        if received is None or not self.overlaps(x):
-            states = given if received is None else received()
-            wants = wants_final or not self.is_long
-            y, final = weights.forward(x, states, indices, None, residual, wants, y)
-            if not self.is_long:
-                self.send_tail(self.open(final))
-            return y, final, states, None
-        y, final = weights.forward(x, None, indices, None, residual, wants_final, y)
-        states = received()
-        # What lacked the halo is computed again.
-        head = [_first(tensor, count) for tensor in (x, indices, residual, y)]
-        weights.forward(head[0], states, head[1], None, head[2], y=head[3])
+        states = given if received is None else self.open(received())
+        y, final = weights.forward(x, states, self.indices, None, residual, wants_final or not self.is_long, y)
+        if not self.is_long:
+            self.send_tail(final)
         return y, final, states, None
 
     def backward(self, weights, x, given, states, _, dy, dfinal, exchanges):
         """The gradients of x, weight, bias and given states; `exchanges` says whether those of halos travel."""
-        count, indices = self.count, self.indices
         sends = exchanges and self.ring.previous is not None
         if sends and self.is_long and not self.sent_gradient(weights, x, dy, states):
-            head = [_first(tensor, count) for tensor in (x, dy, indices)]
-            self.send_gradient(weights.backward(*head[:2], states, head[2])[3])
-        *gradients, dstates = self.with_tail(weights, x, dy, states, dfinal, exchanges)
+            head = [_first(tensor, self.count) for tensor in (x, dy, self.indices)]
+            self.send_gradient(self.open(weights.backward(*head[:2], states, head[2])[3]))
+        received = self.receive_gradient(exchanges)
+        dfinal = dfinal if received is None else received()
+        *gradients, dstates = weights.backward(x, dy, states, self.indices, None, dfinal)
         if sends and not self.is_long:
-            self.send_gradient(dstates)
+            self.send_gradient(self.open(dstates))
         return *gradients, self.of_given(dstates, given)
 
-    def with_tail(self, weights, x, dy, states, dfinal, exchanges):
-        """The gradients of this rank's call, with that of its tail, which the next rank sends."""
-        received = self.receive_gradient(exchanges)
-        if received is None or not self.overlaps(x):
-            dfinal = dfinal if received is None else self.open(received())
-            return weights.backward(x, dy, states, self.indices, None, dfinal)
-        gradients = weights.backward(x, dy, states, self.indices)
-        dtail = self.open(received())
-        # The gradients of x that lacked it are computed again. Positions before those of the window concern none of them.
-        tail = [_last(tensor, 2 * self.count) for tensor in (x, dy, self.indices)]
-        again = weights.backward(*tail[:2], None, tail[2], None, dtail)[0]
-        _last(gradients[0], self.count).copy_(_last(again, self.count))
-        return gradients
-
-    def overlaps(self, x):
-        """Whether the slice is computed while messages travel, and its ends again when they are there."""
-        return self.is_long and x.nbytes >= OVERLAP_BYTES
-
-    def open(self, tail):
-        """What the next rank's first sequence has of the last positions, or of their gradient."""
-        return tail if self.closed is None else torch.where(self.closed, 0, tail)
+    def open(self, halo):
+        """What belongs to the same sequence on both sides of the border, of a halo or of its gradient."""
+        return halo if self.closed is None else torch.where(self.closed, 0, halo)
 
     def of_given(self, dstates, given):
         """The gradient of the initial states that were given, which only the first rank reads."""
@@ -142,10 +119,10 @@ class Rows:
         """Starts to receive the gradient of the tail; None on the last rank, which has none."""
         return self.ring.receive(self.ring.next, self.halo) if exchanges and self.ring.next is not None else None
 
-    def sent_gradient(self, weights, x, dy, states, index=None):
+    def sent_gradient(self, weights, x, dy, states):
         """Sends the gradient of the halo in one launch, which computes it; False where that cannot be."""
         rooms = self.ring.rooms
-        inputs = x, weights.weight, weights.bias, dy, states, self.indices, index
+        inputs = x, weights.weight, weights.bias, dy, states, self.indices, None
         return rooms is not None and rooms.send_halo_gradient(self.ring.previous, inputs, weights.silu)
 
     def send_gradient(self, dhalo):
@@ -153,80 +130,126 @@ class Rows:
         self.ring.send(self.ring.previous, dhalo)
 
 
-class Indexed(Rows):
-    """Rows with `seq_idx`. An index may come back behind another one, so that several positions, of different indices, see the halo. So the
-    slice is computed without it, and then its first positions again: by kernels of their own on GPUs that see each other's memory,
-    elsewhere as a row with the halo in front."""
+class Ahead(Rows):
+    """Rows of a slice that is computed without its halo, and then its first positions again: by kernels of their own on GPUs that see each
+    other's memory, elsewhere as a row with the halo in front."""
+
+    # Of a slice that is a packed batch of its own.
+    boundaries = None
+
+    def forward(self, weights, x, y, given, residual, wants_final):
+        self.send_tail(*self.tail(x))
+        received = self.receive_halo(*self.message())
+        states = given if received is None else None
+        y, final = weights.forward(x, states, self.indices, self.boundaries, residual, wants_final, y)
+        if received is None:
+            return y, final, states, None
+        halo, index = self.arrived(received)
+        self.head(weights, x, halo, index).forward(residual, y)
+        return y, final, halo, index
+
+    def backward(self, weights, x, given, halo, index, dy, dfinal, exchanges):
+        if self.ring.previous is None:
+            *gradients, dstates = self.with_tail(weights, x, dy, halo, dfinal, exchanges)
+            return *gradients, self.of_given(dstates, given)
+        head = self.head(weights, x, halo, index)
+        head.backward(dy, exchanges)
+        *gradients, _ = self.with_tail(weights, x, dy, None, dfinal, exchanges)
+        head.correct(gradients)
+        return *gradients, self.of_given(None, given)
+
+    def with_tail(self, weights, x, dy, states, dfinal, exchanges):
+        """The gradients of the slice's call, with that of its tail, which the next rank sends."""
+        received = self.receive_gradient(exchanges)
+        if received is not None and self.waits(x):
+            dfinal, received = received(), None
+        gradients = weights.backward(x, dy, states, self.indices, self.boundaries, dfinal)
+        if received is None:
+            return gradients
+        # The gradients of x that lacked that of the tail are computed again. Positions before those of the window concern none of them.
+        tail = [_last(tensor, 2 * self.count) for tensor in (x, dy)]
+        again = weights.backward(*tail, None, self.indices_of_tail(), None, received())[0]
+        _last(gradients[0], self.count).copy_(_last(again, self.count))
+        return gradients
+
+    def message(self):
+        """Sizes and dtypes of what arrives: the halo, and its indices if they come with it."""
+        return (self.halo,)
+
+    def tail(self, x):
+        """What is sent to the next rank as its halo."""
+        return (_last(x, self.count),)
+
+    def arrived(self, received):
+        """The halo, and what `head` has to know of indices."""
+        halo = received()
+        return halo, halo.new_zeros(halo.shape[0], 3 * self.count, dtype=torch.int32)
+
+    def head(self, weights, x, halo, index):
+        """The first positions; `index` has the indices of the halo, and then theirs."""
+        return Head(self.ring, weights, x, halo, index[:, self.count :], index[:, : self.count])
+
+    def waits(self, x):
+        """Whether the slice's backward pass waits for the gradient of the tail."""
+        return False
+
+    def indices_of_tail(self):
+        """Those of the last 2 (width-1) positions, if there are some."""
+        return None
+
+
+def of_rows(ring, x, count):
+    """Rows without indices."""
+    is_ahead = x.shape[-1] >= 2 * count and x.nbytes >= OVERLAP_BYTES
+    return (Ahead if is_ahead else Rows)(ring, x, count)
+
+
+class Indexed(Ahead):
+    """Rows with `seq_idx`. An index may come back behind another one, so that several positions, of different indices, see the halo."""
 
     def __init__(self, ring, x, count, seq_idx, has_states):
         super().__init__(ring, x, count, seq_idx)
-        self.message = self.halo, ((x.shape[0], count), seq_idx.dtype)
+        self.halo_indices = (x.shape[0], count), seq_idx.dtype
         # Zeros before the first position of all may have any index.
         self.has_states = has_states
-        # Widths that there are kernels for.
-        self.has_kernels = self.is_long and ring.rooms is not None and count < 8
         # Indices are not among what autograd keeps, and watches, between the passes.
         self.version = None if seq_idx.is_inference() else seq_idx._version
 
     def forward(self, weights, x, y, given, residual, wants_final):
-        count, indices = self.count, self.indices
-        if not self.is_long:
-            return self.forward_behind(weights, x, y, given, residual)
-        self.send_tail(_last(x, count), self.on_its_way(_last(indices, count)))
-        received = self.receive_halo(*self.message)
-        states = given if received is None else None
-        y, final = weights.forward(x, states, indices, None, residual, wants_final, y)
-        if received is None:
-            return y, final, states, None
-        if self.has_kernels:
-            halo, index = received()
-            index = self.known(index, 2 * count)
-            inputs = x, weights.weight, weights.bias, residual, halo, indices, index
-            _native.forward_halo(inputs, weights.silu, y)
-            return y, final, halo, index
-        joined, index = self.joined(*received(), x, 2 * count)
-        added = None if residual is None else pad(_first(residual, 2 * count), (count, 0))
-        again = weights.forward(joined, None, index, None, added)[0]
-        _first(y, 2 * count).copy_(_last(again, 2 * count))
-        return y, final, joined, index
+        way = super().forward if self.is_long else self.forward_behind
+        return way(weights, x, y, given, residual, wants_final)
 
-    def backward(self, weights, x, given, joined, index, dy, dfinal, exchanges):
+    def backward(self, weights, x, given, halo, index, dy, dfinal, exchanges):
         if self.version is not None and self.indices._version != self.version:
             raise RuntimeError("seq_idx has been changed in place since the forward pass: give each call a tensor of its own")
-        if self.ring.previous is None:
-            return super().backward(weights, x, given, joined, index, dy, dfinal, exchanges)
-        if not self.is_long:
-            return self.backward_behind(weights, x, given, joined, index, dy, dfinal, exchanges)
-        if self.has_kernels:
-            return self.backward_by_kernels(weights, x, given, joined, index, dy, dfinal, exchanges)
-        count, exact = self.count, weights.exact()
-        head = [_first(tensor, 2 * count) for tensor in (x, dy, self.indices)]
-        dhead, *whole, _ = exact.backward(joined, pad(head[1], (count, 0)), None, index)
-        if exchanges:
-            self.send_gradient(_first(dhead, count))
-        dx, *parameters, _ = self.with_tail(weights, x, dy, None, dfinal, exchanges)
-        _first(dx, count).copy_(dhead[..., count : 2 * count])
-        # The slice's call has not seen the halo: what its first outputs have given is taken out, and what they give put in.
-        _, *part, _ = exact.backward(*head[:2], None, head[2])
-        for gradient, more, less in zip(parameters, whole, part):
-            if gradient is not None:
-                # Equal ones may be infinite.
-                gradient += torch.where(more == less, 0, more - less)
-        return dx, *parameters, self.of_given(None, given)
+        is_behind = not self.is_long and self.ring.previous is not None
+        way = self.backward_behind if is_behind else super().backward
+        return way(weights, x, given, halo, index, dy, dfinal, exchanges)
 
-    def backward_by_kernels(self, weights, x, given, halo, index, dy, dfinal, exchanges):
-        """As `backward`, where a launch sends the gradient of the halo, and one corrects for it what the slice's call gives."""
-        if exchanges:
-            self.sent_gradient(weights, x, dy, halo, index)
-        *gradients, _ = self.with_tail(weights, x, dy, None, dfinal, exchanges)
-        inputs = x, weights.weight, weights.bias, dy, halo, self.indices, index
-        _native.backward_halo(inputs, weights.silu, gradients)
-        return *gradients, self.of_given(None, given)
+    def message(self):
+        return self.halo, self.halo_indices
 
-    def forward_behind(self, weights, x, place, given, residual):
+    def tail(self, x):
+        return _last(x, self.count), self.on_its_way(_last(self.indices, self.count))
+
+    def arrived(self, received):
+        halo, index = received()
+        return halo, self.known(index, 2 * self.count)
+
+    def head(self, weights, x, halo, index):
+        return Head(self.ring, weights, x, halo, self.indices, index)
+
+    def waits(self, x):
+        # Final states have an index, so that the gradient of the tail is theirs.
+        return not self.is_long or x.nbytes < OVERLAP_BYTES
+
+    def indices_of_tail(self):
+        return _last(self.indices, 2 * self.count)
+
+    def forward_behind(self, weights, x, place, given, residual, wants_final):
         """As `forward`, of a slice that waits for the halo, of which it may have to pass on a part."""
         count, length = self.count, x.shape[-1]
-        received = self.receive_halo(*self.message)
+        received = self.receive_halo(*self.message())
         if received is None:
             joined = given
             y, final = weights.forward(x, given, self.indices, None, residual, True, place)
@@ -235,7 +258,7 @@ class Indexed(Rows):
             index = torch.cat([self.indices[:, :1].expand(-1, count), self.indices], -1) if length else unknown
         else:
             halo, unknown = received()
-            joined, index = self.joined(halo, unknown, x, length)
+            joined, index = torch.cat([halo, x], -1), torch.cat([self.known(unknown, length), self.indices], -1)
             added = None if residual is None else pad(residual, (count, 0))
             y, final = weights.forward(joined, None, index, None, added, True)
             y = place.copy_(y[..., count:])
@@ -251,11 +274,6 @@ class Indexed(Rows):
             self.send_gradient(_first(dx, self.count))
         return dx[..., self.count :], *parameters, self.of_given(None, given)
 
-    def joined(self, halo, index, x, length):
-        """The halo and the first positions of x as one row, and its indices."""
-        index = self.known(index, length)
-        return torch.cat([halo, _first(x, length)], -1), torch.cat([index, _first(self.indices, length)], -1)
-
     def known(self, index, length):
         """The indices of a halo; initial states before the first position of all have that of the first position."""
         return torch.where(index == _NEXT_INDEX, self.indices[:, :1] if length else 0, index) if self.has_states else index
@@ -265,27 +283,47 @@ class Indexed(Rows):
         return index.clamp(min=-1) if self.has_states else index
 
 
-def rows_of_sequences(ring, x, count, boundaries, start):
-    """`Rows` of a packed batch, by the boundaries and the start of the slice as `boundaries_here` gives them."""
+class Sequences(Ahead):
+    """Packed sequences without states. Those that go on from the rank before, or to the next one, are told apart at the ends of the slice,
+    by numbers that rise."""
+
+    def __init__(self, ring, x, count, starts):
+        super().__init__(ring, x, count)
+        self.starts, self.length = starts, x.shape[-1]
+        self.boundaries = starts.clamp(0, self.length)
+
+    def arrived(self, received):
+        index = numbers(self.starts, -self.count, 2 * self.count)
+        return received(), index
+
+    def indices_of_tail(self):
+        return numbers(self.starts, self.length - 2 * self.count, self.length)
+
+
+def numbers(starts, first, end):
+    """The numbers of the sequences of some positions, (1, end - first), as indices."""
+    positions = torch.arange(first, end, dtype=starts.dtype, device=starts.device)
+    return torch.searchsorted(starts, positions, right=True, out_int32=True)[None]
+
+
+def of_sequences(ring, x, count, starts):
+    """A packed batch without states, by boundaries as `boundaries_here` gives them."""
     length = x.shape[-1]
     if not length:
         return Rows(ring, x, count)
-    # A short slice hands on a part of its halo.
-    ahead = 0 if length >= 2 * count else count
-    behind = 0 if ring.next is None else 1
-    positions = torch.arange(start - ahead, start + length + behind, dtype=boundaries.dtype, device=x.device)
-    indices = torch.searchsorted(boundaries, positions, right=True, out_int32=True)[None]
-    end = ahead + length
-    closed = indices[:, end - count : end] != indices[:, end:] if behind else None
-    return Rows(ring, x, count, indices[:, ahead:end] if ahead or behind else indices, closed)
+    # As of rows, a small slice waits, unless there are kernels for what the halo changes.
+    if length >= 2 * count and (ring.rooms is not None or x.nbytes >= OVERLAP_BYTES):
+        return Sequences(ring, x, count, starts)
+    indices = numbers(starts, -count, length)
+    return Rows(ring, x, count, indices[:, count:], indices[:, :count] != indices[:, count : count + 1])
 
 
 class Packed(Rows):
     """Packed sequences with a row of states each, all of them on every rank: those that have no part here are empty."""
 
-    def __init__(self, ring, x, count, boundaries, start):
+    def __init__(self, ring, x, count, boundaries):
         super().__init__(ring, x, count)
-        boundaries, self.length = boundaries - start, x.shape[-1]
+        self.length = x.shape[-1]
         self.boundaries, ends = boundaries.clamp(0, self.length), boundaries[1:]
         self.ends_elsewhere = (ends > self.length) | (ends <= 0 if ring.previous is not None else ends < 0)
         self.ends_elsewhere = self.ends_elsewhere[:, None, None]
@@ -352,7 +390,7 @@ class Packed(Rows):
 
 
 def boundaries_here(ring, x, cu_seqlens):
-    """cu_seqlens less a number that is the same for all of them, and the start of this rank's slice less that."""
+    """cu_seqlens, counted from the beginning of this rank's slice."""
     # Values on a GPU are not checked, as in a call on one device.
     is_read = cu_seqlens.is_cpu
     lengths = ring.lengths(x) if is_read or ring.size > 2 else None
@@ -363,8 +401,8 @@ def boundaries_here(ring, x, cu_seqlens):
     if len(cu_seqlens) == 1 and x.shape[-1]:
         raise ValueError(f"cu_seqlens has one boundary: expected a sequence at least, of the {x.shape[-1]} positions here")
     if ring.previous is None:
-        return cu_seqlens, 0
+        return cu_seqlens
     if ring.size == 2:
         # The last slice ends where the last sequence does.
-        return cu_seqlens - cu_seqlens[-1:], -x.shape[-1]
-    return cu_seqlens - lengths[: ring.rank].sum(), 0
+        return (cu_seqlens - cu_seqlens[-1:]).add_(x.shape[-1])
+    return cu_seqlens - lengths[: ring.rank].sum()
