@@ -12,12 +12,12 @@ Each call sends (batch, dim, w-1) elements to one neighbour, whatever the length
 memory that both see, by one launch on either side; elsewhere, through the process group.
 
 The kernel of a large slice does not wait for them: while they travel, it computes without the halo, and then the first w-1 outputs
-are computed again, or, in backward, the last w-1 gradients of x. A small slice waits: two launches more would take the host longer than
-the halo travels. So do one of fewer than 2 (w-1) positions, which may have to pass on a part of its halo, and packed sequences with
-states of their own.
+are computed again, or, in backward, the gradients of the w-1 positions at either end. A small slice waits: the launches would take the host
+longer than the halo travels. So do one of fewer than 2 (w-1) positions, which may have to pass on a part of its halo, and packed
+sequences with states of their own.
 
 With `seq_idx`, the halo brings its indices, and the first outputs are computed again in every slice: they see the halo wherever
-its indices are theirs. The sequences of `cu_seqlens` are told apart by numbers that rise along the slice, as indices, which the
+its indices are theirs. The sequences of `cu_seqlens` are told apart at the ends of a slice by numbers that rise, as indices, which the
 device makes of the boundaries; those that have states are a packed batch on every rank, most of them empty. The host reads neither.
 """
 
