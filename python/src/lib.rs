@@ -5,6 +5,9 @@
 
 mod call;
 mod command;
+mod compute;
+mod dense;
+mod described;
 mod dlpack;
 mod eager;
 mod error;

@@ -116,9 +116,10 @@ pub fn send_halo_gradient(
 ) -> PyResult<bool> {
     let slice = Slice::read(READ, &inputs)?;
     let written = |name: &str| match name {
-        // SAFETY: no output of the call is written.
         "dx" | "dweight" | "dinitial_states" => {
-            Some(unsafe { slice.result(name, &slice.find(&name[1..])?.unwritten().ok()?) })
+            let unwritten = slice.find(&name[1..])?.unwritten().ok()?;
+            // SAFETY: no output of the call is written.
+            Some(unsafe { slice.result(name, &unwritten) })
         }
         _ => None,
     };

@@ -12,11 +12,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::call::MOST_TOGETHER;
+use crate::described::Described;
 use crate::eager::{Watch, Way, way};
 use crate::given::Given;
 use crate::table::{Choice, Chooses, Entry};
-use crate::tensor::Named;
-use crate::torch::{Dense, Torch};
+use crate::torch::Torch;
 
 /// A tensor of an operation.
 #[pyclass(frozen, get_all, module = "causeway._native")]
@@ -40,45 +40,19 @@ type Asked<'py> = (Bound<'py, PyTuple>, Bound<'py, PyAny>, Option<Bound<'py, PyT
 /// An operation of the library.
 #[pyclass(frozen, module = "causeway._native")]
 pub struct Operation {
-    pub entry: &'static Entry,
-    /// How many arguments are inputs: the first ones.
-    pub inputs: usize,
-    /// The places of the results among the arguments.
-    pub results: Vec<usize>,
-    /// Whether an argument is changed in place.
-    pub changes: bool,
-    /// What errors call each argument, and expect of its dtype.
-    pub named: Vec<Named>,
-    /// The input that each result is made like.
-    pub like: Vec<Option<usize>>,
-    /// What PyTorch was asked for last, for each argument.
-    pub dense: Vec<Dense>,
+    pub described: Described,
     /// Autograd's functions of calls with one result, which are called with the inputs.
     functions: Mutex<Vec<(usize, Choice, Py<PyAny>)>>,
 }
 
 impl Operation {
     pub fn new(entry: &'static Entry) -> Self {
-        let arguments = entry.arguments;
-        let is_result = |at: &usize| arguments[*at].role == Role::Output;
-        let named = |argument: &'static table::Argument| Named {
-            name: entry.said(argument.name),
-            dtypes: argument.dtype_source(arguments).dtypes,
-        };
-        let like = |argument: &'static table::Argument| match argument.role {
-            Role::Output => argument.like(arguments),
-            Role::Input | Role::InPlace => None,
-        };
-        Operation {
-            entry,
-            inputs: arguments.iter().take_while(|argument| argument.role == Role::Input).count(),
-            results: (0..arguments.len()).filter(is_result).collect(),
-            changes: arguments.iter().any(|argument| argument.role == Role::InPlace),
-            named: arguments.iter().map(named).collect(),
-            like: arguments.iter().map(like).collect(),
-            dense: arguments.iter().map(|_| Dense::default()).collect(),
-            functions: Mutex::default(),
-        }
+        Operation { described: Described::new(entry), functions: Mutex::default() }
+    }
+
+    /// Its table.
+    pub fn entry(&self) -> &'static Entry {
+        self.described.entry
     }
 
     /// The function of autograd's for calls of so many inputs, if there is one by now.
@@ -88,19 +62,15 @@ impl Operation {
         found.next().map(|(_, _, function)| function.bind(py).clone())
     }
 
-    /// Its tensors.
-    pub fn arguments(&self) -> &'static [table::Argument] {
-        self.entry.arguments
-    }
-
-    fn described<'py>(
+    fn tensors<'py>(
         &self,
         py: Python<'py>,
         arguments: &'static [table::Argument],
     ) -> PyResult<Bound<'py, PyTuple>> {
+        let entry = self.entry();
         let describe = |argument: &'static table::Argument| {
             let described = Argument {
-                name: self.entry.name_of(argument.name),
+                name: entry.name_of(argument.name),
                 role: match argument.role {
                     Role::Input => "input",
                     Role::Output => "output",
@@ -108,9 +78,9 @@ impl Operation {
                 },
                 optional: argument.optional,
                 axes: PyTuple::new(py, argument.shape.names().collect::<Vec<_>>())?.unbind(),
-                dtype_of: self.entry.name_of(argument.dtype_source(self.arguments()).name),
+                dtype_of: entry.name_of(argument.dtype_source(entry.arguments).name),
                 is_index: matches!(argument.dtypes, DTypes::Among(among, _) if !among.iter().any(|dtype| dtype.is_float())),
-                needs: argument.needs.map(|(input, _)| self.entry.name_of(input)),
+                needs: argument.needs.map(|(input, _)| entry.name_of(input)),
             };
             Bound::new(py, described)
         };
@@ -123,13 +93,13 @@ impl Operation {
     /// Its name.
     #[getter]
     fn name(&self) -> &'static str {
-        self.entry.name
+        self.entry().name
     }
 
     /// What it is told besides tensors. Calls have the first one alone as it is, or a tuple, of the first two or of all.
     #[getter]
     fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let names: &[&str] = match self.entry.chooses {
+        let names: &[&str] = match self.entry().chooses {
             Chooses::Convolution => &["silu", "round_products", "head_dim", "eps", "scale"],
             Chooses::Algorithm => &["algorithm"],
             Chooses::Nothing => &[],
@@ -140,13 +110,13 @@ impl Operation {
     /// The tensors that it reads.
     #[getter]
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        self.described(py, &self.arguments()[..self.inputs])
+        self.tensors(py, &self.entry().arguments[..self.described.inputs])
     }
 
     /// The tensors that it writes.
     #[getter]
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        self.described(py, &self.arguments()[self.inputs..])
+        self.tensors(py, &self.entry().arguments[self.described.inputs..])
     }
 
     /// Computes; gives the results.
@@ -157,8 +127,8 @@ impl Operation {
         option: &Bound<'py, PyAny>,
         outputs: Option<&Bound<'py, PyTuple>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let choice = self.entry.choice(option)?;
-        Given::new(self, inputs, outputs)?.compute(choice)
+        let choice = self.entry().choice(option)?;
+        Given::new(&self.described, inputs, outputs)?.compute(choice)
     }
 
     /// Computes several calls that know nothing of each other, at most three, on a GPU in one launch where that can be; gives the
@@ -169,8 +139,9 @@ impl Operation {
             return Err(PyValueError::new_err(format!("{found} calls: expected {MOST_TOGETHER} at most")));
         }
         let choices =
-            calls.iter().map(|(_, option, _)| self.entry.choice(option)).collect::<PyResult<Vec<_>>>()?;
-        let given = calls.iter().map(|(inputs, _, outputs)| Given::new(self, inputs, outputs.as_ref()));
+            calls.iter().map(|(_, option, _)| self.entry().choice(option)).collect::<PyResult<Vec<_>>>()?;
+        let given =
+            calls.iter().map(|(inputs, _, outputs)| Given::new(&self.described, inputs, outputs.as_ref()));
         Given::compute_together(&given.collect::<PyResult<Vec<_>>>()?, &choices)
     }
 
@@ -184,9 +155,9 @@ impl Operation {
         outputs: Option<&Bound<'py, PyTuple>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(torch) = Torch::imported(inputs.py())? else { return Ok(None) };
-        let given = Given::new(self, inputs, outputs)?;
+        let given = Given::new(&self.described, inputs, outputs)?;
         match way(torch, &given, Watch::Others)? {
-            Way::Kernel(first) => given.compute_plain(torch, first, self.entry.choice(option)?).map(Some),
+            Way::Kernel(first) => given.compute_plain(torch, first, self.entry().choice(option)?).map(Some),
             Way::Watched | Way::Recorded(_) => Ok(None),
         }
     }
@@ -203,10 +174,10 @@ impl Operation {
         is_cast: bool,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = inputs.py();
-        let (Some(torch), Some(choice)) = (Torch::imported(py)?, self.entry.named_choice(option)?) else {
+        let (Some(torch), Some(choice)) = (Torch::imported(py)?, self.entry().named_choice(option)?) else {
             return Ok(None);
         };
-        let given = Given::new(self, inputs, outputs)?;
+        let given = Given::new(&self.described, inputs, outputs)?;
         let watch = if is_cast { Watch::Autograd } else { Watch::AutogradAndAutocast };
         Ok(match way(torch, &given, watch)? {
             Way::Watched => None,
@@ -225,7 +196,7 @@ impl Operation {
     /// kept.
     #[pyo3(signature = (count, option, function))]
     fn keep(&self, count: usize, option: &Bound<'_, PyAny>, function: Option<Py<PyAny>>) -> PyResult<()> {
-        let Some(choice) = self.entry.named_choice(option)? else { return Ok(()) };
+        let Some(choice) = self.entry().named_choice(option)? else { return Ok(()) };
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let forgotten = functions.extract_if(.., |(of, with, _)| (*of, *with) == (count, choice));
         let forgotten: Vec<_> = forgotten.collect();
@@ -242,6 +213,6 @@ impl Operation {
         inputs: &Bound<'py, PyTuple>,
         outputs: Option<&Bound<'py, PyTuple>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        Given::new(self, inputs, outputs)?.empty()
+        Given::new(&self.described, inputs, outputs)?.empty()
     }
 }

@@ -40,7 +40,7 @@ impl Recorded {
         added: Vec<(usize, usize)>,
     ) -> PyResult<Self> {
         let ((forward, backward), (saved, read, found)) = (operations, places);
-        let choice = forward.get().entry.choice(option)?;
+        let choice = forward.get().entry().choice(option)?;
         Ok(Recorded { forward, backward, choice, saved, read, found, added })
     }
 
@@ -59,7 +59,7 @@ impl Recorded {
                 |(at, _): &&(usize, usize)| inputs.get_item(*at).is_ok_and(|input| !input.is_none());
             ctx.setattr(intern!(py, "added"), self.added.iter().filter(is_there).collect::<Vec<_>>())?;
         }
-        let given = Given::new(self.forward.get(), inputs, None)?;
+        let given = Given::new(&self.forward.get().described, inputs, None)?;
         match given.compute_if_plain(Torch::of_tensors(py)?, self.choice)? {
             Some(y) => Ok(y),
             None => given.compute(self.choice),
@@ -82,7 +82,8 @@ impl Recorded {
         let saved = ctx.getattr(intern!(py, "saved_tensors"))?.cast_into::<PyTuple>()?;
         let inputs = picked(&self.read, saved.iter_borrowed().chain(given.iter_borrowed()), py)?;
         // A y without a gradient has no dy.
-        let results = Given::new(self.backward.get(), &inputs, None)?.compute_if_plain(torch, self.choice)?;
+        let results = Given::new(&self.backward.get().described, &inputs, None)?
+            .compute_if_plain(torch, self.choice)?;
         let Some(results) = results else { return Ok(None) };
         let mut found = picked(&self.found, results.cast::<PyTuple>()?.iter_borrowed(), py)?;
         if !self.added.is_empty() {

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
+use crate::dense::dense_like;
 use crate::given::{Given, Object};
 use crate::table::Tensors;
 use crate::tensor::{Named, Tensor};
@@ -61,7 +62,7 @@ impl<'a> Library<'a> {
             return match self {
                 Library::Torch(torch) => {
                     let read = sizes.read(given.operation.like[at]);
-                    let dense = |read| torch.dense_like(like.py(), read, &given.operation.dense[at]);
+                    let dense = |read| dense_like(torch, like.py(), read, &given.operation.dense[at]);
                     read.map_or(Ok(None), dense)?.map_or_else(|| torch.empty_like(&like), Ok)
                 }
                 // Of no subclass.

@@ -2,8 +2,6 @@
 //!
 //! Nothing is imported here that somebody has not imported before.
 
-use std::sync::{Mutex, PoisonError};
-
 use causeway::backend::gpu::plan::Vendor;
 use causeway::{DType, Location};
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError};
@@ -15,7 +13,6 @@ use pyo3::types::{PyDict, PyInt, PyTuple, PyType};
 use crate::dlpack::{Description, Exchange};
 use crate::libtorch::LibTorch;
 use crate::openmp;
-use crate::tensor::Tensor;
 
 /// What is needed of PyTorch, once it has been imported by whoever made the tensors.
 pub struct Torch {
@@ -32,32 +29,6 @@ pub struct Torch {
     watchers: Watchers,
     /// Keyword arguments for `Tensor.new_empty`.
     bytes: Py<PyDict>,
-}
-
-/// Sizes and dense strides as PyTorch's allocators take them, of the tensor that a result was made like last: a model asks for the same
-/// ones again and again, and tuples of numbers take as long as an allocation.
-#[derive(Default)]
-pub struct Dense(Mutex<Option<(Tensor, [Py<PyTuple>; 2])>>);
-
-impl Dense {
-    /// Of a tensor; None where its strides have no order.
-    fn of<'py>(&self, py: Python<'py>, like: &Tensor) -> PyResult<Option<[Bound<'py, PyTuple>; 2]>> {
-        // Nothing runs under the lock that could ask for it again, a collection of garbage for one.
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((known, made)) = &*last
-            && known.has_layout_of(like)
-        {
-            return Ok(Some(made.each_ref().map(|made| made.bind(py).clone())));
-        }
-        let forgotten = last.take();
-        drop((last, forgotten));
-        let Some(strides) = like.dense_strides() else { return Ok(None) };
-        let strides = &strides[..like.shape().len()];
-        let made = [PyTuple::new(py, like.shape())?, PyTuple::new(py, strides)?];
-        let kept = made.each_ref().map(|made| made.clone().unbind());
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((*like, kept));
-        Ok(Some(made))
-    }
 }
 
 /// Functions that make a tensor of sizes, strides and dtype, for programs that PyTorch's compiler writes: they take half of the time of
@@ -314,22 +285,21 @@ impl Torch {
         self.empty_like.bind(like.py()).call1((like,))
     }
 
-    /// The same of a tensor that has been read; None where that is left to PyTorch.
-    pub fn dense_like<'py>(
+    /// A tensor of sizes, dense strides and a dtype at a place; None where that is left to `empty_like`.
+    pub fn empty_strided<'py>(
         &self,
-        py: Python<'py>,
-        read: &Tensor,
-        dense: &Dense,
+        (dtype, location): (DType, Location),
+        layout: impl FnOnce() -> PyResult<Option<[Bound<'py, PyTuple>; 2]>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(allocators) = &self.allocators else { return Ok(None) };
-        let allocate = match read.location() {
+        let allocate = match location {
             Location::Host => Some(&allocators.cpu),
             Location::Cuda(_) | Location::Hip(_) => allocators.cuda.as_ref(),
         };
-        let dtype = self.dtypes.iter().find(|(_, known)| *known == read.dtype());
+        let dtype = self.dtypes.iter().find(|(_, known)| *known == dtype);
         let (Some(allocate), Some((dtype, _))) = (allocate, dtype) else { return Ok(None) };
-        let Some([sizes, strides]) = dense.of(py, read)? else { return Ok(None) };
-        allocate.bind(py).call1((sizes, strides, dtype)).map(Some)
+        let Some([sizes, strides]) = layout()? else { return Ok(None) };
+        allocate.bind(sizes.py()).call1((&sizes, strides, dtype)).map(Some)
     }
 
     /// Tells autograd that the values of tensors have changed.
