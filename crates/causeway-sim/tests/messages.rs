@@ -1,15 +1,10 @@
 //! Messages between GPUs: what was sent is received, whatever the strides on either side, and nothing else is touched.
 
-use std::sync::Arc;
-
 use causeway::backend::gpu::Executor;
-use causeway::backend::gpu::causal_conv1d::backward;
 use causeway::backend::gpu::message::{self, FLAG_BYTES};
-use causeway::causal_conv1d::{Activation, Backward};
 use causeway::tensor::Dims;
-use causeway::{DType, Device, Location, TensorMut, TensorRef};
+use causeway::{DType, Location, TensorMut, TensorRef};
 use causeway_sim::Simulator;
-use half::{bf16, f16};
 
 /// Memory of so many bytes, each of them drawn, at a multiple of 16.
 fn drawn(bytes: usize, state: &mut u32) -> Vec<u128> {
@@ -100,116 +95,6 @@ fn what_was_sent_is_received() {
                 }
                 assert!(bytes == target, "{dtype} {shape:?}: another tensor was received");
             }
-        }
-    }
-}
-
-/// A backward call of bf16, f16 or f32 tensors with initial_states, and its plan of their gradient as a message.
-struct Halo {
-    dtype: DType,
-    batch: i64,
-    dim: i64,
-    seqlen: i64,
-    width: i64,
-    channel_last: bool,
-    bias: bool,
-    seq_idx: bool,
-    activation: Activation,
-}
-
-impl Halo {
-    /// dinitial_states as the whole call writes them, and as they are received.
-    fn computed(&self, simulator: &Arc<Simulator>, room: &mut [u128], state: &mut u32) -> [Vec<u128>; 2] {
-        let Halo { dtype, batch, dim, seqlen, width, .. } = *self;
-        let mut numbers = |count: i64| {
-            let mut next = || {
-                *state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (*state >> 16) as f32 / 32768.0 - 1.0
-            };
-            let mut memory = vec![0_u128; (count as usize * dtype.size()).div_ceil(16)];
-            for at in 0..count as usize {
-                match dtype {
-                    DType::BF16 => bytemuck::cast_slice_mut(&mut memory)[at] = bf16::from_f32(next()),
-                    DType::F16 => bytemuck::cast_slice_mut(&mut memory)[at] = f16::from_f32(next()),
-                    _ => bytemuck::cast_slice_mut(&mut memory)[at] = next(),
-                }
-            }
-            memory
-        };
-        let (rows, states, taps) = ([batch, dim, seqlen], [batch, dim, width - 1], [dim, width]);
-        let (x, dy) = (numbers(batch * dim * seqlen), numbers(batch * dim * seqlen));
-        let (weight, bias, initial) =
-            (numbers(dim * width), numbers(dim), numbers(batch * dim * (width - 1)));
-        let mut results = [x.clone(), weight.clone(), initial.clone(), initial.clone()];
-        // Indices that come back, and padding.
-        let draws = numbers(batch * seqlen);
-        let indices: Vec<i32> = (0..(batch * seqlen) as usize)
-            .map(|at| (bytemuck::cast_slice::<_, u16>(&draws)[at] % 4) as i32 - 1)
-            .collect();
-        let order: &[usize] = if self.channel_last { &[0, 2, 1] } else { &[0, 1, 2] };
-        let row_strides = strides(&rows, order, 1);
-        let view = |memory: &[u128], shape: &[i64], strides: &[i64]| {
-            // SAFETY: the memory was made for as many elements, and outlives the call.
-            unsafe { TensorRef::from_raw(memory.as_ptr().cast(), dtype, shape, strides, Location::Host) }
-                .unwrap()
-        };
-        let dense = |shape: &[i64]| strides(shape, &[0, 1, 2][..shape.len()], 1);
-        let [dx, dweight, whole, received] = results.each_mut().map(|memory| memory.as_mut_ptr());
-        let place = |memory: *mut u128, shape: &[i64], strides: &[i64]| {
-            // SAFETY: as above, and nobody else has it.
-            unsafe { TensorMut::from_raw(memory.cast(), dtype, shape, strides, Location::Host) }.unwrap()
-        };
-        let read = |name: &str| match name {
-            "x" => Some(view(&x, &rows, &row_strides)),
-            "dy" => Some(view(&dy, &rows, &row_strides)),
-            "weight" => Some(view(&weight, &taps, &dense(&taps))),
-            "bias" => self.bias.then(|| view(&bias, &[dim], &[1])),
-            "initial_states" => Some(view(&initial, &states, &dense(&states))),
-            "seq_idx" => self.seq_idx.then(|| TensorRef::new(&indices, &[batch, seqlen]).unwrap()),
-            _ => None,
-        };
-        let written = |name: &str| match name {
-            "dx" => Some(place(dx, &rows, &row_strides)),
-            "dweight" => Some(place(dweight, &taps, &dense(&taps))),
-            "dinitial_states" => Some(place(whole, &states, &dense(&states))),
-            _ => None,
-        };
-        let mut call = Backward::from_named(self.activation, false, None, read, written);
-        call.run(&Device::Simulated(Arc::clone(simulator) as Arc<dyn Executor>)).unwrap();
-        let sizes = call.validate().unwrap();
-        let address = room.as_mut_ptr() as u64;
-        let plan = backward::plan_halo(&call, &sizes, None, address, simulator.facts()).unwrap().unwrap();
-        let taken = message::receive(&place(received, &states, &dense(&states)), address).unwrap();
-        // SAFETY: the room has the size of the largest message.
-        unsafe { simulator.execute(&plan).and_then(|()| simulator.execute(&taken)) }.unwrap();
-        let [_, _, whole, received] = results;
-        [whole, received]
-    }
-}
-
-#[test]
-fn the_gradient_of_a_halo_is_that_of_initial_states() {
-    let mut state = 5;
-    let mut room = drawn(FLAG_BYTES as usize + (1 << 20), &mut state);
-    room[..FLAG_BYTES as usize / 16].fill(0);
-    for (device, step) in [("sim:32", 1), ("sim:64", 5)] {
-        let simulator = Arc::new(Simulator::open(device).unwrap());
-        for number in (0..16).step_by(step) {
-            let width = 2 + number % 7;
-            let halo = Halo {
-                dtype: [DType::BF16, DType::F32, DType::F16][number as usize % 3],
-                batch: 1 + number % 2,
-                dim: [1, 5, 24, 700][number as usize % 4],
-                seqlen: width - 1 + [0, 1, 9, 40][number as usize / 2 % 4],
-                width,
-                channel_last: number % 5 > 2,
-                bias: number % 3 > 0,
-                seq_idx: number % 4 > 1,
-                activation: if number % 6 > 0 { Activation::Silu } else { Activation::None },
-            };
-            let [whole, received] = halo.computed(&simulator, &mut room, &mut state);
-            assert_eq!(whole, received, "{device}, number {number}");
-            assert_eq!(flags(&room), [0; 64]);
         }
     }
 }
