@@ -91,7 +91,8 @@ fn wrong(seqlen: i32) -> [[i32; 6]; 7] {
     ]
 }
 
-fn run(case: &Case, simulator: &Arc<Simulator>, guard: Guard, wrong: [i32; 6]) {
+/// Results of forward and backward, in the bits of their elements, with other boundaries than the ones that were checked.
+fn run(case: &Case, simulator: &Arc<Simulator>, guard: Guard, found: [i32; 6]) -> Vec<u16> {
     let Case { seqlen, width, .. } = *case;
     let (shape, strides) = ([1, DIM, seqlen], (case.strides)(seqlen));
     let elements = strides[1].max(strides[2]) * if strides[1] > strides[2] { DIM - 1 } else { seqlen - 1 }
@@ -112,7 +113,7 @@ fn run(case: &Case, simulator: &Arc<Simulator>, guard: Guard, wrong: [i32; 6]) {
     let indices =
         Guarded::new(guard, (0..seqlen as usize).map(|t| if t % 50 == 3 { -1 } else { t as i32 / 37 }));
     let checked = Guarded::new(guard, [0, 40, 41, 41, 180, seqlen as i32].into_iter());
-    let found = Guarded::new(guard, wrong.into_iter());
+    let found = Guarded::new(guard, found.into_iter());
 
     let read = |data| TensorRef::strided(data, 0, &shape, &strides).unwrap();
     let dense = |data, shape: &[i64]| TensorRef::new::<bf16>(data, shape).unwrap();
@@ -163,6 +164,8 @@ fn run(case: &Case, simulator: &Arc<Simulator>, guard: Guard, wrong: [i32; 6]) {
         dc: None,
     };
     backward.run(&device).unwrap();
+    let results = [&y, &dx, &dweight, &dbias, &last, &dinitial];
+    results.into_iter().flat_map(|result| result.slice().iter().map(|element| element.to_bits())).collect()
 }
 
 const BASE: Case =
@@ -170,7 +173,38 @@ const BASE: Case =
 
 #[test]
 fn kernels_stay_in_their_tensors_whatever_boundaries_say() {
-    let table = [
+    for case in cases() {
+        let simulator = Arc::new(Simulator::open(case.device).unwrap());
+        for boundaries in wrong(case.seqlen as i32) {
+            for guard in [Guard::Before, Guard::Behind] {
+                println!("{case:?} {boundaries:?} {guard:?}");
+                run(&case, &simulator, guard, boundaries);
+            }
+        }
+    }
+}
+
+/// A slice of a packed batch is given the boundaries of all of it, from where it begins: sequence parallelism counts on that.
+#[test]
+fn boundaries_before_a_row_and_behind_it_are_its_ends() {
+    for case in cases() {
+        let simulator = Arc::new(Simulator::open(case.device).unwrap());
+        let seqlen = case.seqlen as i32;
+        for boundaries in [
+            [-90, -20, 1, 150, seqlen + 1, seqlen + 70],
+            [-3, 100, 100, 200, seqlen, 3 * seqlen],
+            [i32::MIN, -1, 0, seqlen - 1, seqlen + 5, i32::MAX],
+        ] {
+            let own = boundaries.map(|boundary| boundary.clamp(0, seqlen));
+            let [found, expected] =
+                [boundaries, own].map(|boundaries| run(&case, &simulator, Guard::Behind, boundaries));
+            assert!(found == expected, "{case:?} {boundaries:?}");
+        }
+    }
+}
+
+fn cases() -> Vec<Case> {
+    vec![
         BASE,
         Case { device: "sim:64", ..BASE },
         Case { device: "sim:sm_80", seqlen: 2048, ..BASE },
@@ -186,16 +220,7 @@ fn kernels_stay_in_their_tensors_whatever_boundaries_say() {
         // The last group of channels has more than there are.
         Case { strides: channel_last, width: 16, ..BASE },
         Case { strides: channel_last, width: 16, seq_idx: false, ..BASE },
-    ];
-    for case in table {
-        let simulator = Arc::new(Simulator::open(case.device).unwrap());
-        for boundaries in wrong(case.seqlen as i32) {
-            for guard in [Guard::Before, Guard::Behind] {
-                println!("{case:?} {boundaries:?} {guard:?}");
-                run(&case, &simulator, guard, boundaries);
-            }
-        }
-    }
+    ]
 }
 
 /// Kernels that leave their tensors: an edit of one, and a case and boundaries with which it does.
