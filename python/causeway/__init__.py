@@ -16,6 +16,7 @@ float64 oracle.
 import importlib
 import sys
 
+from causeway._flag import flag
 from causeway._gated import causal_conv1d_gated, causal_conv1d_gated_packed, causal_conv1d_gated_update
 from causeway._native import __version__
 from causeway._qkv import causal_conv1d_qkv, causal_conv1d_qkv_update
@@ -175,6 +176,8 @@ def causal_conv1d_fn(
     >>> y = causeway.causal_conv1d_fn(x, weight, bias, activation="silu")
     >>> y.sum().backward()
     """
+    if type(return_final_states) is not bool:
+        return_final_states = flag("return_final_states", return_final_states)
     # The first line of `_calls`: a call of that takes as long as a hundredth of this one.
     calls = _for_torch if isinstance(x, _Tensor) else _calls(x)
     inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
@@ -412,7 +415,7 @@ def patch_transformers(model):
 
 
 def verify(
-    random=1000,
+    random=None,
     *,
     suite=None,
     case=None,
@@ -432,10 +435,11 @@ def verify(
 
     Parameters
     ----------
-    random : int
-        So many calls, drawn at random from everything that the operations allow.
+    random : int, optional
+        So many calls, drawn at random from everything that the operations allow; 1000 without a suite.
     suite : str or several, optional
-        Cases of suites instead: names such as ``"conv1d-first"`` and ``"full"``, or paths of TOML files.
+        Cases of suites instead: names such as ``"conv1d-first"`` and ``"full"``, or paths of TOML files. What is said of random calls
+        cannot be given with it.
     case : str, optional
         Of a suite, only the cases whose names contain this.
     repeat : int

@@ -2,6 +2,7 @@
 
 import causeway
 from causeway._activation import with_rounding
+from causeway._flag import flag
 
 
 def causal_conv1d_gated(
@@ -57,6 +58,8 @@ def causal_conv1d_gated(
     >>> B, x, C = (torch.randn(2, 64, 128) for _ in range(3))
     >>> y = causeway.causal_conv1d_gated(B, x, C, torch.randn(64, 3))
     """
+    if type(return_final_states) is not bool:
+        return_final_states = flag("return_final_states", return_final_states)
     inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, B, C
     option = with_rounding(activation, round_products)
     return causeway._calls(x).causal_conv1d_fn(inputs, option, return_final_states, final_states_out)
@@ -98,6 +101,8 @@ def causal_conv1d_gated_packed(
     """
     calls = causeway._calls(packed, "packed")
     _require_parts(packed, order)
+    if type(return_final_states) is not bool:
+        return_final_states = flag("return_final_states", return_final_states)
     others = weight, bias, initial_states, seq_idx, cu_seqlens
     option = with_rounding(activation, round_products)
     return calls.causal_conv1d_gated_packed(packed, order, others, option, return_final_states)

@@ -5,7 +5,7 @@ import operator
 
 def integer(argument, value, lowest, highest=None):
     """An int within bounds."""
-    expected = f"expected an int, {lowest} or more" if highest is None else f"expected {lowest} to {highest}"
+    expected = f"expected an int, {lowest} or more" if highest is None else f"expected an int, {lowest} to {highest}"
     try:
         number = operator.index(value)
     except TypeError:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import causeway
 from causeway._activation import is_silu, with_norm
+from causeway._flag import flag
 from causeway._integer import integer
 
 NAMES = "q", "k", "v"
@@ -113,7 +114,9 @@ def causal_conv1d_qkv(
     options = options_of(head_dim, l2norm, scale, eps, activation)
     given = x, weight, bias, initial_states
     sizes = _sizes(given, sizes)
-    results, states = calls.causal_conv1d_qkv(given, sizes, options, (seq_idx, cu_seqlens), bool(return_final_states))
+    if type(return_final_states) is not bool:
+        return_final_states = flag("return_final_states", return_final_states)
+    results, states = calls.causal_conv1d_qkv(given, sizes, options, (seq_idx, cu_seqlens), return_final_states)
     return (results, states) if return_final_states else results
 
 

@@ -205,11 +205,17 @@ def verify(random, suite, case, repeat, seed, seconds, op, elements, device, thr
     """See `causeway.verify`."""
     if suite is None and (case is not None or repeat != 1):
         raise ValueError(f"{'case' if case is not None else 'repeat'} is for a suite: name one with suite=")
+    if suite is not None:
+        # As the command has it.
+        given = {"random": random, "seed": None if seed == 1 else seed, "seconds": seconds, "op": op or None, "elements": elements}
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"{name} is {value!r}, which is for random calls: leave out {name}, or suite")
     arguments = dict(
         suites=_names("suite", suite) if suite is not None else [],
         case=case,
         repeats=_count("repeat", repeat, 1),
-        random=_count("random", random, 0) if suite is None else None,
+        random=_count("random", 1000 if random is None else random, 0) if suite is None else None,
         seed=_count("seed", seed, 0, 2**64 - 1),
         seconds=_seconds(seconds),
         operations=_names("op", op),

@@ -1,6 +1,9 @@
 """Modules of PyTorch's."""
 
 import torch
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from causeway import (
     causal_conv1d_fn,
@@ -16,6 +19,9 @@ from causeway._integer import integer
 from causeway._qkv import options_of, three_sizes
 
 __all__ = ["CausalConv1d", "GatedShortConv", "QKVShortConv"]
+
+# PyTorch's forward pre-hooks that make a module's weight of other parameters, whatever the module is called with.
+_MAKE_WEIGHT = BasePruningMethod, SpectralNorm, WeightNorm
 
 
 def _name_of(argument):
@@ -33,7 +39,7 @@ class CausalConv1d(torch.nn.Conv1d):
     Parameters
     ----------
     channels : int
-    kernel_size : int, 1 to 256, or a tuple of one
+    kernel_size : int, 1 to 256, or a tuple or list of one
     bias : bool
         This and what follows is given by name: a third positional argument could be meant for either of two.
     activation : None, "silu" or "swish"
@@ -62,8 +68,10 @@ class CausalConv1d(torch.nn.Conv1d):
                 f"the others by name; pass {_name_of(others[0])}={others[0]!r}"
             )
         channels = integer("channels", channels, 1)
-        # As torch.nn.Conv1d keeps it, and so as it comes from one.
-        if isinstance(kernel_size, tuple) and len(kernel_size) == 1:
+        # As torch.nn.Conv1d keeps it and takes it.
+        if isinstance(kernel_size, (tuple, list)):
+            if len(kernel_size) != 1:
+                raise TypeError(f"kernel_size is {kernel_size!r}: expected an int, 1 to 256, or a tuple of one")
             (kernel_size,) = kernel_size
         kernel_size = integer("kernel_size", kernel_size, 1, 256)
         is_silu(activation)
@@ -96,10 +104,17 @@ class CausalConv1d(torch.nn.Conv1d):
 
         The other arguments are those of `causeway.causal_conv1d_update`.
         """
-        weight = self.weight.squeeze(1)
         return causal_conv1d_update(
-            x, state, weight, self.bias, self.activation, cache_seqlens, conv_state_indices
+            x, state, self._filters(), self.bias, self.activation, cache_seqlens, conv_state_indices
         )
+
+    def _filters(self):
+        """The weight as (channels, kernel_size), for a call that is not the module's forward pass, and so runs no hooks."""
+        if self._forward_pre_hooks:
+            for hook in self._forward_pre_hooks.values():
+                if isinstance(hook, _MAKE_WEIGHT):
+                    hook(self, ())
+        return self.weight.squeeze(1)
 
     def new_state(self, batch, *, device=None, dtype=None):
         """The state before any position: zeros (batch, channels, kernel_size-1), of the weight's device and dtype."""
@@ -131,6 +146,10 @@ class GatedShortConv(torch.nn.Module):
     The parameters have the names and shapes of transformers' ``Lfm2ShortConv``, so checkpoints of either load into the other:
     ``in_proj.weight`` (3 * dim, dim), ``conv.weight`` (dim, 1, kernel_size) and ``out_proj.weight`` (dim, dim). What lies between
     the projections is one launch in forward and one in backward.
+
+    ``conv`` holds parameters, and is never called itself: hooks that are registered on it do not run. What PyTorch makes its weight with
+    works: parametrizations, and the hooks of ``torch.nn.utils.prune``, ``weight_norm`` and ``spectral_norm``. Hooks of the block and of
+    the projections run.
 
     Parameters
     ----------
@@ -190,7 +209,7 @@ class GatedShortConv(torch.nn.Module):
         conv = self.conv
         result = causal_conv1d_gated_packed(
             self.in_proj(hidden).transpose(1, 2),
-            conv.weight.squeeze(1),
+            conv._filters(),
             conv.bias,
             seq_idx,
             state,
@@ -205,22 +224,22 @@ class GatedShortConv(torch.nn.Module):
         return (y, *states) if return_state else y
 
     def step(self, hidden, state, *, cache_seqlens=None, conv_state_indices=None):
-        """One or more new positions hidden (batch, n, dim); changes state. No gradients of what the state holds.
+        """One new position hidden (batch, dim), or several (batch, n, dim); changes state. No gradients of what the state holds.
 
         The other arguments are those of `causeway.causal_conv1d_update`.
         """
-        conv = self.conv
+        conv, packed = self.conv, self.in_proj(hidden)
         y = causal_conv1d_gated_update(
-            *parts(self.in_proj(hidden).transpose(1, 2), self.order),
+            *parts(packed.transpose(1, 2) if packed.ndim == 3 else packed, self.order),
             state,
-            conv.weight.squeeze(1),
+            conv._filters(),
             conv.bias,
             conv.activation,
             cache_seqlens,
             conv_state_indices,
             round_products=self.round_products,
         )
-        return self.out_proj(y.transpose(1, 2))
+        return self.out_proj(y.transpose(1, 2) if y.ndim == 3 else y)
 
     def new_state(self, batch, *, device=None, dtype=None):
         """The state before any position: zeros (batch, dim, kernel_size-1), of the weights' device and dtype."""
@@ -239,6 +258,7 @@ class QKVShortConv(torch.nn.Module):
 
     The weight, ``conv.weight`` (channels, 1, kernel_size) over the channels of q, k and v, has the shape of the ``conv1d.weight`` of
     transformers' Qwen3.5 and Qwen3-Next. (The projection of the latter goes by groups of heads, and has to be put in this order first.)
+    Hooks that are registered on ``conv`` do not run, as in `GatedShortConv`; register them on this module.
 
     Parameters
     ----------
@@ -294,7 +314,7 @@ class QKVShortConv(torch.nn.Module):
         conv = self.conv
         return causal_conv1d_qkv(
             packed.transpose(1, 2),
-            conv.weight.squeeze(1),
+            conv._filters(),
             conv.bias,
             seq_idx,
             state,
@@ -304,15 +324,20 @@ class QKVShortConv(torch.nn.Module):
             **self.options,
         )
 
-    def step(self, packed, state):
-        """q, k and v of a new position packed (batch, channels), or of several (batch, n, channels); changes state. No gradients."""
+    def step(self, packed, state, *, cache_seqlens=None, conv_state_indices=None):
+        """q, k and v of a new position packed (batch, channels), or of several (batch, n, channels); changes state. No gradients.
+
+        The other arguments are those of `causeway.causal_conv1d_update`.
+        """
         conv = self.conv
         return causal_conv1d_qkv_update(
             packed.transpose(1, 2) if packed.ndim == 3 else packed,
             state,
-            conv.weight.squeeze(1),
+            conv._filters(),
             conv.bias,
             activation=conv.activation,
+            cache_seqlens=cache_seqlens,
+            conv_state_indices=conv_state_indices,
             **self.options,
         )
 

@@ -14,7 +14,7 @@ class CausalConv1d(torch.nn.Conv1d):
     def __init__(
         self,
         channels: int,
-        kernel_size: int | tuple[int],
+        kernel_size: int | tuple[int] | list[int],
         *,
         bias: bool = True,
         activation: _Activation = None,
@@ -71,7 +71,7 @@ class GatedShortConv(torch.nn.Module):
     def __init__(
         self,
         dim: int,
-        kernel_size: int | tuple[int],
+        kernel_size: int | tuple[int] | list[int],
         *,
         bias: bool = False,
         activation: _Activation = None,
@@ -126,7 +126,7 @@ class QKVShortConv(torch.nn.Module):
         self,
         sizes: Sequence[int],
         head_dim: int | Sequence[int],
-        kernel_size: int | tuple[int],
+        kernel_size: int | tuple[int] | list[int],
         *,
         l2norm: Sequence[str] = ("q", "k"),
         scale: float = 1.0,
@@ -156,7 +156,14 @@ class QKVShortConv(torch.nn.Module):
         cu_seqlens: Tensor | None = None,
         return_state: Literal[True],
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]: ...
-    def step(self, packed: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def step(
+        self,
+        packed: Tensor,
+        state: Tensor,
+        *,
+        cache_seqlens: Tensor | None = None,
+        conv_state_indices: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
     def new_state(
         self,
         batch: int,

@@ -27,8 +27,9 @@ from torch.autograd.function import once_differentiable
 from causeway import causal_conv1d_fn as _convolve
 from causeway import _native
 from causeway._activation import is_silu
+from causeway._flag import flag
 from causeway._torch import slices
-from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_compiling, is_direct, require_one_device
+from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_compiling, is_direct, require_one_device, resolved
 from causeway._torch.ring import Ring as _Ring
 from causeway._torch.tables import Table
 
@@ -37,7 +38,7 @@ __all__ = ["causal_conv1d_fn"]
 _TABLE = Table(_native.causal_conv1d_forward)
 
 
-class _Convolution(torch.autograd.Function):
+class ParallelCausalConv1d(torch.autograd.Function):
     """The call of one rank."""
 
     @staticmethod
@@ -57,17 +58,17 @@ class _Convolution(torch.autograd.Function):
 
 
 # Without the checks for torch.func: a direct call is not inside of it.
-_apply = super(torch.autograd.Function, _Convolution).apply
+_apply = super(torch.autograd.Function, ParallelCausalConv1d).apply
 
 
 def _gradients(ctx, dy, dfinal_states):
-    """The gradients of the arguments of `_Convolution`."""
+    """The gradients of the arguments of `ParallelCausalConv1d`."""
     x, weight, bias, given, halo, index = ctx.saved_tensors
     *_, x_needs_grad, _, _, given_needs_grad, residual_needs_grad = ctx.needs_input_grad
     exchanges = x_needs_grad or given_needs_grad
-    dy = torch.zeros_like(x) if dy is None else dy
+    dy = torch.zeros_like(x) if dy is None else resolved(dy)
     weights = slices.Weights(weight, bias, ctx.silu)
-    gradients = ctx.part.backward(weights, x, given, halo, index, dy, dfinal_states, exchanges)
+    gradients = ctx.part.backward(weights, x, given, halo, index, dy, resolved(dfinal_states), exchanges)
     return None, None, None, None, *gradients, dy if residual_needs_grad else None
 
 
@@ -119,6 +120,8 @@ def causal_conv1d_fn(
     >>> part = x.tensor_split(world_size, dim=2)[rank].contiguous().requires_grad_()
     >>> y = causeway.parallel.causal_conv1d_fn(part, weight, bias, activation="silu", group=group)
     """
+    if type(return_final_states) is not bool:
+        return_final_states = flag("return_final_states", return_final_states)
     inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
     is_there = x is not None and weight is not None
     is_plain = is_there and not is_compiling() and _native.is_unwatched(inputs, True)

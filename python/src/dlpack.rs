@@ -68,7 +68,8 @@ impl Description {
     }
 
     /// False if the values are those of memory for certain. PyTorch negates the imaginary parts of conjugated numbers only when
-    /// they are read; they lie between the real parts, so that they have no odd stride.
+    /// they are read; they lie between the real parts, so that they have no odd stride. (PyTorch's private `_neg_view`, and
+    /// `as_strided` of such a part, make others. To ask every tensor would take a small call a tenth longer.)
     pub fn may_be_negated(&self) -> bool {
         let Meta { dtype, shape, strides, .. } = &self.meta;
         let has_complex = matches!(dtype, DType::F16 | DType::F32 | DType::F64);

@@ -64,8 +64,8 @@ pub fn way(torch: &Torch, given: &Given<'_, '_>, watch: Watch) -> PyResult<Way> 
     }))
 }
 
-/// True if nobody wants to see what is done with these tensors of PyTorch's, and all of them are plain ones with memory, or None.
-/// Autograd is among those who may, unless the caller records the call itself: it wants nothing of a backward pass that is not
+/// True if nobody wants to see what is done with these tensors of PyTorch's, and all of them are plain ones whose values lie in memory,
+/// or None. Autograd is among those who may, unless the caller records the call itself: it wants nothing of a backward pass that is not
 /// itself differentiated. A false answer says nothing.
 #[pyfunction]
 #[pyo3(signature = (tensors, is_recorded = false))]
@@ -75,9 +75,10 @@ pub fn is_unwatched(tensors: &Bound<'_, PyTuple>, is_recorded: bool) -> PyResult
     if torch.watched(py, true, is_recorded)? != Watched::No {
         return Ok(false);
     }
-    let has_memory =
-        |tensor: &Bound<'_, PyAny>| torch.describe(tensor).is_some_and(|found| !found.has_no_memory());
-    Ok(tensors
-        .iter_borrowed()
-        .all(|tensor| tensor.is_none() || torch.is_plain(&tensor) && has_memory(&tensor)))
+    for tensor in tensors.iter_borrowed().filter(|tensor| !tensor.is_none()) {
+        if !torch.is_plain(&tensor) || Tensor::of_dlpack(&tensor, torch)?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

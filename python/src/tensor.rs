@@ -202,8 +202,13 @@ impl Tensor {
         };
         let dtype = Self::dtype_of_torch(named, object, torch)?;
         let shape = sizes(argument, &object.getattr(intern!(py, "shape"))?)?;
-        let unreadable =
-            |error: PyErr| PyRuntimeError::new_err(format!("{argument} cannot be read: {}", error.value(py)));
+        let unreadable = |error: PyErr| match object.getattr(intern!(py, "layout")) {
+            // Sparse, or packed for a library of the processor's.
+            Ok(layout) if layout.to_string() != "torch.strided" => PyRuntimeError::new_err(format!(
+                "{argument} has layout {layout}: expected torch.strided; pass {argument}.to_dense()"
+            )),
+            _ => PyRuntimeError::new_err(format!("{argument} cannot be read: {}", error.value(py))),
+        };
         // A tensor without strides, or without memory, says so.
         let strides = object.call_method0(intern!(py, "stride")).map_err(unreadable)?;
         let strides = sizes(argument, &strides)?;

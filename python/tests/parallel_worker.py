@@ -66,11 +66,14 @@ def call(function, t, kind):
         cu_seqlens=t.get("cu_seqlens"),
     )
     y, final_states = found if wants_final else (found, None)
-    loss = (y * t["dy"]).sum()
-    if "dfinal" in t:
-        loss = loss + (final_states * t["dfinal"]).sum()
+    dy, dfinal = t["dy"], t.get("dfinal")
+    if kind in ("plain", "states") and dy.dtype != torch.bfloat16:
+        # As of the imaginary part of a conjugate: PyTorch negates the values only where they are read.
+        dy, dfinal = (None if d is None else torch.complex(d, -d).conj().imag for d in (dy, dfinal))
+    # Zeros of a rank without the end of a row have no graph.
+    results = [(y, dy), (final_states, dfinal)] if dfinal is not None and final_states.requires_grad else [(y, dy)]
     # All of them on every rank: a sum over the ranks, as of DDP, waits for each.
-    loss.backward()
+    torch.autograd.backward(*zip(*results))
     missing = [name for name in leaves if t[name].grad is None]
     assert not missing, f"no gradient of {missing}"
     return y, final_states, {name: t[name].grad for name in leaves}

@@ -294,3 +294,47 @@ def test_tensors_without_memory():
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         y = causeway.causal_conv1d_fn(x, weight)
         assert torch.autograd.grad(y.sum(), x)[0].shape == x.shape
+
+
+SIZES = {"sizes": (4, 4, 4), "head_dim": 2}
+# Calls with a gradient: the name of their function of autograd's, and the call, of x (2, 12, 8).
+CALLS = {
+    "plain": ("CausalConv1d", lambda x: causeway.causal_conv1d_fn(x, draw(12, 3), residual=x)),
+    "states": ("CausalConv1d", lambda x: causeway.causal_conv1d_fn(x, draw(12, 3), return_final_states=True)),
+    "gated": ("CausalConv1d", lambda x: causeway.causal_conv1d_gated(x, x, x, draw(12, 3))),
+    "packed": ("CausalConv1dGated", lambda x: causeway.causal_conv1d_gated_packed(x, draw(4, 3))),
+    "qkv": ("CausalConv1dQKV", lambda x: causeway.causal_conv1d_qkv(x, draw(12, 3), **SIZES)),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_negated_gradient(kind):
+    """As of the imaginary part of a conjugate, whose values PyTorch negates only where it is read."""
+    x = draw(2, 12, 8)
+    results = CALLS[kind][1](x)
+    results = results if isinstance(results, tuple) else (results,)
+    values = [draw(*result.shape, grad=False, seed=at) for at, result in enumerate(results)]
+    negated = [torch.complex(value, -value).conj().imag for value in values]
+    assert all(one.is_neg() and torch.equal(one, value) for one, value in zip(negated, values))
+    expected = torch.autograd.grad(results, x, values, retain_graph=True)
+    assert torch.equal(*torch.autograd.grad(results, x, negated), *expected)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_errors_of_autograd_name_the_call(kind):
+    name, call = CALLS[kind]
+    results = call(draw(2, 12, 8))
+    y = results[0] if isinstance(results, tuple) else results
+    assert y.grad_fn.name() == f"{name}Backward"
+    square = y.square().sum()
+    with torch.no_grad():
+        y.mul_(2)
+    # q, k and v are views of one result each, which has words of its own.
+    words = f"Output 0 of {name} is a view" if kind == "qkv" else f"is output 0 of {name}, is at version 1"
+    with pytest.raises(RuntimeError, match=words):
+        square.backward()
+
+
+def test_the_name_of_a_product():
+    c = causeway.gemm(draw(4, 4, dtype=torch.float16), draw(4, 4, dtype=torch.float16, seed=1))
+    assert c.grad_fn.name() == "GemmBackward"

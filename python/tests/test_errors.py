@@ -24,7 +24,9 @@ FORWARD = [
         TypeError,
         "x has dtype torch.complex64: expected float32, float16, bfloat16, or float64 on a CPU",
     ),
-    (dict(x=X.to_sparse()), RuntimeError, "x cannot be read"),
+    (dict(x=X.to_sparse()), RuntimeError, "x has layout torch.sparse_coo: expected torch.strided; pass x.to_dense()"),
+    (dict(x=X.to_sparse_csr()), RuntimeError, "x has layout torch.sparse_csr: expected torch.strided; pass x.to_dense()"),
+    (dict(weight=WEIGHT.to_sparse()), RuntimeError, "pass weight.to_dense()"),
     (dict(x=X[None, None]), ValueError, "x has"),
     (dict(weight=None), TypeError, "weight is a NoneType"),
     (dict(weight=WEIGHT[:3]), ValueError, "weight has dim 3: expected 4"),
@@ -45,6 +47,12 @@ FORWARD = [
     (dict(final_states_out=torch.zeros(1, 1, 1).expand(2, 4, 2)), RuntimeError, "final_states_out"),
     (dict(final_states_out=X[:, :, :2]), RuntimeError, "final_states_out shares memory with x"),
     (dict(activation="relu"), NotImplementedError, "activation is 'relu'"),
+    (
+        dict(return_final_states=X[:, :, :2]),
+        TypeError,
+        "return_final_states is a Tensor of shape (2, 4, 2): expected True or False",
+    ),
+    (dict(return_final_states=X[:1, :1, :1]), TypeError, "return_final_states is a Tensor of shape (1, 1, 1)"),
     (dict(cu_seqlens=torch.tensor([0, 8])), ValueError, "x has batch 2"),
     (dict(x=X[:1], cu_seqlens=torch.tensor([0, 9])), ValueError, "cu_seqlens ends at 9"),
     (dict(x=X[:1], cu_seqlens=torch.tensor([1, 8])), ValueError, "cu_seqlens[0] is 1"),
@@ -53,6 +61,29 @@ FORWARD = [
     (dict(x=X[:1], cu_seqlens=torch.tensor([0.0, 8.0])), TypeError, "cu_seqlens has dtype f32"),
     (dict(residual=X[:, :, :7]), ValueError, "residual has seqlen 7"),
 ]
+
+
+PACKED = torch.randn(2, 12, 8)
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize(
+    "function, tensors, options",
+    [
+        (causeway.causal_conv1d_fn, (X, WEIGHT), {}),
+        (causeway.causal_conv1d_gated, (X, X, X, WEIGHT), {}),
+        (causeway.causal_conv1d_gated_packed, (PACKED, WEIGHT), {}),
+        (causeway.causal_conv1d_qkv, (PACKED, torch.randn(12, 3)), dict(sizes=(4, 4, 4), head_dim=2)),
+        (causeway.parallel.causal_conv1d_fn, (X, WEIGHT), {}),
+    ],
+)
+def test_states_where_a_flag_belongs(function, tensors, options, library):
+    """As of a call that meant final_states_out, a place further."""
+    if function is causeway.parallel.causal_conv1d_fn and library == "numpy":
+        pytest.skip("of PyTorch alone")
+    given = [tensor.numpy() if library == "numpy" else tensor for tensor in (*tensors, torch.zeros(2, 4, 2))]
+    with pytest.raises(TypeError, match=r"return_final_states is a \w+ of shape \(2, 4, 2\): expected True or False"):
+        function(*given[:-1], return_final_states=given[-1], **options)
 
 
 def describe(case):
@@ -205,7 +236,7 @@ def test_a_meta_tensor_beside_one_with_memory(name):
 WITHOUT_MEMORY = [
     case
     for case in FORWARD
-    if all(isinstance(value, torch.Tensor) and not value.is_sparse for value in case[0].values())
+    if all(isinstance(value, torch.Tensor) and value.layout == torch.strided for value in case[0].values())
     and not re.search(r"cu_seqlens ends|cu_seqlens\[|final_states_out", case[2])
     and case[1] is not RuntimeError
 ]
@@ -279,9 +310,11 @@ def test_a_module_is_a_leaf_of_symbolic_tracing():
 
 
 MODULE = [
-    (dict(kernel_size=0), ValueError, "kernel_size is 0: expected 1 to 256"),
+    (dict(kernel_size=0), ValueError, "kernel_size is 0: expected an int, 1 to 256"),
     (dict(kernel_size=257), ValueError, "kernel_size is 257"),
-    (dict(kernel_size=(4, 4)), TypeError, "kernel_size is (4, 4): expected 1 to 256"),
+    (dict(kernel_size=(4, 4)), TypeError, "kernel_size is (4, 4): expected an int, 1 to 256, or a tuple of one"),
+    (dict(kernel_size=[]), TypeError, "kernel_size is []: expected an int, 1 to 256, or a tuple of one"),
+    (dict(kernel_size="4"), TypeError, "kernel_size is '4': expected an int, 1 to 256"),
     (dict(kernel_size=4.0), TypeError, "kernel_size is 4.0"),
     (dict(channels=0), ValueError, "channels is 0: expected an int, 1 or more"),
     (dict(channels=8.5), TypeError, "channels is 8.5"),

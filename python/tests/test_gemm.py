@@ -56,6 +56,20 @@ def test_values_and_gradients(device, sizes, layout, dtype, algorithm):
     assert_rounded(b.grad, a64.T, grad_c)
 
 
+@pytest.mark.parametrize("wanted", ["ab", "a", "b"])
+def test_a_negated_gradient(device, wanted):
+    """As of the imaginary part of a conjugate, whose values PyTorch negates only where it is read."""
+    a, b = draw(5, 7, device, torch.float16), draw(7, 6, device, torch.float16, seed=1)
+    leaves = [{"a": a, "b": b}[name].requires_grad_() for name in wanted]
+    values = draw(5, 6, device, torch.float16, seed=2)
+    negated = torch.complex(values.float(), -values.float()).to(torch.complex32).conj().imag
+    assert negated.is_neg() and torch.equal(negated, values)
+    c = causeway.gemm(a, b)
+    expected = torch.autograd.grad(c, leaves, values, retain_graph=True)
+    found = torch.autograd.grad(c, leaves, negated)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("sizes", [(0, 3, 4), (3, 0, 4), (3, 4, 0)], ids=str)
 def test_empty(device, sizes):
     m, n, k = sizes

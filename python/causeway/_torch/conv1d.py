@@ -36,7 +36,8 @@ _record_forward, _record_update = _native.causal_conv1d_forward.record, _native.
 
 def is_watched_gradient(given):
     """True for a backward pass that goes through the operator: its gradients are refused in words, a compiler or a mode sees it,
-    batched gradients are taken apart, and those of other classes than PyTorch's have no memory that could be read."""
+    batched gradients are taken apart, those of other classes than PyTorch's have no memory that could be read, and negated ones, of
+    imaginary parts, get memory with their values."""
     if is_compiling():
         return True
     # From PyTorch 2.10 on it tells nearly always; what follows takes twice as long.
@@ -44,7 +45,7 @@ def is_watched_gradient(given):
         return False
     if _is_grad_enabled() or dispatch_modes() or not PLAIN.issuperset(map(type, given)):
         return True
-    return any(dy is not None and is_batched_gradient(dy) for dy in given)
+    return any(dy is not None and (is_batched_gradient(dy) or dy.is_neg()) for dy in given)
 
 
 @functools.cache
@@ -68,7 +69,8 @@ def _recorded(count, named_option, returns_states, has_states):
         # The caller's tensor gets the values, and never keeps the graph.
         return y, final_states.clone() if has_states else final_states
 
-    class Convolution(torch.autograd.Function):
+    # Errors and graphs of PyTorch's show its name, as of the others.
+    class CausalConv1d(torch.autograd.Function):
         forward = staticmethod(with_states if returns_states or has_states else kernels.forward)
 
         @staticmethod
@@ -80,7 +82,7 @@ def _recorded(count, named_option, returns_states, has_states):
             return gradients.of(ctx, given, results, option)
 
     # `Function.apply` less its checks for torch.func, which a direct call is not under.
-    return super(torch.autograd.Function, Convolution).apply
+    return super(torch.autograd.Function, CausalConv1d).apply
 
 
 def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_cast=False):
@@ -105,7 +107,7 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
                 return function(*given)
             if final_states_out is None:
                 return _recorded(result, option, True, False)(*given)
-            return _recorded(result, option, bool(return_final_states), True)(*given, final_states_out)
+            return _recorded(result, option, return_final_states, True)(*given, final_states_out)
         if result is not None:
             return result if outputs is None or return_final_states else result[0]
     x = inputs[0]
@@ -133,7 +135,7 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
         inputs = tuple(dtensor.replicated(t, x) if is_index else t for t, is_index in of_table)
     wanted = (..., None if outputs is None else ...)
     if is_transformed():
-        y, final_states = transforms.Convolution.apply(*operators.forward.flat(inputs, option, wanted))
+        y, final_states = transforms.CausalConv1d.apply(*operators.forward.flat(inputs, option, wanted))
     else:
         y, final_states = operators.forward(inputs, option, wanted)
     if final_states_out is not None:

@@ -72,6 +72,14 @@ def cast(tensor, dtype):
     return tensor.to(dtype)
 
 
+def resolved(gradient):
+    """A gradient whose values lie in memory. PyTorch negates that of an imaginary part of a conjugate only where it is read. A compiler
+    cannot follow the question, and its operators are given such values."""
+    if gradient is None or is_compiling() or not gradient.is_neg():
+        return gradient
+    return gradient.resolve_neg()
+
+
 def is_watched(*tensors):
     """True for tensors of PyTorch's, the first of which is x, in a call that somebody wants to see."""
     return is_compiling() or (isinstance(tensors[0], torch.Tensor) and not is_direct(*tensors))

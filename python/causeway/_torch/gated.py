@@ -10,7 +10,7 @@ from causeway._torch.conv1d import causal_conv1d_fn, is_watched_gradient
 from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_distributed
 
 
-class _Packed(torch.autograd.Function):
+class CausalConv1dGated(torch.autograd.Function):
     """The kernels around a packed projection. Autograd's own gradient of parts joins them again, which costs a copy of all three."""
 
     @staticmethod
@@ -68,5 +68,5 @@ def causal_conv1d_gated_packed(packed, order, others, option, return_final_state
         others = weight, bias, cast(initial_states, dtype), *indices
         return causal_conv1d_gated_packed(cast(packed, dtype), order, others, option, return_final_states, True)
     if torch.is_grad_enabled() and packed.requires_grad and _is_one_function(packed, others):
-        return _Packed.apply(order, kernel_option(option), bool(return_final_states), packed, *others)
+        return CausalConv1dGated.apply(order, kernel_option(option), return_final_states, packed, *others)
     return causal_conv1d_fn(inputs_of_packed(packed, order, others), option, return_final_states, None, is_cast)

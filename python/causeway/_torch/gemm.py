@@ -13,10 +13,11 @@ from causeway._torch.eager import (
     is_distributed,
     is_transformed,
     refuse_forward_mode,
+    resolved,
 )
 from causeway._torch.tables import Table
 
-class _Gemm(torch.autograd.Function):
+class Gemm(torch.autograd.Function):
     """The kernels, for eager calls that need a gradient."""
 
     @staticmethod
@@ -31,6 +32,7 @@ class _Gemm(torch.autograd.Function):
         """Those of grad_a and grad_b that are needed."""
         a, b = ctx.saved_tensors
         wants_a, wants_b, _ = ctx.needs_input_grad
+        grad_c = resolved(grad_c)
         if wants_a and wants_b:
             return *gemm_grad_ab(grad_c, a, b, ctx.algorithm), None
         if wants_a:
@@ -82,7 +84,7 @@ def gemm(a, b, algorithm):
             a, b = cast(a, dtype), cast(b, dtype)
             result = _gemm((a, b), algorithm)
     if type(result) is int:
-        return _Gemm.apply(a, b, algorithm)
+        return Gemm.apply(a, b, algorithm)
     if result is not None:
         return result
     if is_transformed():

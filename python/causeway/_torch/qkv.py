@@ -61,7 +61,7 @@ def _compute(parts, sizes, indices, returns_states):
     return heads, found if states is None else states
 
 
-class _Together(torch.autograd.Function):
+class CausalConv1dQKV(torch.autograd.Function):
     """The three convolutions, and their gradients, in one launch each. The gradient of one x is one tensor, which the parts write to:
     autograd's own would join them, which costs a copy of all three."""
 
@@ -130,7 +130,7 @@ def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
     states = (None,) * 3
     if direct and needs_gradient:
         flat = given if sizes is not None else [one for three in given for one in three or (None,) * 3]
-        results = _Together.apply(sizes, options, returns_states, *flat, *indices)
+        results = CausalConv1dQKV.apply(sizes, options, returns_states, *flat, *indices)
         if returns_states:
             results, states = results[:3], results[3] if sizes is not None else results[3:]
     elif direct:

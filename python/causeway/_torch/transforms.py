@@ -11,7 +11,7 @@ from causeway._torch import operators
 _gradients = operators.ConvolutionGradients()
 
 
-class Convolution(torch.autograd.Function):
+class CausalConv1d(torch.autograd.Function):
     """The operator `forward`, as transforms take it."""
 
     @staticmethod
@@ -28,7 +28,7 @@ class Convolution(torch.autograd.Function):
     def backward(ctx, *given):
         """Gradients of all inputs."""
         return _gradients.of(
-            ctx, given, lambda *call: operators.backward_results(*call, ConvolutionBackward.apply)
+            ctx, given, lambda *call: operators.backward_results(*call, CausalConv1dBackward.apply)
         )
 
     @staticmethod
@@ -42,10 +42,10 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, *arguments):
         """The added batch as channels."""
-        return _as_channels(Convolution.apply, operators.forward, info.batch_size, in_dims, arguments)
+        return _as_channels(CausalConv1d.apply, operators.forward, info.batch_size, in_dims, arguments)
 
 
-class ConvolutionBackward(torch.autograd.Function):
+class CausalConv1dBackward(torch.autograd.Function):
     """The operator `backward`, as transforms take it."""
 
     @staticmethod
@@ -65,7 +65,7 @@ class ConvolutionBackward(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, *arguments):
         """The added batch as channels."""
-        return _as_channels(ConvolutionBackward.apply, operators.backward, info.batch_size, in_dims, arguments)
+        return _as_channels(CausalConv1dBackward.apply, operators.backward, info.batch_size, in_dims, arguments)
 
 
 def _as_channels(apply, operator, size, in_dims, arguments):
