@@ -22,20 +22,27 @@ use rayon::prelude::*;
 use cut::Cut;
 use random::Random;
 
-/// Cuts of the seed `CAUSEWAY_TEST_SEED`.
-fn cuts(count: usize) -> Vec<Cut> {
-    let seed = std::env::var("CAUSEWAY_TEST_SEED").map_or(1, |seed| seed.parse().expect("a number"));
+fn setting(variable: &str) -> Option<u64> {
+    Some(std::env::var(variable).ok()?.parse().expect("a number"))
+}
+
+/// Cuts that a seed draws.
+fn cuts(seed: u64, count: usize) -> Vec<Cut> {
     let mut random = Random::new(seed);
     (0..count).map(|_| Cut::drawn(&mut random)).collect()
 }
 
 #[test]
 fn the_second_half_of_a_row_is_that_of_the_whole_one() {
+    let seed = setting("CAUSEWAY_TEST_SEED").unwrap_or(1);
     for (device, count) in [("sim:32", 24), ("sim:64", 8)] {
         let simulator = Arc::new(Simulator::open(device).unwrap());
-        let differs =
-            |cut: &Cut| cut.compare(&simulator).err().map(|what| format!("{device}: {what}: {cut:?}"));
-        let different: Vec<_> = cuts(count).par_iter().filter_map(differs).collect();
+        let cuts = cuts(seed, setting("CAUSEWAY_TEST_CUTS").map_or(count, |count| count as usize));
+        let differs = |(number, cut): (usize, &Cut)| {
+            let what = cut.compare(&simulator).err()?;
+            Some(format!("{device}, cut {number} of seed {seed}: {what}: {cut:?}"))
+        };
+        let different: Vec<_> = cuts.par_iter().enumerate().filter_map(differs).collect();
         assert!(different.is_empty(), "{}", different.join("\n"));
     }
 }
