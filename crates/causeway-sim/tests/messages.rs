@@ -106,9 +106,10 @@ fn again(simulator: &Simulator, sends: bool) {
     let (address, mut element) = (room.as_mut_ptr() as u64, [7_i32]);
     if sends {
         let plan = message::send(&TensorRef::new(&element, &[1]).unwrap(), address).unwrap();
-        // SAFETY: the room has place for the element, here and below.
-        unsafe { simulator.execute(&plan).unwrap() };
-        unsafe { simulator.execute(&plan).unwrap() };
+        for _ in 0..2 {
+            // SAFETY: the room has place for the element.
+            unsafe { simulator.execute(&plan).unwrap() };
+        }
     } else {
         let plan = message::receive(&TensorMut::new(&mut element, &[1]).unwrap(), address).unwrap();
         // SAFETY: as above.

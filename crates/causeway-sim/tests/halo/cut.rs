@@ -88,7 +88,7 @@ impl Cut {
             let may_be_infinite = tensor == X || self.activation == Activation::None;
             let is_infinite = self.values == Values::Infinite
                 && position >= self.width - 1
-                && hash(tensor, -element) % 37 == 0;
+                && hash(tensor, -element).is_multiple_of(37);
             match tensor {
                 X | DY if is_hole => f64::NAN,
                 X | DY if is_infinite && may_be_infinite => f64::INFINITY,
@@ -104,7 +104,7 @@ impl Cut {
         let drawn = (number(9, entry * (self.width - 1 + self.seqlen) + position) * 4.0) as i32;
         match self.indices {
             // Alike in their low bits.
-            Indices::Few => drawn / 3 << 24,
+            Indices::Few => (drawn / 3) << 24,
             Indices::Rising if drawn == 2 => -1,
             Indices::Rising => (position / 3) as i32,
             Indices::One => 7,
