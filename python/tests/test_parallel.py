@@ -303,6 +303,14 @@ def test_indices_that_change_between_the_passes_are_refused():
         part.backward(None, x, None, None, None, x, None, True)
 
 
+def test_boundaries_that_change_between_the_passes_are_refused():
+    x, boundaries = torch.zeros(1, 2, 8), torch.tensor([0, 5, 16])
+    part = slices.Sequences(types.SimpleNamespace(previous=None, next=1, rooms=None), x, 3, boundaries)
+    boundaries[1] = 6
+    with pytest.raises(RuntimeError, match="cu_seqlens has been changed in place"):
+        part.backward(None, x, None, None, None, x, None, True)
+
+
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [

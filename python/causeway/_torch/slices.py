@@ -58,6 +58,16 @@ def _last(tensor, count):
     return None if tensor is None else tensor[..., -count:]
 
 
+# Indices and boundaries are not among what autograd keeps, and watches, between the passes.
+def _version(tensor):
+    return None if tensor.is_inference() else tensor._version
+
+
+def _require_unchanged(name, tensor, version):
+    if version is not None and tensor._version != version:
+        raise RuntimeError(f"{name} has been changed in place since the forward pass: give each call a tensor of its own")
+
+
 class Rows:
     """Rows that go on from rank to rank: the state before this slice is the halo.
 
@@ -212,16 +222,14 @@ class Indexed(Ahead):
         self.halo_indices = (x.shape[0], count), seq_idx.dtype
         # Zeros before the first position of all may have any index.
         self.has_states = has_states
-        # Indices are not among what autograd keeps, and watches, between the passes.
-        self.version = None if seq_idx.is_inference() else seq_idx._version
+        self.version = _version(seq_idx)
 
     def forward(self, weights, x, y, given, residual, wants_final):
         way = super().forward if self.is_long else self.forward_behind
         return way(weights, x, y, given, residual, wants_final)
 
     def backward(self, weights, x, given, halo, index, dy, dfinal, exchanges):
-        if self.version is not None and self.indices._version != self.version:
-            raise RuntimeError("seq_idx has been changed in place since the forward pass: give each call a tensor of its own")
+        _require_unchanged("seq_idx", self.indices, self.version)
         is_behind = not self.is_long and self.ring.previous is not None
         way = self.backward_behind if is_behind else super().backward
         return way(weights, x, given, halo, index, dy, dfinal, exchanges)
@@ -289,9 +297,14 @@ class Sequences(Ahead):
 
     def __init__(self, ring, x, count, starts):
         super().__init__(ring, x, count)
-        self.starts, self.length = starts, x.shape[-1]
+        # On the first rank the caller's own tensor.
+        self.starts, self.version, self.length = starts, _version(starts), x.shape[-1]
         # Kernels of GPUs clamp boundaries as they read them.
         self.boundaries = starts if starts.is_cuda else starts.clamp(0, self.length)
+
+    def backward(self, *call):
+        _require_unchanged("cu_seqlens", self.starts, self.version)
+        return super().backward(*call)
 
     def arrived(self, received):
         index = numbers(self.starts, -self.count, 2 * self.count)
