@@ -220,7 +220,7 @@ def verify(random, suite, case, repeat, seed, seconds, op, elements, device, thr
         seconds=_seconds(seconds),
         operations=_names("op", op),
         elements=None if elements is None else _count("elements", elements, 1),
-        device=str(device or os.environ.get("CAUSEWAY_DEVICE") or "best"),
+        device=str((os.environ.get("CAUSEWAY_DEVICE") or "best") if device is None else device),
         threads=_count("threads", threads, 0, _MOST_THREADS),
     )
     if progress is None:

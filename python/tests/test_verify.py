@@ -111,6 +111,8 @@ def test_what_a_notebook_shows_is_escaped(suite):
         (dict(suite="full", elements=9), "elements is 9, which is for random calls"),
         (dict(suite="conv1d-last", repeat=0), "repeat is 0: expected an int, 1 or more"),
         (dict(random=-1), "random is -1: expected an int, 0 or more"),
+        (dict(device=0), 'device is "0": expected best, cpu'),
+        (dict(device=""), 'device is "": expected best, cpu'),
         (dict(random="conv1d-last"), "random is 'conv1d-last': expected an int"),
         (dict(op="conv2d"), 'op is "conv2d": expected conv1d, conv1d-update'),
         (dict(device="tpu"), 'device is "tpu": expected best, cpu'),
