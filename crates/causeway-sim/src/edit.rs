@@ -1,6 +1,7 @@
 //! Changes to the text of the kernels: what tests put faults in with.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use causeway::{Error, Result};
 
@@ -26,6 +27,17 @@ pub struct Patch {
     pub right: String,
     /// What comes in its place.
     pub wrong: String,
+}
+
+impl Patch {
+    /// Another text at some bytes of a file.
+    pub fn at(file: &str, text: &str, bytes: Range<usize>, wrong: &str) -> Self {
+        let before = &text[..bytes.start];
+        let begin = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let (line, column) = (before.matches('\n').count() + 1, bytes.start - begin);
+        let [file, right, wrong] = [file, &text[bytes], wrong].map(str::to_string);
+        Patch { file, line, column, right, wrong }
+    }
 }
 
 /// What is done to every text before it is compiled.

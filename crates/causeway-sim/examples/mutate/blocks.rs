@@ -21,7 +21,7 @@ pub struct Block {
 pub fn blocks(kernels: &[Kernel]) -> Vec<Block> {
     let of_kernel = |(number, kernel): (usize, &Kernel)| {
         let counted = of_text(&kernel.text).into_iter();
-        let counted = counted.filter(|bytes| kernel.lines.contains(&kernel.place(bytes.start - 1).0));
+        let counted = counted.filter(|bytes| kernel.lines.contains(&kernel.line(bytes.start - 1)));
         counted.map(|bytes| Block { kernel: number, bytes }).collect::<Vec<_>>()
     };
     kernels.iter().enumerate().flat_map(of_kernel).collect()
@@ -46,7 +46,7 @@ pub fn counters(kernels: &[Kernel], blocks: &[Block]) -> Vec<Patch> {
         );
         let kernel = &kernels[block.kernel];
         let at = block.bytes.start + behind_pragma(&kernel.text[block.bytes.clone()]);
-        kernel.patch(at..at, code)
+        kernel.patch(at..at, &code)
     };
     blocks.iter().enumerate().map(counter).collect()
 }

@@ -66,23 +66,20 @@ impl Kernel {
         Ok(kernels)
     }
 
-    /// Line, from 1, and byte of the line, from 0.
-    pub fn place(&self, byte: usize) -> (usize, usize) {
-        let before = &self.text[..byte];
-        let begin = before.rfind('\n').map_or(0, |newline| newline + 1);
-        (before.matches('\n').count() + 1, byte - begin)
+    /// The line of a byte, from 1.
+    pub fn line(&self, byte: usize) -> usize {
+        self.text[..byte].matches('\n').count() + 1
     }
 
     /// A change of this file.
-    pub fn patch(&self, bytes: std::ops::Range<usize>, wrong: String) -> Patch {
-        let (line, column) = self.place(bytes.start);
-        Patch { file: self.file.clone(), line, column, right: self.text[bytes].to_string(), wrong }
+    pub fn patch(&self, bytes: std::ops::Range<usize>, wrong: &str) -> Patch {
+        Patch::at(&self.file, &self.text, bytes, wrong)
     }
 
     /// Every edit that may be drawn, with the byte where it is.
     pub fn edits(&self) -> Vec<(usize, Patch)> {
         let edits = cpp_edits::edits(&self.text).into_iter();
-        let patches = edits.map(|edit| (edit.bytes.start, self.patch(edit.bytes, edit.wrong)));
+        let patches = edits.map(|edit| (edit.bytes.start, self.patch(edit.bytes, &edit.wrong)));
         patches.filter(|(_, patch)| self.lines.contains(&patch.line)).collect()
     }
 }

@@ -130,7 +130,8 @@ fn faults_are_noticed() {
     let survives = |&(fault, file, right, wrong): &(&str, &str, &str, &str)| {
         let text = text_of(file);
         let patches = text.match_indices(right);
-        let patches: Vec<_> = patches.map(|(at, right)| patch(file, &text, at, right, wrong)).collect();
+        let patches: Vec<_> =
+            patches.map(|(at, right)| Patch::at(file, &text, at..at + right.len(), wrong)).collect();
         if patches.is_empty() {
             return Some(format!("kernels/{file} does not have {right:?}: mend FAULTS"));
         }
@@ -140,15 +141,6 @@ fn faults_are_noticed() {
     };
     let survivors: Vec<_> = FAULTS.par_iter().filter_map(survives).collect();
     assert!(survivors.is_empty(), "{}", survivors.join("\n"));
-}
-
-/// Another text at a byte of a file.
-fn patch(file: &str, text: &str, at: usize, right: &str, wrong: &str) -> Patch {
-    let before = &text[..at];
-    let begin = before.rfind('\n').map_or(0, |newline| newline + 1);
-    let line = before.matches('\n').count() + 1;
-    let [file, right, wrong] = [file, right, wrong].map(str::to_string);
-    Patch { file, line, column: at - begin, right, wrong }
 }
 
 fn text_of(file: &str) -> String {
@@ -162,8 +154,7 @@ fn mutants() -> Vec<Patch> {
     for file in [FORWARD, BACKWARD] {
         let text = text_of(file);
         let edits = cpp_edits::edits(&text).into_iter();
-        patches
-            .extend(edits.map(|edit| patch(file, &text, edit.bytes.start, &text[edit.bytes], &edit.wrong)));
+        patches.extend(edits.map(|edit| Patch::at(file, &text, edit.bytes, &edit.wrong)));
     }
     Random::new(1).shuffle(&mut patches);
     patches
