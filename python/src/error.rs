@@ -22,6 +22,7 @@ pub fn exception(error: Error, renamed: Renamed) -> PyErr {
         Error::Unsupported { .. } | Error::UnknownActivation { .. } => PyNotImplementedError::new_err(text),
         Error::Rank { .. }
         | Error::Size { .. }
+        | Error::Channels { .. }
         | Error::Width { .. }
         | Error::StateTooShort { .. }
         | Error::OutOfBounds { .. }

@@ -29,7 +29,11 @@ FORWARD = [
     (dict(weight=WEIGHT.to_sparse()), RuntimeError, "pass weight.to_dense()"),
     (dict(x=X[None, None]), ValueError, "x has"),
     (dict(weight=None), TypeError, "weight is a NoneType"),
-    (dict(weight=WEIGHT[:3]), ValueError, "weight has dim 3: expected 4"),
+    (
+        dict(weight=WEIGHT[:3]),
+        ValueError,
+        "x has shape (2, 4, 8) and weight has shape (3, 3): expected the same dim in both, the second axis of x and the first of weight",
+    ),
     (dict(weight=WEIGHT[:, None]), ValueError, "weight has shape (4, 1, 3)"),
     (dict(weight=torch.randn(4, 257)), ValueError, "width 257"),
     (dict(weight=torch.randn(4, 0)), ValueError, "width 0"),
@@ -257,7 +261,7 @@ def test_there_are_errors_of_meta_tensors():
 
 def test_float64_meta_tensors_with_indices():
     x, weight = torch.zeros(2, 5, 9, dtype=torch.float64, device="meta"), torch.zeros(7, 4, dtype=torch.float64, device="meta")
-    with pytest.raises(ValueError, match="weight has dim 7: expected 5"):
+    with pytest.raises(ValueError, match=r"x has shape \(2, 5, 9\) and weight has shape \(7, 4\)"):
         causeway.causal_conv1d_fn(x, weight, seq_idx=torch.zeros(2, 9, dtype=I32, device="meta"))
 
 

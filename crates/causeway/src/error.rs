@@ -40,6 +40,17 @@ pub enum Error {
         /// What requires it, for example `the dim of x`.
         because: &'static str,
     },
+    /// x and weight of a convolution have different numbers of channels. Either may be the wrong one.
+    #[error(
+        "x has shape {x} and weight has shape {weight}: expected the same dim in both, the second axis of x and \
+         the first of weight"
+    )]
+    Channels {
+        /// The shape of x.
+        x: Dims,
+        /// The shape of weight.
+        weight: Dims,
+    },
     /// The convolution is too narrow or too wide.
     #[error("weight has width {found}: widths 1 to 256 are supported")]
     Width {

@@ -32,7 +32,10 @@ fn tensors_that_do_not_belong_have_their_sentence() {
         ),
         (vec![("x", x.clone())], "tensor \"weight\" is missing"),
         (vec![("x", ones(DType::F32, &[4, 8])), ("weight", weight.clone())], "expected (batch, dim, seqlen)"),
-        (vec![("x", x.clone()), ("weight", ones(DType::F32, &[8, 3]))], "weight has dim 8: expected 4"),
+        (
+            vec![("x", x.clone()), ("weight", ones(DType::F32, &[8, 3]))],
+            "x has shape (2, 4, 8) and weight has shape (8, 3): expected the same dim",
+        ),
         (vec![("x", x.clone()), ("weight", ones(DType::F32, &[4, 0]))], "widths 1 to 256"),
         (vec![("x", x.clone()), ("weight", ones(DType::F32, &[4, 300]))], "widths 1 to 256"),
         (vec![("x", x.clone()), ("weight", ones(DType::I32, &[4, 3]))], "weight has dtype i32"),

@@ -58,7 +58,9 @@ impl<'a> Check<'a> {
                 found: weight.meta().shape,
             });
         };
-        checks::size("weight", "dim", weight_dim, dim, "the dim of x")?;
+        if weight_dim != dim {
+            return Err(Error::Channels { x: self.x.shape, weight: weight.meta().shape });
+        }
         if self.x.dtype == DType::F64 {
             checks::dtype("weight", weight.meta(), &[DType::F64], "since x is f64")?;
         } else {

@@ -7,7 +7,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Error::Rank { .. } => "rank",
-            Error::Size { .. } => "size",
+            Error::Size { .. } | Error::Channels { .. } => "size",
             Error::Width { .. } => "width",
             Error::StateTooShort { .. } => "state-too-short",
             Error::DTypeMismatch { .. } => "dtype-mismatch",

@@ -104,10 +104,10 @@ impl CallError {
 /// The layout and the dtype of indices are what callers get wrong first.
 fn operation_help(layout: Layout, error: &Error) -> Option<&'static str> {
     match (error, layout) {
-        (Error::Size { because: "the dim of x", .. }, Layout::ChannelFirst) => {
+        (Error::Size { because: "the dim of x", .. } | Error::Channels { .. }, Layout::ChannelFirst) => {
             Some("x was read as (batch, dim, seqlen); for (batch, seqlen, dim) the layout is channel-last")
         }
-        (Error::Size { because: "the dim of x", .. }, Layout::ChannelLast) => {
+        (Error::Size { because: "the dim of x", .. } | Error::Channels { .. }, Layout::ChannelLast) => {
             Some("x was read as (batch, seqlen, dim), since the layout is channel-last")
         }
         (Error::DTypeMismatch { argument: "seq_idx" | "cache_seqlens" | "conv_state_indices", .. }, _) => {

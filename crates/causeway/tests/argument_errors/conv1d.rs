@@ -111,7 +111,10 @@ const SHARED: &[(Change, &str)] = &[
         "x has dtype i32: expected f32, f16, bf16 or f64, the dtypes of a convolution on a CPU",
     ),
     (|a| a.replace("weight", DType::BF16, &[3, 1, 4]), "weight has shape (3, 1, 4): expected (dim, width)"),
-    (|a| a.replace("weight", DType::BF16, &[4, 4]), "weight has dim 4: expected 3, the dim of x"),
+    (
+        |a| a.replace("weight", DType::BF16, &[4, 4]),
+        "x has shape (2, 3, 5) and weight has shape (4, 4): expected the same dim in both, the second axis of x and the first of weight",
+    ),
     (|a| a.replace("weight", DType::BF16, &[3, 0]), "weight has width 0: widths 1 to 256 are supported"),
     (|a| a.replace("weight", DType::BF16, &[3, 257]), "weight has width 257: widths 1 to 256 are supported"),
     (

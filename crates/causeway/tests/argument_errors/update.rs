@@ -51,7 +51,10 @@ fn update_explains_wrong_arguments() {
             ),
             (|a| a.replace("B", DType::F32, &[2, 3]), "B has shape (2, 3): expected the shape of x"),
             (|a| a.replace("C", DType::F16, &[2, 3, 2]), "C has dtype f16: expected f32, the dtype of x"),
-            (|a| a.replace("weight", DType::F32, &[2, 4]), "weight has dim 2: expected 3, the dim of x"),
+            (
+                |a| a.replace("weight", DType::F32, &[2, 4]),
+                "x has shape (2, 3, 2) and weight has shape (2, 4): expected the same dim in both, the second axis of x and the first of weight",
+            ),
             (
                 |a| a.replace("bias", DType::F16, &[3]),
                 "bias has dtype f16: expected f32, the dtype of weight",
