@@ -16,7 +16,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyInt, PyTuple, PyType};
 
 use crate::dlpack::Description;
-use crate::error::exception;
+use crate::error::{exception, python_name};
 use crate::overlap::{self, Layout};
 use crate::torch::Torch;
 
@@ -180,6 +180,9 @@ impl Tensor {
         let found = object.getattr(intern!(object.py(), "dtype"))?;
         torch.dtype(&found).ok_or_else(|| {
             let (argument, expected) = (named.name, named.expected_dtypes());
+            // As it is called in the other messages.
+            let found = found.to_string();
+            let found = found.strip_prefix("torch.").unwrap_or(&found);
             PyTypeError::new_err(format!("{argument} has dtype {found}: expected {expected}"))
         })
     }
@@ -421,18 +424,6 @@ fn sizes(argument: &str, tuple: &Bound<'_, PyAny>) -> PyResult<Dims> {
 /// What is known of a tensor, if its sizes and strides go together.
 fn meta(dtype: DType, shape: Dims, strides: Dims, location: Location) -> PyResult<Meta> {
     Meta::new(dtype, &shape, &strides, location).map_err(|error| exception(error, &[]))
-}
-
-/// Python's name of a dtype.
-fn python_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "float32",
-        DType::F16 => "float16",
-        DType::BF16 => "bfloat16",
-        DType::F64 => "float64",
-        DType::I32 => "int32",
-        DType::I64 => "int64",
-    }
 }
 
 /// True for an array with a mask, which kernels know nothing about. There is none before its module is there.

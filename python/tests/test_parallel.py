@@ -259,7 +259,7 @@ def test_the_host_waits_for_no_gpu(kind, monkeypatch):
 
 WRONG = [
     (dict(bias=torch.zeros(4)), ValueError, "bias has dim 4: expected 3"),
-    (dict(seq_idx=torch.zeros(2, 7, dtype=torch.int64)), TypeError, "seq_idx has dtype i64"),
+    (dict(seq_idx=torch.zeros(2, 7, dtype=torch.int64)), TypeError, "seq_idx has dtype int64"),
     (dict(residual=torch.zeros(2, 3, 6)), ValueError, "residual has seqlen 6"),
     (dict(initial_states=torch.zeros(2, 3, 4)), ValueError, "initial_states has length 4"),
     (dict(initial_states=torch.zeros(7, 3, 3), cu_seqlens=torch.tensor([0, 14])), ValueError, "x has batch 2"),

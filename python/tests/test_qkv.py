@@ -174,7 +174,7 @@ def test_errors_say_what_is_allowed(change, error, words):
         ({"x": torch.zeros(CHANNELS)}, ValueError, r"x has shape \(44,\): expected \(batch, channels\)"),
         ({"x": (torch.zeros(2, 4),) * 3}, TypeError, "x is a tuple: expected one tensor"),
         ({"conv_state": None}, TypeError, "conv_state is a NoneType: expected a torch.Tensor"),
-        ({"conv_state": torch.zeros(2, CHANNELS, 2, dtype=torch.float64)}, TypeError, "expected torch.float32, as x has"),
+        ({"conv_state": torch.zeros(2, CHANNELS, 2, dtype=torch.float64)}, TypeError, "conv_state has dtype float64: expected float32, as x has"),
         ({"conv_state": torch.zeros(2, CHANNELS, 2).requires_grad_()}, RuntimeError, "pass conv_state.detach"),
         ({"conv_state": torch.zeros(3, CHANNELS, 2)}, ValueError, "expected 2 entries of 44 channels"),
         ({"conv_state": torch.zeros(2, CHANNELS, 1)}, ValueError, "state_len 2 or more"),

@@ -17,7 +17,8 @@ def causal_conv1d_qkv_update(given, sizes, options, others):
         raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
     is_cast = autocast_dtype(x) is not None
     if conv_state.dtype != x.dtype and not is_cast:
-        raise TypeError(f"conv_state has dtype {conv_state.dtype}: expected {x.dtype}, as x has")
+        found, expected = (str(tensor.dtype).removeprefix("torch.") for tensor in (conv_state, x))
+        raise TypeError(f"conv_state has dtype {found}: expected {expected}, as x has")
     steps = steps_of(given, sizes, options)
     tensors = [tensor for step in steps for tensor in (step.x, step.conv_state, step.weight, step.bias)]
     if is_compiling() or is_cast or not is_direct(*tensors, *others) or x.is_nested:

@@ -39,7 +39,7 @@ impl HeadNorm {
             return Err(Error::NormNumber { name: "eps", found: eps, expected: "from 1.2e-38 to 3.4e38" });
         }
         if scale.is_nan() || scale.abs() > f64::from(f32::MAX) {
-            return Err(Error::NormNumber { name: "scale", found: scale, expected: "that an f32 can hold" });
+            return Err(Error::NormNumber { name: "scale", found: scale, expected: "that f32 can hold" });
         }
         let because = "a norm comes last: multiply, or add, afterwards";
         match others.iter().find(|(_, given)| *given) {
