@@ -22,7 +22,6 @@ device makes of the boundaries; those that have states are a packed batch on eve
 """
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from causeway import causal_conv1d_fn as _convolve
 from causeway import _native
@@ -32,9 +31,11 @@ from causeway._torch import slices
 from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_compiling, is_direct, require_one_device, resolved
 from causeway._torch.ring import Ring as _Ring
 from causeway._torch.tables import Table
+from causeway._torch.twice import made_by, refuse
 
 __all__ = ["causal_conv1d_fn"]
 
+_NAME = "causeway.parallel.causal_conv1d_fn"
 _TABLE = Table(_native.causal_conv1d_forward)
 
 
@@ -53,17 +54,29 @@ class ParallelCausalConv1d(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy, dfinal_states):
         # What refuses second derivatives takes the host as long as a kernel.
-        found = _gradients if not torch.is_grad_enabled() else once_differentiable(_gradients)
-        return found(ctx, dy, dfinal_states)
+        found = _Gradients.apply if torch.is_grad_enabled() else _gradients
+        return found(ctx, dy, dfinal_states, *ctx.saved_tensors)
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass where somebody wants to differentiate its results, which depend on the tensors that it reads."""
+
+    @staticmethod
+    def forward(ctx, call, dy, dfinal_states, *saved):
+        return _gradients(call, dy, dfinal_states, *saved)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        """Always an error."""
+        refuse(_NAME)
 
 
 # Without the checks for torch.func: a direct call is not inside of it.
 _apply = super(torch.autograd.Function, ParallelCausalConv1d).apply
 
 
-def _gradients(ctx, dy, dfinal_states):
+def _gradients(ctx, dy, dfinal_states, x, weight, bias, given, halo, index):
     """The gradients of the arguments of `ParallelCausalConv1d`."""
-    x, weight, bias, given, halo, index = ctx.saved_tensors
     *_, x_needs_grad, _, _, given_needs_grad, residual_needs_grad = ctx.needs_input_grad
     exchanges = x_needs_grad or given_needs_grad
     dy = torch.zeros_like(x) if dy is None else resolved(dy)

@@ -137,13 +137,35 @@ def test_a_changed_input_is_noticed_by_backward():
         product.sum().backward()
 
 
-def test_second_derivatives_are_refused_in_words():
-    x, weight = draw(2, 3, 7), draw(3, 4)
-    (dx,) = torch.autograd.grad(
-        causeway.causal_conv1d_fn(x, weight, activation="silu").sum(), x, create_graph=True
-    )
-    with pytest.raises(NotImplementedError, match="cannot be differentiated twice"):
-        dx.sum().backward()
+X, WEIGHT = (2, 6, 7), (6, 4)
+QKV = dict(sizes=(2, 2, 2), head_dim=2)
+
+# (the name in the message, a call, sizes of its tensors)
+TWICE = [
+    ("causal_conv1d_fn", lambda x, w: causeway.causal_conv1d_fn(x, w, activation="silu"), (X, WEIGHT)),
+    ("causal_conv1d_fn", causeway.nn.CausalConv1d(6, 4).double(), (X,)),
+    ("causal_conv1d_gated", causeway.causal_conv1d_gated, (X, X, X, WEIGHT)),
+    ("causal_conv1d_gated", lambda B, x, w: causeway.causal_conv1d_gated(B, x, None, w), (X, X, WEIGHT)),
+    ("causal_conv1d_gated_packed", causeway.causal_conv1d_gated_packed, (X, (2, 4))),
+    ("causal_conv1d_gated_packed", lambda w: causeway.causal_conv1d_gated_packed(torch.ones(X).double(), w), ((2, 4),)),
+    ("causal_conv1d_qkv", lambda x, w: causeway.causal_conv1d_qkv(x, w, **QKV)[1], (X, WEIGHT)),
+    ("causal_conv1d_qkv", lambda x, w: causeway.causal_conv1d_qkv(x, w, **QKV)[2], (X, WEIGHT)),
+    ("causal_conv1d_qkv", lambda x, w: causeway.causal_conv1d_qkv((x, x, x), (w, w, w), head_dim=2, l2norm=())[0], (X, WEIGHT)),
+]
+
+
+@pytest.mark.parametrize("way", ["eager", "transform"])
+@pytest.mark.parametrize("name, function, sizes", TWICE)
+def test_second_derivatives_are_refused_in_words(name, function, sizes, way):
+    """In the name of the call that was made."""
+    tensors = [draw(*shape) for shape in sizes]
+    with pytest.raises(NotImplementedError, match=f"^{name} cannot be differentiated twice"):
+        if way == "eager":
+            (first, *_) = torch.autograd.grad(function(*tensors).square().sum(), tensors, create_graph=True)
+            first.sum().backward()
+        else:
+            first = torch.func.grad(lambda *tensors: function(*tensors).square().sum())
+            torch.func.grad(lambda *tensors: first(*tensors).sum())(*(tensor.detach() for tensor in tensors))
 
 
 def test_forward_mode_is_refused_in_words():

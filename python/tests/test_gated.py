@@ -154,14 +154,6 @@ def test_gradients_of_some():
         wanted.requires_grad_(False)
 
 
-def test_no_second_derivative():
-    packed, weight = draw(1, 6, 5), draw(2, 3)
-    y = causeway.causal_conv1d_gated_packed(packed, weight)
-    with pytest.raises(NotImplementedError, match="cannot be differentiated twice"):
-        (gradient,) = torch.autograd.grad(y.sum(), packed, create_graph=True)
-        gradient.sum().backward()
-
-
 def test_transforms():
     B, x, C, weight = *(draw(5, 2, 3, 7, grad=False, seed=seed) for seed in range(3)), draw(3, 3, grad=False)
     one = lambda *a: causeway.causal_conv1d_gated(*a).square().sum()  # noqa: E731

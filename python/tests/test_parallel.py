@@ -311,6 +311,28 @@ def test_boundaries_that_change_between_the_passes_are_refused():
         part.backward(None, x, None, None, None, x, None, True)
 
 
+@pytest.mark.parametrize("width", [4])
+def test_second_derivatives_are_refused_in_words(width, monkeypatch):
+    """In the name of this call, which is not the one of `causeway`."""
+    whole = dict(x=torch.randn(2, 3, 12), weight=torch.randn(3, width), initial_states=torch.randn(2, 3, width - 1))
+
+    def work(part):
+        leaves = [tensor.clone().requires_grad_() for tensor in part.values()]
+        y = causeway.parallel.causal_conv1d_fn(*leaves[:2], initial_states=leaves[2], activation="silu")
+        found = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+        with pytest.raises(NotImplementedError, match=r"^causeway\.parallel\.causal_conv1d_fn cannot be differentiated twice"):
+            found[1].sum().backward()
+        return [tensor.detach() for tensor in found]
+
+    found = over_threads(monkeypatch, (7, 5), whole, work)
+    leaves = [tensor.requires_grad_() for tensor in whole.values()]
+    y = causeway.causal_conv1d_fn(*leaves[:2], initial_states=leaves[2], activation="silu")
+    dx, dweight, dstates = torch.autograd.grad(y.square().sum(), leaves)
+    torch.testing.assert_close(torch.cat([part[0] for part in found], -1), dx)
+    torch.testing.assert_close(found[0][1] + found[1][1], dweight)
+    torch.testing.assert_close(found[0][2] + found[1][2], dstates)
+
+
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [

@@ -8,6 +8,9 @@ from causeway._gated import inputs_of_packed, parts
 from causeway._torch import operators
 from causeway._torch.conv1d import causal_conv1d_fn, is_watched_gradient
 from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_distributed
+from causeway._torch.twice import made_by
+
+_NAME = "causal_conv1d_gated_packed"
 
 
 class CausalConv1dGated(torch.autograd.Function):
@@ -39,7 +42,8 @@ class CausalConv1dGated(torch.autograd.Function):
             gradients = [None if t is None else torch.empty_like(t) for t in like]
             operators.write("causal_conv1d_backward", inputs, ctx.option, (dx, *gradients, dB, dC))
         elif is_watched_gradient((dy, dfinal_states)):
-            dx, *gradients, dB, dC = operators.backward_results(inputs, ctx.option)
+            with made_by(_NAME):
+                dx, *gradients, dB, dC = operators.backward_results(inputs, ctx.option)
             found = {"B": dB, "x": dx, "C": dC}
             dpacked = torch.cat([found[letter] for letter in ctx.order], 1)
         else:
@@ -61,12 +65,25 @@ def _is_one_function(packed, others):
     return is_direct(packed, *others) and not packed.is_nested
 
 
+def _any_requires_grad(tensors):
+    for tensor in tensors:
+        # What is no tensor is refused later.
+        if tensor is not None and getattr(tensor, "requires_grad", False):
+            return True
+    return False
+
+
 def causal_conv1d_gated_packed(packed, order, others, option, return_final_states, is_cast=False):
     """See `causeway.causal_conv1d_gated_packed`; the others are weight, bias, initial_states, seq_idx and cu_seqlens."""
     if not is_cast and (dtype := autocast_dtype(packed)) is not None:
         weight, bias, initial_states, *indices = others
         others = weight, bias, cast(initial_states, dtype), *indices
         return causal_conv1d_gated_packed(cast(packed, dtype), order, others, option, return_final_states, True)
-    if torch.is_grad_enabled() and packed.requires_grad and _is_one_function(packed, others):
+    needs_gradient = torch.is_grad_enabled() and (packed.requires_grad or _any_requires_grad(others))
+    if needs_gradient and _is_one_function(packed, others):
         return CausalConv1dGated.apply(order, kernel_option(option), return_final_states, packed, *others)
-    return causal_conv1d_fn(inputs_of_packed(packed, order, others), option, return_final_states, None, is_cast)
+    inputs = inputs_of_packed(packed, order, others)
+    if not needs_gradient:
+        return causal_conv1d_fn(inputs, option, return_final_states, None, is_cast)
+    with made_by(_NAME):
+        return causal_conv1d_fn(inputs, option, return_final_states, None, is_cast)

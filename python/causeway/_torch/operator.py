@@ -113,6 +113,10 @@ class Operator:
                 there.append(result.needs is None or arguments[asked[result.needs]] is not None)
         return there
 
+    def value(self, name, arguments):
+        """What a call with these arguments of the operator has for one of them; None where it is left out."""
+        return self._padded(arguments)[self._at[name]]
+
     def option(self, arguments):
         """What is said besides tensors among the arguments of the operator."""
         return self._option(self._padded(arguments))

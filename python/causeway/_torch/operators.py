@@ -15,6 +15,7 @@ from causeway._torch.eager import expect_tensors, require_axes
 from causeway._torch.gradients import Gradients
 from causeway._torch.operator import Operator, define, library
 from causeway._torch.tables import Table
+from causeway._torch.twice import call_of, made_by, refuse
 
 
 def _order(function):
@@ -72,12 +73,14 @@ def backward_results(inputs, option, apply=backward.overload):
     return tuple(result if is_there else None for result, is_there in zip(apply(*arguments), there))
 
 
+def save_call(ctx, inputs, output=None):
+    """Keeps the name of the call whose backward pass the operator `backward` is."""
+    ctx.call = call_of(backward, inputs)
+
+
 def refuse_second_derivative(ctx, *gradients):
     """Raises the error for a gradient of a gradient."""
-    raise NotImplementedError(
-        "causal_conv1d_fn cannot be differentiated twice: its backward kernel has no gradient; use "
-        "causeway.causal_conv1d_ref or plain PyTorch where second derivatives are needed"
-    )
+    refuse(ctx.call)
 
 
 class ConvolutionGradients(Gradients):
@@ -90,11 +93,13 @@ class ConvolutionGradients(Gradients):
         """As `Gradients.save`."""
         super().save(ctx, arguments)
         ctx.option, ctx.there = forward.option(arguments), forward.there(arguments)
+        ctx.call = call_of(forward, arguments)
 
     def of(self, ctx, given, backward=backward_results):
         """As `Gradients.of`; an output without elements has no gradient."""
         given = tuple(gradient if is_there else None for gradient, is_there in zip(given, ctx.there))
-        return super().of(ctx, given, backward, ctx.option)
+        with made_by(ctx.call):
+            return super().of(ctx, given, backward, ctx.option)
 
 
 _gradients = ConvolutionGradients()
@@ -139,5 +144,5 @@ if hasattr(torch.library, "register_vmap"):
     torch.library.register_vmap("causeway::causal_conv1d_update", _refuse_vmap_of_update, lib=library)
 
 _differentiable("causal_conv1d_forward", _convolution_gradients, _save_convolution)
-_differentiable("causal_conv1d_backward", refuse_second_derivative)
+_differentiable("causal_conv1d_backward", refuse_second_derivative, save_call)
 _differentiable("gemm", _gemm_gradients, _save_gemm)

@@ -8,6 +8,9 @@ from causeway._qkv import AXES, parts_of, split, steps_of
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, is_watched_gradient
 from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct
 from causeway._torch.operators import backward_results
+from causeway._torch.twice import made_by
+
+_NAME = "causal_conv1d_qkv"
 
 
 def causal_conv1d_qkv_update(given, sizes, options, others):
@@ -93,7 +96,8 @@ class CausalConv1dQKV(torch.autograd.Function):
             outputs = place.x, place.weight, place.bias, place.initial_states, None, None
             calls.append((inputs, kernel_option(part.option), outputs))
         if watched:
-            found = list(zip(*(backward_results(inputs, option)[:4] for inputs, option, _ in calls)))
+            with made_by(_NAME):
+                found = list(zip(*[backward_results(inputs, option)[:4] for inputs, option, _ in calls]))
             if sizes is None:
                 gradients = [one for three in found for one in three]
             else:
@@ -137,7 +141,8 @@ def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
     elif direct:
         results, states = _compute(parts, sizes, indices, returns_states)
     else:
-        ys = [causal_conv1d_fn(part.inputs(*indices), part.option, returns_states, None, True) for part in parts]
+        with made_by(_NAME):
+            ys = [causal_conv1d_fn(part.inputs(*indices), part.option, returns_states, None, True) for part in parts]
         if returns_states:
             ys, states = zip(*ys)
             states = states if sizes is None else torch.cat(states, 1)

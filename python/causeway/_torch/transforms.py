@@ -55,7 +55,8 @@ class CausalConv1dBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Nothing is kept: there is no second derivative."""
+        """Keeps no tensor: there is no second derivative."""
+        operators.save_call(ctx, inputs)
 
     @staticmethod
     def backward(ctx, *gradients):
