@@ -100,6 +100,7 @@ def causal_conv1d_gated_packed(
     >>> y.sum().backward()
     """
     calls = causeway._calls(packed, "packed")
+    calls.expect_all(("packed", packed))
     _require_parts(packed, order)
     if type(return_final_states) is not bool:
         return_final_states = flag("return_final_states", return_final_states)

@@ -6,6 +6,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from causeway import (
+    _no_tensor,
     causal_conv1d_fn,
     causal_conv1d_gated_packed,
     causal_conv1d_gated_update,
@@ -17,11 +18,32 @@ from causeway._activation import is_silu
 from causeway._gated import parts
 from causeway._integer import integer
 from causeway._qkv import options_of, three_sizes
+from causeway._torch.eager import expect_tensor, is_compiling
 
 __all__ = ["CausalConv1d", "GatedShortConv", "QKVShortConv"]
 
 # PyTorch's forward pre-hooks that make a module's weight of other parameters, whatever the module is called with.
 _MAKE_WEIGHT = BasePruningMethod, SpectralNorm, WeightNorm
+
+
+# The axes in front of channels, in a forward pass and in a step, and how many axes there are.
+_ROWS, _STEPS = ("batch, seqlen",), ("batch", "batch, n")
+_COUNTS = {_ROWS: (3,), _STEPS: (2, 3)}
+
+
+def _expect_positions(argument, value, axes, channels):
+    """What a block is called with is a tensor with positions, or one position, of so many channels, if that is known."""
+    if not isinstance(value, torch.Tensor):
+        # The parameters are PyTorch's.
+        raise TypeError(_no_tensor(argument, value).replace(" or a numpy.ndarray", ""))
+    expected = " or ".join([f"({name}, {channels or 'channels'})" for name in axes])
+    if not is_compiling() and value.is_nested:
+        jagged = f"{argument}.values()[None] with cu_seqlens={argument}.offsets()"
+        raise TypeError(f"{argument} is a nested tensor: expected {expected}; of a jagged one, {jagged}")
+    expect_tensor(argument, value)
+    if value.ndim not in _COUNTS[axes] or (channels and value.shape[-1] != channels):
+        fix = f"; pass {argument}[None] for one sequence" if axes is _ROWS and value.ndim == 2 else ""
+        raise ValueError(f"{argument} has shape {tuple(value.shape)}: expected {expected}{fix}")
 
 
 def _name_of(argument):
@@ -207,6 +229,7 @@ class GatedShortConv(torch.nn.Module):
         or a further call. seq_idx and cu_seqlens are those of `causeway.causal_conv1d_fn`.
         """
         conv = self.conv
+        _expect_positions("hidden", hidden, _ROWS, self._channels())
         result = causal_conv1d_gated_packed(
             self.in_proj(hidden).transpose(1, 2),
             conv._filters(),
@@ -228,6 +251,7 @@ class GatedShortConv(torch.nn.Module):
 
         The other arguments are those of `causeway.causal_conv1d_update`.
         """
+        _expect_positions("hidden", hidden, _STEPS, self._channels())
         conv, packed = self.conv, self.in_proj(hidden)
         y = causal_conv1d_gated_update(
             *parts(packed.transpose(1, 2) if packed.ndim == 3 else packed, self.order),
@@ -244,6 +268,10 @@ class GatedShortConv(torch.nn.Module):
     def new_state(self, batch, *, device=None, dtype=None):
         """The state before any position: zeros (batch, dim, kernel_size-1), of the weights' device and dtype."""
         return self.conv.new_state(batch, device=device, dtype=dtype)
+
+    def _channels(self):
+        """What the first projection takes, unless it is another module now, which does not say."""
+        return getattr(self.in_proj, "in_features", None)
 
     reset_state = staticmethod(CausalConv1d.reset_state)
 
@@ -312,6 +340,7 @@ class QKVShortConv(torch.nn.Module):
         With ``return_state``, ``((q, k, v), state)``: the last kernel_size-1 positions of packed, for `step` or a further call.
         """
         conv = self.conv
+        _expect_positions("packed", packed, _ROWS, conv.in_channels)
         return causal_conv1d_qkv(
             packed.transpose(1, 2),
             conv._filters(),
@@ -330,6 +359,7 @@ class QKVShortConv(torch.nn.Module):
         The other arguments are those of `causeway.causal_conv1d_update`.
         """
         conv = self.conv
+        _expect_positions("packed", packed, _STEPS, conv.in_channels)
         return causal_conv1d_qkv_update(
             packed.transpose(1, 2) if packed.ndim == 3 else packed,
             state,

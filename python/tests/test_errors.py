@@ -1,5 +1,6 @@
 """Bad input: the exception that PyTorch would raise, a sentence with the argument's name, nothing written."""
 
+import functools
 import re
 
 import pytest
@@ -208,6 +209,83 @@ def test_a_nested_tensor_is_named(layout, needs_gradient):
         causeway.causal_conv1d_varlen_states(x, torch.tensor([0, 8, 13]), 2)
     with pytest.raises(TypeError, match="b is a nested tensor: expected one with a shape and strides"):
         causeway.gemm(X[0].half(), x)
+
+
+SIZES = dict(sizes=(4, 4, 4), head_dim=2)
+LAYOUTS = [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_mkldnn]
+
+
+def of_layout(named):
+    """Calls with one argument that is not strided: (its name, a function of that)."""
+    weight, state = torch.randn(12, 3, requires_grad=True), torch.zeros(2, 12, 2)
+    qkv, update = (functools.partial(f, **SIZES) for f in (causeway.causal_conv1d_qkv, causeway.causal_conv1d_qkv_update))
+    third = torch.randn(4, 3)
+    return {
+        "packed": ("packed", lambda t: causeway.causal_conv1d_gated_packed(t(PACKED), WEIGHT)),
+        "packed-weight": ("weight", lambda t: causeway.causal_conv1d_gated_packed(PACKED, t(WEIGHT))),
+        "gated": ("x", lambda t: causeway.causal_conv1d_gated(X, t(X), X, WEIGHT)),
+        "gate": ("B", lambda t: causeway.causal_conv1d_gated(t(X), X, X, WEIGHT)),
+        "qkv": ("x", lambda t: qkv(t(PACKED), weight)),
+        "qkv-weight": ("weight", lambda t: qkv(PACKED, t(weight))),
+        "qkv-states": ("initial_states", lambda t: qkv(PACKED, weight, initial_states=t(state))),
+        "three": ("x", lambda t: causeway.causal_conv1d_qkv((X, t(X), X), (third,) * 3, head_dim=2)),
+        "update": ("x", lambda t: update(t(PACKED), state, weight)),
+        "update-state": ("conv_state", lambda t: update(PACKED, t(state), weight)),
+        "update-weight": ("weight", lambda t: update(PACKED, state, t(weight))),
+        "GatedShortConv": ("hidden", lambda t: causeway.nn.GatedShortConv(8, 3)(t(X))),
+        "GatedShortConv.step": ("hidden", lambda t: causeway.nn.GatedShortConv(8, 3).step(t(X), torch.zeros(2, 8, 2))),
+        "QKVShortConv": ("packed", lambda t: causeway.nn.QKVShortConv((2, 2, 4), 2, 3)(t(X))),
+        "QKVShortConv.step": ("packed", lambda t: causeway.nn.QKVShortConv((2, 2, 4), 2, 3).step(t(X), torch.zeros(2, 8, 2))),
+    }[named]
+
+
+@pytest.mark.parametrize("convert", LAYOUTS, ids=lambda convert: convert.__name__)
+@pytest.mark.parametrize("call", ["packed", "packed-weight", "gated", "gate", "qkv", "qkv-weight", "qkv-states", "three", "update",
+                                  "update-state", "update-weight", "GatedShortConv", "GatedShortConv.step", "QKVShortConv",
+                                  "QKVShortConv.step"])  # fmt: skip
+def test_another_layout_is_named(call, convert):
+    name, function = of_layout(call)
+    words = rf"{name} has layout torch\.\w+: expected torch\.strided; pass {name}\.to_dense\(\)"
+    with pytest.raises(RuntimeError, match=words):
+        function(lambda tensor: convert(tensor.detach()))
+
+
+BLOCKS = {"hidden": causeway.nn.GatedShortConv(8, 3), "packed": causeway.nn.QKVShortConv((2, 2, 4), 2, 3)}
+
+
+@pytest.mark.parametrize("name, block", BLOCKS.items())
+@pytest.mark.parametrize(
+    "value, error, words",
+    [
+        (X[0], ValueError, r"NAME has shape \(4, 8\): expected \(batch, seqlen, 8\); pass NAME\[None\] for one sequence"),
+        (X[0, 0], ValueError, r"NAME has shape \(8,\): expected \(batch, seqlen, 8\)$"),
+        (X[None], ValueError, r"NAME has shape \(1, 2, 4, 8\): expected \(batch, seqlen, 8\)$"),
+        (X[..., :5], ValueError, r"NAME has shape \(2, 4, 5\): expected \(batch, seqlen, 8\)$"),
+        (X.tolist(), TypeError, "NAME is a list: expected a torch.Tensor$"),
+        (None, TypeError, "NAME is a NoneType: expected a torch.Tensor$"),
+        (X.numpy(), TypeError, r"NAME is a ndarray: expected a torch.Tensor; torch.from_dlpack\(NAME\) makes one"),
+    ],
+)
+def test_what_a_block_is_called_with(name, block, value, error, words):
+    with pytest.raises(error, match=words.replace("NAME", name)):
+        block(value)
+    if isinstance(value, torch.Tensor) and value.shape != (4, 8):
+        shape = re.escape(str(tuple(value.shape)))
+        with pytest.raises(error, match=rf"{name} has shape {shape}: expected \(batch, 8\) or \(batch, n, 8\)"):
+            block.step(value, block.new_state(2))
+
+
+@pytest.mark.parametrize("name, block", BLOCKS.items())
+def test_a_jagged_tensor_for_a_block(name, block):
+    parts = [torch.randn(5, 8), torch.randn(3, 8)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    with pytest.raises(TypeError, match=rf"{name} is a nested tensor: .* {name}\.values\(\)\[None\] with cu_seqlens"):
+        block(nested)
+    # As the message has it.
+    found, expected = block(nested.values()[None], cu_seqlens=nested.offsets()), [block(part[None]) for part in parts]
+    if name == "packed":
+        found, expected = found[0], [result[0] for result in expected]
+    torch.testing.assert_close(found, torch.cat(expected, 1))
 
 
 def test_what_to_do_with_a_jagged_tensor():

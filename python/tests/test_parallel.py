@@ -264,6 +264,9 @@ WRONG = [
     (dict(initial_states=torch.zeros(2, 3, 4)), ValueError, "initial_states has length 4"),
     (dict(initial_states=torch.zeros(7, 3, 3), cu_seqlens=torch.tensor([0, 14])), ValueError, "x has batch 2"),
     (dict(weight=None), TypeError, "weight is a NoneType"),
+    (dict(x=torch.zeros(2, 3, 7).to_sparse()), RuntimeError, r"x has layout torch.sparse_coo: .*; pass x\.to_dense\(\)"),
+    (dict(x=torch.zeros(2, 3, 7).to_sparse_csr()), RuntimeError, r"x has layout torch.sparse_csr: .*; pass x\.to_dense\(\)"),
+    (dict(residual=torch.zeros(2, 3, 7).to_mkldnn()), RuntimeError, r"residual has layout torch._mkldnn: .*; pass residual\.to_dense"),
 ]
 
 

@@ -100,7 +100,7 @@ def expect_all(*named):
 
 
 def expect_tensor(name, value):
-    """An argument is a tensor of PyTorch's, and not nested."""
+    """An argument is a tensor of PyTorch's, and neither nested nor sparse."""
     if not isinstance(value, torch.Tensor):
         # No module of NumPy's is imported to tell its arrays apart.
         fix = f"; pass torch.from_numpy({name})" if type(value).__module__ == "numpy" else ""
@@ -108,14 +108,19 @@ def expect_tensor(name, value):
             fix = f"; pass torch.from_dlpack({name})"
         raise TypeError(f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are{fix}")
     # The compiler of PyTorch 2.4 cannot ask inside of a backward pass.
-    if not is_compiling() and value.is_nested:
+    if is_compiling():
+        return
+    if value.is_nested:
         expected = "expected one with a shape and strides"
-        if name == "x":
+        if name in ("x", "packed"):
             expected = (
                 "expected sequences packed one after the other; of a jagged (batch, seqlen, dim), "
-                "x.values().T[None] with cu_seqlens=x.offsets()"
+                f"{name}.values().T[None] with cu_seqlens={name}.offsets()"
             )
         raise TypeError(f"{name} is a nested tensor: {expected}")
+    # As the extension has it.
+    if value.layout is not torch.strided:
+        raise RuntimeError(f"{name} has layout {value.layout}: expected torch.strided; pass {name}.to_dense()")
 
 
 def require_one_device(tensors):

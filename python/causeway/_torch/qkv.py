@@ -6,7 +6,7 @@ from causeway import _native
 from causeway._activation import kernel_option
 from causeway._qkv import AXES, parts_of, split, steps_of
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, is_watched_gradient
-from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct
+from causeway._torch.eager import autocast_dtype, cast, expect_tensor, is_compiling, is_direct, is_dynamo_compiling
 from causeway._torch.operators import backward_results
 from causeway._torch.twice import made_by
 
@@ -120,6 +120,20 @@ def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
 
     The tensors given are x, weight, bias and initial_states, each a tuple of three without sizes.
     """
+    if is_dynamo_compiling():
+        return _qkv(given, sizes, options, indices, returns_states)
+    try:
+        return _qkv(given, sizes, options, indices, returns_states)
+    except RuntimeError:
+        # PyTorch has no words for a view of a sparse tensor.
+        for name, value in zip(("x", "weight", "bias", "initial_states"), given):
+            for one in value if type(value) is tuple else (value,):
+                if one is not None:
+                    expect_tensor(name, one)
+        raise
+
+
+def _qkv(given, sizes, options, indices, returns_states):
     parts = parts_of(given, sizes, options)
     if (dtype := autocast_dtype(parts[0].x)) is not None:
         x, weight, bias, initial_states = given
