@@ -158,9 +158,9 @@ def causal_conv1d_fn(
 
     Raises
     ------
-    ValueError for a shape or an index, TypeError for a dtype, RuntimeError for tensors on different devices or an output
-    that shares memory with an input, NotImplementedError for another activation. Nothing is written then. Index values
-    on a GPU are not read back: kernels stay within bounds whatever they hold.
+    ValueError for a shape or an index, TypeError for a dtype, RuntimeError for tensors on different devices, a sparse one or
+    an output that shares memory with an input, NotImplementedError for another activation. Nothing is written then. Index
+    values on a GPU are not read back: kernels stay within bounds whatever they hold.
 
     Notes
     -----
