@@ -31,7 +31,7 @@ from causeway._torch import slices
 from causeway._torch.eager import autocast_dtype, cast, expect_tensors, is_compiling, is_direct, require_one_device, resolved
 from causeway._torch.ring import Ring as _Ring
 from causeway._torch.tables import Table
-from causeway._torch.twice import made_by, refuse
+from causeway._torch.twice import refuse
 
 __all__ = ["causal_conv1d_fn"]
 
@@ -175,16 +175,14 @@ def _over_ranks(ring, inputs, is_plain, silu, return_final_states):
     inputs = x, weight, bias, given, seq_idx, cu_seqlens, residual
     require_one_device({name: tensor for name, tensor in zip(_TABLE.names, inputs) if tensor is not None})
     y = _native.causal_conv1d_forward.empty(inputs, (..., None))
-    if weight.shape[1] == 1:
-        # Every position is on its own.
-        y = _convolve(x, weight, bias, seq_idx, activation="silu" if silu else None, residual=residual)
-        rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        return (y, x.new_zeros(rows, x.shape[1], 0)) if return_final_states else y
     count, has_states = weight.shape[1] - 1, given is not None
-    message = [((*x.shape[:2], count), x.dtype)]
-    ring.prepare(x.device, *message, *([] if seq_idx is None else [((x.shape[0], count), seq_idx.dtype)]))
-    if cu_seqlens is not None:
-        here = slices.boundaries_here(ring, x, cu_seqlens)
+    if count:
+        message = [((*x.shape[:2], count), x.dtype)]
+        ring.prepare(x.device, *message, *([] if seq_idx is None else [((x.shape[0], count), seq_idx.dtype)]))
+    here = None if cu_seqlens is None else slices.boundaries_here(ring, x, cu_seqlens)
+    if not count:
+        part = slices.Alone(x, seq_idx, here)
+    elif cu_seqlens is not None:
         if has_states or return_final_states:
             part = slices.Packed(ring, x, count, here)
         else:

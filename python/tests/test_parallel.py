@@ -4,6 +4,7 @@ import os
 import pathlib
 import queue
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -187,7 +188,7 @@ def draw_case(draw):
     normal = lambda *sizes: torch.randn(sizes, generator=generator)  # noqa: E731
     lengths = [draw.choice([0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 20, 33]) for _ in range(draw.choice([2, 2, 3, 4, 5]))]
     kind, total = draw.choice(["plain", "seq_idx", "cu_seqlens"]), sum(lengths)
-    dim, width = draw.choice([1, 3, 8]), draw.choice([2, 3, 4, 4, 7])
+    dim, width = draw.choice([1, 3, 8]), draw.choice([1, 2, 3, 4, 4, 7])
     batch = 1 if kind == "cu_seqlens" else draw.choice([1, 2])
     whole, rows = {"x": normal(batch, dim, total), "dy": normal(batch, dim, total), "weight": normal(dim, width)}, batch
     if draw.random() < 0.7:
@@ -306,6 +307,45 @@ def test_indices_that_change_between_the_passes_are_refused():
         part.backward(None, x, None, None, None, x, None, True)
 
 
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("boundaries", [[0, 5], [0, 9, 8, 12], [1, 12], [0, 13]])
+def test_boundaries_are_checked(width, boundaries, monkeypatch):
+    whole = dict(x=torch.zeros(1, 3, 12), weight=torch.zeros(3, width), cu_seqlens=torch.tensor(boundaries))
+
+    def work(part):
+        words = f"cu_seqlens is {boundaries}: expected boundaries that rise from 0 to 12, all slices together"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            causeway.parallel.causal_conv1d_fn(**part)
+        return True
+
+    assert over_threads(monkeypatch, (7, 0, 5), whole, work) == [True] * 3
+
+
+def test_states_of_no_column_have_a_gradient(monkeypatch):
+    """And boundaries of another length than x, whose sequences are on several ranks."""
+    whole = dict(x=torch.randn(1, 3, 12), weight=torch.randn(3, 1), cu_seqlens=torch.tensor([0, 2, 9, 12]), initial_states=torch.zeros(3, 3, 0))
+
+    def work(part):
+        leaves = [part[name].clone().requires_grad_() for name in ("x", "initial_states")]
+        x, states = leaves
+        y, final = causeway.parallel.causal_conv1d_fn(x, part["weight"], None, None, states, True, cu_seqlens=part["cu_seqlens"])
+        assert final.shape == (3, 3, 0)
+        y.sum().backward()
+        assert torch.equal(x.grad, part["weight"].expand_as(x)) and states.grad.shape == states.shape
+        return y.detach()
+
+    found = over_threads(monkeypatch, (7, 5), whole, work)
+    assert torch.equal(torch.cat(found, -1), causeway.causal_conv1d_fn(whole["x"], whole["weight"]))
+
+
+def test_indices_of_width_1_that_change_between_the_passes_are_refused():
+    x, seq_idx = torch.zeros(1, 2, 8), torch.zeros(1, 8, dtype=torch.int32)
+    part = slices.Alone(x, seq_idx, None)
+    seq_idx[0, 0] = -1
+    with pytest.raises(RuntimeError, match="seq_idx has been changed in place"):
+        part.backward(None, x, None, None, None, x, None, True)
+
+
 def test_boundaries_that_change_between_the_passes_are_refused():
     x, boundaries = torch.zeros(1, 2, 8), torch.tensor([0, 5, 16])
     part = slices.Sequences(types.SimpleNamespace(previous=None, next=1, rooms=None), x, 3, boundaries)
@@ -314,7 +354,7 @@ def test_boundaries_that_change_between_the_passes_are_refused():
         part.backward(None, x, None, None, None, x, None, True)
 
 
-@pytest.mark.parametrize("width", [4])
+@pytest.mark.parametrize("width", [1, 4])
 def test_second_derivatives_are_refused_in_words(width, monkeypatch):
     """In the name of this call, which is not the one of `causeway`."""
     whole = dict(x=torch.randn(2, 3, 12), weight=torch.randn(3, width), initial_states=torch.randn(2, 3, width - 1))

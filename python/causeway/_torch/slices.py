@@ -1,5 +1,6 @@
 """The call of one rank on its slice of a sequence, and how it is joined to those of its neighbours; see `causeway.parallel`.
 
+    Alone       of width 1, where no slice needs another
     Rows        rows that go on from rank to rank, where the slice waits for the halo, an initial state of it
     Ahead       the same where the slice does not wait: what the halo changes is corrected
     Indexed     rows with `seq_idx`: the halo has indices, which may differ from that of the first position
@@ -138,6 +139,24 @@ class Rows:
     def send_gradient(self, dhalo):
         """Sends the rank before the gradient of the halo that came from there."""
         self.ring.send(self.ring.previous, dhalo)
+
+
+class Alone:
+    """Of width 1: every position is on its own, and nothing has to be sent. States have no column."""
+
+    def __init__(self, x, seq_idx, boundaries):
+        self.indices = seq_idx
+        self.version = None if seq_idx is None else _version(seq_idx)
+        self.boundaries = None if boundaries is None else boundaries.clamp(0, x.shape[-1])
+
+    def forward(self, weights, x, y, given, residual, wants_final):
+        """As that of `Rows`."""
+        return *weights.forward(x, given, self.indices, self.boundaries, residual, wants_final, y), None, None
+
+    def backward(self, weights, x, given, halo, index, dy, dfinal, exchanges):
+        """As that of `Rows`."""
+        _require_unchanged("seq_idx", self.indices, self.version)
+        return weights.backward(x, dy, given, self.indices, self.boundaries, dfinal)
 
 
 class Ahead(Rows):
