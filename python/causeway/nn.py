@@ -247,7 +247,8 @@ class GatedShortConv(torch.nn.Module):
         return (y, *states) if return_state else y
 
     def step(self, hidden, state, *, cache_seqlens=None, conv_state_indices=None):
-        """One new position hidden (batch, dim), or several (batch, n, dim); changes state. No gradients of what the state holds.
+        """One new position hidden (batch, dim), or several (batch, n, dim); changes state. No gradients, those of the projections
+        included: the result has no graph, whether gradients are enabled or not. To train through a position, call the block.
 
         The other arguments are those of `causeway.causal_conv1d_update`.
         """
@@ -263,7 +264,8 @@ class GatedShortConv(torch.nn.Module):
             conv_state_indices,
             round_products=self.round_products,
         )
-        return self.out_proj(y.transpose(1, 2) if y.ndim == 3 else y)
+        # Autograd has nothing of what comes before, and would give the last projection a gradient alone.
+        return self.out_proj(y.transpose(1, 2) if y.ndim == 3 else y).detach()
 
     def new_state(self, batch, *, device=None, dtype=None):
         """The state before any position: zeros (batch, dim, kernel_size-1), of the weights' device and dtype."""

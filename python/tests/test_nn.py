@@ -90,6 +90,18 @@ def test_a_step_of_one_position(name):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
+def test_a_step_has_no_gradients(name):
+    """As of the functions that change a state, also where gradients are enabled: none, rather than those of the last projection."""
+    block, x = BLOCKS[name](bias=True), draw(2, CHANNELS[name]).requires_grad_()
+    found = joined(block.step(x, block.new_state(2)))
+    assert not found.requires_grad
+    with torch.no_grad():
+        assert torch.equal(found, joined(block.step(x, block.new_state(2))))
+    with pytest.raises(RuntimeError, match="conv_state requires a gradient, and is changed in place"):
+        block.step(x, block.new_state(2).requires_grad_())
+
+
+@pytest.mark.parametrize("name", BLOCKS)
 def test_steps_in_a_pool_of_ring_buffers(name):
     block = BLOCKS[name]()
     x = draw(2, 6, CHANNELS[name])
