@@ -38,6 +38,9 @@ __version__: str
 
 # One of None, "silu" and "swish", in whatever a configuration keeps it.
 _Activation = str | None
+
+# Any of "q", "k" and "v", but not as one string.
+_Names = tuple[str, ...] | list[str] | set[str] | frozenset[str]
 _Algorithm = Literal["fast", "exact"]
 
 @overload
@@ -186,7 +189,7 @@ def causal_conv1d_qkv(
     *,
     sizes: Sequence[int],
     head_dim: int | Sequence[int],
-    l2norm: Sequence[str] = ("q", "k"),
+    l2norm: _Names = ("q", "k"),
     scale: float = 1.0,
     eps: float = 1e-6,
     activation: _Activation = "silu",
@@ -203,7 +206,7 @@ def causal_conv1d_qkv(
     *,
     sizes: None = None,
     head_dim: int | Sequence[int],
-    l2norm: Sequence[str] = ("q", "k"),
+    l2norm: _Names = ("q", "k"),
     scale: float = 1.0,
     eps: float = 1e-6,
     activation: _Activation = "silu",
@@ -220,7 +223,7 @@ def causal_conv1d_qkv(
     return_final_states: Literal[True],
     sizes: Sequence[int],
     head_dim: int | Sequence[int],
-    l2norm: Sequence[str] = ("q", "k"),
+    l2norm: _Names = ("q", "k"),
     scale: float = 1.0,
     eps: float = 1e-6,
     activation: _Activation = "silu",
@@ -237,7 +240,7 @@ def causal_conv1d_qkv(
     return_final_states: Literal[True],
     sizes: None = None,
     head_dim: int | Sequence[int],
-    l2norm: Sequence[str] = ("q", "k"),
+    l2norm: _Names = ("q", "k"),
     scale: float = 1.0,
     eps: float = 1e-6,
     activation: _Activation = "silu",
@@ -251,7 +254,7 @@ def causal_conv1d_qkv_update(
     *,
     sizes: Sequence[int],
     head_dim: int | Sequence[int],
-    l2norm: Sequence[str] = ("q", "k"),
+    l2norm: _Names = ("q", "k"),
     scale: float = 1.0,
     eps: float = 1e-6,
     activation: _Activation = "silu",

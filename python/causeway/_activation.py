@@ -1,5 +1,7 @@
 """Names of activations, and options of the convolution."""
 
+from causeway._flag import flag
+
 # What an option is where it is not given: activation, round_products, and head_dim, eps and scale of a norm. No heads are no norm.
 DEFAULTS = None, False, 0, 1e-6, 1.0
 
@@ -15,7 +17,9 @@ def is_silu(activation):
 
 def with_rounding(activation, round_products):
     """The option of a call: its activation, or a pair of it and True where products with gates are rounded."""
-    return (activation, True) if round_products else activation
+    if round_products is False:
+        return activation
+    return (activation, True) if round_products is True or flag("round_products", round_products) else activation
 
 
 def with_norm(activation, round_products, head_dim, eps, scale):

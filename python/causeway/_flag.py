@@ -2,8 +2,12 @@
 
 
 def flag(argument, value):
-    """A bool. A tensor in its place was meant for another argument."""
-    if getattr(value, "ndim", 0):
-        found, shape = type(value).__name__, tuple(value.shape)
-        raise TypeError(f"{argument} is a {found} of shape {shape}: expected True or False")
-    return bool(value)
+    """True or False, of a value that means one of them: 0, 1, None and the bools of libraries do. A tensor in its place was meant for
+    another argument. Callers that have a bool need not ask."""
+    if value is None or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    axes = getattr(value, "ndim", None)
+    if axes == 0 and str(value.dtype) in ("bool", "torch.bool"):
+        return bool(value)
+    found = f"a {type(value).__name__} of shape {tuple(value.shape)}" if axes else repr(value)
+    raise TypeError(f"{argument} is {found}: expected True or False")

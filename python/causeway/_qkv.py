@@ -80,11 +80,11 @@ def causal_conv1d_qkv(
         Channels of q, k and v, where x is one tensor.
     head_dim : int, or one each for q, k and v
         Channels of a head. q, k and v may have different numbers of heads.
-    l2norm : any of "q", "k" and "v"
+    l2norm : tuple of any of "q", "k" and "v"
         What is divided by its norm; an empty tuple for none.
-    scale : float
+    scale : float, from -3.4e38 to 3.4e38
         Multiplies q, which has a norm then. Leave it at 1 for a delta rule that scales q itself, as FLA's and transformers' do.
-    eps : float
+    eps : float, from 1.2e-38 to 3.4e38
     activation : None, "silu" or "swish"
 
     Returns
@@ -192,8 +192,10 @@ def options_of(head_dim, l2norm, scale, eps, activation):
     if len(dims) != 3:
         raise ValueError(f"head_dim is {head_dim!r}: expected an int, or three of them")
     dims = [integer("head_dim", dim, 1) for dim in dims]
-    if not isinstance(l2norm, (tuple, list, set, frozenset, str)) or any(name not in NAMES for name in l2norm):
-        raise ValueError(f'l2norm is {l2norm!r}: expected a tuple of any of "q", "k" and "v", or () for no norm')
+    if not isinstance(l2norm, (tuple, list, set, frozenset)) or any(name not in NAMES for name in l2norm):
+        expected = 'expected a tuple of any of "q", "k" and "v", or () for no norm'
+        fix = f"; pass {tuple(l2norm)}" if isinstance(l2norm, str) and set(l2norm) <= set(NAMES) else ""
+        raise ValueError(f"l2norm is {l2norm!r}: {expected}{fix}")
     for name, value in (("scale", scale), ("eps", eps)):
         if not isinstance(value, Real):
             raise TypeError(f"{name} is {value!r}: expected a float")
@@ -201,6 +203,9 @@ def options_of(head_dim, l2norm, scale, eps, activation):
         raise ValueError(f"eps is {eps!r}: expected a number from 1.2e-38 to 3.4e38")
     if scale != 1.0 and "q" not in l2norm:
         raise ValueError(f"scale is {scale!r}: it is part of the norm of q, which l2norm {l2norm!r} lacks")
+    # Not a number, too, which is within no bounds.
+    if "q" in l2norm and not -3.4e38 <= scale <= 3.4e38:
+        raise ValueError(f"scale is {scale!r}: expected a number from -3.4e38 to 3.4e38")
     is_silu(activation)
     numbers = zip(NAMES, dims, (float(scale), 1.0, 1.0))
     return [

@@ -15,6 +15,7 @@ from causeway import (
     causal_conv1d_update,
 )
 from causeway._activation import is_silu
+from causeway._flag import flag
 from causeway._gated import parts
 from causeway._integer import integer
 from causeway._qkv import options_of, three_sizes
@@ -97,6 +98,7 @@ class CausalConv1d(torch.nn.Conv1d):
             (kernel_size,) = kernel_size
         kernel_size = integer("kernel_size", kernel_size, 1, 256)
         is_silu(activation)
+        bias = flag("bias", bias)
         super().__init__(
             channels, channels, kernel_size, groups=channels, bias=bias, device=device, dtype=dtype
         )
@@ -108,6 +110,8 @@ class CausalConv1d(torch.nn.Conv1d):
         Returns y, or ``(y, state)`` with ``return_state``: the last kernel_size-1 positions, for `step` or a further
         call. The other arguments are those of `causeway.causal_conv1d_fn`.
         """
+        if type(return_state) is not bool:
+            return_state = flag("return_state", return_state)
         return causal_conv1d_fn(
             x,
             self.weight.squeeze(1),
@@ -216,6 +220,7 @@ class GatedShortConv(torch.nn.Module):
         dim = integer("dim", dim, 1)
         if not isinstance(order, str) or sorted(order) != ["B", "C", "x"]:
             raise ValueError(f'order is {order!r}: expected the letters "B", "C" and "x", each once')
+        round_products, bias = flag("round_products", round_products), flag("bias", bias)
         where = {"device": device, "dtype": dtype}
         self.in_proj = torch.nn.Linear(dim, 3 * dim, bias=bias, **where)
         self.conv = CausalConv1d(dim, kernel_size, bias=bias, activation=activation, **where)
@@ -228,6 +233,8 @@ class GatedShortConv(torch.nn.Module):
         Returns y, of hidden's shape, or ``(y, state)`` with ``return_state``: the last kernel_size-1 positions of B ⊙ x, for `step`
         or a further call. seq_idx and cu_seqlens are those of `causeway.causal_conv1d_fn`.
         """
+        if type(return_state) is not bool:
+            return_state = flag("return_state", return_state)
         conv = self.conv
         _expect_positions("hidden", hidden, _ROWS, self._channels())
         result = causal_conv1d_gated_packed(
@@ -341,6 +348,8 @@ class QKVShortConv(torch.nn.Module):
 
         With ``return_state``, ``((q, k, v), state)``: the last kernel_size-1 positions of packed, for `step` or a further call.
         """
+        if type(return_state) is not bool:
+            return_state = flag("return_state", return_state)
         conv = self.conv
         _expect_positions("packed", packed, _ROWS, conv.in_channels)
         return causal_conv1d_qkv(

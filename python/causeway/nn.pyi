@@ -4,7 +4,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from causeway import _Activation
+from causeway import _Activation, _Names
 
 __all__ = ["CausalConv1d", "GatedShortConv", "QKVShortConv"]
 
@@ -128,7 +128,7 @@ class QKVShortConv(torch.nn.Module):
         head_dim: int | Sequence[int],
         kernel_size: int | tuple[int] | list[int],
         *,
-        l2norm: Sequence[str] = ("q", "k"),
+        l2norm: _Names = ("q", "k"),
         scale: float = 1.0,
         eps: float = 1e-6,
         activation: _Activation = "silu",

@@ -91,6 +91,35 @@ def test_states_where_a_flag_belongs(function, tensors, options, library):
         function(*given[:-1], return_final_states=given[-1], **options)
 
 
+def as_flag(value):
+    """Calls with a flag of this value: of a function, of a module that is made, and of its forward pass."""
+    modules = causeway.nn.CausalConv1d(4, 3), causeway.nn.GatedShortConv(8, 3), causeway.nn.QKVShortConv((2, 2, 4), 2, 3)
+    return [
+        ("return_final_states", lambda: causeway.causal_conv1d_fn(X, WEIGHT, return_final_states=value)),
+        ("return_final_states", lambda: causeway.causal_conv1d_fn(X.numpy(), WEIGHT.numpy(), return_final_states=value)),
+        ("round_products", lambda: causeway.causal_conv1d_gated(X, X, X, WEIGHT, round_products=value)),
+        ("round_products", lambda: causeway.causal_conv1d_gated_update(*[X] * 3, torch.zeros(2, 4, 2), WEIGHT, round_products=value)),
+        ("round_products", lambda: causeway.nn.GatedShortConv(8, 3, round_products=value)),
+        ("bias", lambda: causeway.nn.CausalConv1d(8, 3, bias=value)),
+        *(("return_state", functools.partial(module, X, return_state=value)) for module in modules),
+    ]
+
+
+@pytest.mark.parametrize("value", ["no", "", 2, 1.0, []])
+def test_what_is_no_flag(value):
+    for name, function in as_flag(value):
+        with pytest.raises(TypeError, match=rf"^{name} is {re.escape(repr(value))}: expected True or False$"):
+            function()
+
+
+@pytest.mark.parametrize("value", [True, 1, np.True_, torch.tensor(True), False, 0, np.False_, torch.tensor(False), None])
+def test_what_counts_as_a_flag(value):
+    for name, function in as_flag(value):
+        found = function()
+        if name == "return_final_states":
+            assert isinstance(found, tuple) == bool(value)
+
+
 def describe(case):
     change, exception, _ = case
     return "-".join(change) + "-" + exception.__name__

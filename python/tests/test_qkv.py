@@ -151,7 +151,10 @@ def test_autocast():
         ({"head_dim": 0}, ValueError, "head_dim is 0"),
         ({"l2norm": ("w",)}, ValueError, "l2norm is"),
         ({"l2norm": True}, ValueError, "expected a tuple of any of"),
+        ({"l2norm": "qk"}, ValueError, r"l2norm is 'qk': expected a tuple .*; pass \('q', 'k'\)"),
         ({"scale": None}, TypeError, "scale is None: expected a float"),
+        ({"scale": float("nan")}, ValueError, "scale is nan: expected a number from -3.4e38 to 3.4e38"),
+        ({"scale": -float("inf")}, ValueError, "scale is -inf: expected a number"),
         ({"sizes": 44}, ValueError, "sizes is 44: expected the channels"),
         ({"weight": (1, 2, 3)}, TypeError, "weight is a tuple: expected one tensor, as x is"),
         ({"weight": draw(CHANNELS, 3, grad=False).numpy()}, TypeError, "weight is a ndarray: expected a torch.Tensor"),
@@ -166,6 +169,10 @@ def test_errors_say_what_is_allowed(change, error, words):
     given = {"x": draw(2, CHANNELS, 5), "weight": draw(CHANNELS, 3), "sizes": SIZES, "head_dim": HEADS}
     with pytest.raises(error, match=words):
         causeway.causal_conv1d_qkv(**{**given, **change})
+    if change.keys() <= {"l2norm", "scale", "eps", "activation"}:
+        # Not first when it is called.
+        with pytest.raises(error, match=words):
+            causeway.nn.QKVShortConv(SIZES, HEADS, 3, **change)
 
 
 @pytest.mark.parametrize(
