@@ -131,7 +131,9 @@ class Report:
         seed = "" if self.seed is None else f" (seed {self.seed})"
         wrong = len(self.failures)
         count = f"{self.count:,} {what}{seed} on {self.device} in {self.seconds:.1f} s"
-        return f"{wrong:,} WRONG of {count}" if wrong else f"all right: {count}"
+        if wrong:
+            return f"{wrong:,} WRONG of {count}"
+        return f"all right: {count}" if self.count else f"nothing was checked: {count}"
 
     def __repr__(self):
         return f"<causeway.verify: {self._verdict()}>"
@@ -203,6 +205,8 @@ def _shown(done, asked, wrong):
 
 def verify(random, suite, case, repeat, seed, seconds, op, elements, device, threads, progress):
     """See `causeway.verify`."""
+    if isinstance(random, (str, os.PathLike)):
+        raise ValueError(f"random is {random!r}: expected an int, 1 or more; of a suite, pass suite={random!r}")
     if suite is None and (case is not None or repeat != 1):
         raise ValueError(f"{'case' if case is not None else 'repeat'} is for a suite: name one with suite=")
     if suite is not None:
@@ -211,11 +215,14 @@ def verify(random, suite, case, repeat, seed, seconds, op, elements, device, thr
         for name, value in given.items():
             if value is not None:
                 raise ValueError(f"{name} is {value!r}, which is for random calls: leave out {name}, or suite")
+    suites = _names("suite", suite) if suite is not None else []
+    if suite is not None and not suites:
+        raise ValueError(f"suite is {suite!r}: expected a name or several")
     arguments = dict(
-        suites=_names("suite", suite) if suite is not None else [],
+        suites=suites,
         case=case,
         repeats=_count("repeat", repeat, 1),
-        random=_count("random", 1000 if random is None else random, 0) if suite is None else None,
+        random=_count("random", 1000 if random is None else random, 1) if suite is None else None,
         seed=_count("seed", seed, 0, 2**64 - 1),
         seconds=_seconds(seconds),
         operations=_names("op", op),

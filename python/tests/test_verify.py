@@ -110,10 +110,16 @@ def test_what_a_notebook_shows_is_escaped(suite):
         (dict(suite="full", op="gemm"), "op is 'gemm', which is for random calls"),
         (dict(suite="full", elements=9), "elements is 9, which is for random calls"),
         (dict(suite="conv1d-last", repeat=0), "repeat is 0: expected an int, 1 or more"),
-        (dict(random=-1), "random is -1: expected an int, 0 or more"),
+        (dict(random=-1), "random is -1: expected an int, 1 or more"),
+        (dict(random=0), "random is 0: expected an int, 1 or more"),
+        (dict(suite=0), "suite is 0: expected a name or several"),
+        (dict(suite=[]), "suite is []: expected a name or several"),
         (dict(device=0), 'device is "0": expected best, cpu'),
         (dict(device=""), 'device is "": expected best, cpu'),
-        (dict(random="conv1d-last"), "random is 'conv1d-last': expected an int"),
+        (
+            dict(random="conv1d-last"),
+            "random is 'conv1d-last': expected an int, 1 or more; of a suite, pass suite='conv1d-last'",
+        ),
         (dict(op="conv2d"), 'op is "conv2d": expected conv1d, conv1d-update'),
         (dict(device="tpu"), 'device is "tpu": expected best, cpu'),
         (dict(seconds=-1), "seconds is -1: expected a number, 0 or more"),
@@ -139,8 +145,9 @@ def test_a_limit_of_time():
 
 
 def test_no_calls_at_all():
-    report = causeway.verify(0, device="cpu")
-    assert report.passed and report.count == 0 and report.worst == {} and "0 random calls" in report._repr_html_()
+    report = causeway.verify(5, seconds=0, device="cpu")
+    assert report.passed and report.count == 0 and report.worst == {}
+    assert "nothing was checked: 0 random calls" in report._repr_html_() and "all right" not in str(report)
 
 
 def test_an_error_of_progress_ends_the_run():
