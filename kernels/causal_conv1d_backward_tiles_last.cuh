@@ -2,8 +2,8 @@
 //
 //              dim →
 //   t   ┌────────────────┬────────────────┬──
-//   ↓   │ wave 0, rows 0…5                │       a tile: `rows` rows of one entry for each of `waves` waves, and the channels of a wave,
-//       │ wave 1, rows 6…11               │       of which a lane has 8 bytes. A block owns the channels of its tiles. The next
+//   ↓   │ wave 0, rows 0…7                │       a tile: `rows` rows of one entry for each of `waves` waves, and the channels of a wave,
+//       │ wave 1, rows 8…15               │       of which a lane has 8 bytes. A block owns the channels of its tiles. The next
 //       ├────────────────┼────────────────┼──     tile begins width-1 rows before the end of this one
 //       │ next tile      │                │
 //
@@ -111,9 +111,9 @@ private:
     CAUSEWAY_DEVICE void begin_copies(i64 first_channel) {
         const i32 thread = (i32)thread_index(), column = thread % COPIERS;
         row_of_thread = thread / COPIERS;
-        // Threads behind the last channel copy what another one copies.
-        const i64 last = (a.dim - first_channel) * (i64)sizeof(X) - COPY;
-        const i64 bytes = first_channel * (i64)sizeof(X) + minimum<i64>(column * COPY, last);
+        // Threads behind the last channel copy the row's first ones, which nobody reads. Many copies of one packet would take far longer.
+        const i64 own = first_channel * (i64)sizeof(X) + column * COPY, row = a.dim * (i64)sizeof(X);
+        const i64 bytes = own < row ? own : minimum<i64>(own - row, row - COPY);
         x_at = opaque((const char*)a.x.data + bytes + (i64)(row_of_thread - HALO) * a.x_pitch);
         dy_at = opaque((const char*)a.dy.data + bytes + (i64)row_of_thread * a.dy_pitch);
         x_step = (i64)AT_ONCE * a.x_pitch;

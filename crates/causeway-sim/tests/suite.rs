@@ -147,7 +147,7 @@ fn blocks_take_tiles_side_by_side() {
     let mut large = settings;
     large.facts.multiprocessors = 132;
     let text = "name = \"tiles\"\nabout = \"Tiles\"\n[[conv1d]]\nname = \"tiles\"\nlayout = \"channel-last\"\nbias = true\n\
-                shape = [1, 120, 9300]\ndtype = \"bf16\"\nwidth = 4\nactivation = \"silu\"\n";
+                shape = [1, 120, 16100]\ndtype = \"bf16\"\nwidth = 4\nactivation = \"silu\"\n";
     take_tiles(&large, &Suite::parse("tiles", text).unwrap().cases);
 }
 

@@ -2,22 +2,30 @@
 
 use super::super::{Constants, kernel, weight_access};
 use super::{BackwardArguments, Launch, Planner};
+use crate::backend::gpu::candidates;
 use crate::causal_conv1d::Sizes;
 
 kernel!(TILES_LAST, "backward_tiles_last", "backward_tiles_last", BackwardArguments);
 
-/// Waves of a block and rows of each; tiles in shared memory.
-const WAVES: u32 = 12;
-const ROWS: u32 = 6;
+/// Waves of a block; tiles in shared memory.
+const WAVES: u32 = 8;
 const STAGES: u32 = 3;
 
 /// Bytes of a lane's packet, and of a copy to shared memory.
 const PACKET: u32 = 8;
 const COPY: u32 = 16;
 
-/// Nanoseconds of a block's first copies and of its sums, and of a tile that memory does not hold up.
-const START: u64 = 7000;
-const LEAST_STEP: u64 = 1850;
+/// Rows of a wave: what is under way has to be what memory brings while it answers. With less it waits, and with more blocks drift apart.
+const fn rows(memory_gigabytes_per_second: u32) -> u32 {
+    if memory_gigabytes_per_second < 4000 { 8 } else { 16 }
+}
+
+/// Picoseconds of a row of a tile that memory does not hold up: what it takes once, and for each tap.
+const LEAST_ROW: u64 = 14_000;
+const LEAST_TAP: u64 = 2_100;
+/// Nanoseconds of a block's first copies, of its last tile and of its sums; and of the shortest step, which its copies have to arrive in.
+const START: u64 = 6000;
+const LEAST_STEP: u64 = 1600;
 
 impl Planner<'_> {
     /// Tiles that all blocks take side by side, where copies of `legal` channels at once are whole ones.
@@ -26,27 +34,28 @@ impl Planner<'_> {
         let op = self.op;
         let plain = op.initial_states.is_none() && op.dfinal_states.is_none() && op.dinitial_states.is_none();
         // Nothing later was measured.
-        let hopper = self.facts.compute_capability() == 90;
+        let hopper = self.facts.compute_capability() == 90 && self.facts.memory_gigabytes_per_second > 0;
         if !plain || !hopper || width > 4 || legal * self.element() < COPY {
             return None;
         }
         let (halo, wave) = (width as u32 - 1, self.facts.wave_size);
+        let rows = rows(self.facts.memory_gigabytes_per_second);
         let channels = PACKET / self.element();
-        let piece = WAVES * ROWS - halo;
-        let pieces = u32::try_from((seqlen as u64).div_ceil(u64::from(piece))).ok()?;
+        let piece = WAVES * rows - halo;
         let channel_groups = u32::try_from((dim as u64).div_ceil(u64::from(wave * channels))).ok()?;
+        let pieces = u32::try_from((seqlen as u64).div_ceil(u64::from(piece))).ok()?;
         let tiles = u32::try_from(batch as u64 * u64::from(pieces)).ok()?;
         let parts = (self.facts.multiprocessors / channel_groups).min(tiles);
-        if parts == 0 || !self.gains_by_tiles(tiles.div_ceil(parts)) {
+        if parts == 0 || !self.gains_by_tiles(parts, tiles.div_ceil(parts), piece) {
             return None;
         }
         // Stages, and the shares of two tiles.
-        let (stage, shares) = ((2 * WAVES * ROWS + halo) * wave * PACKET, WAVES * halo * wave * channels * 4);
+        let (stage, shares) = ((2 * WAVES * rows + halo) * wave * PACKET, WAVES * halo * wave * channels * 4);
         Some(Launch {
             kernel: &TILES_LAST,
             tile: Constants::new("Tile")
                 .int("waves", WAVES)
-                .int("rows", ROWS)
+                .int("rows", rows)
                 .int("stages", STAGES)
                 .int("weight_bytes", weight_access(&op.weight, channels, channels)),
             threads: WAVES * wave,
@@ -67,20 +76,27 @@ impl Planner<'_> {
         .filter(|launch| self.is_launchable(launch))
     }
 
-    /// Whether a call takes less time in `steps` tiles of each block than as a walk: a model of both, in nanoseconds.
-    fn gains_by_tiles(&self, steps: u32) -> bool {
-        let memory = u64::from(self.facts.memory_gigabytes_per_second);
-        if memory == 0 {
-            return false;
-        }
-        let Sizes { batch, dim, seqlen, .. } = *self.sizes;
-        let bytes = 3 * u64::from(self.element()) * dim as u64 * (batch * seqlen) as u64;
-        // The floor comes to nine tenths of what memory's clock gives.
-        let floor = bytes.saturating_mul(10) / (9 * memory);
+    /// Whether a call takes less time in `steps` tiles of `piece` rows for each block than as a walk: a model of both, in nanoseconds.
+    fn gains_by_tiles(&self, parts: u32, steps: u32, piece: u32) -> bool {
+        let Sizes { batch, seqlen, width, .. } = *self.sizes;
+        // In every step the blocks move what their tiles have, and either that or the arithmetic of a tile takes longer.
+        let moved = self.floor(u64::from(parts) * u64::from(piece));
         // Rows that begin inside a line of the caches share it with others, which costs 7 %.
         let in_lines = self.streams().iter().all(|view| view.step_bytes(2) % 128 == 0);
-        let moved = if in_lines { floor } else { floor / 100 * 107 };
-        // A walk takes 1.15 to 1.23 of the floor.
-        START + moved.max(u64::from(steps) * LEAST_STEP) < floor / 100 * 114
+        let moved = if in_lines { moved } else { moved / 100 * 107 };
+        let (width, pieces) = (width as u64, (seqlen as u64).div_ceil(u64::from(piece)));
+        let tile = (u64::from(piece) + width - 1) * (LEAST_ROW + LEAST_TAP * width) / 1000;
+        // The first and the last tile of an entry have masks, which take as long as a tile more.
+        let step = moved.max(tile + tile / pieces).max(LEAST_STEP);
+        // A walk takes 1.16 to 1.36 of the floor.
+        let walk = self.floor((batch * seqlen) as u64) / 100 * 117;
+        let tiles = START + u64::from(steps) * step;
+        candidates::least([(tiles, true), (walk, false)].into_iter()) == Some(true)
+    }
+
+    /// Nanoseconds that memory takes for `rows` of x, dy and dx, at nine tenths of what its clock gives.
+    fn floor(&self, rows: u64) -> u64 {
+        let bytes = 3 * u64::from(self.element()) * self.sizes.dim as u64 * rows;
+        bytes.saturating_mul(10) / (9 * u64::from(self.facts.memory_gigabytes_per_second))
     }
 }
