@@ -46,7 +46,7 @@ impl Planner<'_> {
         let pieces = u32::try_from((seqlen as u64).div_ceil(u64::from(piece))).ok()?;
         let tiles = u32::try_from(batch as u64 * u64::from(pieces)).ok()?;
         let parts = (self.facts.multiprocessors / channel_groups).min(tiles);
-        if parts == 0 || !self.gains_by_tiles(parts, tiles.div_ceil(parts), piece) {
+        if parts == 0 || !self.gains_by_tiles(parts, tiles.div_ceil(parts), pieces, piece) {
             return None;
         }
         // Stages, and the shares of two tiles.
@@ -76,18 +76,19 @@ impl Planner<'_> {
         .filter(|launch| self.is_launchable(launch))
     }
 
-    /// Whether a call takes less time in `steps` tiles of `piece` rows for each block than as a walk: a model of both, in nanoseconds.
-    fn gains_by_tiles(&self, parts: u32, steps: u32, piece: u32) -> bool {
+    /// Whether a call takes less time in `steps` tiles of each block than as a walk: a model of both, in nanoseconds. An entry has `pieces` tiles
+    /// of `piece` rows, which `parts` blocks share.
+    fn gains_by_tiles(&self, parts: u32, steps: u32, pieces: u32, piece: u32) -> bool {
         let Sizes { batch, seqlen, width, .. } = *self.sizes;
         // In every step the blocks move what their tiles have, and either that or the arithmetic of a tile takes longer.
         let moved = self.floor(u64::from(parts) * u64::from(piece));
         // Rows that begin inside a line of the caches share it with others, which costs 7 %.
         let in_lines = self.streams().iter().all(|view| view.step_bytes(2) % 128 == 0);
         let moved = if in_lines { moved } else { moved / 100 * 107 };
-        let (width, pieces) = (width as u64, (seqlen as u64).div_ceil(u64::from(piece)));
+        let width = width as u64;
         let tile = (u64::from(piece) + width - 1) * (LEAST_ROW + LEAST_TAP * width) / 1000;
         // The first and the last tile of an entry have masks, which take as long as a tile more.
-        let step = moved.max(tile + tile / pieces).max(LEAST_STEP);
+        let step = moved.max(tile + tile / u64::from(pieces)).max(LEAST_STEP);
         // A walk takes 1.16 to 1.36 of the floor.
         let walk = self.floor((batch * seqlen) as u64) / 100 * 117;
         let tiles = START + u64::from(steps) * step;
