@@ -50,6 +50,7 @@
 #define CAUSEWAY_DEVICE inline __attribute__((always_inline))
 // Several kernels share a translation unit in the simulator, each in a namespace of its own.
 #define CAUSEWAY_KERNEL(threads, blocks) void
+#define CAUSEWAY_CLUSTER_KERNEL(threads, blocks, cluster) void
 #define CAUSEWAY_MFMA_KERNEL(threads) void
 #endif
 
@@ -96,6 +97,10 @@ unsigned votes(bool predicate, Site site);
 void start_copy(unsigned shared_offset, const void* from, unsigned count, unsigned bytes);  // zeros after count
 void close_copies();
 void await_copies(unsigned pending);
+void open_mailbox();
+void await_mailboxes(unsigned bytes, bool announces, Site site);
+void send(unsigned block, unsigned shared_offset, unsigned value);
+void receive(Site site);
 }  // namespace causeway_simulator
 #define CAUSEWAY_SITE causeway_simulator::Site site = {__builtin_FILE(), __builtin_LINE()}
 #define CAUSEWAY_AND_SITE , CAUSEWAY_SITE

@@ -294,7 +294,7 @@ template <int Pending> CAUSEWAY_DEVICE void async_wait() {
 // ---- blocks that run together --------------------------------------------------------------------------------------
 
 // Clusters, NVIDIA from sm_90 on: their blocks start at the same time.
-#if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
+#if (defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900) || defined(CAUSEWAY_HOST)
 constexpr bool HAS_CLUSTERS = true;
 #else
 constexpr bool HAS_CLUSTERS = false;
@@ -318,10 +318,12 @@ CAUSEWAY_DEVICE void open_mailbox(u32 mailbox) {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#elif defined(CAUSEWAY_HOST)
+    causeway_simulator::open_mailbox();
 #endif
 }
 
-CAUSEWAY_DEVICE void await_mailboxes(u32 mailbox, u32 bytes, bool announces) {
+CAUSEWAY_DEVICE void await_mailboxes(u32 mailbox, u32 bytes, bool announces CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
     // Bytes that arrive before they are announced are counted too; the phase cannot end before this arrival.
     if (announces) {
@@ -329,6 +331,8 @@ CAUSEWAY_DEVICE void await_mailboxes(u32 mailbox, u32 bytes, bool announces) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
     }
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#elif defined(CAUSEWAY_HOST)
+    causeway_simulator::await_mailboxes(bytes, announces, site);
 #endif
 }
 
@@ -339,15 +343,19 @@ CAUSEWAY_DEVICE void send(u32 block, u32 offset, u32 value, u32 mailbox) {
                  "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [box]; }" ::"r"(base + offset),
                  "r"(base + mailbox), "r"(block), "r"(value)
                  : "memory");
+#elif defined(CAUSEWAY_HOST)
+    causeway_simulator::send(block, offset, value);
 #endif
 }
 
-CAUSEWAY_DEVICE void receive(u32 mailbox) {
+CAUSEWAY_DEVICE void receive(u32 mailbox CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
     const u32 at = (u32)__cvta_generic_to_shared(causeway_shared_memory) + mailbox;
     asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0; "
                  "@!done bra again; }" ::"r"(at)
                  : "memory");
+#elif defined(CAUSEWAY_HOST)
+    causeway_simulator::receive(site);
 #endif
 }
 

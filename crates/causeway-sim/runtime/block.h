@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,15 @@ struct Fiber {
     bool is_ready() const { return !done && !(barrier && barrier->generation == generation); }
 };
 
+// What the blocks of a cluster have sent to one of them. A thread waits for all of it at `barrier`.
+struct Mailbox {
+    bool announced = false;
+    unsigned expected = 0, received = 0;
+    Barrier barrier;
+
+    bool complete() const { return announced && received == expected; }
+};
+
 // A block that is under way. It is reused for one block of the grid after the other.
 class Block {
 public:
@@ -83,6 +93,7 @@ public:
             wave_exited[w] = false;
         }
         for (Barrier& group : group_barriers) group = Barrier();
+        mailbox = Mailbox();
         for (unsigned t = 0; t < threads; ++t) {
             fibers[t] = Fiber();
             prepare_context(fibers[t].context, stacks[t], entry);
@@ -120,8 +131,24 @@ public:
     unsigned slots[2][MAX_THREADS];
     Barrier group_barriers[MAX_THREADS];
     unsigned group_slots[2][MAX_THREADS];
+    Mailbox mailbox;
     unsigned char* shared = nullptr;
     const Stacks stacks;
+};
+
+// Blocks that run together: one, unless the kernel has clusters.
+struct Cluster {
+    std::vector<std::unique_ptr<Block>> blocks;
+    unsigned turn = 0;       // the block that goes on
+    unsigned opened = 0;     // threads that have opened their mailboxes
+    Barrier all_opened;
+
+    const Block* first_alive() const {
+        for (const auto& block : blocks) {
+            if (block->alive) return block.get();
+        }
+        return nullptr;
+    }
 };
 
 }  // namespace causeway_simulator

@@ -4,7 +4,7 @@
 // one is resumed. Several OS threads take blocks from one queue. The order of threads and of blocks is part of the
 // launch, since a kernel that lacks a barrier is often right in one order and wrong in another. In the shuffled order
 // each OS thread has several blocks under way and switches between them at random places, as a multiprocessor does:
-// what blocks say to each other before they should is seen.
+// what blocks say to each other before they should is seen. Those of a cluster are always under way together.
 //
 // What makes a launch fail, with the source line of the kernel: threads that meet at different barriers (divergence),
 // a wave exchange that a lane never reaches, a lane that reads one that does not exist, and a deadlock.
@@ -24,7 +24,7 @@ namespace {
 
 enum Order : unsigned { ASCENDING = 0, DESCENDING = 1, SHUFFLED = 2 };
 
-// Blocks that an OS thread has under way in the shuffled order.
+// Blocks, or clusters of them, that an OS thread has under way in the shuffled order.
 constexpr unsigned INTERLEAVED = 8;
 
 // One launch, shared by all workers.
@@ -33,10 +33,11 @@ struct Launch {
     const void* arguments;
     unsigned grid[3];
     unsigned threads;
+    unsigned cluster;
     unsigned shared_bytes;
     unsigned order;
     unsigned seed;
-    uint64_t blocks;
+    uint64_t clusters;
     std::atomic<uint64_t> next{0};
     std::atomic<bool> failed{false};
     std::mutex message_lock;
@@ -56,7 +57,7 @@ struct Random {
     }
 };
 
-// One OS thread, and the blocks that it has under way.
+// One OS thread, and the clusters that it has under way.
 class Worker {
 public:
     explicit Worker(Launch& launch) : launch(launch), random(launch.seed) {
@@ -88,11 +89,7 @@ public:
         }
         barrier.site = site;
         if (++barrier.waiting == expected) return barrier.open();
-        Fiber& fiber = block->fibers[current];
-        fiber.barrier = &barrier;
-        fiber.generation = barrier.generation;
-        leave();
-        fiber.barrier = nullptr;
+        wait_for(barrier, site);
     }
 
     unsigned exchange(unsigned value, unsigned source, Site site) {
@@ -152,12 +149,50 @@ public:
         if (launch.order == SHUFFLED && random() % 2 != 0) leave();
     }
 
+    void open_mailbox() {
+        if (++cluster->opened == launch.threads * cluster->blocks.size()) cluster->all_opened.open();
+    }
+
+    void await_mailboxes(unsigned bytes, bool announces, Site site) {
+        if (announces) {
+            block->mailbox.announced = true;
+            block->mailbox.expected = bytes;
+            if (block->mailbox.complete()) block->mailbox.barrier.open();
+        }
+        if (cluster->all_opened.generation == 0) wait_for(cluster->all_opened, site);
+    }
+
+    void send(unsigned to, unsigned offset, unsigned value) {
+        if (cluster->all_opened.generation == 0) fail("sends before all mailboxes of the cluster are open");
+        if (to >= cluster->blocks.size()) fail("sends to block %u of a cluster of %zu", to, cluster->blocks.size());
+        Block& other = *cluster->blocks[to];
+        if (other.alive == 0) fail("sends to a block that has ended");
+        memcpy(other.shared + offset, &value, sizeof value);
+        other.mailbox.received += sizeof value;
+        if (other.mailbox.complete()) other.mailbox.barrier.open();
+    }
+
+    void receive(Site site) {
+        if (!block->mailbox.complete()) wait_for(block->mailbox.barrier, site);
+    }
+
     Launch& launch;
-    Block* block = nullptr;  // whose turn it is, and which of its threads
+    Cluster* cluster = nullptr;  // whose turn it is, which of its blocks, and which of that one's threads
+    Block* block = nullptr;
     unsigned current = 0;
 
 private:
     static void enter();
+
+    // Until somebody opens the barrier.
+    void wait_for(Barrier& barrier, Site site) {
+        barrier.site = site;
+        Fiber& fiber = block->fibers[current];
+        fiber.barrier = &barrier;
+        fiber.generation = barrier.generation;
+        leave();
+        fiber.barrier = nullptr;
+    }
 
     // Leaves a value for the lanes of the wave, and returns all of theirs. Two slots take turns: a lane may be at the
     // next exchange while another still reads this one.
@@ -208,8 +243,9 @@ private:
 #endif
     }
 
-    bool begin_next(Block& into);
-    bool advance(Block& now, uint64_t steps);
+    bool begin_next(Cluster& into);
+    bool advance(Cluster& now, uint64_t steps);
+    void advance(Block& now, uint64_t& steps);
     bool failed() const { return launch.failed.load(std::memory_order_relaxed); }
 
     Random random;
@@ -243,65 +279,91 @@ void Worker::enter() {
     for (;;) w.leave();
 }
 
-// Takes a block from the queue; false if there is none left.
-bool Worker::begin_next(Block& into) {
+// Takes a cluster from the queue; false if there is none left.
+bool Worker::begin_next(Cluster& into) {
     const uint64_t turn = launch.next.fetch_add(1);
-    if (turn >= launch.blocks) return false;
+    if (turn >= launch.clusters) return false;
     uint64_t number = turn;
-    if (launch.order == DESCENDING) number = launch.blocks - 1 - turn;
-    // An odd step that is prime to any grid below 2^31 visits every block once.
-    if (launch.order == SHUFFLED) number = (turn * 2147483647ull + launch.seed) % launch.blocks;
-    const unsigned at[3] = {
-        static_cast<unsigned>(number % launch.grid[0]),
-        static_cast<unsigned>(number / launch.grid[0] % launch.grid[1]),
-        static_cast<unsigned>(number / launch.grid[0] / launch.grid[1]),
-    };
-    into.begin(at, enter);
+    if (launch.order == DESCENDING) number = launch.clusters - 1 - turn;
+    // An odd step that is prime to any grid below 2^31 visits every cluster once.
+    if (launch.order == SHUFFLED) number = (turn * 2147483647ull + launch.seed) % launch.clusters;
+    into.turn = into.opened = 0;
+    into.all_opened = Barrier();
+    for (unsigned i = 0; i < into.blocks.size(); ++i) {
+        const uint64_t at_block = number * launch.cluster + i;
+        const unsigned at[3] = {
+            static_cast<unsigned>(at_block % launch.grid[0]),
+            static_cast<unsigned>(at_block / launch.grid[0] % launch.grid[1]),
+            static_cast<unsigned>(at_block / launch.grid[0] / launch.grid[1]),
+        };
+        into.blocks[i]->begin(at, enter);
+    }
     return true;
 }
 
-// Gives that many turns to threads of a block that can go on; false once it has ended or failed.
-bool Worker::advance(Block& now, uint64_t steps) {
+// Gives threads of a block that can go on so many turns, and counts them down. It returns earlier if none can.
+void Worker::advance(Block& now, uint64_t& steps) {
     block = &now;
     unsigned passed = 0;
-    while (now.alive && steps > 0) {
+    while (now.alive && steps > 0 && passed <= launch.threads) {
         const unsigned thread = sequence[now.cursor];
         now.cursor = now.cursor + 1 == launch.threads ? 0 : now.cursor + 1;
-        if (now.fibers[thread].is_ready()) {
-            passed = 0;
-            --steps;
-            resume(thread);
-            if (failed()) return false;
-        } else if (++passed > launch.threads) {
-            char text[512];
-            snprintf(text, sizeof text, "waits for ever: threads wait %s", now.waiting_places().c_str());
-            record(text);
-            return false;
+        if (!now.fibers[thread].is_ready()) {
+            ++passed;
+            continue;
         }
+        passed = 0;
+        --steps;
+        resume(thread);
+        if (failed()) return;
     }
-    return now.alive > 0;
+}
+
+// The same for the blocks of a cluster; false once all have ended, or one has failed.
+bool Worker::advance(Cluster& now, uint64_t steps) {
+    cluster = &now;
+    if (launch.order == SHUFFLED) now.turn = static_cast<unsigned>(random() % now.blocks.size());
+    unsigned idle = 0;  // blocks one behind the other of which no thread could go on
+    while (steps > 0 && idle < now.blocks.size()) {
+        const uint64_t before = steps;
+        advance(*now.blocks[now.turn], steps);
+        if (failed()) return false;
+        idle = steps == before ? idle + 1 : 0;
+        now.turn = (now.turn + 1) % static_cast<unsigned>(now.blocks.size());
+    }
+    const Block* const alive = now.first_alive();
+    if (alive && steps > 0) {
+        char text[512];
+        snprintf(text, sizeof text, "waits for ever: threads wait %s", alive->waiting_places().c_str());
+        record(text);
+        return false;
+    }
+    return alive != nullptr;
 }
 
 void Worker::run() {
     worker = this;
-    std::vector<std::unique_ptr<Block>> blocks;
+    std::vector<std::unique_ptr<Cluster>> clusters;
     const unsigned most = launch.order == SHUFFLED ? INTERLEAVED : 1;
     bool queue = true;
     while (!failed()) {
-        while (queue && blocks.size() < most) {
-            blocks.push_back(std::make_unique<Block>(launch.threads, launch.shared_bytes));
-            block = blocks.back().get();
-            if (!block->ready()) return record("no memory for the threads' stacks");
-            queue = begin_next(*block);
-            if (!queue) blocks.pop_back();
+        while (queue && clusters.size() < most) {
+            clusters.push_back(std::make_unique<Cluster>());
+            for (unsigned i = 0; i < launch.cluster; ++i) {
+                clusters.back()->blocks.push_back(std::make_unique<Block>(launch.threads, launch.shared_bytes));
+                block = clusters.back()->blocks.back().get();
+                if (!block->ready()) return record("no memory for the threads' stacks");
+            }
+            queue = begin_next(*clusters.back());
+            if (!queue) clusters.pop_back();
         }
-        if (blocks.empty()) break;
-        const size_t turn = launch.order == SHUFFLED ? random() % blocks.size() : 0;
-        // Now a single thread, now the whole block.
+        if (clusters.empty()) break;
+        const size_t turn = launch.order == SHUFFLED ? random() % clusters.size() : 0;
+        // Now a single thread, now the whole cluster.
         const uint64_t steps = launch.order == SHUFFLED ? 1ull << random() % 12 : UINT64_MAX;
-        if (advance(*blocks[turn], steps) || failed()) continue;
-        queue = queue && begin_next(*blocks[turn]);
-        if (!queue) blocks.erase(blocks.begin() + static_cast<long>(turn));
+        if (advance(*clusters[turn], steps) || failed()) continue;
+        queue = queue && begin_next(*clusters[turn]);
+        if (!queue) clusters.erase(clusters.begin() + static_cast<long>(turn));
     }
     worker = nullptr;
 }
@@ -325,6 +387,10 @@ void start_copy(unsigned offset, const void* from, unsigned count, unsigned byte
 }
 void close_copies() { ++worker->block->fibers[worker->current].closed_groups; }
 void await_copies(unsigned pending) { worker->await_copies(pending); }
+void open_mailbox() { worker->open_mailbox(); }
+void await_mailboxes(unsigned bytes, bool announces, Site site) { worker->await_mailboxes(bytes, announces, site); }
+void send(unsigned block, unsigned offset, unsigned value) { worker->send(block, offset, value); }
+void receive(Site site) { worker->receive(site); }
 
 }  // namespace causeway_simulator
 
@@ -332,11 +398,15 @@ void await_copies(unsigned pending) { worker->await_copies(pending); }
 
 // Runs a grid to its end. Returns 0, or 1 with a sentence in `message`.
 extern "C" int causeway_simulator_launch(void (*call)(const void*), const void* arguments, const unsigned* grid,
-                                         unsigned threads, unsigned shared_bytes, unsigned order, unsigned seed,
-                                         unsigned workers, char* message, size_t message_bytes) {
+                                         unsigned threads, unsigned cluster, unsigned shared_bytes, unsigned order,
+                                         unsigned seed, unsigned workers, char* message, size_t message_bytes) {
     using namespace causeway_simulator;
     if (threads == 0 || threads > MAX_THREADS) {
         snprintf(message, message_bytes, "a block has 1 to %u threads, not %u", MAX_THREADS, threads);
+        return 1;
+    }
+    if (cluster == 0 || grid[0] % cluster != 0) {
+        snprintf(message, message_bytes, "a grid of %u blocks has no clusters of %u", grid[0], cluster);
         return 1;
     }
     Launch launch;
@@ -344,14 +414,15 @@ extern "C" int causeway_simulator_launch(void (*call)(const void*), const void* 
     launch.arguments = arguments;
     for (int axis = 0; axis < 3; ++axis) launch.grid[axis] = grid[axis];
     launch.threads = threads;
+    launch.cluster = cluster;
     launch.shared_bytes = shared_bytes;
     launch.order = order;
     launch.seed = seed;
-    launch.blocks = static_cast<uint64_t>(grid[0]) * grid[1] * grid[2];
+    launch.clusters = static_cast<uint64_t>(grid[0] / cluster) * grid[1] * grid[2];
     launch.message = message;
     launch.message_bytes = message_bytes;
-    // Several blocks in parallel, where there are several.
-    if (workers > launch.blocks) workers = static_cast<unsigned>(launch.blocks);
+    // Several in parallel, where there are several.
+    if (workers > launch.clusters) workers = static_cast<unsigned>(launch.clusters);
     std::vector<std::thread> others;
     for (unsigned i = 1; i < workers; ++i) others.emplace_back([&launch] { Worker(launch).run(); });
     Worker(launch).run();

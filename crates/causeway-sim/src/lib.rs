@@ -74,7 +74,8 @@ pub struct Settings {
 
 impl Settings {
     /// The settings that a name asks for: `sim:32` or `sim:64`, a small device with waves of that size; `sim:slow`, a few
-    /// multiprocessors of an H100 with memory so slow that small calls take the kernels of large ones; or the reference
+    /// multiprocessors of an H100 with memory so slow that small calls take the kernels of large ones; `sim:clusters`, the fewest
+    /// multiprocessors on which blocks form clusters; or the reference
     /// device of an architecture, such as `sim:sm_90a` or `sim:gfx942`; behind it, if wanted, `:ascending`,
     /// `:descending`, `:shuffled` or `:shuffled:SEED`. None for a name that does not begin with `sim`.
     ///
@@ -95,6 +96,9 @@ impl Settings {
                 memory_gigabytes_per_second: 1,
                 ..DeviceFacts::h100()
             },
+            Some("clusters") => {
+                DeviceFacts { architecture: "sm_90".to_string(), multiprocessors: 32, ..DeviceFacts::h100() }
+            }
             Some(architecture) => {
                 let mut facts = DeviceFacts::of_target(&Target::parse(architecture).map_err(|_| unknown())?);
                 // wgmma and TMA are not simulated. They come with the letter: sm_90 plans without them.
@@ -226,9 +230,9 @@ impl Executor for Simulator {
         &self.settings.facts
     }
 
-    /// Blocks of a cluster run one by one here, and nothing stands for TMA's tensor maps.
+    /// Nothing stands for TMA's tensor maps here.
     fn can_run(&self, plan: &Plan) -> bool {
-        plan.cluster == 1 && plan.tensor_maps.is_empty()
+        plan.tensor_maps.is_empty()
     }
 
     fn prepare(&self, plans: &[Plan]) -> Result<()> {
@@ -295,6 +299,7 @@ impl Executor for Simulator {
                 arguments.as_ptr().cast::<c_void>(),
                 plan.grid.as_ptr(),
                 threads,
+                plan.cluster,
                 plan.shared_bytes,
                 order,
                 seed,
@@ -321,6 +326,7 @@ type LaunchFunction = unsafe extern "C" fn(
     arguments: *const c_void,
     grid: *const u32,
     threads: u32,
+    cluster: u32,
     shared_bytes: u32,
     order: u32,
     seed: u32,

@@ -179,7 +179,7 @@ fn names_of_devices_are_read() {
     );
     // Products take the matrix unit that is emulated: not wgmma.
     assert_eq!(settings("sim:sm_90a").facts.architecture, "sm_90");
-    for name in ["sim:32", "sim:slow", "sim:sm_90a", "sim:gfx90a:descending", "sim:64:shuffled:7"] {
+    for name in ["sim:32", "sim:slow", "sim:clusters", "sim:sm_90a", "sim:gfx90a:descending", "sim:64:shuffled:7"] {
         assert_eq!(settings(name).name(), name);
     }
     for wrong in
@@ -187,7 +187,7 @@ fn names_of_devices_are_read() {
     {
         let error = Settings::parse(wrong).unwrap_err().to_string();
         assert!(
-            error.contains(wrong) && error.contains("expected sim:32, sim:64, sim:slow or an architecture"),
+            error.contains(wrong) && error.contains("expected sim:32, sim:64, sim:slow, sim:clusters or an architecture"),
             "{error}"
         );
     }

@@ -46,10 +46,13 @@ fn what_cannot_be_simulated_is_refused() {
     let table: [(&[&str], &str); 4] = [
         (
             &["verify", "--device", "sim:33"],
-            "device is \"sim:33\": expected sim:32, sim:64, sim:slow or an architecture",
+            "device is \"sim:33\": expected sim:32, sim:64, sim:slow, sim:clusters or an architecture",
         ),
         (&["bench", "--device", "sim:32"], "sim:32 has no speed to measure"),
-        (&["plan", "--device", "cpu"], "--device is \"cpu\": expected sim:32, sim:64 or sim:slow"),
+        (
+            &["plan", "--device", "cpu"],
+            "--device is \"cpu\": expected sim:32, sim:64, sim:slow or sim:clusters",
+        ),
         (&["verify", "--device", "simulator"], "sim:32 and sim:64 are simulated GPUs"),
     ];
     for (arguments, sentence) in table {

@@ -143,7 +143,7 @@ impl Coverage {
         format!("{}\n{records}", write_bits(&self.compiled))
     }
 
-    /// Whether an edit at a byte may be drawn: not where no kernel has code of it, such as what is for clusters. Of files
+    /// Whether an edit at a byte may be drawn: not where no kernel has code of it. Of files
     /// that serve other kernels too, only what cases of the convolution execute.
     pub fn can_be_drawn(&self, kernel: usize, byte: usize) -> bool {
         let shared = self.kernels[kernel].shared;

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     coverage: coverage::CoverageArgs,
 
-    /// Plan for a simulated device instead: sim:32, sim:64 or sim:slow
+    /// Plan for a simulated device instead: sim:32, sim:64, sim:slow or sim:clusters
     #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
     device: Option<String>,
 
@@ -78,8 +78,10 @@ impl Args {
         let Some(name) = &self.device else { return Ok(DeviceFacts::of_target(&Target::parse(&self.arch)?)) };
         match causeway_sim::Settings::parse(name)? {
             Some(settings) => Ok(settings.facts),
-            None => Err(Failure::input(format!("--device is {name:?}: expected sim:32, sim:64 or sim:slow"))
-                .with_help("--arch plans for the reference device of a GPU architecture")),
+            None => Err(Failure::input(format!(
+                "--device is {name:?}: expected sim:32, sim:64, sim:slow or sim:clusters"
+            ))
+            .with_help("--arch plans for the reference device of a GPU architecture")),
         }
     }
 }
