@@ -100,8 +100,6 @@ def causal_conv1d_gated_packed(
     >>> y.sum().backward()
     """
     calls = causeway._calls(packed, "packed")
-    calls.expect_all(("packed", packed))
-    _require_parts(packed, order)
     if type(return_final_states) is not bool:
         return_final_states = flag("return_final_states", return_final_states)
     others = weight, bias, initial_states, seq_idx, cu_seqlens
@@ -109,7 +107,8 @@ def causal_conv1d_gated_packed(
     return calls.causal_conv1d_gated_packed(packed, order, others, option, return_final_states)
 
 
-def _require_parts(packed, order):
+def require_parts(packed, order):
+    """A packed tensor has the parts that its order names."""
     letters = set(order) if isinstance(order, str) else set()
     if "x" not in letters or not letters <= set("BCx") or len(order) != len(letters):
         raise ValueError(f'order is {order!r}: expected the letters "B", "x" and "C", each once; without a gate, without its letter')

@@ -4,9 +4,9 @@ import numpy as np
 
 from causeway import _native
 from causeway._activation import kernel_option
-from causeway._gated import inputs_of_packed
+from causeway._gated import inputs_of_packed, require_parts
 from causeway._integer import integer
-from causeway._qkv import parts_of, steps_of
+from causeway._qkv import INPUTS, STEP_INPUTS, each, parts_of, sizes_of, step_sizes_of, steps_of
 
 
 def causal_conv1d_fn(inputs, option, return_final_states, final_states_out):
@@ -23,11 +23,14 @@ def causal_conv1d_update(inputs, conv_state, option):
 
 def causal_conv1d_gated_packed(packed, order, others, option, return_final_states):
     """See `causeway.causal_conv1d_gated_packed`."""
+    require_parts(packed, order)
     return causal_conv1d_fn(inputs_of_packed(packed, order, others), option, return_final_states, None)
 
 
 def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
     """See `causeway.causal_conv1d_qkv`: q, k and v, and their final states, in one array where x is one."""
+    _expect_arrays(INPUTS, given)
+    sizes = sizes_of(given, sizes)
     parts = parts_of(given, sizes, options)
     states = ... if returns_states else None
     ys = [np.empty((part.x.shape[0], part.x.shape[2], part.x.shape[1]), part.x.dtype) for part in parts]
@@ -43,15 +46,19 @@ def _heads(y, head_dim):
     return y.reshape(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
 
 
-def expect_all(*named):
-    """Every argument, in pairs with its name, is an array; a bias may be None."""
-    for name, value in named:
-        if not isinstance(value, np.ndarray) and (value is not None or name != "bias"):
-            raise TypeError(f"{name} is a {type(value).__name__}: expected a numpy.ndarray, as x is")
+def _expect_arrays(names, given):
+    """Every argument is an array, or three of them."""
+    for name, value in each(names, given):
+        if not isinstance(value, np.ndarray):
+            # Its module need not be imported to tell.
+            fix = f"; pass {name}.numpy()" if type(value).__module__.partition(".")[0] == "torch" else ""
+            raise TypeError(f"{name} is a {type(value).__name__}: expected a numpy.ndarray, as x is{fix}")
 
 
 def causal_conv1d_qkv_update(given, sizes, options, others):
     """See `causeway.causal_conv1d_qkv_update`: q, k and v, of the axes of x."""
+    _expect_arrays(STEP_INPUTS, given)
+    sizes = step_sizes_of(given, sizes, others[1])
     x, conv_state, *_ = given
     if conv_state.dtype != x.dtype:
         raise TypeError(f"conv_state has dtype {conv_state.dtype}: expected {x.dtype}, as x has")

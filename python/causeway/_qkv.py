@@ -10,11 +10,11 @@ from causeway._integer import integer
 
 NAMES = "q", "k", "v"
 
-# Where x, weight, bias and initial_states have their channels.
-AXES = 1, 0, 0, 1
+# What is divided by channels, and the axis that these are.
+INPUTS, AXES = ("x", "weight", "bias", "initial_states"), (1, 0, 0, 1)
 
-# The same of x, conv_state, weight and bias.
-STEP_AXES = 1, 1, 0, 0
+# The same of an update.
+STEP_INPUTS, STEP_AXES = ("x", "conv_state", "weight", "bias"), (1, 1, 0, 0)
 
 
 class Part(NamedTuple):
@@ -110,10 +110,9 @@ def causal_conv1d_qkv(
     torch.Size([2, 128, 2, 32])
     """
     calls = _calls_of(x)
-    calls.expect_all(*(("x", one) for one in (x if type(x) is tuple else (x,))))
     options = options_of(head_dim, l2norm, scale, eps, activation)
     given = x, weight, bias, initial_states
-    sizes = _sizes(given, sizes)
+    _expect_as_x(INPUTS, given)
     if type(return_final_states) is not bool:
         return_final_states = flag("return_final_states", return_final_states)
     results, states = calls.causal_conv1d_qkv(given, sizes, options, (seq_idx, cu_seqlens), return_final_states)
@@ -160,23 +159,10 @@ def causal_conv1d_qkv_update(
     calls = _calls_of(x)
     if type(x) is tuple:
         raise TypeError("x is a tuple: expected one tensor of q, k and v, since conv_state is one")
-    calls.expect_all(("x", x), ("conv_state", conv_state), ("weight", weight), ("bias", bias))
-    if x.ndim not in (2, 3):
-        raise ValueError(f"x has shape {tuple(x.shape)}: expected (batch, channels) or (batch, channels, seqlen)")
-    if weight.ndim != 2:
-        raise ValueError(f"weight has shape {tuple(weight.shape)}: expected (channels, width)")
-    before = weight.shape[1] - 1
-    if conv_state.ndim != 3 or conv_state.shape[-1] < before:
-        found = tuple(conv_state.shape)
-        raise ValueError(f"conv_state has shape {found}: expected (batch, channels, state_len), state_len {before} or more")
-    if conv_state_indices is None and conv_state.shape[:2] != x.shape[:2]:
-        found, expected = tuple(conv_state.shape), tuple(x.shape[:2])
-        raise ValueError(f"conv_state has shape {found}: expected {expected[0]} entries of {expected[1]} channels, as x has")
-
     options = options_of(head_dim, l2norm, scale, eps, activation)
     given = x, conv_state, weight, bias
-    others = cache_seqlens, conv_state_indices
-    return calls.causal_conv1d_qkv_update(given, _sizes(given, sizes, STEP_AXES), options, others)
+    _expect_as_x(STEP_INPUTS, given)
+    return calls.causal_conv1d_qkv_update(given, sizes, options, (cache_seqlens, conv_state_indices))
 
 
 def _calls_of(x):
@@ -213,20 +199,53 @@ def options_of(head_dim, l2norm, scale, eps, activation):
     ]
 
 
-def _sizes(given, sizes, axes=AXES):
+def _expect_as_x(names, given):
+    """Tuples of three, where x is one; else none."""
+    for name, value in zip(names, given):
+        if type(given[0]) is tuple and value is not None and (type(value) is not tuple or len(value) != 3):
+            raise TypeError(f"{name} is a {type(value).__name__}: expected a tuple of three, for q, k and v")
+        if type(given[0]) is not tuple and isinstance(value, (tuple, list)):
+            raise TypeError(f"{name} is a {type(value).__name__}: expected one tensor, as x is, with q, k and v along its channels")
+
+
+def each(names, given):
+    """Every tensor by its name, and what stands for one that is required; a tuple has three."""
+    for name, value in zip(names, given):
+        for one in value if type(value) is tuple else (value,):
+            if one is not None or name not in ("bias", "initial_states"):
+                yield name, one
+
+
+def sizes_of(given, sizes):
     """The channels of q, k and v in one tensor; None for three tensors."""
-    names = ("x", "weight", "bias", "initial_states") if axes is AXES else ("x", "conv_state", "weight", "bias")
     if type(given[0]) is tuple:
-        for name, value in zip(names, given):
-            if value is not None and (type(value) is not tuple or len(value) != 3):
-                raise TypeError(f"{name} is a {type(value).__name__}: expected a tuple of three, for q, k and v")
         if sizes is not None:
             raise ValueError(f"sizes is {sizes!r}, but x is three tensors, which have their own")
         return None
+    return _one_of_sizes(INPUTS, AXES, given, sizes)
+
+
+def step_sizes_of(given, sizes, conv_state_indices):
+    """The channels of q, k and v in the one tensor of an update."""
+    x, conv_state, weight, _ = given
+    if x.ndim not in (2, 3):
+        raise ValueError(f"x has shape {tuple(x.shape)}: expected (batch, channels) or (batch, channels, seqlen)")
+    if weight.ndim != 2:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}: expected (channels, width)")
+    before = weight.shape[1] - 1
+    if conv_state.ndim != 3 or conv_state.shape[-1] < before:
+        found = tuple(conv_state.shape)
+        raise ValueError(f"conv_state has shape {found}: expected (batch, channels, state_len), state_len {before} or more")
+    if conv_state_indices is None and conv_state.shape[:2] != x.shape[:2]:
+        found, expected = tuple(conv_state.shape), tuple(x.shape[:2])
+        raise ValueError(f"conv_state has shape {found}: expected {expected[0]} entries of {expected[1]} channels, as x has")
+    return _one_of_sizes(STEP_INPUTS, STEP_AXES, given, sizes)
+
+
+def _one_of_sizes(names, axes, given, sizes):
+    """The channels of q, k and v, which each tensor has one behind the other."""
     sizes = three_sizes(sizes)
     for name, tensor, axis in zip(names, given, axes):
-        if isinstance(tensor, (tuple, list)):
-            raise TypeError(f"{name} is a {type(tensor).__name__}: expected one tensor, as x is, with q, k and v along its channels")
         if tensor is not None and hasattr(tensor, "shape") and (tensor.ndim <= axis or tensor.shape[axis] != sum(sizes)):
             found, at = tuple(tensor.shape), "first" if axis == 0 else "second"
             raise ValueError(f"{name} has shape {found}: expected {sum(sizes)} channels along its {at} axis, the sum of sizes {sizes}")

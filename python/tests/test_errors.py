@@ -241,6 +241,60 @@ def test_a_nested_tensor_is_named(layout, needs_gradient):
 
 
 SIZES = dict(sizes=(4, 4, 4), head_dim=2)
+
+
+def of_thirds(t):
+    """Calls that cut a tensor in three, each with one argument made by `t`: (its name, the call)."""
+    weight, bias, state = torch.randn(12, 3), torch.randn(12), torch.zeros(2, 12, 2)
+    qkv, update = (functools.partial(f, **SIZES) for f in (causeway.causal_conv1d_qkv, causeway.causal_conv1d_qkv_update))
+    third = torch.randn(4, 3)
+    return [
+        ("packed", lambda: causeway.causal_conv1d_gated_packed(t(PACKED), WEIGHT)),
+        ("x", lambda: qkv(t(PACKED), weight)),
+        ("weight", lambda: qkv(PACKED, t(weight))),
+        ("bias", lambda: qkv(PACKED, weight, t(bias))),
+        ("initial_states", lambda: qkv(PACKED, weight, initial_states=t(state))),
+        ("x", lambda: causeway.causal_conv1d_qkv((X, t(X), X), (third,) * 3, head_dim=2)),
+        ("weight", lambda: causeway.causal_conv1d_qkv((X,) * 3, (third, t(third), third), head_dim=2)),
+        ("x", lambda: update(t(PACKED), state, weight)),
+        ("conv_state", lambda: update(PACKED, t(state), weight)),
+        ("weight", lambda: update(PACKED, state, t(weight))),
+        ("bias", lambda: update(PACKED, state, weight, t(bias))),
+    ]
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_in_three_parts_is_named(layout):
+    """Whichever axis has no size, also where a view of the tensor is what PyTorch finds words for first."""
+    nested = torch.nested.nested_tensor([torch.randn(5, 12), torch.randn(3, 12)], layout=layout)
+    for value in (nested, nested.transpose(1, 2)):
+        for name, call in of_thirds(lambda _: value):
+            with pytest.raises(TypeError, match=f"^{name} is a nested tensor: expected"):
+                call()
+
+
+@pytest.mark.parametrize("value", [3, "x"])
+def test_what_is_no_tensor_in_three_parts_is_named(value):
+    for name, call in of_thirds(lambda _: value):
+        with pytest.raises(TypeError, match=f"^{name} is a {type(value).__name__}: expected a torch.Tensor"):
+            call()
+
+
+@pytest.mark.parametrize("value", [3, "x", WEIGHT], ids=["int", "str", "tensor"])
+def test_what_is_no_array_in_three_parts_is_named(value):
+    x, weight, state = (t.numpy() for t in (PACKED, torch.randn(12, 3), torch.zeros(2, 12, 2)))
+    for name, call in [
+        ("weight", lambda: causeway.causal_conv1d_qkv(x, value, **SIZES)),
+        ("bias", lambda: causeway.causal_conv1d_qkv(x, weight, value, **SIZES)),
+        ("initial_states", lambda: causeway.causal_conv1d_qkv(x, weight, initial_states=value, **SIZES)),
+        ("conv_state", lambda: causeway.causal_conv1d_qkv_update(x, value, weight, **SIZES)),
+    ]:
+        fix = rf"; pass {name}\.numpy\(\)" if value is WEIGHT else ""
+        with pytest.raises(TypeError, match=rf"^{name} is a {type(value).__name__}: expected a numpy\.ndarray, as x is{fix}$"):
+            call()
+
+
 LAYOUTS = [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_mkldnn]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from causeway import kernels
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
-from causeway._torch.eager import expect_all, is_compiling, is_watched
+from causeway._torch.eager import is_compiling, is_watched
 from causeway._torch.gated import causal_conv1d_gated_packed
 from causeway._torch.gemm import gemm, gemm_grad_a, gemm_grad_ab, gemm_grad_b
 from causeway._torch.operators import write
@@ -25,7 +25,6 @@ __all__ = [
     "causal_conv1d_qkv_update",
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
-    "expect_all",
     "gemm",
     "gemm_grad_a",
     "gemm_grad_ab",

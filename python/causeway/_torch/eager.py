@@ -5,6 +5,8 @@ import sys
 import torch
 import torch.autograd.forward_ad as forward_ad
 
+from causeway._qkv import each
+
 dispatch_modes = torch._C._len_torch_dispatch_stack
 functorch_level = torch._C._functorch.peek_interpreter_stack
 is_tracing = torch._C._is_tracing
@@ -92,11 +94,17 @@ def expect_tensors(table, *tensors):
             expect_tensor(name, value)
 
 
-def expect_all(*named):
-    """As `expect_tensors`, of pairs of a name and an argument. A bias may be None."""
-    for name, value in named:
-        if value is not None or name != "bias":
+def naming(names, given, function, *arguments):
+    """What a function gives of these arguments and others. If it fails, the first of them that is no strided tensor is named: PyTorch has
+    other words for a view of a sparse one, or the shape of a nested one. What is asked before a call costs each one that is right."""
+    if is_dynamo_compiling():
+        return function(given, *arguments)
+    try:
+        return function(given, *arguments)
+    except Exception:
+        for name, value in each(names, given):
             expect_tensor(name, value)
+        raise
 
 
 def expect_tensor(name, value):

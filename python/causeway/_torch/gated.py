@@ -4,10 +4,10 @@ import torch
 
 from causeway import _native
 from causeway._activation import kernel_option
-from causeway._gated import inputs_of_packed, parts
+from causeway._gated import inputs_of_packed, parts, require_parts
 from causeway._torch import operators
 from causeway._torch.conv1d import causal_conv1d_fn, is_watched_gradient
-from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_distributed
+from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_distributed, naming
 from causeway._torch.twice import made_by
 
 _NAME = "causal_conv1d_gated_packed"
@@ -73,12 +73,18 @@ def _any_requires_grad(tensors):
     return False
 
 
-def causal_conv1d_gated_packed(packed, order, others, option, return_final_states, is_cast=False):
+def causal_conv1d_gated_packed(packed, order, others, option, return_final_states):
     """See `causeway.causal_conv1d_gated_packed`; the others are weight, bias, initial_states, seq_idx and cu_seqlens."""
+    return naming(("packed",), (packed,), _packed, order, others, option, return_final_states)
+
+
+def _packed(given, order, others, option, return_final_states, is_cast=False):
+    (packed,) = given
+    require_parts(packed, order)
     if not is_cast and (dtype := autocast_dtype(packed)) is not None:
         weight, bias, initial_states, *indices = others
         others = weight, bias, cast(initial_states, dtype), *indices
-        return causal_conv1d_gated_packed(cast(packed, dtype), order, others, option, return_final_states, True)
+        return _packed((cast(packed, dtype),), order, others, option, return_final_states, True)
     needs_gradient = torch.is_grad_enabled() and (packed.requires_grad or _any_requires_grad(others))
     if needs_gradient and _is_one_function(packed, others):
         return CausalConv1dGated.apply(order, kernel_option(option), return_final_states, packed, *others)

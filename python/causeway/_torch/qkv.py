@@ -4,9 +4,9 @@ import torch
 
 from causeway import _native
 from causeway._activation import kernel_option
-from causeway._qkv import AXES, parts_of, split, steps_of
+from causeway._qkv import AXES, INPUTS, STEP_INPUTS, parts_of, sizes_of, split, step_sizes_of, steps_of
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, is_watched_gradient
-from causeway._torch.eager import autocast_dtype, cast, expect_tensor, is_compiling, is_direct, is_dynamo_compiling
+from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, naming
 from causeway._torch.operators import backward_results
 from causeway._torch.twice import made_by
 
@@ -15,6 +15,11 @@ _NAME = "causal_conv1d_qkv"
 
 def causal_conv1d_qkv_update(given, sizes, options, others):
     """See `causeway.causal_conv1d_qkv_update`: q, k and v, of the axes of x."""
+    return naming(STEP_INPUTS, given, _update, sizes, options, others)
+
+
+def _update(given, sizes, options, others):
+    sizes = step_sizes_of(given, sizes, others[1])
     x, conv_state, *_ = given
     if conv_state.requires_grad:
         raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
@@ -120,20 +125,11 @@ def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
 
     The tensors given are x, weight, bias and initial_states, each a tuple of three without sizes.
     """
-    if is_dynamo_compiling():
-        return _qkv(given, sizes, options, indices, returns_states)
-    try:
-        return _qkv(given, sizes, options, indices, returns_states)
-    except RuntimeError:
-        # PyTorch has no words for a view of a sparse tensor.
-        for name, value in zip(("x", "weight", "bias", "initial_states"), given):
-            for one in value if type(value) is tuple else (value,):
-                if one is not None:
-                    expect_tensor(name, one)
-        raise
+    return naming(INPUTS, given, _qkv, sizes, options, indices, returns_states)
 
 
 def _qkv(given, sizes, options, indices, returns_states):
+    sizes = sizes_of(given, sizes)
     parts = parts_of(given, sizes, options)
     if (dtype := autocast_dtype(parts[0].x)) is not None:
         x, weight, bias, initial_states = given
