@@ -3,6 +3,7 @@
 import causeway
 from causeway._activation import with_rounding
 from causeway._flag import flag
+from causeway._qkv import split
 
 
 def causal_conv1d_gated(
@@ -126,8 +127,7 @@ def inputs_of_packed(packed, order, others):
 
 def parts(packed, order):
     """B, x and C as views of a packed tensor; None for a gate that is not there."""
-    dim = packed.shape[1] // len(order)
-    views = {letter: packed[:, i * dim : (i + 1) * dim] for i, letter in enumerate(order)}
+    views = dict(zip(order, split(packed, 1, (packed.shape[1] // len(order),) * len(order))))
     return views.get("B"), views["x"], views.get("C")
 
 

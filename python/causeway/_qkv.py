@@ -1,5 +1,6 @@
 """Query, key and value of a delta net; see the functions of `causeway`, which are these."""
 
+from itertools import accumulate
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -286,12 +287,11 @@ def _expect_heads(parts, axes, expected):
 
 
 def split(tensor, axis, sizes):
-    """Views of the channels of q, k and v."""
+    """Views of so many channels each, one behind the other."""
     if tensor is None:
-        return (None,) * 3
+        return (None,) * len(sizes)
     if hasattr(tensor, "split_with_sizes"):
         # Of PyTorch's: a third of the time of three slices.
         return tensor.split_with_sizes(sizes, axis)
-    ends = sizes[0], sizes[0] + sizes[1], sum(sizes)
-    ranges = [slice(end - size, end) for end, size in zip(ends, sizes)]
+    ranges = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes)]
     return tuple(tensor[:, part] if axis == 1 else tensor[part] for part in ranges)
