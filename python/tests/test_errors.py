@@ -281,6 +281,21 @@ def test_what_is_no_tensor_in_three_parts_is_named(value):
             call()
 
 
+@pytest.mark.parametrize("value", [3, "x", X.numpy()], ids=["int", "str", "array"])
+def test_what_autocast_cannot_cast_is_named(value):
+    calls = [
+        ("initial_states", lambda: causeway.causal_conv1d_fn(X, WEIGHT, initial_states=value)),
+        ("residual", lambda: causeway.causal_conv1d_fn(X, WEIGHT, residual=value)),
+        ("C", lambda: causeway.causal_conv1d_gated(X, X, value, WEIGHT)),
+        ("initial_states", lambda: causeway.causal_conv1d_gated_packed(PACKED, WEIGHT, initial_states=value)),
+        ("b", lambda: causeway.gemm(X[0], value)),
+    ]
+    for name, call in calls:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with pytest.raises(TypeError, match=f"^{name} is a {type(value).__name__}: expected a torch.Tensor"):
+                call()
+
+
 @pytest.mark.parametrize("value", [3, "x", WEIGHT], ids=["int", "str", "tensor"])
 def test_what_is_no_array_in_three_parts_is_named(value):
     x, weight, state = (t.numpy() for t in (PACKED, torch.randn(12, 3), torch.zeros(2, 12, 2)))

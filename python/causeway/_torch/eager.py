@@ -68,8 +68,8 @@ def autocast_dtype(x):
 
 
 def cast(tensor, dtype):
-    """As autocast casts an argument of a convolution: float64 and integers stay."""
-    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+    """As autocast casts an argument of a convolution: float64 and integers stay. What is no tensor is refused later."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(dtype)
 
