@@ -183,9 +183,12 @@ def _names(argument, value):
         raise TypeError(f"{argument} is {value!r}: expected a name or several") from None
 
 
+def _is_count(value, lowest):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+
+
 def _count(argument, value, lowest, highest=None):
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= lowest
-    if not is_count or (highest is not None and value > highest):
+    if not _is_count(value, lowest) or (highest is not None and value > highest):
         expected = f"{lowest} or more" if highest is None else f"{lowest} to {highest}"
         raise ValueError(f"{argument} is {value!r}: expected an int, {expected}")
     return value
@@ -205,8 +208,12 @@ def _shown(done, asked, wrong):
 
 def verify(random, suite, case, repeat, seed, seconds, op, elements, device, threads, progress):
     """See `causeway.verify`."""
-    if isinstance(random, (str, os.PathLike)):
-        raise ValueError(f"random is {random!r}: expected an int, 1 or more; of a suite, pass suite={random!r}")
+    if random is not None and not _is_count(random, 1):
+        # What comes first could have been meant for another argument.
+        fix = "of a device, pass device='cuda:0'"
+        if isinstance(random, (str, os.PathLike)):
+            fix = f"of a suite, pass suite={random!r}; of a device, device={random!r}"
+        raise ValueError(f"random is {random!r}: expected an int, 1 or more, the number of calls; {fix}")
     if suite is None and (case is not None or repeat != 1):
         raise ValueError(f"{'case' if case is not None else 'repeat'} is for a suite: name one with suite=")
     if suite is not None:
@@ -222,7 +229,7 @@ def verify(random, suite, case, repeat, seed, seconds, op, elements, device, thr
         suites=suites,
         case=case,
         repeats=_count("repeat", repeat, 1),
-        random=_count("random", 1000 if random is None else random, 1) if suite is None else None,
+        random=(1000 if random is None else random) if suite is None else None,
         seed=_count("seed", seed, 0, 2**64 - 1),
         seconds=_seconds(seconds),
         operations=_names("op", op),
