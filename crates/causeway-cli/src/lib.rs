@@ -30,7 +30,8 @@ Exit status:
 
 Environment:
   CAUSEWAY_DEVICE  the device when --device is not given
-  NO_COLOR         no colours";
+  NO_COLOR         no colours
+  docs/environment.md of the repository has all variables";
 
 #[derive(Debug, Parser)]
 #[command(name = "causeway", version = VERSION, about = ABOUT, after_help = AFTER_HELP, max_term_width = 100)]

@@ -22,6 +22,12 @@ fn every_subcommand_has_examples() {
 }
 
 #[test]
+fn variables_are_where_a_reader_looks() {
+    assert!(success(&["--help"]).contains("docs/environment.md"));
+    assert!(success(&["plan", "--help"]).contains("CAUSEWAY_PLAN_RANK"));
+}
+
+#[test]
 fn the_version_names_the_commit() {
     let version = success(&["--version"]);
     assert!(version.starts_with(concat!("causeway ", env!("CARGO_PKG_VERSION"), " (")), "{version}");

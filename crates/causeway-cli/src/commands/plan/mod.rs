@@ -18,7 +18,10 @@ Examples:
   causeway plan --device sim:32 --coverage out/run.json
 
 A plan is a function of the call and of the device's facts: which kernel, with which template arguments, in \
-which grid. Facts of an architecture are those of its reference device.";
+which grid. Facts of an architecture are those of its reference device.
+
+Environment:
+  CAUSEWAY_PLAN_RANK  n: where a model of time ranks choices, the n-th after the best";
 
 /// Which kernels a suite's cases launch on an architecture, and how
 #[derive(Debug, clap::Args)]
