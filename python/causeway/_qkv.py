@@ -268,6 +268,8 @@ def parts_of(given, sizes, options):
         views = [split(value, axis, sizes) for value, axis in zip(given, AXES)]
     parts = [Part(*row, option, dim) for *row, (dim, option) in zip(*views, options)]
     _expect_heads(parts, 3, "(batch, channels, seqlen)")
+    if sizes is None:
+        _expect_one_size(parts)
     return parts
 
 
@@ -284,6 +286,14 @@ def _expect_heads(parts, axes, expected):
         if part.x.ndim != axes or part.x.shape[1] % part.head_dim:
             found = tuple(part.x.shape)
             raise ValueError(f"{name} has shape {found}: expected {expected}, and channels in heads of {part.head_dim}")
+
+
+def _expect_one_size(parts):
+    batch, _, seqlen = parts[0].x.shape
+    for name, part in zip(NAMES, parts):
+        if part.x.shape[0] != batch or part.x.shape[2] != seqlen:
+            found = tuple(part.x.shape)
+            raise ValueError(f"{name} has shape {found}: expected batch {batch} and seqlen {seqlen}, as q has")
 
 
 def split(tensor, axis, sizes):

@@ -1,5 +1,7 @@
 """Query, key and value with norms: against their composition in PyTorch, gradients, decoding, modules, NumPy and compilers."""
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -192,6 +194,17 @@ def test_errors_of_update_say_what_is_allowed(change, error, words):
     given = {"x": torch.zeros(2, CHANNELS), "conv_state": torch.zeros(2, CHANNELS, 2), "weight": torch.zeros(CHANNELS, 3)}
     with pytest.raises(error, match=words):
         causeway.causal_conv1d_qkv_update(**{**given, "sizes": SIZES, "head_dim": HEADS, **change})
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("shape", [(1, 8, 5), (2, 8, 4), (0, 8, 5)])
+def test_three_tensors_have_one_batch_and_one_length(shape, library):
+    xs, weights = [torch.zeros(2, 8, 5), torch.zeros(2, 8, 5), torch.zeros(shape)], [torch.zeros(8, 3)] * 3
+    if library == "numpy":
+        xs, weights = ([one.numpy() for one in given] for given in (xs, weights))
+    words = re.escape(f"v has shape {shape}: expected batch 2 and seqlen 5, as q has")
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        causeway.causal_conv1d_qkv(tuple(xs), tuple(weights), head_dim=4)
 
 
 def test_update_records_no_graph():
