@@ -10,7 +10,8 @@ def is_silu(activation):
     """True for SiLU, False for none."""
     if activation is None:
         return False
-    if activation in ("silu", "swish"):
+    # An array has no word for whether it equals one of them.
+    if isinstance(activation, str) and activation in ("silu", "swish"):
         return True
     raise NotImplementedError(f'activation is {activation!r}: expected None, "silu" or "swish"')
 

@@ -139,9 +139,9 @@ impl Entry {
             return Ok(Some(Choice::Convolution(Activation::None, rounds, norm)));
         }
         let py = option.py();
-        // A name that a program spells out is one object with every other of its letters.
-        let is = |known: &Bound<'_, _>| Ok::<_, PyErr>(activation.is(known) || activation.eq(known)?);
-        let silu = is(intern!(py, "silu"))? || is(intern!(py, "swish"))?;
+        // A name that a program spells out is one object with every other of its letters. An array has no word for whether it equals one.
+        let is = |known: &Bound<'_, _>| activation.is(known) || activation.eq(known).unwrap_or(false);
+        let silu = is(intern!(py, "silu")) || is(intern!(py, "swish"));
         Ok(silu.then_some(Choice::Convolution(Activation::Silu, rounds, norm)))
     }
 

@@ -71,6 +71,20 @@ FORWARD = [
 PACKED = torch.randn(2, 12, 8)
 
 
+@pytest.mark.parametrize("activation", [np.ones(3), torch.ones(3), [1], 1.0], ids=["array", "tensor", "list", "float"])
+def test_what_is_no_name_of_an_activation(activation):
+    """An array, which does not say whether it equals a name, among them."""
+    for x, weight, packed in ((X, WEIGHT, PACKED), (X.numpy(), WEIGHT.numpy(), PACKED.numpy())):
+        for call in [
+            lambda: causeway.causal_conv1d_fn(x, weight, activation=activation),
+            lambda: causeway.causal_conv1d_gated(x, x, x, weight, activation=activation),
+            lambda: causeway.causal_conv1d_gated_packed(packed, weight, activation=activation),
+            lambda: causeway.causal_conv1d_qkv((x, x, x), (weight,) * 3, head_dim=2, activation=activation),
+        ]:
+            with pytest.raises(NotImplementedError, match="^activation is "):
+                call()
+
+
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 @pytest.mark.parametrize(
     "function, tensors, options",
