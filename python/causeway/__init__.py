@@ -435,7 +435,7 @@ def verify(
 
     Parameters
     ----------
-    random : int, 1 or more, optional
+    random : int, 1 to 4294967295, optional
         So many calls, drawn at random from everything that the operations allow; 1000 without a suite.
     suite : str or several, optional
         Cases of suites instead: names such as ``"conv1d-first"`` and ``"full"``, or paths of TOML files. What is said of random calls

@@ -174,6 +174,9 @@ class Report:
 # More only wait for each other, and each takes memory.
 _MOST_THREADS = 1024
 
+# Of calls and repeats, of elements, as the command has them, and of seconds.
+_MOST, _MOST_ELEMENTS, _MOST_SECONDS = 2**32 - 1, 2**31, 1e9
+
 
 def _names(argument, value):
     """One name or several as a list."""
@@ -183,20 +186,15 @@ def _names(argument, value):
         raise TypeError(f"{argument} is {value!r}: expected a name or several") from None
 
 
-def _is_count(value, lowest):
-    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
-
-
-def _count(argument, value, lowest, highest=None):
-    if not _is_count(value, lowest) or (highest is not None and value > highest):
-        expected = f"{lowest} or more" if highest is None else f"{lowest} to {highest}"
-        raise ValueError(f"{argument} is {value!r}: expected an int, {expected}")
+def _count(argument, value, lowest, highest, words=""):
+    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+        raise ValueError(f"{argument} is {value!r}: expected an int, {lowest} to {highest}{words}")
     return value
 
 
 def _seconds(value):
-    if value is not None and not (isinstance(value, (int, float)) and value >= 0):
-        raise ValueError(f"seconds is {value!r}: expected a number, 0 or more")
+    if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= _MOST_SECONDS):
+        raise ValueError(f"seconds is {value!r}: expected a number, 0 or more, up to {_MOST_SECONDS:.0e}; leave it out for no limit")
     return value
 
 
@@ -208,12 +206,15 @@ def _shown(done, asked, wrong):
 
 def verify(random, suite, case, repeat, seed, seconds, op, elements, device, threads, progress):
     """See `causeway.verify`."""
-    if random is not None and not _is_count(random, 1):
+    if random is not None:
         # What comes first could have been meant for another argument.
-        fix = "of a device, pass device='cuda:0'"
-        if isinstance(random, (str, os.PathLike)):
-            fix = f"of a suite, pass suite={random!r}; of a device, device={random!r}"
-        raise ValueError(f"random is {random!r}: expected an int, 1 or more, the number of calls; {fix}")
+        is_name = isinstance(random, (str, os.PathLike))
+        fix = f"of a suite, pass suite={random!r}; of a device, device={random!r}" if is_name else "of a device, pass device='cuda:0'"
+        _count("random", random, 1, _MOST, f", the number of calls; {fix}")
+    if case is not None and not isinstance(case, str):
+        raise TypeError(f"case is {case!r}: expected a str, a part of the names of cases")
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(f"progress is {progress!r}: expected True, False or a function of three numbers")
     if suite is None and (case is not None or repeat != 1):
         raise ValueError(f"{'case' if case is not None else 'repeat'} is for a suite: name one with suite=")
     if suite is not None:
@@ -228,12 +229,12 @@ def verify(random, suite, case, repeat, seed, seconds, op, elements, device, thr
     arguments = dict(
         suites=suites,
         case=case,
-        repeats=_count("repeat", repeat, 1),
+        repeats=_count("repeat", repeat, 1, _MOST),
         random=(1000 if random is None else random) if suite is None else None,
         seed=_count("seed", seed, 0, 2**64 - 1),
         seconds=_seconds(seconds),
         operations=_names("op", op),
-        elements=None if elements is None else _count("elements", elements, 1),
+        elements=None if elements is None else _count("elements", elements, 1, _MOST_ELEMENTS),
         device=str((os.environ.get("CAUSEWAY_DEVICE") or "best") if device is None else device),
         threads=_count("threads", threads, 0, _MOST_THREADS),
     )
