@@ -89,6 +89,9 @@ def causal_conv1d_update_ref(x, conv_state, weight, bias, activation, cache_seql
         out = causal_conv1d_update_ref(x[..., None], conv_state, weight, bias, activation, cache_seqlens)
         return out[..., 0]
     seqlen, before, state_len = x.shape[-1], weight.shape[1] - 1, conv_state.shape[-1]
+    if state_len < before:
+        found, needed = f"conv_state holds {state_len} positions", f"a convolution of width {before + 1} needs at least {before}"
+        raise ValueError(f"{found}: {needed}; allocate (·, dim, {before}) or longer")
     if cache_seqlens is None:
         joined = _concatenate([conv_state, x])
         history = joined[..., joined.shape[-1] - seqlen - before :]

@@ -152,3 +152,18 @@ def test_the_module(device):
     for wrong, exception in [(dict(kernel_size=0), ValueError), (dict(activation="x"), NotImplementedError)]:
         with pytest.raises(exception):
             CausalConv1d(**(dict(channels=6, kernel_size=4) | wrong))
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("seen", [None, torch.zeros(2, dtype=torch.int32)], ids=["shifted", "ring"])
+def test_a_state_that_is_too_short(library, seen):
+    """In the same words from the reference, which would leave out positions."""
+    given = torch.zeros(2, 4), torch.zeros(2, 4, 1), torch.zeros(4, 3), None, None, seen
+    if library == "numpy":
+        given = [tensor if tensor is None else tensor.numpy() for tensor in given]
+    words = set()
+    for update in (causeway.causal_conv1d_update, causeway.causal_conv1d_update_ref):
+        with pytest.raises(ValueError, match="conv_state holds 1 positions: a convolution of width 3 needs at least 2") as raised:
+            update(*given)
+        words.add(str(raised.value))
+    assert len(words) == 1
