@@ -18,6 +18,17 @@ fn suite(files: &Files, fault: &str) -> String {
 const FAULT: &str = "fault = { output = \"dx\", coordinate = [1, 2, 3], add = 0.001 }";
 
 #[test]
+fn no_calls_are_no_success() {
+    let message = refusal(&["verify", "--random", "0"]);
+    assert!(message.contains("'0' for '--random <N>': expected 1 to 4294967295"), "{message}");
+    let printed = success(&["verify", "--random", "3", "--seconds", "0", "--device", "cpu"]);
+    assert!(
+        printed.contains("nothing was checked: 0 random calls") && !printed.contains("pass"),
+        "{printed}"
+    );
+}
+
+#[test]
 fn sound_results_pass() {
     let files = Files::new();
     let printed = success(&["verify", "--suite", &suite(&files, ""), "--device", "cpu"]);

@@ -51,7 +51,7 @@ pub(crate) struct Args {
     case: Option<String>,
 
     /// Make every call this often; each time has to give the bits of the first
-    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_repeats)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_count)]
     repeat: NonZero<u32>,
 
     /// Write run.json, report.md and report.html to this directory
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-fn parse_repeats(text: &str) -> Result<NonZero<u32>, String> {
+fn parse_count(text: &str) -> Result<NonZero<u32>, String> {
     text.parse().map_err(|_| format!("expected 1 to {}", u32::MAX))
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
             .with_help("name a directory, which may be new"));
     }
     if let Some(count) = args.random.random {
-        return random::execute(args, count);
+        return random::execute(args, count.get() as usize);
     }
     let cases = args.cases()?;
     args.device.with(|device| {

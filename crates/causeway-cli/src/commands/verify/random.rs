@@ -1,5 +1,6 @@
 //! `causeway verify --random`: calls drawn from everything that the operations allow.
 
+use std::num::NonZero;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,8 @@ use crate::{VERSION, terminal};
 #[derive(Debug, clap::Args)]
 pub(crate) struct RandomArgs {
     /// Instead of a suite: N calls drawn at random from everything that the operations allow
-    #[arg(long, value_name = "N", conflicts_with_all = ["suites", "case", "repeat"])]
-    pub random: Option<usize>,
+    #[arg(long, value_name = "N", conflicts_with_all = ["suites", "case", "repeat"], value_parser = super::parse_count)]
+    pub random: Option<NonZero<u32>>,
 
     /// Decides the draws of --random [default: 1]
     #[arg(long, value_name = "S", requires = "random")]
@@ -158,7 +159,9 @@ fn print_summary(report: &Report) -> Result<(), Failure> {
         ))?;
     }
     let seed = run.seed;
-    if failed == 0 {
+    if count == 0 {
+        terminal::print(&format!("nothing was checked: 0 random calls (seed {seed}) in {seconds:.1} s"))
+    } else if failed == 0 {
         terminal::print(&format!(
             "{PASS}{count} of {count} random calls pass{PASS:#} (seed {seed}) in {seconds:.1} s"
         ))
