@@ -121,7 +121,7 @@ pub(super) fn write(directory: &Path, report: &Report) -> Result<(), Failure> {
 
 fn read(path: &Path) -> Result<Source, Failure> {
     let file = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::input(format!("{file}: {error}")))?;
+    let text = evidence::text(path).map_err(|error| Failure::input(error.to_string()))?;
     let (report, mismatches) =
         evidence::check(&text, &file, VERSION).map_err(|error| Failure::input(error.to_string()))?;
     // A page is for others, who have other directories.

@@ -101,6 +101,10 @@ fn what_cannot_be_read_is_refused() {
     fs::write(&path, "[]").unwrap();
     let message = refusal(&["report", "--check", path.to_str().unwrap()]);
     assert!(message.contains("is not a report: it is not an object"), "{message}");
+    // As of a file of tensors.
+    fs::write(&path, [0xff, 0xfe, 0]).unwrap();
+    let message = refusal(&["report", "--check", path.to_str().unwrap()]);
+    assert!(message.contains("is not JSON") && message.contains("`causeway verify --report`"), "{message}");
     assert!(refusal(&["report", "--check", "absent.json"]).contains("absent.json: "));
     assert!(refusal(&["report"]).contains("FILE"));
 }

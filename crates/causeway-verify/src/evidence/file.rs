@@ -26,7 +26,9 @@ pub enum ReportError {
         error: std::io::Error,
     },
     /// The text is not JSON.
-    #[error("{file} is not JSON: {error}")]
+    #[error(
+        "{file} is not JSON: {error}; `causeway verify --report` and `causeway bench --save` write reports"
+    )]
     NotJson {
         /// The file.
         file: String,
@@ -102,9 +104,16 @@ pub(super) fn digest(value: &Value) -> String {
 /// [`ReportError`] if it is not one.
 pub fn read(path: &Path) -> Result<Report, ReportError> {
     let file = path.display().to_string();
-    let text =
-        std::fs::read_to_string(path).map_err(|error| ReportError::Read { file: file.clone(), error })?;
-    read_text(&text, &file)
+    read_text(&text(path)?, &file)
+}
+
+/// What a file holds, for [`read_text`]. Bytes that are no text make it something else than JSON, which is what errors say then.
+///
+/// # Errors
+/// [`ReportError::Read`].
+pub fn text(path: &Path) -> Result<String, ReportError> {
+    let read = |error| ReportError::Read { file: path.display().to_string(), error };
+    Ok(String::from_utf8_lossy(&std::fs::read(path).map_err(read)?).into_owned())
 }
 
 /// Reads a report's text; `file` is what errors call it.

@@ -34,7 +34,7 @@ pub use benchmark::{
 };
 pub use check::{Mismatch, check};
 pub use device::{Backend, DeviceEvidence};
-pub use file::{ReportError, read, read_text};
+pub use file::{ReportError, read, read_text, text};
 pub use host::Host;
 pub use program::Program;
 pub use service::{OperationCount, Service};
