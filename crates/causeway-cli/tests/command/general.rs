@@ -28,6 +28,20 @@ fn variables_are_where_a_reader_looks() {
 }
 
 #[test]
+fn a_rank_that_is_no_number_is_told() {
+    let plan = |rank| {
+        let call =
+            causeway().args(["plan", "--suite", "full"]).env("CAUSEWAY_PLAN_RANK", rank).output().unwrap();
+        (text(&call.stdout), text(&call.stderr))
+    };
+    let (best, silence) = plan("");
+    let (same, told) = plan("second");
+    let expected = "CAUSEWAY_PLAN_RANK is \"second\": expected a number, 0 or more; taken as 0";
+    assert!(told.contains(expected) && silence.is_empty(), "{told}{silence}");
+    assert!(best == same && best != plan("1").0);
+}
+
+#[test]
 fn the_version_names_the_commit() {
     let version = success(&["--version"]);
     assert!(version.starts_with(concat!("causeway ", env!("CARGO_PKG_VERSION"), " (")), "{version}");

@@ -15,9 +15,17 @@ const RANK: &str = "CAUSEWAY_PLAN_RANK";
 #[inline]
 pub(super) fn least<T>(timed: impl Iterator<Item = (u64, T)>) -> Option<T> {
     static PLACE: OnceLock<usize> = OnceLock::new();
-    let place =
-        *PLACE.get_or_init(|| std::env::var(RANK).ok().and_then(|rank| rank.parse().ok()).unwrap_or(0));
-    ranked(timed, place)
+    ranked(timed, *PLACE.get_or_init(place))
+}
+
+/// What the environment says.
+#[cold]
+fn place() -> usize {
+    let Some(named) = std::env::var_os(RANK).filter(|value| !value.is_empty()) else { return 0 };
+    named.to_str().and_then(|rank| rank.parse().ok()).unwrap_or_else(|| {
+        tracing::warn!("{RANK} is {named:?}: expected a number, 0 or more; taken as 0");
+        0
+    })
 }
 
 fn ranked<T>(timed: impl Iterator<Item = (u64, T)>, place: usize) -> Option<T> {
