@@ -42,6 +42,7 @@ namespace causal_conv1d {
 //       static constexpr int channels;       of a packet
 //       static constexpr int rows;           of a chunk, `width` at least
 //       static constexpr int stages;         of the ring
+//       static constexpr int cluster;        blocks that share channels, where they are a cluster; else 1
 //       static constexpr int weight_bytes;   see load_parameters
 //       static constexpr int head_lanes;     with a norm: threads of a head, which lie side by side in a wave
 //   };
@@ -76,12 +77,19 @@ template <class Problem, class Tile> class ChannelLastBackward {
     static constexpr u32 SHARES_AT = Ring::SHARED_BYTES > FLAG_AT + 16 ? Ring::SHARED_BYTES : FLAG_AT + 16;
 
     static constexpr u32 DFINAL_AT = SHARES_AT + (u32)HALO * CHANNELS * THREADS * 4;
+    // Then what the blocks of a cluster send, where those of a group are one.
+    static constexpr int CLUSTER = Tile::cluster;
+    using Cluster = ClusterSums<CLUSTER, THREADS, BLOCK_SUMS>;
+    static constexpr u32 SENT_AT = (DFINAL_AT + (HOLDS_STATES ? HALO * THREADS * BYTES : 0) + 7) / 8 * 8;
 
 public:
     CAUSEWAY_DEVICE explicit ChannelLastBackward(const BackwardArguments& a) : a(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
-        const u32 part = quotient(block, a.groups_divisor), group = block - part * a.channel_groups;
+        // Blocks of a cluster have numbers one behind the other.
+        const u32 part = CLUSTER > 1 ? block % CLUSTER : quotient(block, a.groups_divisor);
+        const u32 group = CLUSTER > 1 ? block / CLUSTER : block - part * a.channel_groups;
+        if constexpr (CLUSTER > 1) Cluster(SENT_AT).open();
         const u32 thread = thread_index(), line = thread / LANES;
         const u32 segment = part * SEGMENTS + line;
         channel = ((i64)group * LANES + thread % LANES) * CHANNELS;
@@ -639,6 +647,21 @@ private:
         }
         block_barrier();
         const i64 first_channel = (i64)group * BLOCK_CHANNELS;
+        if constexpr (CLUSTER > 1) {
+            Cluster(SENT_AT).add(
+                part,
+                [](int i) {
+                    float sum = 0.0f;
+#pragma unroll 8
+                    for (int line = 0; line < LINES; ++line) sum += read_shared((line * BLOCK_SUMS + i) * 4);
+                    return sum;
+                },
+                [&](int i, float sum) {
+                    const i64 c = first_channel + i % BLOCK_CHANNELS;
+                    if (c < a.dim) write_sum<Problem>(a, c, i / BLOCK_CHANNELS, sum);
+                });
+            return;
+        }
         // Several sums at a time; fewer where the walk needs few registers, so that this does not need more.
         constexpr int VECTOR = CHANNELS % 4 == 0 ? 4 : BLOCK_CHANNELS % 2 == 0 ? 2 : 1;
         sum_over_blocks<THREADS, VECTOR>(

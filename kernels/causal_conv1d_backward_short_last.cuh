@@ -39,13 +39,12 @@ template <class Problem, class Tile> class ShortLastBackward {
     static_assert(!PACKED<Problem> && !Problem::seq_idx, "short segments know no boundaries");
     static_assert(LANES <= (int)WAVE_SIZE, "lanes lie in one wave");
 
-    // Sums of the block's channels, and how many of them each block of a cluster adds.
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
     static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * (Problem::dbias ? WIDTH + 1 : WIDTH);
-    static constexpr int CLUSTER = Tile::cluster, SLICE = (BLOCK_SUMS + CLUSTER - 1) / CLUSTER;
-    static_assert(CLUSTER == 1 || SLICE <= THREADS, "a thread finishes one sum");
-    // Shared memory: the mailbox, or a flag; the sums that the blocks of the cluster have sent; the sums of each wave.
-    static constexpr u32 MAILBOX = 0, RECEIVED_AT = 16, WAVES_AT = RECEIVED_AT + (CLUSTER > 1 ? CLUSTER * SLICE * 4 : 0);
+    static constexpr int CLUSTER = Tile::cluster;
+    using Cluster = ClusterSums<CLUSTER, THREADS, BLOCK_SUMS>;
+    // Shared memory: what the blocks of the cluster send, or a flag; the sums of each wave.
+    static constexpr u32 SENT_AT = 0, WAVES_AT = CLUSTER > 1 ? Cluster::BYTES : 16;
 
     struct Rows {
         i32 entry, first;
@@ -58,7 +57,7 @@ public:
     CAUSEWAY_DEVICE void run(u32 block) {
         const u32 group = CLUSTER > 1 ? block / CLUSTER : quotient(block, a.parts_divisor);
         const u32 part = block - group * (CLUSTER > 1 ? CLUSTER : a.parts);
-        if constexpr (CLUSTER > 1) open_mailbox(MAILBOX);
+        if constexpr (CLUSTER > 1) Cluster(SENT_AT).open();
         channel = ((i64)group * LANES + thread_index() % LANES) * CHANNELS;
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
@@ -82,12 +81,6 @@ public:
     }
 
 private:
-    // The number of sums that block `part` of a cluster adds.
-    static CAUSEWAY_DEVICE u32 finished(u32 part) {
-        const int rest = BLOCK_SUMS - (int)part * SLICE;
-        return (u32)minimum(maximum(rest, 0), SLICE);
-    }
-
     CAUSEWAY_DEVICE Rows load_rows(u32 segment) const {
         Rows rows;
         rows.entry = (i32)quotient(segment, a.pieces_divisor);
@@ -205,25 +198,10 @@ private:
         };
         if constexpr (CLUSTER == 1) {
             sum_over_blocks<THREADS, 1>(
-                a, group, part, BLOCK_SUMS, MAILBOX,
+                a, group, part, BLOCK_SUMS, SENT_AT,
                 [&](int i, float (&sum)[1]) { sum[0] = block_sum(i); }, [&](int i, const float (&sum)[1]) { total(i, sum[0]); });
         } else {
-            const int thread = (int)thread_index();
-            // The last thread announces: in most blocks it has no sum to send.
-            await_mailboxes(MAILBOX, finished(part) * CLUSTER * 4, thread == THREADS - 1);
-#pragma unroll
-            for (int start = 0; start < BLOCK_SUMS; start += THREADS) {
-                const int i = start + thread, to = i / SLICE;
-                const u32 offset = RECEIVED_AT + ((int)part * SLICE + i - to * SLICE) * 4;
-                if (i < BLOCK_SUMS) send((u32)to, offset, as_bits(block_sum(i)), MAILBOX);
-            }
-            if (thread < (int)finished(part)) {
-                receive(MAILBOX);
-                float sum = 0.0f;
-#pragma unroll
-                for (int p = 0; p < CLUSTER; ++p) sum += read_shared(RECEIVED_AT + (p * SLICE + thread) * 4);
-                total((int)part * SLICE + thread, sum);
-            }
+            Cluster(SENT_AT).add(part, block_sum, total);
         }
     }
 

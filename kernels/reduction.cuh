@@ -124,4 +124,46 @@ CAUSEWAY_DEVICE void sum_over_blocks(const Arguments& a, u32 group, u32 part, in
     }
 }
 
+// The same where the blocks that share a group are a cluster. Each adds a part of the sums, from what all have sent it.
+//
+//   open()      before anything else, by all threads
+//   add(…)      by all threads, behind a block_barrier: block_sum(i) gives this block's sum i of `Count`, and total(i, sum) receives sums
+//
+// Shared memory: BYTES from `at` on, a multiple of 8, that nothing else uses meanwhile: blocks send as soon as they have something.
+template <int Cluster, int Threads, int Count> class ClusterSums {
+    static constexpr int SLICE = (Count + Cluster - 1) / Cluster, MAILBOX_BYTES = 16;
+
+public:
+    static constexpr u32 BYTES = MAILBOX_BYTES + Cluster * SLICE * 4;
+
+    CAUSEWAY_DEVICE explicit ClusterSums(u32 at) : at(at) {}
+
+    CAUSEWAY_DEVICE void open() const { open_mailbox(at); }
+
+    template <typename Sum, typename Total> CAUSEWAY_DEVICE void add(u32 part, Sum block_sum, Total total) const {
+        const int thread = (int)thread_index(), rest = Count - (int)part * SLICE, own = rest < 0 ? 0 : rest < SLICE ? rest : SLICE;
+        // The last thread announces: in most blocks it has no sum to send.
+        await_mailboxes(at, (u32)(own * Cluster * 4), thread == Threads - 1);
+#pragma unroll
+        for (int start = 0; start < Count; start += Threads) {
+            const int i = start + thread, to = i / SLICE;
+            const u32 place = at + MAILBOX_BYTES + ((int)part * SLICE + i - to * SLICE) * 4;
+            if (i < Count) send((u32)to, place, as_bits(block_sum(i)), at);
+        }
+#pragma unroll
+        for (int start = 0; start < SLICE; start += Threads) {
+            const int i = start + thread;
+            if (i >= own) return;
+            receive(at);
+            float sum = 0.0f;
+#pragma unroll
+            for (int p = 0; p < Cluster; ++p) sum += read_shared(at + MAILBOX_BYTES + (p * SLICE + i) * 4);
+            total((int)part * SLICE + i, sum);
+        }
+    }
+
+private:
+    u32 at;
+};
+
 }  // namespace causeway

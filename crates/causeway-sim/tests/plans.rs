@@ -10,10 +10,11 @@ use causeway_sim::Settings;
 use causeway_verify::suite::{Suite, identity, plans};
 
 /// One for each family of planners' tables, and the simulator's own.
-const DEVICES: [&str; 13] = [
+const DEVICES: [&str; 14] = [
     "sim:32",
     "sim:64",
     "sim:slow",
+    "sim:clusters",
     "sim:sm_75",
     "sim:sm_80",
     "sim:sm_89",

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use causeway::backend::gpu::plan::DeviceFacts;
+use causeway::backend::gpu::plan::{DeviceFacts, Plan};
 use causeway::{DType, Device};
 use causeway_sim::{Order, Settings, Simulator};
 use causeway_verify::suite::{Case, Suite, plans, run_case};
@@ -141,7 +141,6 @@ fn blocks_take_tiles_side_by_side() {
     let settings = Settings::parse("sim:slow").unwrap().unwrap();
     let mut cases = Suite::open("sim").unwrap().cases;
     cases.retain(|case| case.name.starts_with("tiles-last-"));
-    assert!(!cases.is_empty());
     take_tiles(&settings, &cases);
     // So many blocks share channels that teams of them add their sums first.
     let mut large = settings;
@@ -151,16 +150,28 @@ fn blocks_take_tiles_side_by_side() {
     take_tiles(&large, &Suite::parse("tiles", text).unwrap().cases);
 }
 
+#[test]
+fn blocks_of_a_cluster_add_their_sums() {
+    let mut cases = Suite::open("sim").unwrap().cases;
+    cases.retain(|case| case.name.starts_with("clusters-"));
+    for order in ["", ":descending", ":shuffled"] {
+        let settings = Settings::parse(&format!("sim:clusters{order}")).unwrap().unwrap();
+        take(&settings, &cases, "causal_conv1d_backward_channel_last", |plan| plan.cluster > 1);
+    }
+}
+
 fn take_tiles(settings: &Settings, cases: &[Case]) {
+    take(settings, cases, "causal_conv1d_backward_tiles_last", |_| true);
+}
+
+/// Every case is right, with such a launch of the kernel.
+fn take(settings: &Settings, cases: &[Case], entry: &str, is_such: impl Fn(&Plan) -> bool) {
+    assert!(!cases.is_empty());
     let device = Device::Simulated(Arc::new(Simulator::new(settings.clone()).unwrap()));
     for case in cases {
         let plans = plans(case, &settings.facts).unwrap();
-        let entries: Vec<_> = plans.iter().map(|(_, plan)| plan.entry()).collect();
-        assert!(
-            entries.contains(&"causal_conv1d_backward_tiles_last"),
-            "{} takes no tiles: {entries:?}",
-            case.name
-        );
+        let found = plans.iter().any(|(_, plan)| plan.entry() == entry && is_such(plan));
+        assert!(found, "{} has no such launch of {entry}: {plans:?}", case.name);
         let report = run_case(case, &device);
         assert!(report.passed, "{}: {:?}\n{:#?}", case.name, report.error, report.worst_output());
     }
@@ -179,7 +190,9 @@ fn names_of_devices_are_read() {
     );
     // Products take the matrix unit that is emulated: not wgmma.
     assert_eq!(settings("sim:sm_90a").facts.architecture, "sm_90");
-    for name in ["sim:32", "sim:slow", "sim:clusters", "sim:sm_90a", "sim:gfx90a:descending", "sim:64:shuffled:7"] {
+    for name in
+        ["sim:32", "sim:slow", "sim:clusters", "sim:sm_90a", "sim:gfx90a:descending", "sim:64:shuffled:7"]
+    {
         assert_eq!(settings(name).name(), name);
     }
     for wrong in
@@ -187,7 +200,8 @@ fn names_of_devices_are_read() {
     {
         let error = Settings::parse(wrong).unwrap_err().to_string();
         assert!(
-            error.contains(wrong) && error.contains("expected sim:32, sim:64, sim:slow, sim:clusters or an architecture"),
+            error.contains(wrong)
+                && error.contains("expected sim:32, sim:64, sim:slow, sim:clusters or an architecture"),
             "{error}"
         );
     }

@@ -6,8 +6,9 @@ use super::super::{
     Constants, PACKET, View, common_residue, head_lanes, kernel, takes_more_registers, weight_access,
 };
 use super::short_last;
-use super::tiles::{self, LastCall, LastTile};
+use super::tiles::{self, LastCall, LastSharing};
 use super::{BackwardArguments, Launch, Planner};
+use crate::backend::gpu::candidates;
 use crate::causal_conv1d::Sizes;
 
 kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", BackwardArguments);
@@ -81,65 +82,86 @@ impl Planner<'_> {
             None => tiles::lanes(across, tile.lanes, bytes),
         };
         let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;
-        let channel_groups = u32::try_from(across.div_ceil(u64::from(lanes))).ok()?;
-
         let plain = plain && !call.boundaries && !in_lines;
         let rows = tiles::last_rows(width, seqlen, plain);
-        let sums = u64::from(lanes * channels) * self.sums_per_channel();
-        let shared_bytes = |threads: u32| {
-            let segments = threads / lanes;
-            let sharers =
-                if self.facts.wave_size.is_multiple_of(lanes) { self.facts.wave_size / lanes } else { 1 };
-            let lines = (segments / sharers).max(1);
+        let sums = |lanes: u32| u64::from(lanes * channels) * self.sums_per_channel();
+        let shared_bytes = |sharing: &LastSharing| {
+            let LastSharing { tile, lanes, .. } = *sharing;
+            let segments = tile.threads / lanes;
             // A packet more for each line.
-            let packets = if in_lines { segments * (lanes + 1) } else { threads };
+            let packets = if in_lines { segments * (lanes + 1) } else { tile.threads };
             let row = packets * bytes * self.fetched();
             // The ring and, over it when it is done, sums and a flag; then what each segment leaves for the one above.
             let ring = if self.has_async_copy(bytes) { tile.stages * rows * row } else { 0 };
-            let shares = (width as u32 - 1) * channels * threads * 4;
-            let lines_bytes = lines * sums as u32 * 4 + 16;
+            let shares = (width as u32 - 1) * channels * tile.threads * 4;
+            let lines_bytes = sharing.lines(self.facts.wave_size) * sums(lanes) as u32 * 4 + 16;
             // dfinal_states of a sequence that ends in a segment.
             let holds_states = self.has_states(self.op.dfinal_states.is_some()) && self.is_packed();
-            let held = if holds_states { (width as u32 - 1) * threads * bytes } else { 0 };
-            ring.max(lines_bytes) + shares + held
+            let held = if holds_states { (width as u32 - 1) * tile.threads * bytes } else { 0 };
+            let own = ring.max(lines_bytes) + shares + held;
+            // What the blocks of a cluster send.
+            let sent = |cluster: u32| 16 + cluster * (sums(lanes) as u32).div_ceil(cluster) * 4;
+            if sharing.cluster() == 1 { own } else { own.next_multiple_of(8) + sent(sharing.cluster()) }
         };
         // Segments of about the length that lets the grid fill the device once.
-        let cut = |tile: LastTile, batch: u64, seqlen: u64| {
+        let cut = |sharing: LastSharing, batch: u64, seqlen: u64| {
+            let LastSharing { tile, lanes, at_once } = sharing;
+            let channel_groups = across.div_ceil(u64::from(lanes));
             let segments_per_block = u64::from(tile.threads / lanes);
             let resident = u64::from(self.facts.multiprocessors * tile.resident);
-            let segments = (resident / u64::from(channel_groups)).max(1) * segments_per_block;
-            let pieces = (segments / batch).clamp(1, seqlen);
+            let blocks = at_once.map_or((resident / channel_groups).max(1), u64::from);
+            let pieces = (blocks * segments_per_block / batch).clamp(1, seqlen);
             let piece = seqlen.div_ceil(pieces).next_multiple_of(u64::from(rows));
             let pieces = seqlen.div_ceil(piece);
             let parts = (batch * pieces).div_ceil(segments_per_block);
-            tiles::LastWalk {
-                blocks: parts * u64::from(channel_groups),
+            // Where there are more entries than segments, a cluster cannot have them all.
+            let parts = if at_once.is_none() { parts } else { (parts <= blocks).then_some(blocks)? };
+            Some(tiles::LastWalk {
+                blocks: parts * channel_groups,
                 resident,
                 parts,
                 pieces,
                 piece,
                 rows,
                 narrow: in_lines || bytes < 8,
-            }
+                at_once: at_once.map(|_| (lanes * bytes, sharing.lines(self.facts.wave_size))),
+            })
         };
         // The members of a larger launch have blocks of one size. Wide windows gained nothing, and with a norm nothing else was tried.
         let fixed = self.beside || self.op.norm.is_some() || width > 4;
-        let fits = |tile: &LastTile| shared_bytes(tile.threads) <= self.facts.shared_per_block;
-        let groupings = || tile.groupings().take(if fixed { 1 } else { usize::MAX }).filter(fits);
-        let least = |batch: u64, seqlen: u64, sequence: Option<u64>| {
-            let timed = |tile| {
-                let walk = cut(tile, batch, seqlen);
-                (walk.time(sequence), tile, walk)
-            };
-            groupings().map(timed).min_by_key(|(time, ..)| *time)
+        // Blocks for dinitial_states would have to wait for a multiprocessor. Narrower packets are untried.
+        let may_be_at_once = plain
+            && !fixed
+            && self.op.dinitial_states.is_none()
+            && bytes == 8
+            && tile.bytes == 8
+            && self.largest_cluster() > 1
+            && 3 * u64::from(element) * elements_each <= tiles::MOST_AT_ONCE;
+        let ways = || {
+            let groupings = tile.groupings().map(|tile| LastSharing { tile, lanes, at_once: None });
+            let at_once = || LastSharing::all_at_once(tile, across, self.facts.multiprocessors);
+            let at_once = may_be_at_once.then(at_once).into_iter().flatten();
+            let fits = |way: &LastSharing| shared_bytes(way) <= self.facts.shared_per_block;
+            groupings.take(if fixed { 1 } else { usize::MAX }).chain(at_once).filter(fits)
         };
-        let (time, tile, walk) = least(batch as u64, seqlen as u64, None)?;
+        let timed = |batch: u64, seqlen: u64, sequence: Option<u64>| {
+            ways().filter_map(move |sharing| {
+                let walk = cut(sharing, batch, seqlen)?;
+                Some((walk.time(sequence), sharing, walk))
+            })
+        };
+        let all = timed(batch as u64, seqlen as u64, None);
+        let (time, sharing, walk) = candidates::least(all.map(|way| (way.0, way)))?;
         // By more than the model is wrong by.
         let joins = batch > 1
-            && least(1, (batch * seqlen) as u64, Some(seqlen as u64))
-                .is_some_and(|(joined, ..)| joined < time / 20 * 19);
+            && timed(1, (batch * seqlen) as u64, Some(seqlen as u64))
+                .map(|(joined, ..)| joined)
+                .min()
+                .is_some_and(|joined| joined < time / 20 * 19);
 
-        let shared_bytes = shared_bytes(tile.threads);
+        let LastSharing { tile, lanes, .. } = sharing;
+        let (shared_bytes, sums) = (shared_bytes(&sharing), sums(lanes));
+        let channel_groups = u32::try_from(across.div_ceil(u64::from(lanes))).ok()?;
         let room = self.facts.shared_per_block.min(self.facts.shared_per_multiprocessor / tile.resident);
         if in_lines && shared_bytes + tiles::SHARED_RESERVED > room {
             return self.channel_last_with(false);
@@ -151,6 +173,7 @@ impl Planner<'_> {
             .int("access", bytes.min(legal * element))
             .int("rows", rows)
             .int("stages", tile.stages)
+            .int("cluster", sharing.cluster())
             .int(
                 "weight_bytes",
                 weight_access(&self.op.weight, channels, if in_lines { 1 } else { channels }),
@@ -165,7 +188,7 @@ impl Planner<'_> {
             tile: tile_constants,
             threads: tile.threads,
             resident: tile.resident,
-            cluster: 1,
+            cluster: sharing.cluster(),
             early: false,
             joins,
             keeps_together: false,

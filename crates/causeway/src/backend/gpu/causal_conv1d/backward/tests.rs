@@ -103,6 +103,9 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
         "causal_conv1d_backward_channel_last" => {
             let segments = u64::from(plan.block[0]) / number(plan, "lanes");
             assert!(u64::from(a.parts) * segments >= rows * pieces, "{plan}");
+            let cluster = number(plan, "cluster");
+            assert!(cluster == 1 || cluster == u64::from(a.parts), "{plan}");
+            assert_eq!((u64::from(plan.grid[0]) % cluster, u64::from(plan.cluster)), (0, cluster), "{plan}");
             number(plan, "lanes") * number(plan, "channels")
         }
         "causal_conv1d_backward_tiles_last" => {
@@ -411,10 +414,31 @@ fn blocks_are_large_where_many_would_share_sums() {
         assert_covers(&op, &plan, &DeviceFacts::h200());
         plan.block[0]
     };
-    assert_eq!([[16, 768, 512], [3, 576, 14_844], [1, 4096, 1024]].map(threads), [512, 512, 256]);
+    assert_eq!([[16, 768, 512], [3, 576, 14_844], [1, 4096, 3072]].map(threads), [512, 512, 256]);
     // Packets of one element, and of two; many groups of channels fill a device evenly as small blocks alone.
     assert_eq!([[23, 163, 448], [1, 1923, 1000], [1, 5051, 700]].map(threads), [768, 384, 128]);
     assert_eq!(threads([3, 1022, 1000]), 320);
+}
+
+/// Measured on an H200 (docs/kernels/history/backward.md, "All blocks at once").
+#[test]
+fn blocks_of_a_group_are_a_cluster_in_calls_of_middling_size() {
+    let of = |shape: [i64; 3], facts: &DeviceFacts| {
+        let op = call(DType::BF16, shape, last(shape), 4);
+        let plan = planned_for(&op, facts);
+        assert_covers(&op, &plan, facts);
+        (plan.cluster, arguments(&plan).parts, number(&plan, "lanes"))
+    };
+    let h200 = DeviceFacts::h200();
+    // Lanes so that 30 clusters have all channels; one block has them alone where there are many; larger calls go through the workspace.
+    assert_eq!(of([1, 4312, 1000], &h200), (4, 4, 36));
+    assert_eq!(of([1, 11_144, 582], &h200), (1, 1, 24));
+    assert_eq!(of([1, 4312, 8000], &h200).0, 1);
+    assert!(of([1, 4312, 8000], &h200).1 > 4);
+    // Devices without clusters; blocks that compute gradients of states beside them.
+    assert_eq!(of([1, 4312, 1000], &of_architecture("sm_80")).0, 1);
+    let op = with_states(call(DType::BF16, [1, 4312, 1000], last([1, 4312, 1000]), 4), 1);
+    assert_eq!(planned(&op).cluster, 1);
 }
 
 #[test]

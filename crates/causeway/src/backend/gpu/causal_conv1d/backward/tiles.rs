@@ -35,6 +35,45 @@ impl LastTile {
     }
 }
 
+/// How the channels and the rows of a channel-last call are shared out to blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LastSharing {
+    pub tile: LastTile,
+    /// Threads along dim.
+    pub lanes: u32,
+    /// The blocks that have a group of channels, where all blocks are at work at once: one alone, or a cluster. Else there are as many as fill
+    /// the device, and they add their sums through the workspace.
+    pub at_once: Option<u32>,
+}
+
+impl LastSharing {
+    /// Blocks of a cluster, 1 without.
+    pub fn cluster(&self) -> u32 {
+        self.at_once.unwrap_or(1)
+    }
+
+    /// Lines of sums that a block leaves in shared memory: lanes of a wave that share channels add theirs first.
+    pub fn lines(&self, wave: u32) -> u32 {
+        let sharers = if wave.is_multiple_of(self.lanes) { wave / self.lanes } else { 1 };
+        (self.tile.threads / self.lanes / sharers).max(1)
+    }
+
+    /// Ways to share `across` packets out to one block for each multiprocessor, which has the threads that several have elsewhere. Groups
+    /// begin with a sector of memory, where rows do.
+    pub fn all_at_once(tile: LastTile, across: u64, multiprocessors: u32) -> impl Iterator<Item = Self> {
+        let tile = LastTile { threads: tile.threads * tile.resident, resident: 1, ..tile };
+        [1, 2, 4].into_iter().filter_map(move |cluster| {
+            // All blocks of a cluster lie in one of about eight parts of the device, of which not every one is whole: 30 clusters of 4 blocks
+            // ran at once on 132 multiprocessors, and 32 did not.
+            let groups = if cluster == 1 { multiprocessors } else { multiprocessors / 16 * 15 / cluster };
+            let sector = u64::from(32 / tile.bytes);
+            let lanes = across.div_ceil(u64::from(groups)).next_multiple_of(sector);
+            let fits = lanes <= u64::from(tile.threads) && tile.threads <= 1024;
+            fits.then_some(LastSharing { tile, lanes: lanes as u32, at_once: Some(cluster) })
+        })
+    }
+}
+
 /// What a block of the channel-first kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct FirstTile {
@@ -187,6 +226,10 @@ pub(super) fn copies_lines(dim: u64, elements: u64) -> bool {
     dim >= 96 && elements >= 32 << 10
 }
 
+/// Bytes of x, dy and dx for each multiprocessor up to which all blocks may be at work at once. In larger calls, rows of a block that are
+/// narrow or wide cost more than sums do.
+pub(super) const MOST_AT_ONCE: u64 = 500 << 10;
+
 /// A walk of the channel-last kernel: a model of the time that it takes on an H200, with which walks of one call are compared.
 pub(super) struct LastWalk {
     pub blocks: u64,
@@ -201,12 +244,16 @@ pub(super) struct LastWalk {
     pub rows: u32,
     /// Packets are of fewer than 8 bytes, or of odd rows: a row takes what its latency is, however many blocks there are.
     pub narrow: bool,
+    /// Where all blocks are at work at once: the bytes of a row that one has, and the lines of sums that it adds.
+    pub at_once: Option<(u32, u32)>,
 }
 
 impl LastWalk {
     /// Nanoseconds of a row on a full device, and of one on a device that is nearly empty.
     const ROW: u64 = 413;
     const LEAST_ROW: u64 = 334;
+    /// The latter where a block has a multiprocessor for itself.
+    const LEAST_ALONE: u64 = 360;
     /// From a block's start to its first row, and from its last row to its end.
     const START: u64 = 3500;
 
@@ -216,23 +263,37 @@ impl LastWalk {
         let masked = sequence.map_or(0, |length| 6 * self.piece * u64::from(self.rows) / (5 * length));
         let steps = self.piece + masked;
         let round = |blocks: u64| {
-            let least = if self.narrow { Self::ROW } else { Self::LEAST_ROW };
-            let row = (Self::ROW * blocks / self.resident).max(least);
+            let shared = Self::ROW * blocks / self.resident;
+            let row = match self.at_once {
+                _ if self.narrow => shared.max(Self::ROW),
+                None => shared.max(Self::LEAST_ROW),
+                // Blocks that have little of a row each take longer for it.
+                Some((bytes, _)) => {
+                    let square = u64::from(bytes).pow(2);
+                    shared.max(Self::LEAST_ALONE) * (square + 640) / square
+                }
+            };
             Self::START.saturating_add(steps.saturating_mul(row))
         };
         let (full, rest) = (self.blocks / self.resident, self.blocks % self.resident);
         let last = if rest > 0 { round(rest) } else { 0 };
-        round(self.resident).saturating_mul(full).saturating_add(last).saturating_add(sum_time(self.parts))
+        round(self.resident).saturating_mul(full).saturating_add(last).saturating_add(self.sum_time())
     }
-}
 
-/// Nanoseconds that adding the sums of `parts` blocks takes: one block reads those of sixteen at a time.
-fn sum_time(parts: u64) -> u64 {
-    const SIXTEEN: u64 = 390;
-    match u64::from(team(parts as u32)) {
-        _ if parts == 1 => 0,
-        0 => parts.div_ceil(16) * SIXTEEN,
-        team => (team.div_ceil(16) + parts.div_ceil(team).div_ceil(16)) * SIXTEEN + 1000,
+    /// Nanoseconds that the sums take. Through the workspace there is a fence and a counter, and one block reads the sums of sixteen at a time;
+    /// a cluster takes less than can be told.
+    fn sum_time(&self) -> u64 {
+        const FENCE: u64 = 1400;
+        const SIXTEEN: u64 = 390;
+        const LINE: u64 = 60;
+        match (self.at_once, u64::from(team(self.parts as u32))) {
+            (Some((_, lines)), _) => u64::from(lines) * LINE,
+            _ if self.parts == 1 => 0,
+            (None, 0) => self.parts.div_ceil(16) * SIXTEEN + FENCE,
+            (None, team) => {
+                (team.div_ceil(16) + self.parts.div_ceil(team).div_ceil(16)) * SIXTEEN + FENCE + 1000
+            }
+        }
     }
 }
 
