@@ -52,6 +52,7 @@ type Launch = unsafe extern "C" fn(
     c_uint,
     c_uint,
     c_uint,
+    c_uint,
     *mut c_char,
     usize,
 ) -> c_int;
@@ -134,13 +135,14 @@ impl CodeObject {
         argument: Raw,
     ) -> Result<(), ()> {
         let mut message = [0; 1024];
-        let (order, seed, workers) = (0, 0, 2);
+        let (cluster, order, seed, workers) = (1, 0, 0, 2);
         let status = unsafe {
             (self.launch)(
                 self.call as Raw,
                 argument,
                 grid.as_ptr(),
                 threads,
+                cluster,
                 shared,
                 order,
                 seed,
