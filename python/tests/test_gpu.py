@@ -172,7 +172,7 @@ def test_other_devices_than_the_current_one():
 
 
 def test_float64_is_refused_in_words():
-    with pytest.raises((TypeError, NotImplementedError), match="f64"):
+    with pytest.raises((TypeError, NotImplementedError), match="float64"):
         causeway.causal_conv1d_fn(draw(2, 4, 8).double(), draw(4, 4).double())
 
 
