@@ -99,7 +99,7 @@ def causal_conv1d_qkv(
     Notes
     -----
     Differentiable in x, weight, bias and initial_states. The gradient of one x is one tensor, which the parts write to. On a GPU, q, k
-    and v of a channel-last x are one launch, and all their gradients one more.
+    and v of a channel-last x are one launch where their blocks have one size, and so are all their gradients.
 
     Examples
     --------
