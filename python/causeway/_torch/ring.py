@@ -3,13 +3,16 @@
 Between GPUs of one machine, messages go through memory that both see; elsewhere, through the process group.
 """
 
+import weakref
+
 import torch
 import torch.distributed as dist
 
 from causeway._torch import peer_memory
 
-# What has been sent and may not have left yet, with its memory.
-_pending = []
+# By group: what has been sent and may not have left yet, with its memory. Nothing of it outlives the group: gloo's threads run on
+# as long as a message is kept.
+_pending = weakref.WeakKeyDictionary()
 
 
 class Ring:
@@ -40,10 +43,12 @@ class Ring:
         if self.rooms is not None:
             self.rooms.send(rank, *tensors)
             return
-        _pending[:] = [(work, kept) for work, kept in _pending if not work.is_completed()]
+        pending = [(work, kept) for work, kept in _pending.get(self.group, ()) if not work.is_completed()]
+        _pending[self.group] = pending
         for tensor in tensors:
-            tensor = tensor.contiguous()
-            _pending.append((self.group.send([tensor], rank, 0), tensor))
+            # What is sent may become a result, whose graph would be kept, and with it the group.
+            tensor = tensor.detach().contiguous()
+            pending.append((self.group.send([tensor], rank, 0), tensor))
 
     def receive(self, rank, *tensors):
         """Starts to receive a message of tensors of these sizes and dtypes. A function waits for it, in the order of the current stream,
