@@ -97,10 +97,10 @@ unsigned votes(bool predicate, Site site);
 void start_copy(unsigned shared_offset, const void* from, unsigned count, unsigned bytes);  // zeros after count
 void close_copies();
 void await_copies(unsigned pending);
-void open_mailbox();
-void await_mailboxes(unsigned bytes, bool announces, Site site);
-void send(unsigned block, unsigned shared_offset, unsigned value);
-void receive(Site site);
+void open_mailbox(unsigned mailbox, Site site);
+void await_mailboxes(unsigned mailbox, unsigned bytes, bool announces, Site site);
+void send(unsigned block, unsigned shared_offset, unsigned value, unsigned mailbox, Site site);
+void receive(unsigned mailbox, Site site);
 }  // namespace causeway_simulator
 #define CAUSEWAY_SITE causeway_simulator::Site site = {__builtin_FILE(), __builtin_LINE()}
 #define CAUSEWAY_AND_SITE , CAUSEWAY_SITE

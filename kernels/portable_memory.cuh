@@ -293,7 +293,7 @@ template <int Pending> CAUSEWAY_DEVICE void async_wait() {
 
 // ---- blocks that run together --------------------------------------------------------------------------------------
 
-// Clusters, NVIDIA from sm_90 on: their blocks start at the same time.
+// Clusters, NVIDIA from sm_90 on, and the simulator: their blocks start at the same time.
 #if (defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900) || defined(CAUSEWAY_HOST)
 constexpr bool HAS_CLUSTERS = true;
 #else
@@ -310,7 +310,7 @@ constexpr bool HAS_CLUSTERS = false;
 //   receive(mailbox)                returns when all bytes have arrived and can be read
 //
 // There is no fence and no further barrier, so nothing waits for a block's stores to global memory. Only where HAS_CLUSTERS.
-CAUSEWAY_DEVICE void open_mailbox(u32 mailbox) {
+CAUSEWAY_DEVICE void open_mailbox(u32 mailbox CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
     if (thread_index() == 0) {
         const u32 at = (u32)__cvta_generic_to_shared(causeway_shared_memory) + mailbox;
@@ -319,7 +319,7 @@ CAUSEWAY_DEVICE void open_mailbox(u32 mailbox) {
     }
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #elif defined(CAUSEWAY_HOST)
-    causeway_simulator::open_mailbox();
+    causeway_simulator::open_mailbox(mailbox, site);
 #endif
 }
 
@@ -332,11 +332,11 @@ CAUSEWAY_DEVICE void await_mailboxes(u32 mailbox, u32 bytes, bool announces CAUS
     }
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #elif defined(CAUSEWAY_HOST)
-    causeway_simulator::await_mailboxes(bytes, announces, site);
+    causeway_simulator::await_mailboxes(mailbox, bytes, announces, site);
 #endif
 }
 
-CAUSEWAY_DEVICE void send(u32 block, u32 offset, u32 value, u32 mailbox) {
+CAUSEWAY_DEVICE void send(u32 block, u32 offset, u32 value, u32 mailbox CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
     const u32 base = (u32)__cvta_generic_to_shared(causeway_shared_memory);
     asm volatile("{ .reg .b32 to, box; mapa.shared::cluster.u32 to, %0, %2; mapa.shared::cluster.u32 box, %1, %2; "
@@ -344,7 +344,7 @@ CAUSEWAY_DEVICE void send(u32 block, u32 offset, u32 value, u32 mailbox) {
                  "r"(base + mailbox), "r"(block), "r"(value)
                  : "memory");
 #elif defined(CAUSEWAY_HOST)
-    causeway_simulator::send(block, offset, value);
+    causeway_simulator::send(block, offset, value, mailbox, site);
 #endif
 }
 
@@ -355,7 +355,7 @@ CAUSEWAY_DEVICE void receive(u32 mailbox CAUSEWAY_AND_SITE) {
                  "@!done bra again; }" ::"r"(at)
                  : "memory");
 #elif defined(CAUSEWAY_HOST)
-    causeway_simulator::receive(site);
+    causeway_simulator::receive(mailbox, site);
 #endif
 }
 

@@ -124,17 +124,19 @@ CAUSEWAY_DEVICE void sum_over_blocks(const Arguments& a, u32 group, u32 part, in
     }
 }
 
-// The same where the blocks that share a group are a cluster. Each adds a part of the sums, from what all have sent it.
+// As sum_over_blocks, for blocks that form a cluster: they exchange sums through shared memory, without a workspace. Each block finishes one
+// slice of the sums. Every block sends it its addends, itself too.
 //
 //   open()      before anything else, by all threads
 //   add(…)      by all threads, behind a block_barrier: block_sum(i) gives this block's sum i of `Count`, and total(i, sum) receives sums
 //
-// Shared memory: BYTES from `at` on, a multiple of 8, that nothing else uses meanwhile: blocks send as soon as they have something.
-template <int Cluster, int Threads, int Count> class ClusterSums {
-    static constexpr int SLICE = (Count + Cluster - 1) / Cluster, MAILBOX_BYTES = 16;
+// Shared memory: BYTES from `at` on, a multiple of 8, that nothing else uses from open() to the kernel's end: blocks send as soon as they have
+// something.
+template <int Blocks, int Threads, int Count> class ClusterSums {
+    static constexpr int SLICE = (Count + Blocks - 1) / Blocks, MAILBOX_BYTES = 16;
 
 public:
-    static constexpr u32 BYTES = MAILBOX_BYTES + Cluster * SLICE * 4;
+    static constexpr u32 BYTES = MAILBOX_BYTES + Blocks * SLICE * 4;
 
     CAUSEWAY_DEVICE explicit ClusterSums(u32 at) : at(at) {}
 
@@ -142,8 +144,8 @@ public:
 
     template <typename Sum, typename Total> CAUSEWAY_DEVICE void add(u32 part, Sum block_sum, Total total) const {
         const int thread = (int)thread_index(), rest = Count - (int)part * SLICE, own = rest < 0 ? 0 : rest < SLICE ? rest : SLICE;
-        // The last thread announces: in most blocks it has no sum to send.
-        await_mailboxes(at, (u32)(own * Cluster * 4), thread == Threads - 1);
+        // The last thread announces: in small blocks it has no sum to send.
+        await_mailboxes(at, (u32)(own * Blocks * 4), thread == Threads - 1);
 #pragma unroll
         for (int start = 0; start < Count; start += Threads) {
             const int i = start + thread, to = i / SLICE;
@@ -157,7 +159,7 @@ public:
             receive(at);
             float sum = 0.0f;
 #pragma unroll
-            for (int p = 0; p < Cluster; ++p) sum += read_shared(at + MAILBOX_BYTES + (p * SLICE + i) * 4);
+            for (int p = 0; p < Blocks; ++p) sum += read_shared(at + MAILBOX_BYTES + (p * SLICE + i) * 4);
             total((int)part * SLICE + i, sum);
         }
     }

@@ -1,5 +1,6 @@
 // A block of threads: who waits where, and what its waves exchange.
 #pragma once
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -55,8 +56,12 @@ struct Fiber {
     bool is_ready() const { return !done && !(barrier && barrier->generation == generation); }
 };
 
-// What the blocks of a cluster have sent to one of them. A thread waits for all of it at `barrier`.
+// What the blocks of a cluster have sent to one of them. A thread waits for all of it at `barrier`. In shared memory it has 8 bytes, which
+// a GPU counts in and which nobody else may write.
 struct Mailbox {
+    static constexpr unsigned CLOSED = ~0u;
+    static constexpr uint64_t MARK = 0x6d61696c626f7821ull;
+    unsigned at = CLOSED;
     bool announced = false;
     unsigned expected = 0, received = 0;
     Barrier barrier;
@@ -139,11 +144,11 @@ public:
 // Blocks that run together: one, unless the kernel has clusters.
 struct Cluster {
     std::vector<std::unique_ptr<Block>> blocks;
-    unsigned turn = 0;       // the block that goes on
-    unsigned opened = 0;     // threads that have opened their mailboxes
+    unsigned turn = 0;    // the number of the block that goes on next
+    unsigned opened = 0;  // threads that have opened their mailboxes
     Barrier all_opened;
 
-    const Block* first_alive() const {
+    Block* first_alive() const {
         for (const auto& block : blocks) {
             if (block->alive) return block.get();
         }

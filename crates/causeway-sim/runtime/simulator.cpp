@@ -7,7 +7,8 @@
 // what blocks say to each other before they should is seen. Those of a cluster are always under way together.
 //
 // What makes a launch fail, with the source line of the kernel: threads that meet at different barriers (divergence),
-// a wave exchange that a lane never reaches, a lane that reads one that does not exist, and a deadlock.
+// a wave exchange that a lane never reaches, a lane that reads one that does not exist, what is sent in a cluster too early, too late or
+// to a mailbox that is not there, and a deadlock.
 //
 // The kernel calls the functions of namespace causeway_simulator at the end (portable.cuh declares them); the host
 // calls causeway_simulator_launch.
@@ -149,11 +150,19 @@ public:
         if (launch.order == SHUFFLED && random() % 2 != 0) leave();
     }
 
-    void open_mailbox() {
+    void open_mailbox(unsigned at, Site site) {
+        Mailbox& mailbox = block->mailbox;
+        if (mailbox.at == Mailbox::CLOSED) {
+            if (at % 8 != 0 || at + 8 > launch.shared_bytes) fail("mailbox at byte %u at %s:%d", at, site.file, site.line);
+            mailbox.at = at;
+            memcpy(block->shared + at, &Mailbox::MARK, 8);
+        }
+        expect_mailbox(*block, at, site);
         if (++cluster->opened == launch.threads * cluster->blocks.size()) cluster->all_opened.open();
     }
 
-    void await_mailboxes(unsigned bytes, bool announces, Site site) {
+    void await_mailboxes(unsigned at, unsigned bytes, bool announces, Site site) {
+        expect_mailbox(*block, at, site);
         if (announces) {
             block->mailbox.announced = true;
             block->mailbox.expected = bytes;
@@ -162,17 +171,22 @@ public:
         if (cluster->all_opened.generation == 0) wait_for(cluster->all_opened, site);
     }
 
-    void send(unsigned to, unsigned offset, unsigned value) {
-        if (cluster->all_opened.generation == 0) fail("sends before all mailboxes of the cluster are open");
-        if (to >= cluster->blocks.size()) fail("sends to block %u of a cluster of %zu", to, cluster->blocks.size());
+    void send(unsigned to, unsigned offset, unsigned value, unsigned at, Site site) {
+        const char* const wrong = cluster->all_opened.generation == 0    ? "before all mailboxes of the cluster are open"
+                                  : to >= cluster->blocks.size()         ? "to a block that the cluster does not have"
+                                  : cluster->blocks[to]->alive == 0      ? "to a block that has ended"
+                                  : offset + sizeof value > launch.shared_bytes ? "to a place behind shared memory"
+                                                                                : nullptr;
+        if (wrong) fail("sends at %s:%d %s", site.file, site.line, wrong);
         Block& other = *cluster->blocks[to];
-        if (other.alive == 0) fail("sends to a block that has ended");
+        expect_mailbox(other, at, site);
         memcpy(other.shared + offset, &value, sizeof value);
         other.mailbox.received += sizeof value;
         if (other.mailbox.complete()) other.mailbox.barrier.open();
     }
 
-    void receive(Site site) {
+    void receive(unsigned at, Site site) {
+        expect_mailbox(*block, at, site);
         if (!block->mailbox.complete()) wait_for(block->mailbox.barrier, site);
     }
 
@@ -183,6 +197,12 @@ public:
 
 private:
     static void enter();
+
+    // A GPU counts at the place that it is told, whatever is there.
+    void expect_mailbox(const Block& of, unsigned at, Site site) {
+        if (of.mailbox.at != at) fail("no mailbox at byte %u at %s:%d", at, site.file, site.line);
+        if (memcmp(of.shared + at, &Mailbox::MARK, 8) != 0) fail("mailbox written over before %s:%d", site.file, site.line);
+    }
 
     // Until somebody opens the barrier.
     void wait_for(Barrier& barrier, Site site) {
@@ -287,7 +307,8 @@ bool Worker::begin_next(Cluster& into) {
     if (launch.order == DESCENDING) number = launch.clusters - 1 - turn;
     // An odd step that is prime to any grid below 2^31 visits every cluster once.
     if (launch.order == SHUFFLED) number = (turn * 2147483647ull + launch.seed) % launch.clusters;
-    into.turn = into.opened = 0;
+    into.turn = launch.order == DESCENDING ? launch.cluster - 1 : 0;
+    into.opened = 0;
     into.all_opened = Barrier();
     for (unsigned i = 0; i < into.blocks.size(); ++i) {
         const uint64_t at_block = number * launch.cluster + i;
@@ -301,7 +322,7 @@ bool Worker::begin_next(Cluster& into) {
     return true;
 }
 
-// Gives threads of a block that can go on so many turns, and counts them down. It returns earlier if none can.
+// Resumes threads of a block that can go on, at most `steps` times, which it counts down.
 void Worker::advance(Block& now, uint64_t& steps) {
     block = &now;
     unsigned passed = 0;
@@ -322,17 +343,19 @@ void Worker::advance(Block& now, uint64_t& steps) {
 // The same for the blocks of a cluster; false once all have ended, or one has failed.
 bool Worker::advance(Cluster& now, uint64_t steps) {
     cluster = &now;
-    if (launch.order == SHUFFLED) now.turn = static_cast<unsigned>(random() % now.blocks.size());
-    unsigned idle = 0;  // blocks one behind the other of which no thread could go on
-    while (steps > 0 && idle < now.blocks.size()) {
+    if (launch.order == SHUFFLED) now.turn = static_cast<unsigned>(random() % launch.cluster);
+    const unsigned size = launch.cluster, next = launch.order == DESCENDING ? size - 1 : 1;
+    unsigned idle = 0;  // blocks in a row of which no thread could go on
+    while (steps > 0 && idle < size) {
         const uint64_t before = steps;
         advance(*now.blocks[now.turn], steps);
         if (failed()) return false;
         idle = steps == before ? idle + 1 : 0;
-        now.turn = (now.turn + 1) % static_cast<unsigned>(now.blocks.size());
+        now.turn = (now.turn + next) % size;
     }
-    const Block* const alive = now.first_alive();
+    Block* const alive = now.first_alive();
     if (alive && steps > 0) {
+        block = alive;
         char text[512];
         snprintf(text, sizeof text, "waits for ever: threads wait %s", alive->waiting_places().c_str());
         record(text);
@@ -387,10 +410,14 @@ void start_copy(unsigned offset, const void* from, unsigned count, unsigned byte
 }
 void close_copies() { ++worker->block->fibers[worker->current].closed_groups; }
 void await_copies(unsigned pending) { worker->await_copies(pending); }
-void open_mailbox() { worker->open_mailbox(); }
-void await_mailboxes(unsigned bytes, bool announces, Site site) { worker->await_mailboxes(bytes, announces, site); }
-void send(unsigned block, unsigned offset, unsigned value) { worker->send(block, offset, value); }
-void receive(Site site) { worker->receive(site); }
+void open_mailbox(unsigned mailbox, Site site) { worker->open_mailbox(mailbox, site); }
+void await_mailboxes(unsigned mailbox, unsigned bytes, bool announces, Site site) {
+    worker->await_mailboxes(mailbox, bytes, announces, site);
+}
+void send(unsigned block, unsigned offset, unsigned value, unsigned mailbox, Site site) {
+    worker->send(block, offset, value, mailbox, site);
+}
+void receive(unsigned mailbox, Site site) { worker->receive(mailbox, site); }
 
 }  // namespace causeway_simulator
 

@@ -39,6 +39,50 @@ fn fault(body: &str, threads: u32) -> String {
     }
 }
 
+/// What the blocks of a cluster do wrong, and what is said about it.
+#[test]
+fn messages_in_a_cluster_are_reported_by_source_line() {
+    let table = [
+        ("send(0u, 512, 1u, 0);", "sends at instantiation:4 before all mailboxes of the cluster are open"),
+        (
+            "open_mailbox(0);\nawait_mailboxes(0, 0, thread_index() == 0);\nsend(2u, 512, 1u, 0);",
+            "sends at instantiation:6 to a block that the cluster does not have",
+        ),
+        (
+            "open_mailbox(0);\nif (block_index<0>() == 0)\nreturn;\nawait_mailboxes(0, 0, true);\nsend(0u, 512, 1u, 0);",
+            "sends at instantiation:8 to a block that has ended",
+        ),
+        (
+            "open_mailbox(0);\nawait_mailboxes(0, 0, thread_index() == 0);\nsend(0u, 4096, 1u, 0);",
+            "sends at instantiation:6 to a place behind shared memory",
+        ),
+        ("open_mailbox(4);", "mailbox at byte 4 at instantiation:4"),
+        ("open_mailbox(0);\nawait_mailboxes(8, 0, true);", "no mailbox at byte 8 at instantiation:5"),
+        (
+            "open_mailbox(0);\nwrite_shared(4, 1.0f);\nawait_mailboxes(0, 0, true);",
+            "mailbox written over before instantiation:6",
+        ),
+        (
+            "open_mailbox(0);\nawait_mailboxes(0, 8, thread_index() == 0);\nreceive(0);",
+            "waits for ever: threads wait 32 at instantiation:6",
+        ),
+    ];
+    for order in ["", ":shuffled:3"] {
+        for (body, expected) in table {
+            let mut output = vec![0; 1024];
+            let plan = Plan { cluster: 2, ..plan(body, 32, 2, &mut output) };
+            let simulator = Simulator::open(&format!("sim:clusters{order}")).unwrap().with_workers(1);
+            // SAFETY: none of these kernels touches memory but shared memory.
+            match unsafe { simulator.execute(&plan) } {
+                Err(Error::SimulatedFault { message, .. }) => {
+                    assert!(message.contains(expected), "{message}\n{body}")
+                }
+                other => panic!("{other:?} of {body}"),
+            }
+        }
+    }
+}
+
 /// What each body does wrong, and what is said about it. A body begins at line 4 of the instantiation.
 #[test]
 fn divergence_is_reported_by_source_line() {
