@@ -77,9 +77,9 @@ template <class Problem, class Tile> class ChannelLastBackward {
     static constexpr u32 SHARES_AT = Ring::SHARED_BYTES > FLAG_AT + 16 ? Ring::SHARED_BYTES : FLAG_AT + 16;
 
     static constexpr u32 DFINAL_AT = SHARES_AT + (u32)HALO * CHANNELS * THREADS * 4;
-    // Then what the blocks of a cluster send, where those of a group are one.
+    // Then, where the blocks of a group are a cluster, what they send.
     static constexpr int CLUSTER = Tile::cluster;
-    using Cluster = ClusterSums<CLUSTER, THREADS, BLOCK_SUMS>;
+    using SentSums = ClusterSums<CLUSTER, THREADS, BLOCK_SUMS>;
     static constexpr u32 SENT_AT = (DFINAL_AT + (HOLDS_STATES ? HALO * THREADS * BYTES : 0) + 7) / 8 * 8;
 
 public:
@@ -89,7 +89,7 @@ public:
         // Blocks of a cluster have numbers one behind the other.
         const u32 part = CLUSTER > 1 ? block % CLUSTER : quotient(block, a.groups_divisor);
         const u32 group = CLUSTER > 1 ? block / CLUSTER : block - part * a.channel_groups;
-        if constexpr (CLUSTER > 1) Cluster(SENT_AT).open();
+        if constexpr (CLUSTER > 1) SentSums(SENT_AT).open();
         const u32 thread = thread_index(), line = thread / LANES;
         const u32 segment = part * SEGMENTS + line;
         channel = ((i64)group * LANES + thread % LANES) * CHANNELS;
@@ -648,7 +648,7 @@ private:
         block_barrier();
         const i64 first_channel = (i64)group * BLOCK_CHANNELS;
         if constexpr (CLUSTER > 1) {
-            Cluster(SENT_AT).add(
+            SentSums(SENT_AT).add(
                 part,
                 [](int i) {
                     float sum = 0.0f;

@@ -42,9 +42,9 @@ template <class Problem, class Tile> class ShortLastBackward {
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
     static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * (Problem::dbias ? WIDTH + 1 : WIDTH);
     static constexpr int CLUSTER = Tile::cluster;
-    using Cluster = ClusterSums<CLUSTER, THREADS, BLOCK_SUMS>;
+    using SentSums = ClusterSums<CLUSTER, THREADS, BLOCK_SUMS>;
     // Shared memory: what the blocks of the cluster send, or a flag; the sums of each wave.
-    static constexpr u32 SENT_AT = 0, WAVES_AT = CLUSTER > 1 ? Cluster::BYTES : 16;
+    static constexpr u32 SENT_AT = 0, WAVES_AT = CLUSTER > 1 ? SentSums::BYTES : 16;
 
     struct Rows {
         i32 entry, first;
@@ -57,7 +57,7 @@ public:
     CAUSEWAY_DEVICE void run(u32 block) {
         const u32 group = CLUSTER > 1 ? block / CLUSTER : quotient(block, a.parts_divisor);
         const u32 part = block - group * (CLUSTER > 1 ? CLUSTER : a.parts);
-        if constexpr (CLUSTER > 1) Cluster(SENT_AT).open();
+        if constexpr (CLUSTER > 1) SentSums(SENT_AT).open();
         channel = ((i64)group * LANES + thread_index() % LANES) * CHANNELS;
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
@@ -201,7 +201,7 @@ private:
                 a, group, part, BLOCK_SUMS, SENT_AT,
                 [&](int i, float (&sum)[1]) { sum[0] = block_sum(i); }, [&](int i, const float (&sum)[1]) { total(i, sum[0]); });
         } else {
-            Cluster(SENT_AT).add(part, block_sum, total);
+            SentSums(SENT_AT).add(part, block_sum, total);
         }
     }
 

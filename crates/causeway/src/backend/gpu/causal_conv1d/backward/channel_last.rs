@@ -6,7 +6,7 @@ use super::super::{
     Constants, PACKET, View, common_residue, head_lanes, kernel, takes_more_registers, weight_access,
 };
 use super::short_last;
-use super::tiles::{self, LastCall, LastSharing};
+use super::tiles::{self, Alone, LastCall, LastSharing};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::candidates;
 use crate::causal_conv1d::Sizes;
@@ -16,6 +16,9 @@ kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", Backward
 /// The lanes that have a line of rows that begin at any element, and the most bytes that each copies at once.
 const LINE_LANES: u32 = 32;
 const LINE_PACKET: u32 = 8;
+
+/// Ways to share a call out that are compared: one tile, and three groupings of it; three where all blocks run at once.
+const MOST_WAYS: usize = 7;
 
 impl Planner<'_> {
     pub(super) fn channel_last(&self) -> Option<Launch> {
@@ -100,22 +103,24 @@ impl Planner<'_> {
             let held = if holds_states { (width as u32 - 1) * tile.threads * bytes } else { 0 };
             let own = ring.max(lines_bytes) + shares + held;
             // What the blocks of a cluster send.
-            let sent = |cluster: u32| 16 + cluster * (sums(lanes) as u32).div_ceil(cluster) * 4;
-            if sharing.cluster() == 1 { own } else { own.next_multiple_of(8) + sent(sharing.cluster()) }
+            match sharing.cluster() {
+                1 => own,
+                cluster => own.next_multiple_of(8) + tiles::sent_bytes(cluster, sums(lanes)),
+            }
         };
         // Segments of about the length that lets the grid fill the device once.
         let cut = |sharing: LastSharing, batch: u64, seqlen: u64| {
-            let LastSharing { tile, lanes, at_once } = sharing;
+            let LastSharing { tile, lanes, group_blocks } = sharing;
             let channel_groups = across.div_ceil(u64::from(lanes));
             let segments_per_block = u64::from(tile.threads / lanes);
             let resident = u64::from(self.facts.multiprocessors * tile.resident);
-            let blocks = at_once.map_or((resident / channel_groups).max(1), u64::from);
+            let blocks = group_blocks.map_or((resident / channel_groups).max(1), u64::from);
             let pieces = (blocks * segments_per_block / batch).clamp(1, seqlen);
             let piece = seqlen.div_ceil(pieces).next_multiple_of(u64::from(rows));
             let pieces = seqlen.div_ceil(piece);
             let parts = (batch * pieces).div_ceil(segments_per_block);
-            // Where there are more entries than segments, a cluster cannot have them all.
-            let parts = if at_once.is_none() { parts } else { (parts <= blocks).then_some(blocks)? };
+            // None if the entries have more segments than the blocks of a group.
+            let parts = if group_blocks.is_none() { parts } else { (parts <= blocks).then_some(blocks)? };
             Some(tiles::LastWalk {
                 blocks: parts * channel_groups,
                 resident,
@@ -124,12 +129,13 @@ impl Planner<'_> {
                 piece,
                 rows,
                 narrow: in_lines || bytes < 8,
-                at_once: at_once.map(|_| (lanes * bytes, sharing.lines(self.facts.wave_size))),
+                alone: group_blocks
+                    .map(|_| Alone { bytes: lanes * bytes, lines: sharing.lines(self.facts.wave_size) }),
             })
         };
         // The members of a larger launch have blocks of one size. Wide windows gained nothing, and with a norm nothing else was tried.
         let fixed = self.beside || self.op.norm.is_some() || width > 4;
-        // Blocks for dinitial_states would have to wait for a multiprocessor. Narrower packets are untried.
+        // Blocks for dinitial_states would be a second round. Narrower packets are untried.
         let may_be_at_once = plain
             && !fixed
             && self.op.dinitial_states.is_none()
@@ -138,7 +144,7 @@ impl Planner<'_> {
             && self.largest_cluster() > 1
             && 3 * u64::from(element) * elements_each <= tiles::MOST_AT_ONCE;
         let ways = || {
-            let groupings = tile.groupings().map(|tile| LastSharing { tile, lanes, at_once: None });
+            let groupings = tile.groupings().map(|tile| LastSharing { tile, lanes, group_blocks: None });
             let at_once = || LastSharing::all_at_once(tile, across, self.facts.multiprocessors);
             let at_once = may_be_at_once.then(at_once).into_iter().flatten();
             let fits = |way: &LastSharing| shared_bytes(way) <= self.facts.shared_per_block;
@@ -150,14 +156,14 @@ impl Planner<'_> {
                 Some((walk.time(sequence), sharing, walk))
             })
         };
-        let all = timed(batch as u64, seqlen as u64, None);
-        let (time, sharing, walk) = candidates::least(all.map(|way| (way.0, way)))?;
+        let all: ArrayVec<_, MOST_WAYS> = timed(batch as u64, seqlen as u64, None).collect();
+        let best = all.iter().map(|(time, ..)| *time).min()?;
+        let (sharing, walk) =
+            candidates::least(all.into_iter().map(|(time, sharing, walk)| (time, (sharing, walk))))?;
         // By more than the model is wrong by.
         let joins = batch > 1
             && timed(1, (batch * seqlen) as u64, Some(seqlen as u64))
-                .map(|(joined, ..)| joined)
-                .min()
-                .is_some_and(|joined| joined < time / 20 * 19);
+                .any(|(joined, ..)| joined < best / 20 * 19);
 
         let LastSharing { tile, lanes, .. } = sharing;
         let (shared_bytes, sums) = (shared_bytes(&sharing), sums(lanes));

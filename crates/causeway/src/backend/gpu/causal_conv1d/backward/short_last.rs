@@ -1,7 +1,7 @@
 //! The backward planner of small calls where neighbouring channels are neighbours in memory: short segments of rows.
 
 use super::super::{Constants, kernel, weight_access};
-use super::{BackwardArguments, Launch, Planner};
+use super::{BackwardArguments, Launch, Planner, tiles};
 use crate::causal_conv1d::Sizes;
 
 kernel!(SHORT_LAST, "backward_short_last", "backward_short_last", BackwardArguments);
@@ -20,9 +20,9 @@ impl Planner<'_> {
         let parts = if clusters { cluster } else { segments.div_ceil(u64::from(threads / lanes)) };
 
         let sums = u64::from(lanes * channels) * self.sums_per_channel();
-        let sent = if cluster > 1 { cluster * sums.div_ceil(cluster) } else { 0 };
-        // A mailbox or a flag; sums that other blocks have sent; sums of each wave.
-        let words = 4 + sent + u64::from(threads / self.facts.wave_size) * sums;
+        // A flag, or what the blocks of a cluster send; sums of each wave.
+        let sent = if cluster > 1 { tiles::sent_bytes(cluster as u32, sums) } else { 16 };
+        let shared_bytes = sent + threads / self.facts.wave_size * sums as u32 * 4;
         Some(Launch {
             kernel: &SHORT_LAST,
             tile: Constants::new("Tile")
@@ -38,7 +38,7 @@ impl Planner<'_> {
             early: false,
             joins: false,
             keeps_together: false,
-            shared_bytes: words as u32 * 4,
+            shared_bytes,
             sums,
             channel_groups,
             parts: u32::try_from(parts).ok()?,

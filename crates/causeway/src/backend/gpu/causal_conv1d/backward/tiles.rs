@@ -41,15 +41,15 @@ pub(super) struct LastSharing {
     pub tile: LastTile,
     /// Threads along dim.
     pub lanes: u32,
-    /// The blocks that have a group of channels, where all blocks are at work at once: one alone, or a cluster. Else there are as many as fill
-    /// the device, and they add their sums through the workspace.
-    pub at_once: Option<u32>,
+    /// The blocks of a group of channels, where all blocks of the grid run at once: one alone, or a cluster. Else there are as many as fill the
+    /// device, and they add their sums through the workspace.
+    pub group_blocks: Option<u32>,
 }
 
 impl LastSharing {
     /// Blocks of a cluster, 1 without.
     pub fn cluster(&self) -> u32 {
-        self.at_once.unwrap_or(1)
+        self.group_blocks.unwrap_or(1)
     }
 
     /// Lines of sums that a block leaves in shared memory: lanes of a wave that share channels add theirs first.
@@ -58,18 +58,18 @@ impl LastSharing {
         (self.tile.threads / self.lanes / sharers).max(1)
     }
 
-    /// Ways to share `across` packets out to one block for each multiprocessor, which has the threads that several have elsewhere. Groups
-    /// begin with a sector of memory, where rows do.
+    /// Ways to share `across` packets out to one block for each multiprocessor, which has all the threads that a multiprocessor holds. Groups
+    /// begin with a sector of memory, where rows do. For devices with clusters: those have 32 multiprocessors or more.
     pub fn all_at_once(tile: LastTile, across: u64, multiprocessors: u32) -> impl Iterator<Item = Self> {
         let tile = LastTile { threads: tile.threads * tile.resident, resident: 1, ..tile };
         [1, 2, 4].into_iter().filter_map(move |cluster| {
-            // All blocks of a cluster lie in one of about eight parts of the device, of which not every one is whole: 30 clusters of 4 blocks
-            // ran at once on 132 multiprocessors, and 32 did not.
+            // All blocks of a cluster lie in one part of the device, of 16 multiprocessors or so, and not every part is whole: 30 clusters of
+            // 4 blocks ran at once on 132 multiprocessors, and 32 did not.
             let groups = if cluster == 1 { multiprocessors } else { multiprocessors / 16 * 15 / cluster };
             let sector = u64::from(32 / tile.bytes);
             let lanes = across.div_ceil(u64::from(groups)).next_multiple_of(sector);
             let fits = lanes <= u64::from(tile.threads) && tile.threads <= 1024;
-            fits.then_some(LastSharing { tile, lanes: lanes as u32, at_once: Some(cluster) })
+            fits.then_some(LastSharing { tile, lanes: lanes as u32, group_blocks: Some(cluster) })
         })
     }
 }
@@ -226,8 +226,14 @@ pub(super) fn copies_lines(dim: u64, elements: u64) -> bool {
     dim >= 96 && elements >= 32 << 10
 }
 
-/// Bytes of x, dy and dx for each multiprocessor up to which all blocks may be at work at once. In larger calls, rows of a block that are
-/// narrow or wide cost more than sums do.
+/// Bytes of shared memory that a block of a cluster has for what others send it (`ClusterSums` in kernels/reduction.cuh): a mailbox, and a slice
+/// of the sums from each block.
+pub(super) fn sent_bytes(cluster: u32, sums: u64) -> u32 {
+    16 + 4 * cluster * sums.div_ceil(u64::from(cluster)) as u32
+}
+
+/// Bytes of x, dy and dx for each multiprocessor up to which all blocks may run at once. In larger calls, groups of a poor width cost more than
+/// they save on sums.
 pub(super) const MOST_AT_ONCE: u64 = 500 << 10;
 
 /// A walk of the channel-last kernel: a model of the time that it takes on an H200, with which walks of one call are compared.
@@ -244,15 +250,23 @@ pub(super) struct LastWalk {
     pub rows: u32,
     /// Packets are of fewer than 8 bytes, or of odd rows: a row takes what its latency is, however many blocks there are.
     pub narrow: bool,
-    /// Where all blocks are at work at once: the bytes of a row that one has, and the lines of sums that it adds.
-    pub at_once: Option<(u32, u32)>,
+    /// Where all blocks run at once.
+    pub alone: Option<Alone>,
+}
+
+/// A block that has a multiprocessor for itself.
+pub(super) struct Alone {
+    /// Bytes of a row.
+    pub bytes: u32,
+    /// Lines of sums that it adds.
+    pub lines: u32,
 }
 
 impl LastWalk {
     /// Nanoseconds of a row on a full device, and of one on a device that is nearly empty.
     const ROW: u64 = 413;
     const LEAST_ROW: u64 = 334;
-    /// The latter where a block has a multiprocessor for itself.
+    /// The latter where each multiprocessor has one block.
     const LEAST_ALONE: u64 = 360;
     /// From a block's start to its first row, and from its last row to its end.
     const START: u64 = 3500;
@@ -264,12 +278,12 @@ impl LastWalk {
         let steps = self.piece + masked;
         let round = |blocks: u64| {
             let shared = Self::ROW * blocks / self.resident;
-            let row = match self.at_once {
+            let row = match &self.alone {
                 _ if self.narrow => shared.max(Self::ROW),
                 None => shared.max(Self::LEAST_ROW),
                 // Blocks that have little of a row each take longer for it.
-                Some((bytes, _)) => {
-                    let square = u64::from(bytes).pow(2);
+                Some(block) => {
+                    let square = u64::from(block.bytes).pow(2);
                     shared.max(Self::LEAST_ALONE) * (square + 640) / square
                 }
             };
@@ -280,14 +294,14 @@ impl LastWalk {
         round(self.resident).saturating_mul(full).saturating_add(last).saturating_add(self.sum_time())
     }
 
-    /// Nanoseconds that the sums take. Through the workspace there is a fence and a counter, and one block reads the sums of sixteen at a time;
-    /// a cluster takes less than can be told.
+    /// Nanoseconds that the sums take. Through the workspace there is a fence and a counter, and one block reads the sums of sixteen at a time.
+    /// What a cluster sends takes too little to be told, but each block has many lines of its own to add.
     fn sum_time(&self) -> u64 {
         const FENCE: u64 = 1400;
         const SIXTEEN: u64 = 390;
         const LINE: u64 = 60;
-        match (self.at_once, u64::from(team(self.parts as u32))) {
-            (Some((_, lines)), _) => u64::from(lines) * LINE,
+        match (&self.alone, u64::from(team(self.parts as u32))) {
+            (Some(block), _) => u64::from(block.lines) * LINE,
             _ if self.parts == 1 => 0,
             (None, 0) => self.parts.div_ceil(16) * SIXTEEN + FENCE,
             (None, team) => {
