@@ -105,6 +105,10 @@ fn what_cannot_be_read_is_refused() {
     fs::write(&path, [0xff, 0xfe, 0]).unwrap();
     let message = refusal(&["report", "--check", path.to_str().unwrap()]);
     assert!(message.contains("is not JSON") && message.contains("`causeway verify --report`"), "{message}");
+    // One byte of a report that is no text.
+    fs::write(&path, b"{\"format\": 3, \"suite\": \"sm\xffall\"}").unwrap();
+    let message = refusal(&["report", "--check", path.to_str().unwrap()]);
+    assert!(message.contains("is not JSON: invalid utf-8 sequence"), "{message}");
     assert!(refusal(&["report", "--check", "absent.json"]).contains("absent.json: "));
     assert!(refusal(&["report"]).contains("FILE"));
 }

@@ -107,13 +107,19 @@ pub fn read(path: &Path) -> Result<Report, ReportError> {
     read_text(&text(path)?, &file)
 }
 
-/// What a file holds, for [`read_text`]. Bytes that are no text make it something else than JSON, which is what errors say then.
+/// What a file holds, for [`read_text`].
 ///
 /// # Errors
-/// [`ReportError::Read`].
+/// [`ReportError::Read`], and [`ReportError::NotJson`] if it holds bytes that are no text.
 pub fn text(path: &Path) -> Result<String, ReportError> {
-    let read = |error| ReportError::Read { file: path.display().to_string(), error };
-    Ok(String::from_utf8_lossy(&std::fs::read(path).map_err(read)?).into_owned())
+    let file = path.display().to_string();
+    match std::fs::read(path) {
+        Err(error) => Err(ReportError::Read { file, error }),
+        Ok(bytes) => String::from_utf8(bytes).map_err(|error| {
+            let error = serde::de::Error::custom(error.utf8_error());
+            ReportError::NotJson { file, error }
+        }),
+    }
 }
 
 /// Reads a report's text; `file` is what errors call it.
