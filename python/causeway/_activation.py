@@ -10,7 +10,7 @@ def is_silu(activation):
     """True for SiLU, False for none."""
     if activation is None:
         return False
-    # An array has no word for whether it equals one of them.
+    # Arrays compare to strings in ways of their own.
     if isinstance(activation, str) and activation in ("silu", "swish"):
         return True
     raise NotImplementedError(f'activation is {activation!r}: expected None, "silu" or "swish"')

@@ -201,7 +201,7 @@ def options_of(head_dim, l2norm, scale, eps, activation):
 
 
 def _expect_as_x(names, given):
-    """Tuples of three, where x is one; else none."""
+    """If x is a tuple, all are tuples of three; else none is."""
     for name, value in zip(names, given):
         if type(given[0]) is tuple and value is not None and (type(value) is not tuple or len(value) != 3):
             raise TypeError(f"{name} is a {type(value).__name__}: expected a tuple of three, for q, k and v")
@@ -210,7 +210,7 @@ def _expect_as_x(names, given):
 
 
 def each(names, given):
-    """Every tensor by its name, and what stands for one that is required; a tuple has three."""
+    """Every tensor with its name, three of a tuple; of optional ones, those that are there."""
     for name, value in zip(names, given):
         for one in value if type(value) is tuple else (value,):
             if one is not None or name not in ("bias", "initial_states"):

@@ -6,7 +6,7 @@ use causeway::operation::{Argument, MOST, Operation as _};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyString, PyTuple};
 
 use crate::call::{Place, Together, run};
 use crate::error::{Renamed, exception};
@@ -139,9 +139,13 @@ impl Entry {
             return Ok(Some(Choice::Convolution(Activation::None, rounds, norm)));
         }
         let py = option.py();
-        // A name that a program spells out is one object with every other of its letters. An array has no word for whether it equals one.
-        let is = |known: &Bound<'_, _>| activation.is(known) || activation.eq(known).unwrap_or(false);
-        let silu = is(intern!(py, "silu")) || is(intern!(py, "swish"));
+        // A name that a program spells out is one object with every other of its letters. Arrays compare to strings in ways of their own.
+        let is = |known: &Bound<'_, _>| {
+            Ok::<_, PyErr>(
+                activation.is(known) || (activation.is_instance_of::<PyString>() && activation.eq(known)?),
+            )
+        };
+        let silu = is(intern!(py, "silu"))? || is(intern!(py, "swish"))?;
         Ok(silu.then_some(Choice::Convolution(Activation::Silu, rounds, norm)))
     }
 

@@ -96,7 +96,7 @@ def expect_tensors(table, *tensors):
 
 def naming(names, given, function, *arguments):
     """What a function gives of these arguments and others. If it fails, the first of them that is no strided tensor is named: PyTorch has
-    other words for a view of a sparse one, or the shape of a nested one. What is asked before a call costs each one that is right."""
+    other words for a view of a sparse one, or the shape of a nested one. Asking before the call would slow every call that is right."""
     if is_dynamo_compiling():
         return function(given, *arguments)
     try:
