@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Adder, Block, STEP, Sums, TILE, WORTH_A_THREAD};
+use super::{Adder, Block, GROUP, STEP, Sums, TILE, WORTH_A_THREAD};
 use crate::backend::cpu::gemm::tiles::Cut;
 
 /// Lanes of a vector of sums.
@@ -75,7 +75,12 @@ unsafe fn add_rows<const ROWS: usize, const VECTORS: usize>(block: &Block<'_>, r
         let mut left = block.left.as_ptr().add(row / LANES * HALF + row % LANES * LANES);
         let mut right = block.right.as_ptr();
         let mut pairs = block.pairs;
+        let mut step = 0;
         while pairs > 0 {
+            for line in block.ahead.iter().flat_map(|ahead| ahead.lines(step, row / GROUP)) {
+                _mm_prefetch::<_MM_HINT_T1>(line);
+            }
+            step += 1;
             for pair in 0..pairs.min(STEP / 2) {
                 // No `from_fn`: a closure that loads vectors has not been inlined in some builds.
                 let mut columns = [self::pairs(_mm512_setzero_si512()); VECTORS];

@@ -68,13 +68,13 @@ pub unsafe fn compute(
         scratch.split::<u32, 2>([TILE * pairs, tile.columns.len().next_multiple_of(TILE) * rows]);
     let sums: &mut [f32] = bytemuck::cast_slice_mut(sums);
     sums.fill(0.0);
-    let mut left_smallest = [Smallest::NONE];
+    let mut left_smallest = Smallest::NONE;
     let mut least = [Least::new(Smallest::NONE); PANELS];
     for start in (0..reduction).step_by(DEPTH) {
         let block = start..reduction.min(start + DEPTH);
         let packed = &mut packed[..PANEL_STEP * block.len().div_ceil(STEP)];
         // SAFETY: rows and block lie inside the operand.
-        unsafe { pack::<false>(left, tile.rows.clone(), block.clone(), packed, &mut left_smallest) };
+        unsafe { pack::<false>(left, &tile.rows, &block, packed, &mut left_smallest) };
         for (terms, left) in block.clone().step_by(TERMS).zip(packed.chunks(TERMS / STEP * PANEL_STEP)) {
             let terms = terms..block.end.min(terms + TERMS);
             for first in (0..rows).step_by(group) {
@@ -93,7 +93,7 @@ pub unsafe fn compute(
     }
     drop(scratch);
     for (columns, least) in panels(&tile.columns).zip(least) {
-        if left_smallest[0].may_underflow(least.get()) {
+        if left_smallest.may_underflow(least.get()) {
             // SAFETY: as this function's, for a part of its tile.
             unsafe { chain(left, right, output, &Tile { rows: tile.rows.clone(), columns }) };
         }

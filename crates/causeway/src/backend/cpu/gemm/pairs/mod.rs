@@ -44,6 +44,10 @@ const PANEL_STEP: usize = TILE * STEP / 2;
 /// Panels of either operand that a tile has at most.
 const MOST_PANELS: usize = 16;
 
+/// Rows that are multiplied with a panel together, and groups of them in a panel.
+const GROUP: usize = 8;
+const GROUPS: usize = TILE / GROUP;
+
 /// Outputs with fewer rows or columns leave most of a tile empty.
 const FEWEST: usize = 8;
 
@@ -60,6 +64,53 @@ struct Block<'a> {
     is_first: bool,
     /// Rows and columns of the sums that are asked for, some at least. The others may hold anything.
     size: (usize, usize),
+    /// What is packed next, of either operand.
+    ahead: [Ahead; 2],
+}
+
+/// Lines of an operand that will be packed as a panel, to be prefetched while another one is multiplied: they are far apart, and the
+/// processor's own prefetcher does not follow. Each group of rows asks for a part of them.
+#[derive(Clone, Copy)]
+struct Ahead {
+    first: *const u8,
+    /// Bytes from a line of a step of terms to the next one, and from a step to the next one.
+    line: isize,
+    step: isize,
+    /// Lines of a step that a group asks for, and the number of a block's first group.
+    share: usize,
+    group: usize,
+}
+
+impl Ahead {
+    const NONE: Ahead = Ahead { first: std::ptr::null(), line: 0, step: 0, share: 0, group: 0 };
+
+    /// The panel that begins with this lane and term, if there is one. `groups` ask for it, of which a block's first is number `group`.
+    fn new(source: &Matrix<bf16>, first: Option<(usize, usize)>, groups: usize, group: usize) -> Self {
+        const BYTES: isize = size_of::<bf16>() as isize;
+        let (lane, term) = (source.row_stride * BYTES, source.column_stride * BYTES);
+        let line = match (source.row_stride, source.column_stride) {
+            (1, _) => term,
+            (_, 1) => lane,
+            // Elements that are not neighbours are read one by one, which takes longer than they take to come.
+            _ => return Ahead::NONE,
+        };
+        first.map_or(Ahead::NONE, |(lane, at)| Ahead {
+            first: source.at(lane, at).cast(),
+            line,
+            step: term * STEP as isize,
+            share: TILE.div_ceil(groups),
+            group,
+        })
+    }
+
+    /// Where the lines of a step are that a group of a block asks for.
+    #[inline]
+    fn lines(&self, step: usize, group: usize) -> impl Iterator<Item = *const i8> {
+        let first = (self.group + group) * self.share;
+        let lines = first.min(TILE)..(first + self.share).min(TILE);
+        let (from, line) = (self.first.wrapping_offset(step as isize * self.step), self.line);
+        lines.map(move |at| from.wrapping_offset(at as isize * line).cast())
+    }
 }
 
 /// What adds the products of two panels.
@@ -143,8 +194,8 @@ unsafe fn compute<A: Adder>(
     // Of a single block, sums are rounded as soon as they are there, and none are kept.
     let kept = if reduction > A::DEPTH { down * across } else { 1 };
     let mut scratch = Scratch::take();
-    let [sums, left_block, right_block] =
-        scratch.split::<u32, 3>([kept * TILE * TILE, down * TILE * deepest, across * TILE * deepest]);
+    let [sums, left_block, right_panel] =
+        scratch.split::<u32, 3>([kept * TILE * TILE, down * TILE * deepest, TILE * deepest]);
     let sums: &mut [Sums] = bytemuck::cast_slice_mut(sums);
     let mut left_smallest = [Smallest::NONE; MOST_PANELS];
     let mut right_smallest = [Smallest::NONE; MOST_PANELS];
@@ -153,27 +204,48 @@ unsafe fn compute<A: Adder>(
         let is_last = block.end == reduction;
         let pairs = block.len().div_ceil(2);
         let panel = PANEL_STEP * block.len().div_ceil(STEP);
-        let left_block = &mut left_block[..down * panel];
-        let right_block = &mut right_block[..across * panel];
-        // SAFETY: tile and block lie inside the operands.
-        unsafe {
-            pack::<false>(left, tile.rows.clone(), block.clone(), left_block, &mut left_smallest);
-            pack::<true>(right, tile.columns.clone(), block, right_block, &mut right_smallest);
-        }
+        let (left_block, right_panel) = (&mut left_block[..down * panel], &mut right_panel[..panel]);
         // SAFETY: the caller's promise.
         let adder = unsafe { A::new() };
-        let left_panels = panels(&tile.rows).zip(left_block.chunks_exact(panel));
-        for (row, (rows, left)) in left_panels.enumerate() {
-            let right_panels = panels(&tile.columns).zip(right_block.chunks_exact(panel));
-            for (column, (columns, right)) in right_panels.enumerate() {
-                let sums = &mut sums[(row * across + column) % kept];
-                let size = (rows.len(), columns.len());
-                let block = Block { left, right, pairs, is_first: start == 0, size };
+        for (column, columns) in panels(&tile.columns).enumerate() {
+            // SAFETY: panel and block lie inside the operand.
+            unsafe { pack::<true>(right, &columns, &block, right_panel, &mut right_smallest[column]) };
+            let is_last_panel = columns.end == tile.columns.end;
+            let next_right = match (is_last_panel, is_last) {
+                (false, _) => Some((columns.end, block.start)),
+                (true, false) => Some((tile.columns.start, block.end)),
+                (true, true) => None,
+            };
+            let left_panels = left_block.chunks_exact_mut(panel).zip(&mut left_smallest);
+            for (row, (rows, (left_panel, smallest))) in panels(&tile.rows).zip(left_panels).enumerate() {
+                if column == 0 {
+                    // SAFETY: as above.
+                    unsafe { pack::<false>(left, &rows, &block, left_panel, smallest) };
+                }
+                let next_left = if column == 0 && rows.end < tile.rows.end {
+                    Some((rows.end, block.start))
+                } else if is_last_panel && row == 0 && !is_last {
+                    Some((tile.rows.start, block.end))
+                } else {
+                    None
+                };
+                let block = Block {
+                    left: left_panel,
+                    right: right_panel,
+                    pairs,
+                    is_first: start == 0,
+                    size: (rows.len(), columns.len()),
+                    ahead: [
+                        Ahead::new(left, next_left, GROUPS, 0),
+                        Ahead::new(right, next_right, tile.rows.len().div_ceil(GROUP), row * GROUPS),
+                    ],
+                };
+                let sums = &mut sums[(column * down + row) % kept];
                 // SAFETY: panels are as long as `pairs` says; these outputs lie inside the tile.
                 unsafe {
                     adder.add(&block, sums);
                     if is_last {
-                        round(sums, output, rows.clone(), columns);
+                        round(sums, output, rows, columns.clone());
                     }
                 }
             }

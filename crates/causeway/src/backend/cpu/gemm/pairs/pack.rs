@@ -18,7 +18,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::transpose::transpose;
-use super::{MOST_PANELS, PANEL_STEP, STEP, TILE};
+use super::{PANEL_STEP, STEP, TILE};
 use crate::backend::cpu::gemm::matrix::Matrix;
 
 /// Lanes of a tile, which are those of a vector of pairs.
@@ -44,39 +44,26 @@ impl Smallest {
     }
 }
 
-/// The lanes `lanes` of `source`'s rows, at the columns `depth`, as panels in `packed`. The smallest magnitude of
-/// each panel goes to `smallest`, unless a smaller one is there.
+/// The lanes `lanes` of `source`'s rows, 32 at most, at the columns `depth`, as a panel in `packed`. Its smallest magnitude goes to
+/// `smallest`, unless a smaller one is there.
 ///
 /// # Safety
-/// Both ranges lie inside `source`; the processor has the features.
+/// Both ranges lie inside `source`; `packed` has a panel; the processor has the features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub unsafe fn pack<const RIGHT: bool>(
     source: &Matrix<bf16>,
-    lanes: Range<usize>,
-    depth: Range<usize>,
+    lanes: &Range<usize>,
+    depth: &Range<usize>,
     packed: &mut [u32],
-    smallest: &mut [Smallest],
+    smallest: &mut Smallest,
 ) {
-    let panel = depth.len().div_ceil(STEP) * PANEL_STEP;
-    // Lanes that are neighbours in memory: a step of all panels before the next step, so that rows of the source are read in one piece.
-    let panels_together = if source.row_stride == 1 { MOST_PANELS } else { 1 };
-    let groups = packed.chunks_mut(panels_together * panel).zip(smallest.chunks_mut(panels_together));
-    for ((group, smallest), first) in groups.zip(lanes.clone().step_by(panels_together * TILE)) {
-        let mut least = [Least::new(Smallest::NONE); MOST_PANELS];
-        for (step, start) in depth.clone().step_by(STEP).enumerate() {
-            let terms = start..depth.end.min(start + STEP);
-            let panels = group.chunks_exact_mut(panel).zip(&mut least).zip((first..lanes.end).step_by(TILE));
-            for ((panel, least), first) in panels {
-                let lanes = first..lanes.end.min(first + TILE);
-                let to = &mut panel[step * PANEL_STEP..][..PANEL_STEP];
-                // SAFETY: lanes and terms lie inside the source by the caller's promise.
-                unsafe { pack_step::<RIGHT>(source, &lanes, terms.clone(), to, least) };
-            }
-        }
-        for (smallest, least) in smallest.iter_mut().zip(least) {
-            *smallest = (*smallest).min(least.get());
-        }
+    let mut least = Least::new(*smallest);
+    for (start, to) in depth.clone().step_by(STEP).zip(packed.chunks_exact_mut(PANEL_STEP)) {
+        let terms = start..depth.end.min(start + STEP);
+        // SAFETY: lanes and terms lie inside the source by the caller's promise.
+        unsafe { pack_step::<RIGHT>(source, lanes, terms, to, &mut least) };
     }
+    *smallest = least.get();
 }
 
 /// A step of a panel.
