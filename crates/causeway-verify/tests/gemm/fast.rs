@@ -46,6 +46,22 @@ fn few_rows_of_either_layout() {
 }
 
 #[test]
+fn few_columns_of_either_layout() {
+    // As rows above. With few terms they are packed, with many they are rows of the transpose.
+    let sizes = [(33, 1300), (300, 65), (530, 31), (70, 2100), (1025, 8)];
+    for n in 1..=26 {
+        let (m, k) = sizes[n as usize % sizes.len()];
+        for is_transposed in [false, true] {
+            let mut operands = Operands::new(DType::BF16, (m, n, k), 31 + n as u64);
+            if is_transposed {
+                operands.a = tensor(DType::BF16, &[k, m], 32).permuted(&[1, 0]);
+            }
+            operands.check(&Device::cpu(), Algorithm::Fast);
+        }
+    }
+}
+
+#[test]
 fn small_and_subnormal_numbers_are_kept() {
     // Row i of A has the magnitude 2^-i, column j of B 2^-j, over the whole range of the type: somewhere products
     // leave the normal numbers of f32, and operands those of the type.
@@ -81,6 +97,17 @@ fn small_and_subnormal_numbers_are_kept() {
                     all.clone().restrided(first * columns, &[rows, columns], &[columns, 1]).unwrap()
                 };
                 let (a, grad_c) = (few(&operands.a), few(&operands.grad_c));
+                let operands = Operands { a, b, grad_c, column_major: false };
+                operands.check(&Device::cpu(), Algorithm::Fast);
+            }
+        }
+        // Few columns likewise: with 70 terms, one that is read in place, and others that are packed.
+        for (first, columns) in [(0, 5), (90, 12), (150, 24), (250, 1), (120, 1)] {
+            for a in
+                [operands.a.clone(), operands.a.clone().permuted(&[1, 0]).to_contiguous().permuted(&[1, 0])]
+            {
+                let b = operands.b.clone().restrided(first * 70, &[70, columns], &[1, 70]).unwrap();
+                let grad_c = operands.grad_c.clone().restrided(first, &[256, columns], &[256, 1]).unwrap();
                 let operands = Operands { a, b, grad_c, column_major: false };
                 operands.check(&Device::cpu(), Algorithm::Fast);
             }

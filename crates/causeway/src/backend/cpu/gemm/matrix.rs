@@ -101,6 +101,17 @@ impl<'a, T: Half> MatrixMut<'a, T> {
         self.first.wrapping_offset(row as isize * self.row_stride + column as isize * self.column_stride)
     }
 
+    /// The same elements with rows and columns swapped, for as long as this matrix is left alone.
+    pub fn as_transposed(&self) -> MatrixMut<'_, T> {
+        MatrixMut {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..*self
+        }
+    }
+
     /// Rounds `sums` into `columns` of a row.
     ///
     /// # Safety

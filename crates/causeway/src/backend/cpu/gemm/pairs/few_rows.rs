@@ -15,18 +15,20 @@ use half::bf16;
 
 use super::pack::{Least, Smallest};
 use super::transpose::transpose;
-use super::{STEP, WORTH_A_THREAD, avx512_bf16};
+use super::{STEP, TILE, WORTH_A_THREAD, avx512_bf16, panels, round};
 use crate::backend::cpu::gemm::exact;
 use crate::backend::cpu::gemm::matrix::{Matrix, MatrixMut};
 use crate::backend::cpu::gemm::scratch::Scratch;
 use crate::backend::cpu::gemm::tiles::{Cut, Tile};
-use crate::backend::cpu::gemm::vector::Avx512;
 
 /// Most rows whose sums the registers hold.
 const ROWS_TOGETHER: usize = 8;
 
 /// Most rows of the output. With more, packing takes no longer than reading once more for each eight.
-const ROWS: usize = 2 * ROWS_TOGETHER;
+const ROWS: usize = 3 * ROWS_TOGETHER;
+
+/// Terms for each row below which the sixteen sums of each output, which are added in the end, take longer than packing a column does.
+const TERMS_OF_A_ROW: usize = 48;
 
 /// Most columns of a tile.
 const COLUMNS: usize = 256;
@@ -40,10 +42,11 @@ const DEPTH: usize = 1 << 13;
 /// How tiles are cut.
 pub const CUT: Cut = Cut { register: (ROWS, 16), largest: (ROWS, COLUMNS), worth_a_thread: WORTH_A_THREAD };
 
-/// Whether a product is to be computed here, by a processor with AVX-512 BF16. Where there is AMX, no more than a few rows are.
-pub fn suits(right: &Matrix<bf16>, output: &MatrixMut<bf16>, has_amx: bool) -> bool {
+/// Whether an output of so many rows and terms is to be computed here, by a processor with AVX-512 BF16. Where there is AMX, no more
+/// than a few rows are.
+pub fn suits(right: &Matrix<bf16>, rows: usize, terms: usize, has_amx: bool) -> bool {
     let most = if has_amx { ROWS_TOGETHER } else { ROWS };
-    output.rows <= most && right.column_stride == 1
+    rows <= most && terms >= rows * TERMS_OF_A_ROW && right.column_stride == 1
 }
 
 /// The outputs of a tile.
@@ -92,14 +95,16 @@ pub unsafe fn compute(
             at += together;
         }
     }
-    let mut sums = [0.0f32; COLUMNS];
+    let mut sums = [0.0f32; TILE];
     for (row, lanes) in tile.rows.clone().zip(lanes.chunks_exact(stride * LANES)) {
-        for (sums, lanes) in sums.chunks_exact_mut(LANES).zip(lanes.chunks_exact(LANES * LANES)) {
-            // SAFETY: these are sixteen sums, and sixteen lanes of each.
-            unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), add_lanes(lanes)) };
+        for (columns, lanes) in panels(&tile.columns).zip(lanes.chunks(TILE * LANES)) {
+            for (sums, lanes) in sums.chunks_exact_mut(LANES).zip(lanes.chunks_exact(LANES * LANES)) {
+                // SAFETY: these are sixteen sums, and sixteen lanes of each.
+                unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), add_lanes(lanes)) };
+            }
+            // SAFETY: the row's columns lie inside the output and belong to this call.
+            unsafe { round(&sums, output, row..row + 1, columns) };
         }
-        // SAFETY: the row's columns lie inside the output and belong to this call.
-        unsafe { output.store_row::<Avx512>(row, tile.columns.clone(), &sums) };
     }
     drop(scratch);
     let (left_smallest, right_least) = (left_least.get(), &right_least[..columns]);

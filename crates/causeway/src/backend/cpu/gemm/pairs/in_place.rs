@@ -42,8 +42,8 @@ pub const CUT: Cut =
     Cut { register: (ROWS, TILE), largest: (ROWS, PANELS * TILE), worth_a_thread: WORTH_A_THREAD };
 
 /// Whether a product is to be computed here, by a processor with AVX-512 BF16 that is as fast as with f32.
-pub fn suits(right: &Matrix<bf16>, output: &MatrixMut<bf16>) -> bool {
-    output.rows <= ROWS && right.row_stride == 1
+pub fn suits(right: &Matrix<bf16>, rows: usize) -> bool {
+    rows <= ROWS && right.row_stride == 1
 }
 
 /// The outputs of a tile.

@@ -48,7 +48,7 @@ const MOST_PANELS: usize = 16;
 const GROUP: usize = 8;
 const GROUPS: usize = TILE / GROUP;
 
-/// Outputs with fewer rows or columns leave most of a tile empty.
+/// With fewer rows or columns, most of a tile of AMX is empty.
 const FEWEST: usize = 8;
 
 /// 32 × 32 sums, row by row.
@@ -143,6 +143,9 @@ pub fn worth_a_thread() -> usize {
 /// What computes the outputs of a tile, some of them as chains.
 type Compute = unsafe fn(&Matrix<bf16>, &Matrix<bf16>, &MatrixMut<bf16>, &Tile, exact::Kernel<bf16>);
 
+/// How tiles are cut, and what computes them.
+type Way = (&'static Cut, Compute);
+
 /// `output = left · right`; false, and nothing done, where this processor, or a product of this size, is better off without pairs.
 /// `right` is transposed: its rows are the output's columns.
 pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) -> bool {
@@ -150,29 +153,44 @@ pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &Ma
     if cpu.level() != Level::Avx512 || !avx512_bf16::is_available() || left.columns == 0 {
         return false;
     }
-    let (cut, compute): (&Cut, Compute) = if few_rows::suits(right, output, amx::is_available()) {
-        (&few_rows::CUT, few_rows::compute)
-    } else if amx::is_available() {
-        if output.rows.min(output.columns) < FEWEST {
-            return false;
-        }
-        (&Amx::CUT, compute::<Amx>)
+    let terms = left.columns;
+    if output.columns < output.rows
+        && let Some(way) = few_rows_of(left, output.columns, terms)
+    {
+        // Few columns are the few rows of the transpose.
+        run(cpu, way, right, left, &output.as_transposed());
+    } else if let Some(way) = few_rows_of(right, output.rows, terms) {
+        run(cpu, way, left, right, output);
+    } else if !amx::is_available() {
+        run(cpu, (&Avx512Bf16::CUT, compute::<Avx512Bf16>), left, right, output);
+    } else if output.rows.min(output.columns) >= FEWEST {
+        run(cpu, (&Amx::CUT, compute::<Amx>), left, right, output);
     } else {
-        if output.columns < FEWEST {
-            return false;
-        }
-        if in_place::suits(right, output) {
-            (&in_place::CUT, in_place::compute)
-        } else {
-            (&Avx512Bf16::CUT, compute::<Avx512Bf16>)
-        }
-    };
+        return false;
+    }
+    true
+}
+
+/// What computes an output of so few rows that packing `right` would be most of the work, if there is something for its layout.
+fn few_rows_of(right: &Matrix<bf16>, rows: usize, terms: usize) -> Option<Way> {
+    let has_amx = amx::is_available();
+    if few_rows::suits(right, rows, terms, has_amx) {
+        Some((&few_rows::CUT, few_rows::compute))
+    } else if !has_amx && in_place::suits(right, rows) {
+        Some((&in_place::CUT, in_place::compute))
+    } else {
+        None
+    }
+}
+
+/// Computes all tiles of an output.
+fn run(cpu: Cpu, way: Way, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) {
+    let (cut, compute) = way;
     let (chain, _) = exact::kernel::<bf16>(cpu);
     cut.for_each(output.rows, output.columns, left.columns, |tile| {
         // SAFETY: the processor has what was just asked for; tiles lie inside the output and no two overlap.
         unsafe { compute(left, right, output, &tile, chain) };
     });
-    true
 }
 
 /// # Safety
