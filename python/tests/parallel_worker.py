@@ -12,7 +12,7 @@ import causeway
 import torch
 import torch.distributed as dist
 from causeway import parallel
-from causeway._torch import peer_memory, slices
+from causeway._torch import peer_memory, ring, slices
 
 DIM, WIDTH = 5, 4
 # (lengths of the slices, one per rank)
@@ -129,12 +129,23 @@ def work(rank, world, address, backend):
     if backend == "nccl":
         used = [rooms is not None for _, rooms in peer_memory._known.values()]
         assert used == [os.environ["CAUSEWAY_PEER_MEMORY"] == "1"], "another way of messages than was asked for"
+    kept = [len(messages) for messages in ring._pending.values()]
+    assert all(count <= ring._MOST_PENDING for count in kept), f"messages are kept after they have left: {kept}"
     dist.barrier()
     dist.destroy_process_group()
+
+
+def name_of_thread(task):
+    """Its name, on Linux; none of one that has ended meanwhile."""
+    try:
+        return (task / "comm").read_text()
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":
     work(int(sys.argv[1]), int(sys.argv[2]), f"file://{sys.argv[3]}", sys.argv[4])
     # A thread of gloo's that runs while the interpreter ends can end the process with an error.
-    left = [name for task in pathlib.Path("/proc/self/task").glob("*/comm") if "gloo" in (name := task.read_text())]
+    names = map(name_of_thread, pathlib.Path("/proc/self/task").glob("*"))
+    left = [name for name in names if "gloo" in name]
     assert not left, f"the group has been destroyed, and these threads run on: {left}"

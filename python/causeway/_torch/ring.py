@@ -10,9 +10,11 @@ import torch.distributed as dist
 
 from causeway._torch import peer_memory
 
-# By group: what has been sent and may not have left yet, with its memory. Nothing of it outlives the group: gloo's threads run on
-# as long as a message is kept.
+# By group: what has been sent and may not have left yet, with its memory, the oldest first. A message that is kept keeps gloo's
+# connections and threads, so none outlives its group.
 _pending = weakref.WeakKeyDictionary()
+# Tensors of a group that are kept at most. Gloo says of no message that it has left, before somebody waits for it.
+_MOST_PENDING = 16
 
 
 class Ring:
@@ -49,6 +51,10 @@ class Ring:
             # What is sent may become a result, whose graph would be kept, and with it the group.
             tensor = tensor.detach().contiguous()
             pending.append((self.group.send([tensor], rank, 0), tensor))
+        while len(pending) > _MOST_PENDING:
+            # It is received in a call that this rank has made already, so the other one gets there.
+            work, _ = pending.pop(0)
+            work.wait()
 
     def receive(self, rank, *tensors):
         """Starts to receive a message of tensors of these sizes and dtypes. A function waits for it, in the order of the current stream,
