@@ -153,7 +153,7 @@ public:
     void open_mailbox(unsigned at, Site site) {
         Mailbox& mailbox = block->mailbox;
         if (mailbox.at == Mailbox::CLOSED) {
-            if (at % 8 != 0 || at + 8 > launch.shared_bytes) fail("mailbox at byte %u at %s:%d", at, site.file, site.line);
+            if (at % 8 != 0 || at + uint64_t(8) > launch.shared_bytes) fail("mailbox at byte %u at %s:%d", at, site.file, site.line);
             mailbox.at = at;
             memcpy(block->shared + at, &Mailbox::MARK, 8);
         }
@@ -175,7 +175,7 @@ public:
         const char* const wrong = cluster->all_opened.generation == 0    ? "before all mailboxes of the cluster are open"
                                   : to >= cluster->blocks.size()         ? "to a block that the cluster does not have"
                                   : cluster->blocks[to]->alive == 0      ? "to a block that has ended"
-                                  : offset + sizeof value > launch.shared_bytes ? "to a place behind shared memory"
+                                  : offset + uint64_t(sizeof value) > launch.shared_bytes ? "to a place behind shared memory"
                                                                                 : nullptr;
         if (wrong) fail("sends at %s:%d %s", site.file, site.line, wrong);
         Block& other = *cluster->blocks[to];
@@ -356,6 +356,7 @@ bool Worker::advance(Cluster& now, uint64_t steps) {
     Block* const alive = now.first_alive();
     if (alive && steps > 0) {
         block = alive;
+        for (current = 0; alive->fibers[current].done;) ++current;
         char text[512];
         snprintf(text, sizeof text, "waits for ever: threads wait %s", alive->waiting_places().c_str());
         record(text);
