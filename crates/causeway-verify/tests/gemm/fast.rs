@@ -31,32 +31,35 @@ fn sizes_beyond_one_tile_and_one_block() {
 
 #[test]
 fn few_rows_of_either_layout() {
-    // Around every number of rows whose sums fit into registers; columns and terms beyond blocks, and ragged.
+    // Around every number of rows whose sums fit into registers; columns and terms beyond blocks, and ragged; terms enough for sums of
+    // lanes, and not enough.
     let sizes = [(33, 1100), (300, 65), (530, 31), (17, 2100), (8, 1025)];
     for m in 1..=26 {
-        let (n, k) = sizes[m as usize % sizes.len()];
-        for is_transposed in [false, true] {
-            let mut operands = Operands::new(DType::BF16, (m, n, k), 11 + m as u64);
-            if is_transposed {
-                operands.b = tensor(DType::BF16, &[n, k], 12).permuted(&[1, 0]);
+        for (n, k) in [sizes[m as usize % sizes.len()], (37, 1201)] {
+            for is_transposed in [false, true] {
+                let mut operands = Operands::new(DType::BF16, (m, n, k), 11 + m as u64);
+                if is_transposed {
+                    operands.b = tensor(DType::BF16, &[n, k], 12).permuted(&[1, 0]);
+                }
+                operands.check(&Device::cpu(), Algorithm::Fast);
             }
-            operands.check(&Device::cpu(), Algorithm::Fast);
         }
     }
 }
 
 #[test]
 fn few_columns_of_either_layout() {
-    // As rows above. With few terms they are packed, with many they are rows of the transpose.
+    // As rows above, of which they are the transpose.
     let sizes = [(33, 1300), (300, 65), (530, 31), (70, 2100), (1025, 8)];
     for n in 1..=26 {
-        let (m, k) = sizes[n as usize % sizes.len()];
-        for is_transposed in [false, true] {
-            let mut operands = Operands::new(DType::BF16, (m, n, k), 31 + n as u64);
-            if is_transposed {
-                operands.a = tensor(DType::BF16, &[k, m], 32).permuted(&[1, 0]);
+        for (m, k) in [sizes[n as usize % sizes.len()], (37, 1201)] {
+            for is_transposed in [false, true] {
+                let mut operands = Operands::new(DType::BF16, (m, n, k), 31 + n as u64);
+                if is_transposed {
+                    operands.a = tensor(DType::BF16, &[k, m], 32).permuted(&[1, 0]);
+                }
+                operands.check(&Device::cpu(), Algorithm::Fast);
             }
-            operands.check(&Device::cpu(), Algorithm::Fast);
         }
     }
 }
@@ -70,19 +73,21 @@ fn small_and_subnormal_numbers_are_kept() {
         let fraction_bits = if dtype == DType::F16 { 10 } else { 7 };
         let mut numbers = Numbers(8);
         let mut index = 0u32;
-        let mut rows_of = |columns: u32| {
+        let mut rows_of = |columns: i64| {
             index = 0;
-            of_bits(dtype, &[256, i64::from(columns)], || {
-                let exponent = (255 - index / columns) * exponents / 256;
+            of_bits(dtype, &[256, columns], || {
+                let exponent = (255 - index / columns as u32) * exponents / 256;
                 index += 1;
                 let random = numbers.bits();
                 let fraction = random & ((1 << fraction_bits) - 1);
                 (random >> 16 & 0x8000) as u16 | (exponent << fraction_bits | fraction) as u16
             })
         };
+        // Enough for sums of lanes of up to 12 rows.
+        let terms = 600;
         let operands = Operands {
-            a: rows_of(70),
-            b: rows_of(70).permuted(&[1, 0]),
+            a: rows_of(terms),
+            b: rows_of(terms).permuted(&[1, 0]),
             grad_c: rows_of(256),
             column_major: false,
         };
@@ -101,17 +106,32 @@ fn small_and_subnormal_numbers_are_kept() {
                 operands.check(&Device::cpu(), Algorithm::Fast);
             }
         }
-        // Few columns likewise: with 70 terms, one that is read in place, and others that are packed.
+        // Few columns likewise.
         for (first, columns) in [(0, 5), (90, 12), (150, 24), (250, 1), (120, 1)] {
             for a in
                 [operands.a.clone(), operands.a.clone().permuted(&[1, 0]).to_contiguous().permuted(&[1, 0])]
             {
-                let b = operands.b.clone().restrided(first * 70, &[70, columns], &[1, 70]).unwrap();
+                let b = operands.b.clone().restrided(first * terms, &[terms, columns], &[1, terms]).unwrap();
                 let grad_c = operands.grad_c.clone().restrided(first, &[256, columns], &[256, 1]).unwrap();
                 let operands = Operands { a, b, grad_c, column_major: false };
                 operands.check(&Device::cpu(), Algorithm::Fast);
             }
         }
+    }
+}
+
+#[test]
+fn sizes_of_one_have_any_stride() {
+    // It is never multiplied by an index, whatever reads lines ahead.
+    let far = i64::MAX / 2;
+    let operands = Operands::new(DType::BF16, (40, 40, 1200), 41);
+    for (rows, columns) in [(1, 40), (40, 1), (1, 1)] {
+        let strides = |rows: i64, strides: [i64; 2]| if rows == 1 { [far, strides[1]] } else { strides };
+        let a = operands.a.clone().restrided(0, &[rows, 1200], &strides(rows, [1200, 1])).unwrap();
+        let grad_c = operands.grad_c.clone().restrided(0, &[rows, columns], &strides(rows, [40, 1])).unwrap();
+        let across = if columns == 1 { far } else { 1 };
+        let b = operands.b.clone().restrided(0, &[1200, columns], &[40, across]).unwrap();
+        Operands { a, b, grad_c, column_major: false }.check(&Device::cpu(), Algorithm::Fast);
     }
 }
 

@@ -108,12 +108,19 @@ fn bits_do_not_depend_on_threads() {
             })
             .unwrap();
         }
-        for algorithm in Algorithm::ALL {
-            for device in devices() {
-                let once = in_pool(1, || operands.run(&device, algorithm)).map(|output| bits(&output));
-                for threads in [1, 2, 3] {
-                    let again = in_pool(threads, || operands.run(&device, algorithm));
-                    assert!(again.map(|output| bits(&output)) == once, "{algorithm}, {threads}, {device}");
+        // Few rows, and few columns, have kernels of their own.
+        let few = [(20, 700, 1200), (700, 20, 1200)].map(|size| Operands::new(dtype, size, 12));
+        for operands in few.iter().chain([&operands]) {
+            for algorithm in Algorithm::ALL {
+                for device in devices() {
+                    let once = in_pool(1, || operands.run(&device, algorithm)).map(|output| bits(&output));
+                    for threads in [1, 2, 3] {
+                        let again = in_pool(threads, || operands.run(&device, algorithm));
+                        assert!(
+                            again.map(|output| bits(&output)) == once,
+                            "{algorithm}, {threads}, {device}"
+                        );
+                    }
                 }
             }
         }
@@ -150,21 +157,28 @@ fn both_gradients_at_once_are_the_gradients_one_by_one() {
 fn nothing_is_written_around_a_strided_output() {
     for algorithm in Algorithm::ALL {
         for dtype in DTYPES {
-            let operands = Operands::new(dtype, (37, 45, 20), 14);
-            let mut c = HostTensor::zeros(dtype, &[40 * 100]).unwrap();
-            c.fill_bytes(0xff);
-            let mut c = c.restrided(51, &[37, 45], &[100, 2]).unwrap();
-            let mut call = causeway::gemm::Forward {
-                a: operands.a.view(),
-                b: operands.b.view(),
-                algorithm,
-                c: c.view_mut(),
-            };
-            call.run(&Device::cpu()).unwrap();
-            for (i, element) in c.bytes().chunks_exact(2).enumerate() {
-                let (row, column) = ((i as i64 - 51).div_euclid(100), (i as i64 - 51).rem_euclid(100));
-                let inside = (0..37).contains(&row) && column % 2 == 0 && column < 90;
-                assert_eq!(element != [0xff, 0xff], inside, "element {i}, {algorithm}, {dtype}");
+            // Any, few rows, and few columns.
+            for (m, n, k) in [(37, 45, 20), (5, 45, 300), (37, 5, 300)] {
+                let operands = Operands::new(dtype, (m, n, k), 14);
+                let mut c = HostTensor::zeros(dtype, &[40 * 100]).unwrap();
+                c.fill_bytes(0xff);
+                let mut c = c.restrided(51, &[m, n], &[100, 2]).unwrap();
+                let mut call = causeway::gemm::Forward {
+                    a: operands.a.view(),
+                    b: operands.b.view(),
+                    algorithm,
+                    c: c.view_mut(),
+                };
+                call.run(&Device::cpu()).unwrap();
+                for (i, element) in c.bytes().chunks_exact(2).enumerate() {
+                    let (row, column) = ((i as i64 - 51).div_euclid(100), (i as i64 - 51).rem_euclid(100));
+                    let inside = (0..m).contains(&row) && column % 2 == 0 && column < 2 * n;
+                    assert_eq!(
+                        element != [0xff, 0xff],
+                        inside,
+                        "element {i}, {m} × {n}, {algorithm}, {dtype}"
+                    );
+                }
             }
         }
     }

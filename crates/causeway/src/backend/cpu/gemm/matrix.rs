@@ -27,12 +27,14 @@ impl<'a, T: Half> Matrix<'a, T> {
     /// A validated two-dimensional view of host memory, of dtype `T`.
     pub fn new(view: &TensorRef<'a>) -> Self {
         debug_assert_eq!(view.dtype(), T::DTYPE);
+        // Of one row, or column, any stride is valid, and none is used. Zero can be multiplied.
+        let stride = |axis: usize| if view.shape()[axis] > 1 { view.strides()[axis] as isize } else { 0 };
         Matrix {
             first: view.pointer().cast(),
             rows: view.shape()[0] as usize,
             columns: view.shape()[1] as usize,
-            row_stride: view.strides()[0] as isize,
-            column_stride: view.strides()[1] as isize,
+            row_stride: stride(0),
+            column_stride: stride(1),
             memory: PhantomData,
         }
     }
@@ -65,9 +67,10 @@ pub struct MatrixMut<'a, T> {
     memory: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `MatrixMut` is an exclusive borrow of plain numbers.
+// SAFETY: a `MatrixMut` is a part of an exclusive borrow of plain numbers. It hands out addresses only; who writes through them vouches
+// for the element being its own.
 unsafe impl<T: Half> Send for MatrixMut<'_, T> {}
-// SAFETY: it hands out addresses only; who writes through them vouches for the element being its own.
+// SAFETY: as above.
 unsafe impl<T: Half> Sync for MatrixMut<'_, T> {}
 
 impl<'a, T: Half> MatrixMut<'a, T> {
@@ -101,7 +104,7 @@ impl<'a, T: Half> MatrixMut<'a, T> {
         self.first.wrapping_offset(row as isize * self.row_stride + column as isize * self.column_stride)
     }
 
-    /// The same elements with rows and columns swapped, for as long as this matrix is left alone.
+    /// The same elements with rows and columns swapped.
     pub fn as_transposed(&self) -> MatrixMut<'_, T> {
         MatrixMut {
             rows: self.columns,

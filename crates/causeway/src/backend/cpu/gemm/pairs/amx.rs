@@ -80,7 +80,7 @@ impl Adder for Amx {
     /// A panel of the right operand then stays in the L1 cache.
     const DEPTH: usize = 512;
 
-    /// Sums and both packed blocks share a second-level cache of 2 MiB.
+    /// Sums and the packed left block share a second-level cache of 2 MiB.
     const CUT: Cut = Cut { register: (TILE, TILE), largest: (512, 384), worth_a_thread: WORTH_A_THREAD };
 
     unsafe fn new() -> Self {

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Adder, Block, GROUP, STEP, Sums, TILE, WORTH_A_THREAD};
+use super::{Adder, Block, STEP, Sums, TILE, WORTH_A_THREAD};
 use crate::backend::cpu::gemm::tiles::Cut;
 
 /// Lanes of a vector of sums.
@@ -21,8 +21,7 @@ pub struct Avx512Bf16(());
 impl Adder for Avx512Bf16 {
     const DEPTH: usize = 512;
 
-    /// Wide tiles: each packs its operands anew. Sums and packed blocks are a little more than a second-level cache of 1 MiB has room
-    /// for, which costs less than packing more often.
+    /// Wide tiles: each packs its operands anew. Sums, the left block and a right panel are 800 KiB of a second-level cache of 1 MiB.
     const CUT: Cut = Cut { register: (TILE, TILE), largest: (256, 512), worth_a_thread: WORTH_A_THREAD };
 
     unsafe fn new() -> Self {
@@ -77,7 +76,7 @@ unsafe fn add_rows<const ROWS: usize, const VECTORS: usize>(block: &Block<'_>, r
         let mut pairs = block.pairs;
         let mut step = 0;
         while pairs > 0 {
-            for line in block.ahead.iter().flat_map(|ahead| ahead.lines(step, row / GROUP)) {
+            for line in block.ahead.iter().flat_map(|ahead| ahead.lines(step, row..row + ROWS)) {
                 _mm_prefetch::<_MM_HINT_T1>(line);
             }
             step += 1;

@@ -27,8 +27,8 @@ const ROWS_TOGETHER: usize = 8;
 /// Most rows of the output. With more, packing takes no longer than reading once more for each eight.
 const ROWS: usize = 3 * ROWS_TOGETHER;
 
-/// Terms for each row below which the sixteen sums of each output, which are added in the end, take longer than packing a column does.
-const TERMS_OF_A_ROW: usize = 48;
+/// With fewer terms than so many times the rows, adding the sixteen sums of each output in the end takes longer than packing.
+const LEAST_TERMS_PER_ROW: usize = 48;
 
 /// Most columns of a tile.
 const COLUMNS: usize = 256;
@@ -46,7 +46,7 @@ pub const CUT: Cut = Cut { register: (ROWS, 16), largest: (ROWS, COLUMNS), worth
 /// than a few rows are.
 pub fn suits(right: &Matrix<bf16>, rows: usize, terms: usize, has_amx: bool) -> bool {
     let most = if has_amx { ROWS_TOGETHER } else { ROWS };
-    rows <= most && terms >= rows * TERMS_OF_A_ROW && right.column_stride == 1
+    rows <= most && terms >= rows * LEAST_TERMS_PER_ROW && right.column_stride == 1
 }
 
 /// The outputs of a tile.
@@ -54,7 +54,7 @@ pub fn suits(right: &Matrix<bf16>, rows: usize, terms: usize, has_amx: bool) -> 
 /// # Safety
 /// The tile lies inside the output and belongs to this call; the operands' sizes agree; [`suits`], and the processor has AVX-512
 /// with BF16 and the level of `chain`.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 pub unsafe fn compute(
     left: &Matrix<bf16>,
     right: &Matrix<bf16>,

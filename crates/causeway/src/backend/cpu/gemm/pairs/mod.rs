@@ -44,10 +44,6 @@ const PANEL_STEP: usize = TILE * STEP / 2;
 /// Panels of either operand that a tile has at most.
 const MOST_PANELS: usize = 16;
 
-/// Rows that are multiplied with a panel together, and groups of them in a panel.
-const GROUP: usize = 8;
-const GROUPS: usize = TILE / GROUP;
-
 /// With fewer rows or columns, most of a tile of AMX is empty.
 const FEWEST: usize = 8;
 
@@ -68,48 +64,42 @@ struct Block<'a> {
     ahead: [Ahead; 2],
 }
 
-/// Lines of an operand that will be packed as a panel, to be prefetched while another one is multiplied: they are far apart, and the
-/// processor's own prefetcher does not follow. Each group of rows asks for a part of them.
+/// Where a panel that will be packed lies in its operand, to be prefetched while other panels are multiplied: its lines are a row
+/// apart, so that the processor's own prefetcher does not follow. Every row that is multiplied asks for its share of them.
 #[derive(Clone, Copy)]
 struct Ahead {
     first: *const u8,
-    /// Bytes from a line of a step of terms to the next one, and from a step to the next one.
+    /// Bytes between neighbouring lines of a step, and between steps.
     line: isize,
     step: isize,
-    /// Lines of a step that a group asks for, and the number of a block's first group.
+    /// Lines of a step that each eight rows ask for, and rows that ask before those of this block.
     share: usize,
-    group: usize,
+    before: usize,
 }
 
 impl Ahead {
-    const NONE: Ahead = Ahead { first: std::ptr::null(), line: 0, step: 0, share: 0, group: 0 };
-
-    /// The panel that begins with this lane and term, if there is one. `groups` ask for it, of which a block's first is number `group`.
-    fn new(source: &Matrix<bf16>, first: Option<(usize, usize)>, groups: usize, group: usize) -> Self {
+    /// The panel that begins with this lane and term, if there is one, for so many rows to ask for.
+    fn new(source: &Matrix<bf16>, first: Option<(usize, usize)>, rows: usize, before: usize) -> Self {
         const BYTES: isize = size_of::<bf16>() as isize;
         let (lane, term) = (source.row_stride * BYTES, source.column_stride * BYTES);
-        let line = match (source.row_stride, source.column_stride) {
-            (1, _) => term,
-            (_, 1) => lane,
-            // Elements that are not neighbours are read one by one, which takes longer than they take to come.
-            _ => return Ahead::NONE,
+        let line = if source.row_stride == 1 { term } else { lane };
+        // Elements that are not neighbours are read one by one, which takes longer than they take to come.
+        let is_read_by_line = source.row_stride == 1 || source.column_stride == 1;
+        let (first, share) = match first {
+            Some((lane, term)) if is_read_by_line => {
+                (source.at(lane, term).cast(), TILE.div_ceil(rows.div_ceil(8)))
+            }
+            _ => (std::ptr::null(), 0),
         };
-        first.map_or(Ahead::NONE, |(lane, at)| Ahead {
-            first: source.at(lane, at).cast(),
-            line,
-            step: term * STEP as isize,
-            share: TILE.div_ceil(groups),
-            group,
-        })
+        Ahead { first, line, step: term * STEP as isize, share, before }
     }
 
-    /// Where the lines of a step are that a group of a block asks for.
+    /// Where the lines of a step are that these rows of the left panel ask for.
     #[inline]
-    fn lines(&self, step: usize, group: usize) -> impl Iterator<Item = *const i8> {
-        let first = (self.group + group) * self.share;
-        let lines = first.min(TILE)..(first + self.share).min(TILE);
+    fn lines(&self, step: usize, rows: Range<usize>) -> impl Iterator<Item = *const i8> {
+        let lines = |rows: usize| ((self.before + rows) / 8 * self.share).min(TILE);
         let (from, line) = (self.first.wrapping_offset(step as isize * self.step), self.line);
-        lines.map(move |at| from.wrapping_offset(at as isize * line).cast())
+        (lines(rows.start)..lines(rows.end)).map(move |at| from.wrapping_offset(at as isize * line).cast())
     }
 }
 
@@ -158,16 +148,21 @@ pub fn multiply(cpu: Cpu, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &Ma
         && let Some(way) = few_rows_of(left, output.columns, terms)
     {
         // Few columns are the few rows of the transpose.
-        run(cpu, way, right, left, &output.as_transposed());
-    } else if let Some(way) = few_rows_of(right, output.rows, terms) {
-        run(cpu, way, left, right, output);
+        // SAFETY: the processor has the instructions, and the operands, whose places are swapped, a layout that suits.
+        unsafe { run(cpu, way, right, left, &output.as_transposed()) };
+        return true;
+    }
+    let way: Way = if let Some(way) = few_rows_of(right, output.rows, terms) {
+        way
     } else if !amx::is_available() {
-        run(cpu, (&Avx512Bf16::CUT, compute::<Avx512Bf16>), left, right, output);
+        (&Avx512Bf16::CUT, compute::<Avx512Bf16>)
     } else if output.rows.min(output.columns) >= FEWEST {
-        run(cpu, (&Amx::CUT, compute::<Amx>), left, right, output);
+        (&Amx::CUT, compute::<Amx>)
     } else {
         return false;
-    }
+    };
+    // SAFETY: as above.
+    unsafe { run(cpu, way, left, right, output) };
     true
 }
 
@@ -184,11 +179,14 @@ fn few_rows_of(right: &Matrix<bf16>, rows: usize, terms: usize) -> Option<Way> {
 }
 
 /// Computes all tiles of an output.
-fn run(cpu: Cpu, way: Way, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) {
+///
+/// # Safety
+/// The processor has the instructions of `way`, which suits the operands' layouts.
+unsafe fn run(cpu: Cpu, way: Way, left: &Matrix<bf16>, right: &Matrix<bf16>, output: &MatrixMut<bf16>) {
     let (cut, compute) = way;
     let (chain, _) = exact::kernel::<bf16>(cpu);
     cut.for_each(output.rows, output.columns, left.columns, |tile| {
-        // SAFETY: the processor has what was just asked for; tiles lie inside the output and no two overlap.
+        // SAFETY: the caller's promise; tiles lie inside the output and no two overlap.
         unsafe { compute(left, right, output, &tile, chain) };
     });
 }
@@ -242,7 +240,7 @@ unsafe fn compute<A: Adder>(
                 }
                 let next_left = if column == 0 && rows.end < tile.rows.end {
                     Some((rows.end, block.start))
-                } else if is_last_panel && row == 0 && !is_last {
+                } else if is_last_panel && rows.end == tile.rows.end && !is_last {
                     Some((tile.rows.start, block.end))
                 } else {
                     None
@@ -254,8 +252,8 @@ unsafe fn compute<A: Adder>(
                     is_first: start == 0,
                     size: (rows.len(), columns.len()),
                     ahead: [
-                        Ahead::new(left, next_left, GROUPS, 0),
-                        Ahead::new(right, next_right, tile.rows.len().div_ceil(GROUP), row * GROUPS),
+                        Ahead::new(left, next_left, rows.len(), 0),
+                        Ahead::new(right, next_right, tile.rows.len(), row * TILE),
                     ],
                 };
                 let sums = &mut sums[(column * down + row) % kept];
@@ -299,12 +297,11 @@ unsafe fn round(sums: &[f32], output: &MatrixMut<bf16>, rows: Range<usize>, colu
     }
 }
 
-/// As [`round`], into columns that are not neighbours. It is not inlined: the addresses of 32 columns would take the registers of the loop
-/// above.
+/// As [`round`], into columns that are not neighbours, as those of a transpose. It is not inlined: the addresses of 32 columns would take
+/// the registers of the loop above.
 ///
 /// # Safety
 /// As [`round`].
-#[cold]
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn scatter(sums: &[f32], output: &MatrixMut<bf16>, rows: Range<usize>, columns: Range<usize>) {
