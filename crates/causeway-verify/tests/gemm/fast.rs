@@ -31,34 +31,37 @@ fn sizes_beyond_one_tile_and_one_block() {
 
 #[test]
 fn few_rows_of_either_layout() {
-    // Around every number of rows whose sums fit into registers; columns and terms beyond blocks, and ragged; terms enough for sums of
-    // lanes, and not enough.
+    // Columns and terms beyond blocks, and ragged.
     let sizes = [(33, 1100), (300, 65), (530, 31), (17, 2100), (8, 1025)];
-    for m in 1..=26 {
-        for (n, k) in [sizes[m as usize % sizes.len()], (37, 1201)] {
-            for is_transposed in [false, true] {
-                let mut operands = Operands::new(DType::BF16, (m, n, k), 11 + m as u64);
-                if is_transposed {
-                    operands.b = tensor(DType::BF16, &[n, k], 12).permuted(&[1, 0]);
-                }
-                operands.check(&Device::cpu(), Algorithm::Fast);
-            }
+    check_few(sizes, |rows, columns, terms, is_transposed| {
+        let mut operands = Operands::new(DType::BF16, (rows, columns, terms), 11 + rows as u64);
+        if is_transposed {
+            operands.b = tensor(DType::BF16, &[columns, terms], 12).permuted(&[1, 0]);
         }
-    }
+        operands
+    });
 }
 
 #[test]
 fn few_columns_of_either_layout() {
     // As rows above, of which they are the transpose.
     let sizes = [(33, 1300), (300, 65), (530, 31), (70, 2100), (1025, 8)];
-    for n in 1..=26 {
-        for (m, k) in [sizes[n as usize % sizes.len()], (37, 1201)] {
+    check_few(sizes, |columns, rows, terms, is_transposed| {
+        let mut operands = Operands::new(DType::BF16, (rows, columns, terms), 31 + columns as u64);
+        if is_transposed {
+            operands.a = tensor(DType::BF16, &[terms, rows], 32).permuted(&[1, 0]);
+        }
+        operands
+    });
+}
+
+/// Around every number of rows, or columns, whose sums fit into registers, with sizes of the other and of terms; terms enough for sums of
+/// lanes, and not enough.
+fn check_few(sizes: [(i64, i64); 5], make: impl Fn(i64, i64, i64, bool) -> Operands) {
+    for few in 1..=26 {
+        for (many, terms) in [sizes[few as usize % sizes.len()], (37, 1201)] {
             for is_transposed in [false, true] {
-                let mut operands = Operands::new(DType::BF16, (m, n, k), 31 + n as u64);
-                if is_transposed {
-                    operands.a = tensor(DType::BF16, &[k, m], 32).permuted(&[1, 0]);
-                }
-                operands.check(&Device::cpu(), Algorithm::Fast);
+                make(few, many, terms, is_transposed).check(&Device::cpu(), Algorithm::Fast);
             }
         }
     }
