@@ -1,8 +1,8 @@
 //! Planner of the backward operation: kernels/causal_conv1d_backward*.cuh.
 //!
 //! * neighbouring channels side by side in memory: `channel_last`, a thread walks down a segment of rows, `tiles_last` or `short_last`;
-//! * neighbouring positions side by side: `channel_first`, a wave walks a row from its end, `tiles_first`,
-//!   `short_first` or `rows_first`;
+//! * neighbouring positions side by side: `channel_first`, a wave walks a row from its end, `tiles_first`, `short_first`
+//!   or `rows_first`;
 //! * anything else, widths over 8, and empty rows: `general`.
 //!
 //! The grid is blocks that compute dx, dweight and dbias, then blocks that compute dinitial_states. Channels are cut
@@ -15,10 +15,11 @@ mod halo;
 mod short_first;
 mod short_last;
 mod tiles;
+mod tiles_first;
 mod tiles_last;
 
 pub use halo::{plan_behind_halo, plan_halo};
-use tiles::{General, MOST_STEPS};
+use tiles::{General, MOST_STEPS, SHARED_RESERVED};
 
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, OfTensor, Strides2, Traffic,
@@ -338,8 +339,26 @@ impl Planner<'_> {
             && segments <= i32::MAX as u64 / MOST_STEPS
     }
 
+    /// Shared memory of which a multiprocessor has enough for `resident` blocks and no more: blocks that come early would crowd
+    /// those that are free first.
+    fn alone(&self, resident: u32) -> u32 {
+        (self.share(resident + 1) + 16).min(self.facts.shared_per_block)
+    }
+
+    /// The most shared memory with which `blocks` fit on a multiprocessor.
+    fn share(&self, blocks: u32) -> u32 {
+        (self.facts.shared_per_multiprocessor / blocks).saturating_sub(SHARED_RESERVED)
+    }
+
     fn finish(&self, launch: Launch) -> Plan {
         let sum_blocks = launch.channel_groups * launch.parts;
+        // A grid is whole clusters; blocks past the last state find nothing to do.
+        let blocks = (sum_blocks + self.state_blocks(launch.threads) as u32).next_multiple_of(launch.cluster);
+        let traffic = Traffic::of(self.op);
+        // Where all blocks are resident at once, and a multiprocessor has no room for more, they lie no worse for beginning early.
+        let each = blocks.div_ceil(self.facts.multiprocessors.max(1));
+        let one_round = each <= launch.resident && !launch.early && traffic.is_mid_size();
+        let alone = if one_round { self.alone(each) } else { 0 };
         let arguments = BackwardArguments {
             groups_divisor: Divisor::new(launch.channel_groups),
             parts_divisor: Divisor::new(launch.parts),
@@ -363,17 +382,15 @@ impl Planner<'_> {
             problem: self.problem(),
             tile: launch.tile,
         };
-        let mut plan = if launch.early {
-            entry.plan_early(&arguments, Traffic::of(self.op), self.facts)
+        let mut plan = if launch.early || one_round {
+            entry.plan_early(&arguments, traffic, self.facts)
         } else {
-            entry.plan(&arguments, Traffic::of(self.op), self.facts)
+            entry.plan(&arguments, traffic, self.facts)
         };
-        // A grid is whole clusters; blocks past the last state find nothing to do.
-        plan.grid[0] =
-            (sum_blocks + self.state_blocks(launch.threads) as u32).next_multiple_of(launch.cluster);
+        plan.grid[0] = blocks;
         plan.block[0] = launch.threads;
         // dinitial_states needs a number per thread.
-        plan.shared_bytes = launch.shared_bytes.max(launch.threads * 4);
+        plan.shared_bytes = launch.shared_bytes.max(launch.threads * 4).max(alone);
         if launch.parts > 1 && launch.cluster == 1 {
             plan.workspace_bytes = u64::from(sum_blocks) * launch.sums * 4;
             let teams = match arguments.team {

@@ -1,7 +1,7 @@
 //! The backward planner where neighbouring positions are neighbours in memory: rows that waves walk.
 
 use super::super::{Constants, PACKET, View, common_residue, kernel, takes_more_registers, weight_access};
-use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS, Room, SHARED_RESERVED};
+use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
@@ -41,7 +41,6 @@ struct Cut {
 }
 
 kernel!(CHANNEL_FIRST, "backward_channel_first", "backward_channel_first", BackwardArguments);
-kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", BackwardArguments);
 
 impl Planner<'_> {
     pub(super) fn channel_first(&self) -> Option<Launch> {
@@ -61,7 +60,10 @@ impl Planner<'_> {
         let aligned = self.all_streams().all(|view| view.access(2) >= bytes);
         let whole = aligned.then_some(bytes);
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
-        let plain = || self.tiles_first(whole).or_else(|| self.short_first(bytes, ragged));
+        let plain = || {
+            let whole_tiles = self.whole_tiles_first(whole);
+            whole_tiles.or_else(|| self.short_first(bytes, ragged)).or_else(|| self.tiles_first(whole))
+        };
         if let Some(plain) = (!self.is_gated()).then(plain).flatten() {
             return Some(plain);
         }
@@ -171,7 +173,7 @@ impl Planner<'_> {
             // A piece pays for its halos, so it is some tiles long.
             most_pieces: if splittable { (tiles / tile.least_tiles).max(1) } else { 1 },
         });
-        let tiles::Shares { waves, threads, group_channels, channel_groups, parts, pieces } = shares;
+        let tiles::Shares { waves, threads, group_channels, channel_groups, parts, pieces, .. } = shares;
         let steps = |unroll: u64| tiles.div_ceil(pieces).next_multiple_of(unroll);
         // Two tiles per step, where a piece has an even number of them. Indices take registers and shared memory for that. Ragged rows
         // are bound by instructions, and gain more by it than a tile of masks costs.
@@ -202,67 +204,8 @@ impl Planner<'_> {
         self.share(resident + 1).min(GRANTED - 1) + 1
     }
 
-    /// Shared memory of which a multiprocessor has enough for `resident` blocks and no more: blocks that come early would crowd
-    /// those that are free first.
-    fn alone(&self, resident: u32) -> u32 {
-        (self.share(resident + 1) + 16).min(self.facts.shared_per_block)
-    }
-
-    /// The most shared memory with which `blocks` fit on a multiprocessor.
-    fn share(&self, blocks: u32) -> u32 {
-        (self.facts.shared_per_multiprocessor / blocks).saturating_sub(SHARED_RESERVED)
-    }
-
     /// The widest access for a lane's neighbouring indices where the lane's positions are at least 16 bytes.
     fn index_access(&self) -> u32 {
         self.op.seq_idx.as_ref().map_or(4, |indices| View::of(indices).access(1))
-    }
-
-    /// Tiles that waves walk, in a plain call whose rows are whole tiles. `bytes`: as for `short_first`.
-    fn tiles_first(&self, bytes: Option<u32>) -> Option<Launch> {
-        const STAGES: u32 = 4;
-        let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
-        let tile_bytes = PACKET * self.facts.wave_size;
-        let row_bytes = seqlen as u64 * u64::from(self.element());
-        let plain = bytes == Some(PACKET)
-            && i32::try_from(row_bytes).is_ok()
-            && row_bytes.is_multiple_of(u64::from(tile_bytes))
-            && self.has_async_copy(PACKET)
-            && !self.has_boundaries()
-            && !self.meets_states();
-        if !plain || !tiles::is_tiles_first(width, self.element(), self.elements_per_multiprocessor()) {
-            return None;
-        }
-        let tiles = row_bytes / u64::from(tile_bytes);
-        let wave_shared = 2 * STAGES * tile_bytes + self.sums_per_channel() as u32 * 4;
-        let room = Room::of(self.facts, wave_shared);
-        let cut = tiles::tiles_first(batch as u64, dim as u64, tiles, self.element(), room)?;
-        let waves = cut.threads / self.facts.wave_size;
-        let channels = u64::from(waves) / cut.waves;
-        let shared = waves * wave_shared;
-        Some(Launch {
-            kernel: &TILES_FIRST,
-            tile: Constants::new("Tile")
-                .int("threads", cut.threads)
-                .int("waves_per_channel", cut.waves)
-                .flag("whole_rows", cut.pieces == 1)
-                .int("tiles", tiles / cut.pieces)
-                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
-            threads: cut.threads,
-            resident: cut.resident,
-            cluster: 1,
-            early: cut.one_round,
-            joins: false,
-            keeps_together: false,
-            shared_bytes: shared.max(if cut.one_round { self.alone(cut.resident) } else { 0 }),
-            sums: channels * self.sums_per_channel(),
-            channel_groups: u32::try_from((dim as u64).div_ceil(channels)).ok()?,
-            parts: 1,
-            pieces: u32::try_from(cut.pieces).ok()?,
-            piece: u32::try_from(tiles / cut.pieces * u64::from(tile_bytes / self.element())).ok()?,
-            tile_channels: 0,
-            slices: 0,
-        })
-        .filter(|launch| self.is_launchable(launch))
     }
 }

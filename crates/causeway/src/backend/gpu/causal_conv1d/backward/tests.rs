@@ -142,12 +142,21 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
         }
         "causal_conv1d_backward_tiles_first" => {
             let element = op.x.dtype().size() as u64;
-            assert_eq!(pieces * piece, sizes.seqlen as u64, "whole pieces: {plan}");
-            assert_eq!(piece * element, number(plan, "tiles") * 512, "of whole tiles: {plan}");
-            assert_eq!(number(plan, "tiles") % 2, 0, "{plan}");
+            let (seqlen, tiles, unroll) =
+                (sizes.seqlen as u64, piece * element / 512, number(plan, "unroll"));
+            assert_eq!(
+                (seqlen * element % 16, piece * element % 512),
+                (0, 0),
+                "whole packets and tiles: {plan}"
+            );
+            assert!((pieces - 1) * piece < seqlen && seqlen <= pieces * piece, "no piece is empty: {plan}");
+            assert_eq!(tiles % unroll, 0, "whole steps: {plan}");
+            assert_eq!(plan.constant("one_step") == "true", tiles == unroll, "{plan}");
+            assert_eq!(plan.constant("full") == "true", pieces * piece == seqlen, "{plan}");
             assert_eq!(plan.constant("whole_rows") == "true", pieces == 1, "{plan}");
+            assert_eq!(plan.constant("split") == "true", a.parts > 1, "{plan}");
             let waves = number(plan, "waves_per_channel");
-            assert!(waves.is_power_of_two() && waves.is_multiple_of(pieces), "{plan}");
+            assert!(waves.is_power_of_two() && u64::from(a.parts) * waves < rows * pieces + waves, "{plan}");
             u64::from(plan.block[0] / facts.wave_size) / waves
         }
         "causal_conv1d_backward_channel_first" => {
@@ -275,6 +284,51 @@ fn memory_order_and_size_decide_the_kernel() {
 }
 
 #[test]
+fn rows_of_whole_packets_are_walked_in_tiles() {
+    // Pieces, parts, threads that should be resident, and whether all pieces are whole tiles.
+    for (shape, expected) in [
+        ([1, 136, 581_416], Some((15, 15, 512, false))),
+        ([3, 1558, 5816], Some((1, 1, 768, false))),
+        ([5, 627, 6248], Some((1, 5, 768, false))),
+        ([1, 3934, 4008], Some((1, 1, 512, false))),
+        // Rows of four tiles, and whole rows of a large call.
+        ([19, 672, 1000], None),
+        ([5, 2952, 7160], None),
+    ] {
+        let plan = planned(&call(DType::BF16, shape, first(shape), 4));
+        let Some(expected) = expected else {
+            assert_eq!(plan.entry(), "causal_conv1d_backward_channel_first", "{plan}");
+            continue;
+        };
+        assert_eq!(plan.entry(), "causal_conv1d_backward_tiles_first", "{plan}");
+        let a = arguments(&plan);
+        let bounds = format!("CAUSEWAY_KERNEL({0}, {1})", plan.block[0], expected.2 / plan.block[0]);
+        assert!(plan.choice.source().contains(&bounds), "{plan}");
+        assert_eq!(
+            (a.pieces, a.parts, plan.constant("full") == "true"),
+            (expected.0, expected.1, expected.3),
+            "{plan}"
+        );
+    }
+}
+
+#[test]
+fn calls_of_middling_size_begin_early_where_all_blocks_are_resident() {
+    for (shape, strides, expected) in [
+        ([1, 4096, 1000], last([1, 4096, 1000]), true),
+        ([1, 24, 300_000], first([1, 24, 300_000]), true),
+        // Several rounds, and too much.
+        ([2, 5000, 1000], first([2, 5000, 1000]), false),
+        ([4, 5376, 4096], last([4, 5376, 4096]), false),
+    ] {
+        let plan = planned(&call(DType::BF16, shape, strides, 4));
+        assert_eq!(plan.begins_early, expected, "{plan}");
+        let each = plan.grid[0].div_ceil(132);
+        assert!(!expected || 233_472 / (plan.shared_bytes + 1024) == each, "no room for more: {plan}");
+    }
+}
+
+#[test]
 fn blocks_of_a_channel_group_form_a_cluster_where_there_are_clusters() {
     let shape = [4, 64, 1024];
     let op = call(DType::BF16, shape, last(shape), 4);
@@ -328,8 +382,9 @@ fn waves_of_tiles_take_rows_first_and_pieces_where_rows_are_few() {
         ([5, 320, 4096], (4, 4, 4)),
     ] {
         let plan = planned(&call(DType::BF16, shape, first(shape), 4));
-        let found = (number(&plan, "waves_per_channel"), arguments(&plan).pieces, number(&plan, "tiles"));
-        assert_eq!((found.0, u64::from(found.1), found.2), expected, "{plan}");
+        let found =
+            (number(&plan, "waves_per_channel"), arguments(&plan).pieces, arguments(&plan).piece / 256);
+        assert_eq!(found, expected, "{plan}");
     }
     // Blocks of a multiprocessor: all at once where registers allow it, else as many as leave the last round fuller.
     for (shape, expected) in [
@@ -363,6 +418,12 @@ fn waves_of_tiles_take_rows_first_and_pieces_where_rows_are_few() {
     let wide = [4, 4096, 512];
     let wide = planned_for(&call(DType::BF16, wide, first(wide), 4), &of_architecture("sm_89"));
     assert!(wide.choice.source().contains("CAUSEWAY_KERNEL(128, 5)") && !wide.begins_early, "{wide}");
+    // Blocks for a part of the device, in a large call: several share a channel.
+    for (shape, expected) in [([1, 64, 1 << 20], (256, 4, 32)), ([1, 80, 1 << 19], (128, 13, 26))] {
+        let plan = planned(&call(DType::BF16, shape, first(shape), 4));
+        let found = (plan.block[0], arguments(&plan).parts, arguments(&plan).pieces);
+        assert_eq!((plan.entry(), found), ("causal_conv1d_backward_tiles_first", expected), "{plan}");
+    }
     // Three tiles, two whole ones between others, and long channels in several rounds.
     for shape in [[8, 2048, 768], [8, 2048, 1016], [2, 5120, 4096]] {
         let plan = planned(&call(DType::BF16, shape, first(shape), 4));

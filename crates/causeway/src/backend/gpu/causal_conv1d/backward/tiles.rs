@@ -1,7 +1,6 @@
 //! Tile sizes of the backward kernels, measured on an H200 (docs/kernels/history/backward.md).
 
 use crate::backend::gpu::candidates::{self, Kept};
-use crate::backend::gpu::plan::DeviceFacts;
 
 /// Segments, or pieces of rows, are numbered in 31 bits with room for this many steps past the last.
 pub(super) const MOST_STEPS: u64 = 8;
@@ -83,8 +82,11 @@ pub(super) struct FirstTile {
     pub threads: u32,
     /// Threads that should fit on a multiprocessor: caps registers.
     pub resident_threads: u32,
+    /// Another number of them, if one may be faster.
+    pub more_threads: Option<u32>,
     /// Tiles in flight.
     pub stages: u32,
+    pub pace: Pace,
     /// Most waves for one channel.
     pub most_waves: u32,
     /// Least waves for one channel, if it has that many rows.
@@ -393,7 +395,9 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
         bytes,
         threads: 128,
         resident_threads,
+        more_threads: None,
         stages: 3,
+        pace: Pace { start: 20, sums: 20, sum: 3, crowding: 0, last_is_full: false },
         most_waves: 8,
         least_waves,
         // 4-byte elements: 16 waves fetch enough.
@@ -406,41 +410,55 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
 /// Threads of a multiprocessor that walk rows; more channels than such waves do not run at once.
 pub(super) const OVERFULL_THREADS: u32 = 640;
 
-/// A grid of equal blocks on a device: a model of what it takes. Its unit is a wave's step, the 1.5 KB of x, dy and dx that 32 lanes move
-/// by 16 bytes each, at the multiprocessor's share of the memory's bandwidth: 50 ns on an H200.
+/// What rounds of a kernel's blocks take. Unit: a wave's step, the 1.5 KB of x, dy and dx that 32 lanes move by 16 bytes each, at the
+/// multiprocessor's share of the memory's bandwidth: 50 ns on an H200.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Pace {
+    /// From a block's start to its first step, and from its last step to its end.
+    pub start: u64,
+    /// To add the sums of several blocks, beside `sum` for each of them: the last one reads those of four at a time.
+    pub sums: u64,
+    pub sum: u64,
+    /// Tenths of a step that a wave takes longer for each one beside it, from 16 on.
+    pub crowding: u64,
+    /// The last one of several rounds takes as long as a full one, however few blocks it has.
+    pub last_is_full: bool,
+}
+
+/// A grid of equal blocks on a device: a model of what it takes, in tenths of a step.
 struct Grid {
     multiprocessors: u64,
     /// Blocks of a multiprocessor.
     resident: u64,
     /// Waves of a block.
     waves: u64,
+    pace: Pace,
 }
 
 impl Grid {
-    /// From a block's start to its first step, and from its last step to its end.
-    const START: u64 = 20;
-    /// Waves of a multiprocessor that take as long for a step as one alone.
-    const LATENCY: u64 = 16;
-
-    /// To add the sums of `parts` blocks: the last one reads those of four at a time.
-    fn split(parts: u64) -> u64 {
-        if parts > 1 { 20 + 3 * parts } else { 0 }
-    }
-
     /// `parts` blocks for each of `groups` groups of channels. Each of their `walkers` walks one of `jobs` pieces after the other, `steps`
     /// steps each; where they cannot share these out evenly, some have no last one, and the others are alone then.
     fn time(&self, groups: u64, parts: u64, walkers: u64, jobs: u64, steps: u64) -> u64 {
+        /// Waves of a multiprocessor that take as long for a step as one alone.
+        const LATENCY: u64 = 16;
+        let Pace { start, sums, sum, crowding, last_is_full } = self.pace;
         let slots = self.multiprocessors * self.resident;
         let (full, rest) = (groups * parts / slots, groups * parts % slots);
         let each = jobs.div_ceil(walkers);
+        let step = |waves: u64| 10 * waves.max(LATENCY) + crowding * waves.saturating_sub(LATENCY);
         // No memory holds as many steps as would not fit.
         let round = |resident: u64| {
             let waves = resident * self.waves;
-            let last = (waves * (jobs - (each - 1) * walkers) / walkers).max(Self::LATENCY);
-            steps.saturating_mul((each - 1) * waves.max(Self::LATENCY) + last).saturating_add(Self::START)
+            let last = waves * (jobs - (each - 1) * walkers) / walkers;
+            steps.saturating_mul((each - 1) * step(waves) + step(last)).saturating_add(10 * start)
         };
-        let last = if rest > 0 { round(rest.div_ceil(self.multiprocessors)) } else { 0 };
-        round(self.resident).saturating_mul(full).saturating_add(last).saturating_add(Self::split(parts))
+        let last = match rest {
+            0 => 0,
+            _ if last_is_full && full > 0 => round(self.resident),
+            _ => round(rest.div_ceil(self.multiprocessors)),
+        };
+        let split = if parts > 1 { 10 * (sums + sum * parts) } else { 0 };
+        round(self.resident).saturating_mul(full).saturating_add(last).saturating_add(split)
     }
 }
 
@@ -464,6 +482,8 @@ pub(super) struct Walk {
 /// Who walks them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shares {
+    /// Threads that should fit on a multiprocessor.
+    pub resident_threads: u32,
     /// Waves of a channel in a block, a power of two.
     pub waves: u64,
     /// Of a block.
@@ -483,13 +503,18 @@ pub(super) fn shares(walk: &Walk) -> Shares {
         static SHARES: Kept<Walk, Shares> = const { Kept::new() };
     }
     SHARES.with(|kept| {
-        kept.get(*walk, || candidates::least(walk.shares().into_iter()).expect("one wave is always tried"))
+        kept.get(*walk, || {
+            let &FirstTile { resident_threads, more_threads, .. } = &walk.tile;
+            let ways = std::iter::once(resident_threads).chain(more_threads);
+            candidates::least(ways.flat_map(|threads| walk.shares(threads)))
+                .expect("one wave is always tried")
+        })
     })
 }
 
 impl Walk {
-    /// Ways to share the rows out, and what each takes.
-    fn shares(&self) -> Vec<(u64, Shares)> {
+    /// Ways to share the rows out to blocks of which as many are resident as have `resident_threads`, and what each takes.
+    fn shares(&self, resident_threads: u32) -> Vec<(u64, Shares)> {
         /// Rounds of blocks that a device may have, beside one block for each group of channels.
         const ROUNDS: [u64; 7] = [0, 1, 2, 3, 4, 6, 9];
         let &Walk { tile, multiprocessors, wave, dim, batch, rows_at_once, most_pieces, .. } = self;
@@ -501,10 +526,10 @@ impl Walk {
                 continue;
             }
             let threads = (waves * wave).max(u64::from(tile.threads));
-            let resident = (u64::from(tile.resident_threads) / threads).max(1);
+            let resident = (u64::from(resident_threads) / threads).max(1);
             let group_channels = threads / wave / waves;
             let channel_groups = dim.div_ceil(group_channels);
-            let grid = Grid { multiprocessors, resident, waves: threads / wave };
+            let grid = Grid { multiprocessors, resident, waves: threads / wave, pace: tile.pace };
             let mut tried = 0;
             for rounds in ROUNDS {
                 let parts =
@@ -518,6 +543,7 @@ impl Walk {
                 for jobs in 1..=if batch >= 4 * walkers { 1 } else { 4 } {
                     let pieces = (jobs * walkers / batch).clamp(1, most_pieces);
                     let share = |parts| Shares {
+                        resident_threads,
                         waves,
                         threads: threads as u32,
                         group_channels,
@@ -552,100 +578,6 @@ impl Walk {
 
 /// Shared memory that a multiprocessor sets aside for each block.
 pub(super) const SHARED_RESERVED: u32 = 1 << 10;
-
-/// What the kernel of many waves walks: a wave of a channel takes the same piece of several rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TilesFirst {
-    /// Threads of a block.
-    pub threads: u32,
-    /// Blocks that should fit on a multiprocessor: caps registers.
-    pub resident: u32,
-    /// All blocks are resident at once, as many on each multiprocessor as fit.
-    pub one_round: bool,
-    /// Waves of a channel, a power of two.
-    pub waves: u64,
-    /// Pieces of a row, a power of two.
-    pub pieces: u64,
-}
-
-/// Whether a plain call of this width, bytes of an element and elements of x per multiprocessor is one for it.
-pub(super) fn is_tiles_first(width: i64, element: u32, elements: u64) -> bool {
-    width <= 4 && elements > if element == 2 { 16 << 10 } else { 32 << 10 }
-}
-
-/// What one multiprocessor has for it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Room {
-    pub multiprocessors: u64,
-    /// Threads of a wave.
-    pub wave_size: u64,
-    /// Waves whose registers, threads and shared memory fit.
-    pub waves: u64,
-}
-
-impl Room {
-    /// `shared` is what each wave asks for.
-    pub(super) fn of(facts: &DeviceFacts, shared: u32) -> Self {
-        /// Vector registers of a thread, which the blocks that should fit bring about.
-        const REGISTERS: u32 = 64;
-        let threads = facts.threads_per_multiprocessor.min(facts.registers_per_multiprocessor / REGISTERS);
-        // The smallest block has four waves.
-        let each = shared + SHARED_RESERVED.div_ceil(LEAST_WAVES);
-        Room {
-            multiprocessors: u64::from(facts.multiprocessors.max(1)),
-            wave_size: u64::from(facts.wave_size),
-            waves: u64::from((threads / facts.wave_size).min(facts.shared_per_multiprocessor / each)),
-        }
-    }
-}
-
-/// Fewest waves of its blocks.
-const LEAST_WAVES: u32 = 4;
-
-/// How `dim` channels of `batch` rows of `tiles` tiles are cut for it. None where a row is not an even number of tiles, where
-/// a multiprocessor has too little room, and where the walk has measured faster.
-pub(super) fn tiles_first(batch: u64, dim: u64, tiles: u64, element: u32, room: Room) -> Option<TilesFirst> {
-    /// Waves of a multiprocessor that fetch enough: with more, each has less to do between its start and its end.
-    const ENOUGH: u64 = 16;
-    let Room { multiprocessors, wave_size, waves: most } = room;
-    // With how many waves registers are ample.
-    let ample = most.min(20);
-    /// Tiles of a channel that still leave little for a last round.
-    const SHORT: u64 = 8;
-    if !tiles.is_multiple_of(2) || tiles == 0 || most < ENOUGH {
-        return None;
-    }
-    let wanted = 1u64 << (multiprocessors * ENOUGH / dim).clamp(1, most).ilog2();
-    // What the busiest wave does, in half tiles: a piece pays for its ends.
-    let longest = |pieces: u64| {
-        let rows = batch.div_ceil(wanted / pieces);
-        rows * (2 * tiles / pieces + u64::from(pieces > 1))
-    };
-    let pieces = (0..=wanted.ilog2().min((tiles / 2).trailing_zeros())).map(|power| 1u64 << power);
-    let pieces = pieces.min_by_key(|&pieces| longest(pieces)).unwrap_or(1);
-    let waves = wanted.min(pieces * batch.next_power_of_two());
-    let block = waves.max(u64::from(LEAST_WAVES));
-    let blocks = (dim * waves).div_ceil(block);
-    let each = blocks.div_ceil(multiprocessors);
-    let one_round = each * block <= most;
-    if element == 4 && each * block > ample || !one_round && batch * tiles > SHORT {
-        return None;
-    }
-    // In several rounds, with whichever number of waves the last one is fuller.
-    let places = |resident: u64| blocks.div_ceil(multiprocessors * (resident / block)) * (resident / block);
-    let resident = match one_round {
-        true => each,
-        false if places(most) < places(ample) => most / block,
-        false => ample / block,
-    };
-    Some(TilesFirst {
-        threads: (block * wave_size) as u32,
-        resident: resident as u32,
-        one_round,
-        waves,
-        pieces,
-    })
-}
 
 /// What a block of the general kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

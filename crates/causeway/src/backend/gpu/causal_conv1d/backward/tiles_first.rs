@@ -1,0 +1,234 @@
+//! The backward planner of plain calls where neighbouring positions are neighbours in memory: tiles that waves with few registers walk.
+
+use super::super::{Constants, PACKET, kernel, weight_access};
+use super::tiles::{self, FirstTile, Pace, SHARED_RESERVED, Shares};
+use super::{BackwardArguments, Launch, Planner};
+use crate::backend::gpu::plan::DeviceFacts;
+use crate::causal_conv1d::Sizes;
+
+kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", BackwardArguments);
+
+/// Tiles in a wave's ring.
+const STAGES: u32 = 4;
+
+/// How rows are shared out.
+struct Cut {
+    /// Of a block.
+    threads: u32,
+    /// Blocks that should fit on a multiprocessor: caps registers.
+    resident: u32,
+    /// All blocks are resident at once, as many on each multiprocessor as fit.
+    one_round: bool,
+    /// Waves of a channel in a block.
+    waves: u64,
+    /// Blocks of a channel.
+    parts: u64,
+    /// Tiles of a piece, a multiple of two.
+    tiles: u64,
+}
+
+impl Planner<'_> {
+    /// Rows that are whole tiles, in calls whose blocks are all resident at once or walk little. `bytes`: the packets that all rows begin with.
+    pub(super) fn whole_tiles_first(&self, bytes: Option<u32>) -> Option<Launch> {
+        let Sizes { batch, dim, .. } = *self.sizes;
+        let row = self.bytes_of_tiled_row(bytes)?;
+        let tiles = row / self.tile_bytes();
+        let elements = self.elements_per_multiprocessor();
+        let enough = elements > if self.element() == 2 { 16 << 10 } else { 32 << 10 };
+        if !enough || !row.is_multiple_of(self.tile_bytes()) {
+            return None;
+        }
+        let room = Room::of(self.facts, self.shared_bytes_of_wave());
+        let cut = whole_tiles(batch as u64, dim as u64, tiles, self.element(), room)?;
+        self.launch_tiles(&cut, tiles)
+    }
+
+    /// Rows of whole packets. `bytes`: as for `whole_tiles_first`.
+    pub(super) fn tiles_first(&self, bytes: Option<u32>) -> Option<Launch> {
+        /// Fitted to 540 ways to share out the rows of 18 drawn calls (docs/kernels/history/backward-first.md, "Rows of any length in tiles").
+        const TILE: FirstTile = FirstTile {
+            bytes: PACKET,
+            threads: 128,
+            // 16 waves of a multiprocessor keep enough under way; with more, memory takes longer for what lies so far apart.
+            resident_threads: 512,
+            more_threads: Some(768),
+            stages: STAGES,
+            pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
+            most_waves: 8,
+            least_waves: 1,
+            crowded: true,
+            least_tiles: 8,
+        };
+        /// Fewest tiles of a row: masks of its last one cost too much of fewer.
+        const LEAST: u64 = 5;
+        /// Tiles of a multiprocessor above which whole rows take as long in a walk, or less.
+        const LARGE: u64 = 1000;
+        let Sizes { batch, dim, .. } = *self.sizes;
+        let tiles = self.bytes_of_tiled_row(bytes)?.div_ceil(self.tile_bytes());
+        if tiles < LEAST {
+            return None;
+        }
+        let multiprocessors = u64::from(self.facts.multiprocessors);
+        let Shares { resident_threads, waves, threads, parts, pieces, .. } = tiles::shares(&tiles::Walk {
+            tile: TILE,
+            multiprocessors,
+            wave: u64::from(self.facts.wave_size),
+            dim: dim as u64,
+            batch: batch as u64,
+            rows_at_once: 1,
+            tiles,
+            most_pieces: (tiles / TILE.least_tiles).max(1),
+        });
+        if pieces == 1
+            && (batch as u64).saturating_mul(dim as u64).saturating_mul(tiles) > LARGE * multiprocessors
+        {
+            return None;
+        }
+        let each = tiles.div_ceil(pieces);
+        // Steps of four tiles where the empty ones behind a row are few.
+        let each = each.next_multiple_of(if each >= 16 { 4 } else { 2 });
+        let resident = resident_threads / threads;
+        self.launch_tiles(&Cut { threads, resident, one_round: false, waves, parts, tiles: each }, tiles)
+    }
+
+    /// Bytes of a row, in a plain call with asynchronous copies whose rows are whole packets.
+    fn bytes_of_tiled_row(&self, bytes: Option<u32>) -> Option<u64> {
+        let row = self.sizes.seqlen as u64 * u64::from(self.element());
+        let plain = bytes == Some(PACKET)
+            && row.is_multiple_of(u64::from(PACKET))
+            && row <= i32::MAX as u64 / 2
+            && self.sizes.width <= 4
+            && self.has_async_copy(PACKET)
+            && !self.has_boundaries()
+            && !self.meets_states();
+        plain.then_some(row)
+    }
+
+    fn tile_bytes(&self) -> u64 {
+        u64::from(PACKET * self.facts.wave_size)
+    }
+
+    fn shared_bytes_of_wave(&self) -> u32 {
+        2 * STAGES * PACKET * self.facts.wave_size + self.sums_per_channel() as u32 * 4
+    }
+
+    /// `tiles`: of a row.
+    fn launch_tiles(&self, cut: &Cut, tiles: u64) -> Option<Launch> {
+        let &Cut { threads, resident, one_round, waves, parts, tiles: each } = cut;
+        let block_waves = threads / self.facts.wave_size;
+        let channels = u64::from(block_waves) / waves;
+        let unroll = if each.is_multiple_of(4) { 4 } else { 2 };
+        let piece = each * self.tile_bytes() / u64::from(self.element());
+        let pieces = tiles.div_ceil(each);
+        // What blocks of a channel tell each other with, besides.
+        let shared = block_waves * self.shared_bytes_of_wave() + 4;
+        Some(Launch {
+            kernel: &TILES_FIRST,
+            tile: Constants::new("Tile")
+                .int("threads", threads)
+                .int("waves_per_channel", waves)
+                .flag("split", parts > 1)
+                .flag("whole_rows", pieces == 1)
+                .flag("full", (self.sizes.seqlen as u64).is_multiple_of(piece))
+                .flag("one_step", each == unroll)
+                .int("unroll", unroll)
+                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
+            threads,
+            resident,
+            cluster: 1,
+            early: one_round,
+            joins: false,
+            keeps_together: false,
+            shared_bytes: shared.max(if one_round { self.alone(resident) } else { 0 }),
+            sums: channels * self.sums_per_channel(),
+            channel_groups: u32::try_from((self.sizes.dim as u64).div_ceil(channels)).ok()?,
+            parts: u32::try_from(parts).ok()?,
+            pieces: u32::try_from(pieces).ok()?,
+            piece: u32::try_from(piece).ok()?,
+            tile_channels: 0,
+            slices: 0,
+        })
+        .filter(|launch| self.is_launchable(launch))
+    }
+}
+
+/// What one multiprocessor has for rows that are whole tiles.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    multiprocessors: u64,
+    /// Threads of a wave.
+    wave_size: u64,
+    /// Waves whose registers, threads and shared memory fit.
+    waves: u64,
+}
+
+impl Room {
+    /// `shared` is what each wave asks for.
+    fn of(facts: &DeviceFacts, shared: u32) -> Self {
+        /// Vector registers of a thread, which the blocks that should fit bring about.
+        const REGISTERS: u32 = 64;
+        let threads = facts.threads_per_multiprocessor.min(facts.registers_per_multiprocessor / REGISTERS);
+        // The smallest block has four waves.
+        let each = shared + SHARED_RESERVED.div_ceil(LEAST_WAVES);
+        Room {
+            multiprocessors: u64::from(facts.multiprocessors.max(1)),
+            wave_size: u64::from(facts.wave_size),
+            waves: u64::from((threads / facts.wave_size).min(facts.shared_per_multiprocessor / each)),
+        }
+    }
+}
+
+/// Fewest waves of its blocks.
+const LEAST_WAVES: u32 = 4;
+
+/// How `dim` channels of `batch` rows of `tiles` tiles are cut, where all rows are whole tiles. A wave of a channel takes the same piece of
+/// several rows. None where a row is not an even number of tiles, where a multiprocessor has too little room, where blocks are too few
+/// for the device, and where the walk has measured faster.
+fn whole_tiles(batch: u64, dim: u64, tiles: u64, element: u32, room: Room) -> Option<Cut> {
+    /// Waves of a multiprocessor that fetch enough: with more, each has less to do between its start and its end.
+    const ENOUGH: u64 = 16;
+    let Room { multiprocessors, wave_size, waves: most } = room;
+    // With how many waves registers are ample.
+    let ample = most.min(20);
+    /// Tiles of a channel that still leave little for a last round.
+    const SHORT: u64 = 8;
+    /// Tiles of a multiprocessor in calls for whose rows more blocks are worth adding more sums.
+    const LARGE: u64 = 256;
+    // Of a channel each. Half of a device, or all of it where a call is large.
+    let few_blocks = dim
+        < if batch * dim * tiles < multiprocessors * LARGE { multiprocessors / 2 } else { multiprocessors };
+    if !tiles.is_multiple_of(2) || tiles == 0 || most < ENOUGH || few_blocks {
+        return None;
+    }
+    let wanted = 1u64 << (multiprocessors * ENOUGH / dim).clamp(1, most).ilog2();
+    // What the busiest wave does, in half tiles: a piece pays for its ends.
+    let longest = |pieces: u64| {
+        let rows = batch.div_ceil(wanted / pieces);
+        rows * (2 * tiles / pieces + u64::from(pieces > 1))
+    };
+    let pieces = (0..=wanted.ilog2().min((tiles / 2).trailing_zeros())).map(|power| 1u64 << power);
+    let pieces = pieces.min_by_key(|&pieces| longest(pieces)).unwrap_or(1);
+    let waves = wanted.min(pieces * batch.next_power_of_two());
+    let block = waves.max(u64::from(LEAST_WAVES));
+    let blocks = (dim * waves).div_ceil(block);
+    let each = blocks.div_ceil(multiprocessors);
+    let one_round = each * block <= most;
+    if element == 4 && each * block > ample || !one_round && batch * tiles > SHORT {
+        return None;
+    }
+    // In several rounds, with whichever number of waves the last one is fuller.
+    let places = |resident: u64| blocks.div_ceil(multiprocessors * (resident / block)) * (resident / block);
+    let resident = match one_round {
+        true => each,
+        false if places(most) < places(ample) => most / block,
+        false => ample / block,
+    };
+    Some(Cut {
+        threads: (block * wave_size) as u32,
+        resident: resident as u32,
+        one_round,
+        waves,
+        parts: 1,
+        tiles: tiles / pieces,
+    })
+}
