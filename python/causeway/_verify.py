@@ -49,8 +49,8 @@ class Report:
 
     @property
     def passed(self):
-        """True if nothing was wrong."""
-        return self.facts["passed"]
+        """True if something was checked and nothing was wrong."""
+        return self.facts["passed"] and self.count > 0
 
     @property
     def counts(self):

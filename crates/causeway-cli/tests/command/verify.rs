@@ -18,10 +18,12 @@ fn suite(files: &Files, fault: &str) -> String {
 const FAULT: &str = "fault = { output = \"dx\", coordinate = [1, 2, 3], add = 0.001 }";
 
 #[test]
-fn no_calls_are_not_said_to_pass() {
+fn no_calls_do_not_pass() {
     let message = refusal(&["verify", "--random", "0"]);
     assert!(message.contains("'0' for '--random <N>': expected 1 to 4294967295"), "{message}");
-    let printed = success(&["verify", "--random", "3", "--seconds", "0", "--device", "cpu"]);
+    let output = output(&["verify", "--random", "3", "--seconds", "0", "--device", "cpu"]);
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
     assert!(
         printed.contains("nothing was checked: 0 random calls") && !printed.contains("pass"),
         "{printed}"
