@@ -6,7 +6,7 @@
 //                                          ←─────────────      first, then another piece
 //              │lane 0│lane 1│ …                              a lane owns one packet of a tile
 //
-// Tiles are prefetched into a ring in shared memory, three tiles ahead and from one piece into the next. A lane reads from there its
+// Tiles are prefetched into a ring in shared memory, three tiles ahead, of which the next one has arrived, and from one piece into the next. A lane reads from there its
 // packets and its halo of x, which another lane has copied: what lies side by side in a row does so in the ring, which wraps
 // round at its ends. The halo of g, width-1 gradients to the right of a packet, moves by shuffles; that of a tile is kept from the
 // tile walked before. Where a piece ends inside its row, width-1 lanes compute one gradient each.
@@ -28,7 +28,7 @@ namespace causal_conv1d {
 //       static constexpr int waves_per_channel;   of a block; `parts` blocks have as many each
 //       static constexpr bool split;              there are several parts
 //       static constexpr bool whole_rows;         a row is one piece
-//       static constexpr bool full;               pieces are whole tiles, and none ends behind its row
+//       static constexpr bool full;               no piece reaches behind its row
 //       static constexpr bool one_step;           a piece is one step of the walk
 //       static constexpr int unroll;              tiles of a step, 2 or 4
 //       static constexpr int weight_bytes;        see load_parameters
@@ -64,11 +64,11 @@ public:
     }
 
 private:
-    // The lane's first byte in the first tile, in memory, of a piece's last step.
+    // Where the lane's packet of a piece's last step begins, in the tile that is first in memory.
     struct Place {
         i32 entry;
         i32 at;    // bytes from the row's begin
-        i32 rest;  // bytes from there to the row's end, or less than one
+        i32 rest;  // bytes from there to the row's end; 0 or less behind it
     };
 
     // Where steps have two tiles, the other half of the ring holds the next one.
@@ -139,7 +139,6 @@ private:
             if (fetch_left > 0) return;
         }
         fetch_job += job_step();
-        // Addresses stay legal where nothing is read.
         if (fetch_job < jobs) fetch_piece();
     }
 
@@ -215,7 +214,8 @@ private:
     }
 
     // Computes the tile at `own` in shared memory, with the lane's halo of x at `before`. `is_first`: of its piece. Masked: the lane's packet
-    // lies in the row if `inside`. Behind it dy and x are zeros, but pre may overflow by the halo, and 0 times that is a NaN.
+    // lies in the row if `inside`. Behind it dy and x are zeros, but pre may overflow by the halo, and 0 times that is a NaN. (What 0 times an
+    // infinite x adds to dweight is left open.)
     template <bool Masked> CAUSEWAY_DEVICE void compute(u32 own, u32 before, char* dx, bool inside, bool is_first) {
         float x[HALO + COUNT], d[COUNT], g[COUNT + HALO], out[COUNT];
         {

@@ -242,8 +242,8 @@ constexpr bool HAS_ASYNC_COPY = true;
 constexpr bool HAS_ASYNC_COPY = false;
 #endif
 
-// Starts a copy of Bytes (4, 8 or 16) to shared memory: the first `count` bytes are read, the others are zeros. The address must
-// be legal even if count is 0. Only where HAS_ASYNC_COPY.
+// Starts a copy of Bytes (4, 8 or 16) to shared memory: the first `count` bytes are read, the others are zeros. Where count is 0 the address may
+// lie outside the tensor. Only where HAS_ASYNC_COPY.
 template <int Bytes> CAUSEWAY_DEVICE void async_copy_first(u32 shared_offset, const void* address, u32 count) {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 800
     const u32 to = (u32)__cvta_generic_to_shared(causeway_shared_memory) + shared_offset;

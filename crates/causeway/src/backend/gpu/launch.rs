@@ -19,8 +19,12 @@ pub(super) fn power_of_two_in(number: u64) -> u32 {
 /// (docs/kernels/history/forward.md). Planners of grids that have no other way to lie let these begin early whatever they move.
 const EARLY: u64 = 20_000_000;
 
+/// The same of launches whose blocks are all resident at once and leave no room for more. Of such, those of 24 to 60 MB gained up to 0.4 µs, and
+/// some of 80 MB and more lost (docs/kernels/history/backward-first.md, "Beginning early").
+const EARLY_IN_ONE_ROUND: u64 = 64_000_000;
+
 /// Whether this device's launches may begin while the one before them is at work.
-fn knows_early(facts: &DeviceFacts) -> bool {
+pub(super) fn knows_early(facts: &DeviceFacts) -> bool {
     facts.vendor == Vendor::Nvidia && facts.compute_capability() >= 90
 }
 
@@ -37,10 +41,9 @@ impl Traffic {
         Traffic { read, written }
     }
 
-    /// Whether such a launch begins early where all of its blocks are resident at once: more than [`EARLY`], and so little that the 0.3 µs
-    /// that this saves are not lost to blocks that drift apart.
+    /// Whether such a launch begins early only where all of its blocks are resident at once.
     pub(super) fn is_mid_size(self) -> bool {
-        (EARLY + 1..=64_000_000).contains(&(self.read + self.written))
+        (EARLY + 1..=EARLY_IN_ONE_ROUND).contains(&(self.read + self.written))
     }
 
     /// Whether such a launch begins early.

@@ -23,7 +23,7 @@ use tiles::{General, MOST_STEPS, SHARED_RESERVED};
 
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, OfTensor, Strides2, Traffic,
-    View, WIDEST, device_struct, kernel, most_blocks, refuse_f64,
+    View, WIDEST, device_struct, kernel, knows_early, most_blocks, refuse_f64,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
@@ -188,7 +188,7 @@ pub(super) struct Launch {
     pub resident: u32,
     /// Blocks of a cluster; those of a channel group form one.
     pub cluster: u32,
-    /// May begin early whatever it moves.
+    /// Begins early whatever it moves, where all of its blocks are resident at once.
     pub early: bool,
     /// Faster if the entries of the batch are joined.
     pub joins: bool,
@@ -355,10 +355,14 @@ impl Planner<'_> {
         // A grid is whole clusters; blocks past the last state find nothing to do.
         let blocks = (sum_blocks + self.state_blocks(launch.threads) as u32).next_multiple_of(launch.cluster);
         let traffic = Traffic::of(self.op);
-        // Where all blocks are resident at once, and a multiprocessor has no room for more, they lie no worse for beginning early.
         let each = blocks.div_ceil(self.facts.multiprocessors.max(1));
-        let one_round = each <= launch.resident && !launch.early && traffic.is_mid_size();
-        let alone = if one_round { self.alone(each) } else { 0 };
+        // Clusters are sure to run all at once where the planner has seen to it, with one block for each multiprocessor.
+        let one_round = each <= launch.resident.min(if launch.cluster > 1 { 1 } else { u32::MAX })
+            && launch.shared_bytes <= self.share(each);
+        // Blocks that come early lie no worse where all are resident at once and no multiprocessor has room for more.
+        let early =
+            one_round && !self.beside && knows_early(self.facts) && (launch.early || traffic.is_mid_size());
+        let alone = if early { self.alone(each) } else { 0 };
         let arguments = BackwardArguments {
             groups_divisor: Divisor::new(launch.channel_groups),
             parts_divisor: Divisor::new(launch.parts),
@@ -382,7 +386,7 @@ impl Planner<'_> {
             problem: self.problem(),
             tile: launch.tile,
         };
-        let mut plan = if launch.early || one_round {
+        let mut plan = if early {
             entry.plan_early(&arguments, traffic, self.facts)
         } else {
             entry.plan(&arguments, traffic, self.facts)

@@ -291,6 +291,8 @@ fn rows_of_whole_packets_are_walked_in_tiles() {
         ([3, 1558, 5816], Some((1, 1, 768, false))),
         ([5, 627, 6248], Some((1, 5, 768, false))),
         ([1, 3934, 4008], Some((1, 1, 512, false))),
+        // 143 tiles: pieces are rounded up to steps, and no block is left without one.
+        ([1, 120, 36_600], Some((15, 2, 512, false))),
         // Rows of four tiles, and whole rows of a large call.
         ([19, 672, 1000], None),
         ([5, 2952, 7160], None),
@@ -314,18 +316,31 @@ fn rows_of_whole_packets_are_walked_in_tiles() {
 
 #[test]
 fn calls_of_middling_size_begin_early_where_all_blocks_are_resident() {
-    for (shape, strides, expected) in [
-        ([1, 4096, 1000], last([1, 4096, 1000]), true),
-        ([1, 24, 300_000], first([1, 24, 300_000]), true),
-        // Several rounds, and too much.
-        ([2, 5000, 1000], first([2, 5000, 1000]), false),
-        ([4, 5376, 4096], last([4, 5376, 4096]), false),
-    ] {
-        let plan = planned(&call(DType::BF16, shape, strides, 4));
-        assert_eq!(plan.begins_early, expected, "{plan}");
-        let each = plan.grid[0].div_ceil(132);
-        assert!(!expected || 233_472 / (plan.shared_bytes + 1024) == each, "no room for more: {plan}");
+    let (thousand, long) = ([1, 4096, 1000], [1, 24, 300_000]);
+    let calls = [(thousand, last(thousand)), (long, first(long))]
+        .map(|(shape, strides)| call(DType::BF16, shape, strides, 4));
+    for facts in [DeviceFacts::h200(), of_architecture("sm_100a"), of_architecture("sm_120")] {
+        for op in &calls {
+            let plan = planned_for(op, &facts);
+            let each = plan.grid[0].div_ceil(facts.multiprocessors);
+            let fit = facts.shared_per_multiprocessor / (plan.shared_bytes + 1024);
+            assert!(plan.begins_early && fit == each, "room for as many as there are: {facts:?}: {plan}");
+        }
     }
+    // Devices that do not begin early, and members of a larger launch, keep their shared memory.
+    let (early, alone) =
+        (planned(&calls[0]), DeviceFacts { architecture: "sm_89".to_string(), ..DeviceFacts::h200() });
+    let beside =
+        plan_beside(&calls[0], &calls[0].validate().unwrap(), &DeviceFacts::h200()).unwrap().unwrap();
+    for plan in [planned_for(&calls[0], &alone), beside] {
+        assert!(!plan.begins_early && plan.shared_bytes < early.shared_bytes, "{plan}");
+    }
+    // Several rounds, and too much.
+    let (rounds, large) = ([2, 5000, 1000], [4, 5376, 4096]);
+    let plan = planned(&call(DType::BF16, rounds, first(rounds), 4));
+    let bounds = plan.choice.source().contains("CAUSEWAY_KERNEL(128, 5)");
+    assert!(!plan.begins_early && bounds && plan.grid[0].div_ceil(132) > 5, "{plan}");
+    assert!(!planned(&call(DType::BF16, large, last(large), 4)).begins_early);
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl Planner<'_> {
 
     /// Rows of whole packets. `bytes`: as for `whole_tiles_first`.
     pub(super) fn tiles_first(&self, bytes: Option<u32>) -> Option<Launch> {
-        /// Fitted to 540 ways to share out the rows of 18 drawn calls (docs/kernels/history/backward-first.md, "Rows of any length in tiles").
+        /// Fitted to 540 ways to share out the rows of 18 drawn calls (docs/kernels/history/backward-first.md, "Rows that end inside a tile").
         const TILE: FirstTile = FirstTile {
             bytes: PACKET,
             threads: 128,
@@ -59,18 +59,22 @@ impl Planner<'_> {
             crowded: true,
             least_tiles: 8,
         };
-        /// Fewest tiles of a row: masks of its last one cost too much of fewer.
+        /// Fewest tiles of a row. With fewer, the last one, which is slower, is too large a part.
         const LEAST: u64 = 5;
         /// Tiles of a multiprocessor above which whole rows take as long in a walk, or less.
-        const LARGE: u64 = 1000;
+        const WALKED_ABOVE: u64 = 1000;
         let Sizes { batch, dim, .. } = *self.sizes;
         let tiles = self.bytes_of_tiled_row(bytes)?.div_ceil(self.tile_bytes());
         if tiles < LEAST {
             return None;
         }
         let multiprocessors = u64::from(self.facts.multiprocessors);
+        let block_shared =
+            TILE.threads / self.facts.wave_size * self.shared_bytes_of_wave() + SHARED_RESERVED;
+        let fits =
+            |threads: &u32| threads / TILE.threads * block_shared < self.facts.shared_per_multiprocessor;
         let Shares { resident_threads, waves, threads, parts, pieces, .. } = tiles::shares(&tiles::Walk {
-            tile: TILE,
+            tile: FirstTile { more_threads: TILE.more_threads.filter(fits), ..TILE },
             multiprocessors,
             wave: u64::from(self.facts.wave_size),
             dim: dim as u64,
@@ -80,13 +84,15 @@ impl Planner<'_> {
             most_pieces: (tiles / TILE.least_tiles).max(1),
         });
         if pieces == 1
-            && (batch as u64).saturating_mul(dim as u64).saturating_mul(tiles) > LARGE * multiprocessors
+            && (batch as u64).saturating_mul(dim as u64).saturating_mul(tiles)
+                > WALKED_ABOVE * multiprocessors
         {
             return None;
         }
         let each = tiles.div_ceil(pieces);
         // Steps of four tiles where the empty ones behind a row are few.
         let each = each.next_multiple_of(if each >= 16 { 4 } else { 2 });
+        let parts = parts.min((batch as u64 * tiles.div_ceil(each)).div_ceil(waves));
         let resident = resident_threads / threads;
         self.launch_tiles(&Cut { threads, resident, one_round: false, waves, parts, tiles: each }, tiles)
     }
@@ -139,7 +145,7 @@ impl Planner<'_> {
             early: one_round,
             joins: false,
             keeps_together: false,
-            shared_bytes: shared.max(if one_round { self.alone(resident) } else { 0 }),
+            shared_bytes: shared,
             sums: channels * self.sums_per_channel(),
             channel_groups: u32::try_from((self.sizes.dim as u64).div_ceil(channels)).ok()?,
             parts: u32::try_from(parts).ok()?,
@@ -193,10 +199,14 @@ fn whole_tiles(batch: u64, dim: u64, tiles: u64, element: u32, room: Room) -> Op
     /// Tiles of a channel that still leave little for a last round.
     const SHORT: u64 = 8;
     /// Tiles of a multiprocessor in calls for whose rows more blocks are worth adding more sums.
-    const LARGE: u64 = 256;
-    // Of a channel each. Half of a device, or all of it where a call is large.
+    const WORTH_SPLITTING: u64 = 256;
+    // A channel has no more than one block. They may be half as many as multiprocessors, or as many where the call is large.
     let few_blocks = dim
-        < if batch * dim * tiles < multiprocessors * LARGE { multiprocessors / 2 } else { multiprocessors };
+        < if batch * dim * tiles < multiprocessors * WORTH_SPLITTING {
+            multiprocessors / 2
+        } else {
+            multiprocessors
+        };
     if !tiles.is_multiple_of(2) || tiles == 0 || most < ENOUGH || few_blocks {
         return None;
     }
