@@ -6,7 +6,8 @@
     draw_shapes.py summary drawn.json...
 
 Convolutions: x of 1 to 256 MB in 16 bits, dim 64 to 8,192 and seqlen 16 to 65,536, log-uniform, one of four no multiple of 8, both
-layouts, width 3 or 4, with SiLU; ragged: all of them no multiple of 8. Classes: --count convolutions of each class that has an aim of its own. Products: each of M, N, K 16 to 32,768, log-uniform, multiples of 8, at most 2 GB of tensors and
+layouts, width 3 or 4, with SiLU; ragged: all of them no multiple of 8. Classes: --count convolutions of each class that has an aim of its own, and
+of powers of two alone. Products: each of M, N, K 16 to 32,768, log-uniform, multiples of 8, at most 2 GB of tensors and
 10 TFLOP. A summary gives the geometric mean and the worst ratio to the floor (of products: of cuBLASLt) by pass and class.
 """
 
@@ -47,6 +48,16 @@ def sized(draw, dims, seqlens, elements, step=8):
             return [batch, dim, seqlen]
 
 
+def powers_of_two(draw, dims, seqlens, elements):
+    """A shape of powers of two alone, from exponents, with the exponent of its elements in a range: what people often take, and draws of
+    multiples of 8 hardly ever give."""
+    while True:
+        dim, seqlen = draw.randint(*dims), draw.randint(*seqlens)
+        batch = draw.randint(*elements) - dim - seqlen
+        if 0 <= batch <= 8:
+            return [2**batch, 2**dim, 2**seqlen]
+
+
 LARGE = (30e6, 120e6)  # elements: 60 MB and more in 16 bits
 CLASSES = {
     "large": lambda draw: {"shape": sized(draw, (256, 8192), (512, 16384), LARGE)},
@@ -68,6 +79,7 @@ CLASSES = {
         "layout": "channel-first",
     },
     "width-3": lambda draw: {"shape": sized(draw, (256, 8192), (512, 16384), LARGE), "width": 3},
+    "all-powers-of-two": lambda draw: {"shape": powers_of_two(draw, (3, 13), (6, 20), (21, 27))},
     "under-1-mb": lambda draw: {"shape": sized(draw, (64, 2048), (16, 2048), (60e3, 500e3)), "layout": "channel-last"},
 }
 
