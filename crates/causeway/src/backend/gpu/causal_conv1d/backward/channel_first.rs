@@ -102,7 +102,7 @@ impl Planner<'_> {
         let cut = self.cut_first(rows);
         let packets = tile.bytes / bytes;
         let sums = cut.group_channels * self.sums_per_channel();
-        let resident = (tile.resident_threads / cut.threads).max(1);
+        let resident = (tile.blocks.resident_threads / cut.threads).max(1);
         // A lane's positions of x, dy and gates, and their indices.
         let indices = if self.op.seq_idx.is_some() { 4 * tile.bytes / element } else { 0 };
         let ring = if self.has_async_copy(bytes) {
@@ -163,7 +163,7 @@ impl Planner<'_> {
 
         let splittable = lanes == u64::from(wave);
         let shares = tiles::shares(&tiles::Walk {
-            tile,
+            blocks: tile.blocks,
             multiprocessors: u64::from(self.facts.multiprocessors),
             wave: u64::from(wave),
             dim: dim as u64,

@@ -74,27 +74,33 @@ impl LastSharing {
 }
 
 /// What a block of the channel-first kernel does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct FirstTile {
     /// Bytes of a lane's positions.
     pub bytes: u32,
+    /// Tiles in flight.
+    pub stages: u32,
+    /// Whether more blocks than should be resident may share a multiprocessor.
+    pub crowded: bool,
+    /// Fewest tiles of a piece, where rows are cut.
+    pub least_tiles: u64,
+    pub blocks: FirstBlocks,
+}
+
+/// The blocks of a kernel whose waves walk rows, and what they take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct FirstBlocks {
     /// Threads of a block, if there are that many for a channel.
     pub threads: u32,
     /// Threads that should fit on a multiprocessor: caps registers.
     pub resident_threads: u32,
     /// Another number of them, if one may be faster.
     pub more_threads: Option<u32>,
-    /// Tiles in flight.
-    pub stages: u32,
-    pub pace: Pace,
     /// Most waves for one channel.
     pub most_waves: u32,
     /// Least waves for one channel, if it has that many rows.
     pub least_waves: u32,
-    /// Whether more blocks than that may share a multiprocessor.
-    pub crowded: bool,
-    /// Fewest tiles of a piece, where rows are cut.
-    pub least_tiles: u64,
+    pub pace: Pace,
 }
 
 /// A row of the table: the first whose limits hold is taken.
@@ -393,16 +399,18 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
     };
     let tile = FirstTile {
         bytes,
-        threads: 128,
-        resident_threads,
-        more_threads: None,
         stages: 3,
-        pace: Pace { start: 20, sums: 20, sum: 3, crowding: 0, last_is_full: false },
-        most_waves: 8,
-        least_waves,
         // 4-byte elements: 16 waves fetch enough.
         crowded: element == 2 || least_waves > 1,
         least_tiles: 4,
+        blocks: FirstBlocks {
+            threads: 128,
+            resident_threads,
+            more_threads: None,
+            most_waves: 8,
+            least_waves,
+            pace: Pace { start: 20, sums: 20, sum: 3, crowding: 0, last_is_full: false },
+        },
     };
     (width <= 8).then_some(tile)
 }
@@ -465,7 +473,7 @@ impl Grid {
 /// Rows that waves walk, to be shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Walk {
-    pub tile: FirstTile,
+    pub blocks: FirstBlocks,
     pub multiprocessors: u64,
     /// Lanes of a wave.
     pub wave: u64,
@@ -504,7 +512,7 @@ pub(super) fn shares(walk: &Walk) -> Shares {
     }
     SHARES.with(|kept| {
         kept.get(*walk, || {
-            let &FirstTile { resident_threads, more_threads, .. } = &walk.tile;
+            let FirstBlocks { resident_threads, more_threads, .. } = walk.blocks;
             let ways = std::iter::once(resident_threads).chain(more_threads);
             candidates::least(ways.flat_map(|threads| walk.shares(threads)))
                 .expect("one wave is always tried")
@@ -517,19 +525,19 @@ impl Walk {
     fn shares(&self, resident_threads: u32) -> Vec<(u64, Shares)> {
         /// Rounds of blocks that a device may have, beside one block for each group of channels.
         const ROUNDS: [u64; 7] = [0, 1, 2, 3, 4, 6, 9];
-        let &Walk { tile, multiprocessors, wave, dim, batch, rows_at_once, most_pieces, .. } = self;
+        let &Walk { blocks, multiprocessors, wave, dim, batch, rows_at_once, most_pieces, .. } = self;
         let most_jobs = batch.div_ceil(rows_at_once) * most_pieces;
-        let most_waves = u64::from(tile.most_waves).min(most_jobs);
+        let most_waves = u64::from(blocks.most_waves).min(most_jobs);
         let mut found = Vec::new();
         for waves in [1, 2, 4, 8].into_iter().filter(|&waves| waves <= most_waves) {
-            if waves < u64::from(tile.least_waves).min(1 << most_jobs.ilog2()) {
+            if waves < u64::from(blocks.least_waves).min(1 << most_jobs.ilog2()) {
                 continue;
             }
-            let threads = (waves * wave).max(u64::from(tile.threads));
+            let threads = (waves * wave).max(u64::from(blocks.threads));
             let resident = (u64::from(resident_threads) / threads).max(1);
             let group_channels = threads / wave / waves;
             let channel_groups = dim.div_ceil(group_channels);
-            let grid = Grid { multiprocessors, resident, waves: threads / wave, pace: tile.pace };
+            let grid = Grid { multiprocessors, resident, waves: threads / wave, pace: blocks.pace };
             let mut tried = 0;
             for rounds in ROUNDS {
                 let parts =

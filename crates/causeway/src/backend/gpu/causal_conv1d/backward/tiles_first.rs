@@ -1,7 +1,7 @@
 //! The backward planner of plain calls where neighbouring positions are neighbours in memory: tiles that waves with few registers walk.
 
 use super::super::{Constants, PACKET, kernel, weight_access};
-use super::tiles::{self, FirstTile, Pace, SHARED_RESERVED, Shares};
+use super::tiles::{self, FirstBlocks, Pace, SHARED_RESERVED, Shares};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::DeviceFacts;
 use crate::causal_conv1d::Sizes;
@@ -46,19 +46,17 @@ impl Planner<'_> {
     /// Rows of whole packets. `bytes`: as for `whole_tiles_first`.
     pub(super) fn tiles_first(&self, bytes: Option<u32>) -> Option<Launch> {
         /// Fitted to 540 ways to share out the rows of 18 drawn calls (docs/kernels/history/backward-first.md, "Rows that end inside a tile").
-        const TILE: FirstTile = FirstTile {
-            bytes: PACKET,
+        const BLOCKS: FirstBlocks = FirstBlocks {
             threads: 128,
             // 16 waves of a multiprocessor keep enough under way; with more, memory takes longer for what lies so far apart.
             resident_threads: 512,
             more_threads: Some(768),
-            stages: STAGES,
-            pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
             most_waves: 8,
             least_waves: 1,
-            crowded: true,
-            least_tiles: 8,
+            pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
         };
+        /// Fewest tiles of a piece, where rows are cut.
+        const LEAST_TILES: u64 = 8;
         /// Fewest tiles of a row. With fewer, the last one, which is slower, is too large a part.
         const LEAST: u64 = 5;
         /// Tiles of a multiprocessor above which whole rows take as long in a walk, or less.
@@ -70,18 +68,18 @@ impl Planner<'_> {
         }
         let multiprocessors = u64::from(self.facts.multiprocessors);
         let block_shared =
-            TILE.threads / self.facts.wave_size * self.shared_bytes_of_wave() + SHARED_RESERVED;
+            BLOCKS.threads / self.facts.wave_size * self.shared_bytes_of_wave() + SHARED_RESERVED;
         let fits =
-            |threads: &u32| threads / TILE.threads * block_shared < self.facts.shared_per_multiprocessor;
+            |threads: &u32| threads / BLOCKS.threads * block_shared < self.facts.shared_per_multiprocessor;
         let Shares { resident_threads, waves, threads, parts, pieces, .. } = tiles::shares(&tiles::Walk {
-            tile: FirstTile { more_threads: TILE.more_threads.filter(fits), ..TILE },
+            blocks: FirstBlocks { more_threads: BLOCKS.more_threads.filter(fits), ..BLOCKS },
             multiprocessors,
             wave: u64::from(self.facts.wave_size),
             dim: dim as u64,
             batch: batch as u64,
             rows_at_once: 1,
             tiles,
-            most_pieces: (tiles / TILE.least_tiles).max(1),
+            most_pieces: (tiles / LEAST_TILES).max(1),
         });
         if pieces == 1
             && (batch as u64).saturating_mul(dim as u64).saturating_mul(tiles)
