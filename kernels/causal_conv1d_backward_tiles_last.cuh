@@ -127,20 +127,21 @@ private:
         if (!there) tile = 0;
         const u32 entry = quotient(tile, a.pieces_divisor);
         const i32 first = (i32)(tile - entry * a.pieces) * TILE_ROWS;
-        copies_whole = there && first >= HALO && first + DY_ROWS <= seqlen;
+        copies_whole = there && first + DY_ROWS <= seqlen;
         copied_row = there ? first + row_of_thread : seqlen + HALO;
         x_next = x_at + ((i64)entry * a.x.entry * (i64)sizeof(X) + (i64)first * a.x_pitch);
         dy_next = dy_at + ((i64)entry * a.dy.entry * (i64)sizeof(X) + (i64)first * a.dy_pitch);
         copy_to = copy_at + stage * STAGE_BYTES;
     }
 
-    // Starts copy number i of a stage: those of x and dy in turns. Whole: all rows of the tile exist.
+    // Starts copy number i of a stage: those of x and dy in turns. Whole: all rows of the tile exist, but for those of x before an entry, which the
+    // first copies have.
     template <bool Whole> CAUSEWAY_DEVICE void copy(int i) {
         const bool is_dy = i < 2 * DY_COPIES && i % 2 == 1;
         const int k = i < 2 * DY_COPIES ? i / 2 : i - DY_COPIES;
         const int rows = is_dy ? DY_ROWS : X_ROWS;
         const i32 row = copied_row + k * AT_ONCE - (is_dy ? 0 : HALO);
-        const bool exists = Whole || (u32)row < (u32)seqlen;
+        const bool exists = Whole ? is_dy || k > 0 || row >= 0 : (u32)row < (u32)seqlen;
         if ((k + 1) * AT_ONCE <= rows || row_of_thread + k * AT_ONCE < rows) {
             const char* const from = is_dy ? dy_next : x_next;
             async_copy<COPY>(copy_to + k * AT_ONCE * LINE + (is_dy ? DY_AT : 0), exists ? from : (const char*)a.x.data, exists);

@@ -9,7 +9,7 @@ use super::short_last;
 use super::tiles::{self, Alone, LastCall, LastSharing};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::candidates;
-use crate::causal_conv1d::Sizes;
+use crate::causal_conv1d::{Activation, Sizes};
 
 kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", BackwardArguments);
 
@@ -43,7 +43,8 @@ impl Planner<'_> {
         let elements_each = self.elements_per_multiprocessor();
         let plain = !self.is_gated() && self.op.norm.is_none() && !self.beside;
         let clusters = self.largest_cluster() > 1;
-        let most = if clusters { short_last::most(dim, legal) } else { short_last::SHORT };
+        let costly = self.op.activation == Activation::Silu && width > 3;
+        let most = if clusters { short_last::most(dim, legal, element, costly) } else { short_last::SHORT };
         let short = plain && width <= 4 && elements_each <= most && !self.has_boundaries();
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);

@@ -2,7 +2,9 @@
 
 use super::super::{Constants, kernel, weight_access};
 use super::{BackwardArguments, Launch, Planner, tiles};
-use crate::causal_conv1d::Sizes;
+use crate::backend::gpu::candidates::{self, Kept};
+use crate::causal_conv1d::{Activation, Sizes};
+use crate::tensor::DType;
 
 kernel!(SHORT_LAST, "backward_short_last", "backward_short_last", BackwardArguments);
 
@@ -10,11 +12,8 @@ impl Planner<'_> {
     /// Segments of a few rows, for a call too small to fill the device; packets of at most `legal` channels.
     pub(super) fn short_last(&self, legal: u32) -> Option<Launch> {
         let clusters = self.largest_cluster() > 1;
-        let (tile, cut) = self.short_tile(legal);
-        if clusters && last_round_is_empty(self.elements_per_multiprocessor(), cut.steps, cut.threads) {
-            return None;
-        }
-        let Cut { channels, lanes, groups, pieces, cluster, .. } = cut;
+        let cut = self.short_cut(legal);
+        let Cut { channels, lanes, rows, groups, pieces, cluster, .. } = cut;
         let (channel_groups, threads) = (u32::try_from(groups).ok()?, cut.threads as u32);
         let segments = self.sizes.batch as u64 * pieces;
         let parts = if clusters { cluster } else { segments.div_ceil(u64::from(threads / lanes)) };
@@ -29,7 +28,7 @@ impl Planner<'_> {
                 .int("threads", threads)
                 .int("lanes", lanes)
                 .int("channels", channels)
-                .int("rows", tile.rows)
+                .int("rows", rows)
                 .int("cluster", cluster)
                 .int("weight_bytes", weight_access(&self.op.weight, channels, channels)),
             threads,
@@ -43,15 +42,15 @@ impl Planner<'_> {
             channel_groups,
             parts: u32::try_from(parts).ok()?,
             pieces: u32::try_from(pieces).ok()?,
-            piece: tile.rows,
+            piece: rows,
             tile_channels: 0,
             slices: 0,
         })
         .filter(|launch| self.is_launchable(launch))
     }
 
-    /// The tile of a call with packets of at most `legal` channels, and its cut.
-    fn short_tile(&self, legal: u32) -> (Tile, Cut) {
+    /// How a call is cut, with packets of at most `legal` channels.
+    fn short_cut(&self, legal: u32) -> Cut {
         let Sizes { batch, dim, seqlen, .. } = *self.sizes;
         let (largest, elements) = (self.largest_cluster(), self.elements_per_multiprocessor());
         let tile = |channels, lanes, rows, threads| Tile { channels, lanes, rows, threads, most_blocks: 8 };
@@ -64,33 +63,13 @@ impl Planner<'_> {
             // So few rows that a step fewer counts for more than wider packets.
             (_, ..=128) if elements <= 512 => tile(1, 8, 1, (64, 512)),
             (_, ..=1024) if elements <= 512 => tile(1, 8, 4, (64, 512)),
-            (_, ..=1024) if elements <= 2560 => sixteen(tile(2, 8, 4, (64, 512))),
+            (_, ..=1024) if elements <= 1200 => sixteen(tile(2, 8, 4, (64, 512))),
             // Narrower groups use half of each sector of 32 bytes, but without them there are 64 blocks at most.
             (16.., 2049..) if dim < 64 => sixteen(tile(2, 4, 8, (64, 512))),
-            (16.., 2049..) if dim < 128 => sixteen(tile(2, 8, 8, (64, 512))),
-            (_, 2049..) if dim < 128 => tile(2, 4, 8, (64, 512)),
-            (_, _) => return self.widened(sixteen(tile(2, 8, 8, (64, 256))), legal),
+            (..16, 2049..) if dim < 128 => tile(2, 4, 8, (64, 512)),
+            (_, _) => return self.eight_rows(legal.min(2)).cut(),
         };
-        (tile, self.cut(&tile, legal))
-    }
-
-    /// A tile, or one with wider and so fewer groups of channels: a second round of clusters takes as long as the first.
-    fn widened(&self, tile: Tile, legal: u32) -> (Tile, Cut) {
-        let cut = self.cut(&tile, legal);
-        let waits = cut.groups >= self.clusters_at_once(&cut);
-        if waits && legal >= 4 && cut.steps <= cut.threads {
-            // Of four channels to a thread, registers leave room for few large blocks.
-            let wide = Tile { channels: 4, ..tile };
-            let cut = self.cut(&wide, legal);
-            if cut.threads <= 128 {
-                return (wide, cut);
-            }
-        }
-        if waits || cut.groups >= MANY_GROUPS {
-            let wide = Tile { lanes: 16, ..tile };
-            return (wide, self.cut(&wide, legal));
-        }
-        (tile, cut)
+        self.cut(&tile, legal)
     }
 
     fn cut(&self, tile: &Tile, legal: u32) -> Cut {
@@ -107,15 +86,119 @@ impl Planner<'_> {
         let cluster = if self.largest_cluster() > 1 { 1 << most.ilog2() } else { 1 };
         let steps = segments.div_ceil(cluster) * u64::from(lanes);
         let threads = steps.next_power_of_two().clamp(tile.threads.0, tile.threads.1);
-        Cut { channels, lanes, groups, pieces, cluster, steps, threads }
+        Cut { channels, lanes, rows: tile.rows, groups, pieces, cluster, threads }
     }
 
-    /// Clusters of a cut with two channels to a thread that are at work at once: each in one part of the device, of 16 multiprocessors.
-    fn clusters_at_once(&self, cut: &Cut) -> u64 {
-        // With SiLU.
-        let registers = if self.sizes.width > 3 { 104 } else { 80 };
-        let resident = u64::from(self.facts.registers_per_multiprocessor) / (registers * cut.threads);
-        u64::from(self.facts.multiprocessors / 16) * (16 * resident / cut.cluster)
+    /// A call in segments of eight rows.
+    fn eight_rows(&self, channels: u32) -> EightRows {
+        let Sizes { batch, dim, seqlen, .. } = *self.sizes;
+        EightRows {
+            channels,
+            across: (dim as u64).div_ceil(u64::from(channels)),
+            pieces: (seqlen as u64).div_ceil(ROWS),
+            batch: batch as u64,
+            few_channels: dim <= 160,
+            multiprocessors: self.facts.multiprocessors,
+            threads: u64::from(self.facts.registers_per_multiprocessor) / self.registers(channels),
+            largest_cluster: self.largest_cluster(),
+        }
+    }
+
+    /// Registers of a thread with segments of eight rows, on sm_90a.
+    fn registers(&self, channels: u32) -> u64 {
+        let silu = self.op.activation == Activation::Silu;
+        match (channels, silu, self.sizes.width, self.op.x.dtype()) {
+            (1, ..) => 64,
+            (_, false, ..=3, _) => 64,
+            (_, false, ..) => 72,
+            (_, true, ..=3, DType::BF16 | DType::F16) => 80,
+            (_, true, ..=3, _) | (_, true, _, DType::BF16) => 96,
+            (_, true, ..) => 112,
+        }
+    }
+}
+
+/// Rows of a segment where there are more than a few.
+const ROWS: u64 = 8;
+
+/// What the cut of a call into segments of eight rows depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct EightRows {
+    /// Of a packet.
+    channels: u32,
+    /// Packets of a row.
+    across: u64,
+    /// Segments of a row.
+    pieces: u64,
+    batch: u64,
+    few_channels: bool,
+    multiprocessors: u32,
+    /// Threads for which a multiprocessor has registers.
+    threads: u64,
+    largest_cluster: u64,
+}
+
+impl EightRows {
+    /// The cut that takes least time.
+    fn cut(self) -> Cut {
+        thread_local! {
+            static CUTS: Kept<EightRows, Cut> = const { Kept::new() };
+        }
+        CUTS.with(|cuts| {
+            cuts.get(self, || {
+                candidates::least(self.ways()).expect("a block for each group is always possible")
+            })
+        })
+    }
+
+    /// Ways to cut the call, and what each takes, in twentieths of a step of a small block that has a multiprocessor for itself. The figures were
+    /// fitted on an H200 (docs/kernels/history/backward.md#cuts-of-small-calls).
+    fn ways(self) -> impl Iterator<Item = (u64, Cut)> {
+        /// Threads of a block, and what a step of theirs takes.
+        const BLOCKS: [(u64, u64); 4] = [(64, 20), (128, 20), (256, 21), (512, 28)];
+        /// Threads of a multiprocessor, above 256, that make a step longer by one.
+        const CROWD: u64 = 46;
+        /// Blocks of a cluster, and what they take beside their steps.
+        const CLUSTERS: [(u64, u64); 5] = [(1, 0), (2, 0), (4, 0), (8, 2), (16, 5)];
+        /// Threads along dim, and what they take once and in each step. Few channels are for narrow groups alone, since others would leave too
+        /// few blocks.
+        const LANES: [(u64, u64, u64); 2] = [(8, 5, 3), (16, 0, 0)];
+        /// What it takes that there are blocks for fewer than half of the multiprocessors.
+        const FEW_BLOCKS: u64 = 4;
+
+        let segments = self.batch * self.pieces;
+        let clusters = CLUSTERS
+            .into_iter()
+            .filter(move |&(cluster, _)| cluster <= self.largest_cluster.min(segments.max(1)));
+        let lanes = LANES.into_iter().take(if self.few_channels { 1 } else { 2 });
+        let blocks = clusters.flat_map(|cluster| BLOCKS.map(|block| (cluster, block)));
+        blocks.flat_map(move |((cluster, sends), (threads, step))| {
+            let resident = self.threads / threads;
+            let at_once = tiles::clusters_at_once(self.multiprocessors, resident, cluster).max(1);
+            let places = cluster * tiles::clusters_at_once(self.multiprocessors, 1, cluster).max(1);
+            lanes.clone().map(move |(most_lanes, narrow, narrow_step)| {
+                let lanes = self.across.next_power_of_two().min(most_lanes);
+                let groups = self.across.div_ceil(lanes);
+                let steps = (segments.div_ceil(cluster) * lanes).div_ceil(threads);
+                let crowd = (groups * cluster).div_ceil(places).min(resident) * threads;
+                let step = step + narrow_step + crowd.saturating_sub(256) / CROWD;
+                let few = 2 * groups * cluster < u64::from(self.multiprocessors);
+                // A second round of clusters takes as long as the first.
+                let rounds = groups.div_ceil(at_once);
+                let time = rounds * steps * step + sends + narrow + if few { FEW_BLOCKS } else { 0 };
+                let Self { channels, pieces, .. } = self;
+                let cut = Cut {
+                    channels,
+                    lanes: lanes as u32,
+                    rows: ROWS as u32,
+                    groups,
+                    pieces,
+                    cluster,
+                    threads,
+                };
+                (time, cut)
+            })
+        })
     }
 }
 
@@ -138,35 +221,28 @@ struct Tile {
 pub(super) const SHORT: u64 = 8 << 10;
 
 /// The same where clusters add the sums, by the channels of a row and of a packet: few groups of channels leave a part of the device idle,
-/// and a walk of narrow packets is slow.
-pub(super) fn most(dim: i64, legal: u32) -> u64 {
+/// and a walk of narrow packets is slow. A call is `costly` that computes SiLU of four taps.
+pub(super) fn most(dim: i64, legal: u32, element: u32, costly: bool) -> u64 {
     match (legal, dim) {
-        (2, 128..) => SHORT * 5 / 2,
-        (3.., 128..) => SHORT * 2,
-        (2, 64..) => SHORT * 3 / 2,
+        (2, 128..) if !costly => SHORT * 5 / 2,
+        (3.., 128..) if element == 4 => SHORT,
+        (3.., 128..) if !costly => SHORT * 2,
+        (2, 64..) | (3.., 128..) => SHORT * 3 / 2,
         _ => SHORT,
     }
 }
 
-/// Whether the walk is faster, in a larger call, than rounds of `threads` for `steps` of them: if little is left for the last round.
-fn last_round_is_empty(elements: u64, steps: u64, threads: u64) -> bool {
-    elements > SHORT && steps > threads && 10 * steps < 7 * steps.next_multiple_of(threads)
-}
-
-/// How a tile cuts a call.
+/// How a call is cut.
+#[derive(Debug, Clone, Copy)]
 struct Cut {
     channels: u32,
     lanes: u32,
+    rows: u32,
     /// Groups of channels.
     groups: u64,
     /// Segments of a row.
     pieces: u64,
     /// Blocks of a group that form a cluster; 1 without clusters.
     cluster: u64,
-    /// Segments of a block times lanes: threads that it would take to have them all at once.
-    steps: u64,
     threads: u64,
 }
-
-/// Groups of channels from which twice as wide ones are faster: each has clusters enough.
-const MANY_GROUPS: u64 = 26;

@@ -228,11 +228,14 @@ fn large_plain_calls_have_tiles_side_by_side_where_these_are_full() {
     let large = [4, 5376, 4096];
     assert_eq!([&h200, &h100, &unknown].map(|facts| of(facts, large, last(large))), [tiles, tiles, walk]);
     // Few tiles for each block; entries that leave their tiles half full; rows that are not whole copies of 16 bytes; half of the
-    // multiprocessors idle; rows that share lines of the caches with others, in a call that would else just have tiles.
-    for shape in [[1, 4096, 1024], [94, 6032, 72], [4, 5372, 4096], [9, 8960, 1000], [4, 1512, 4000]] {
+    // multiprocessors idle.
+    for shape in [[1, 4096, 1024], [94, 6032, 72], [4, 5372, 4096], [9, 8960, 1000]] {
         assert_eq!(of(&h100, shape, last(shape)), walk, "{shape:?}");
     }
-    assert_eq!(of(&h100, [4, 1536, 4000], last([4, 1536, 4000])), tiles);
+    // Rows that share lines of the caches with others are no slower.
+    for shape in [[4, 1536, 4000], [4, 1512, 4000]] {
+        assert_eq!(of(&h100, shape, last(shape)), tiles, "{shape:?}");
+    }
     // Faster memory has more rows under way, and leaves less time for masks.
     let rows = |facts| number(&planned_for(&call(DType::BF16, large, last(large), 4), facts), "rows");
     assert_eq!([&h200, &h100].map(rows), [16, 8]);
@@ -365,6 +368,29 @@ fn blocks_of_a_channel_group_form_a_cluster_where_there_are_clusters() {
     // The blocks for states are rounded up to whole clusters.
     let plan = planned(&with_states(call(DType::BF16, shape, last(shape), 4), 4));
     assert_eq!(plan.grid[0], 64 + 16, "4 blocks have states to compute: {plan}");
+}
+
+#[test]
+fn clusters_of_small_calls_are_at_work_at_once_and_take_one_step() {
+    // Threads of a multiprocessor by registers: a block of 256 has two places, one of 128 five.
+    let places = |threads| 65_536 / (96 * threads);
+    for shape in
+        [[1, 512, 560], [6, 1024, 128], [2, 2048, 256], [1, 352, 1496], [1, 1400, 152], [4, 384, 240]]
+    {
+        let plan = planned(&call(DType::BF16, shape, last(shape), 4));
+        assert_eq!(plan.entry(), "causal_conv1d_backward_short_last", "{shape:?}");
+        let (threads, cluster) = (plan.block[0], plan.cluster);
+        assert!(plan.grid[0] / cluster <= 120 * places(threads) / cluster, "{shape:?}: {plan}");
+        let BackwardArguments { batch, pieces, parts, .. } = arguments(&plan);
+        let segments = u64::from(threads) / number(&plan, "lanes") * u64::from(parts);
+        assert!(batch as u64 * u64::from(pieces) <= segments, "{shape:?}: {plan}");
+    }
+    // What a multiprocessor has enough of is walked; without an activation, later.
+    let entry = |shape, activation| {
+        planned(&Backward { activation, ..call(DType::BF16, shape, last(shape), 4) }).entry().to_string()
+    };
+    assert_eq!(entry([2, 512, 2048], Activation::Silu), "causal_conv1d_backward_channel_last");
+    assert_eq!(entry([2, 512, 2048], Activation::None), "causal_conv1d_backward_short_last");
 }
 
 #[test]

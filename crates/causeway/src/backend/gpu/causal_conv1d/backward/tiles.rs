@@ -62,14 +62,22 @@ impl LastSharing {
     pub fn all_at_once(tile: LastTile, across: u64, multiprocessors: u32) -> impl Iterator<Item = Self> {
         let tile = LastTile { threads: tile.threads * tile.resident, resident: 1, ..tile };
         [1, 2, 4].into_iter().filter_map(move |cluster| {
-            // All blocks of a cluster lie in one part of the device, of 16 multiprocessors or so, and not every part is whole: 30 clusters of
-            // 4 blocks ran at once on 132 multiprocessors, and 32 did not.
-            let groups = if cluster == 1 { multiprocessors } else { multiprocessors / 16 * 15 / cluster };
+            let groups = clusters_at_once(multiprocessors, 1, u64::from(cluster));
             let sector = u64::from(32 / tile.bytes);
-            let lanes = across.div_ceil(u64::from(groups)).next_multiple_of(sector);
+            let lanes = across.div_ceil(groups).next_multiple_of(sector);
             let fits = lanes <= u64::from(tile.threads) && tile.threads <= 1024;
             fits.then_some(LastSharing { tile, lanes: lanes as u32, group_blocks: Some(cluster) })
         })
+    }
+}
+
+/// Clusters of `cluster` blocks that are at work at once, where a multiprocessor has room for `resident` blocks. All blocks of a cluster lie in one
+/// part of the device, of 16 multiprocessors or so, and not every part is whole: 30 clusters of 4 blocks ran at once on 132 multiprocessors,
+/// and 32 did not.
+pub(super) fn clusters_at_once(multiprocessors: u32, resident: u64, cluster: u64) -> u64 {
+    match cluster {
+        1 => u64::from(multiprocessors) * resident,
+        _ => u64::from(multiprocessors / 16 * 15) * resident / cluster,
     }
 }
 
