@@ -21,13 +21,17 @@ const FAULT: &str = "fault = { output = \"dx\", coordinate = [1, 2, 3], add = 0.
 fn no_calls_do_not_pass() {
     let message = refusal(&["verify", "--random", "0"]);
     assert!(message.contains("'0' for '--random <N>': expected 1 to 4294967295"), "{message}");
-    let output = output(&["verify", "--random", "3", "--seconds", "0", "--device", "cpu"]);
-    let printed = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(1), "{printed}");
+    let nothing = ["verify", "--random", "3", "--seconds", "0", "--device", "cpu"];
+    let ran = output(&nothing);
+    let printed = text(&ran.stdout);
+    assert_eq!(ran.status.code(), Some(1), "{printed}");
     assert!(
         printed.contains("nothing was checked: 0 random calls") && !printed.contains("pass"),
         "{printed}"
     );
+    let json = output(&[&nothing[..], &["--json"]].concat());
+    let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(report["passed"], false, "{report}");
 }
 
 #[test]

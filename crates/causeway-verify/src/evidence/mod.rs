@@ -140,8 +140,11 @@ impl Report {
         let what = match &self.content {
             Content::Verification(Verification { random: Some(random), .. }) => {
                 let (calls, wrong) = (words::count(random.count(), "random call"), random.failures.len());
-                let verdict =
-                    if wrong == 0 { "passed".to_string() } else { format!("{wrong} of them WRONG") };
+                let verdict = match wrong {
+                    0 if random.count() == 0 => "nothing was checked".to_string(),
+                    0 => "passed".to_string(),
+                    _ => format!("{wrong} of them WRONG"),
+                };
                 ("Verification", format!("{calls}, {verdict}"))
             }
             Content::Verification(verification) if verification.passed => {

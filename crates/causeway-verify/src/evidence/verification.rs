@@ -20,7 +20,7 @@ pub struct Verification {
     pub repeats: u32,
     /// The kernels of a GPU, made before the first case.
     pub preparation: Option<Preparation>,
-    /// True when every case that ran passed.
+    /// True when every case that ran passed; of random calls, when there were any.
     pub passed: bool,
     /// The output that left its bound the farthest.
     pub worst_failure: Option<String>,
@@ -60,8 +60,15 @@ impl Verification {
         self.cases.iter().flat_map(|case| case.outputs.iter().map(move |output| (case, output)))
     }
 
+    /// What `passed` has to say.
+    pub(super) fn has_passed(&self) -> bool {
+        // Of random calls, those that passed are no cases.
+        let any = self.random.as_ref().is_none_or(|random| random.count() > 0);
+        any && self.cases.iter().all(|case| case.passed)
+    }
+
     pub(super) fn conclude(&mut self) {
-        self.passed = self.cases.iter().all(|case| case.passed);
+        self.passed = self.has_passed();
         self.worst_failure = worst_failure(&self.cases);
     }
 }
