@@ -47,6 +47,7 @@ template <class Problem, class Tile> class TilesLastBackward {
     static constexpr int DY_ROWS = WAVES * ROWS, X_ROWS = DY_ROWS + HALO, TILE_ROWS = DY_ROWS - HALO;
     // Copies: COPIERS threads copy a row, the block AT_ONCE rows at a time, in so many rounds for a stage.
     static constexpr int COPY = 16, COPIERS = LINE / COPY, AT_ONCE = THREADS / COPIERS;
+    static_assert(AT_ONCE >= HALO, "a tile's first copies have all rows before an entry");
     static constexpr int TOGETHER = ROWS % 2 == 0 ? 2 : 1;  // rows that are computed together
     static constexpr int X_COPIES = (X_ROWS + AT_ONCE - 1) / AT_ONCE, DY_COPIES = (DY_ROWS + AT_ONCE - 1) / AT_ONCE;
     // Shared memory: stages, in whose place the sums of each wave and a flag lie after the last tile; shares of two tiles.
@@ -134,8 +135,8 @@ private:
         copy_to = copy_at + stage * STAGE_BYTES;
     }
 
-    // Starts copy number i of a stage: those of x and dy in turns. Whole: all rows of the tile exist, but for those of x before an entry, which the
-    // first copies have.
+    // Starts copy number i of a stage: those of x and dy in turns. Whole: all rows of the tile exist, except rows of x before an entry, which only
+    // copies with k = 0 can meet.
     template <bool Whole> CAUSEWAY_DEVICE void copy(int i) {
         const bool is_dy = i < 2 * DY_COPIES && i % 2 == 1;
         const int k = i < 2 * DY_COPIES ? i / 2 : i - DY_COPIES;

@@ -20,7 +20,7 @@ pub struct Verification {
     pub repeats: u32,
     /// The kernels of a GPU, made before the first case.
     pub preparation: Option<Preparation>,
-    /// True when every case that ran passed; of random calls, when there were any.
+    /// True if every case passed and, of random calls, at least one ran.
     pub passed: bool,
     /// The output that left its bound the farthest.
     pub worst_failure: Option<String>,
@@ -60,9 +60,8 @@ impl Verification {
         self.cases.iter().flat_map(|case| case.outputs.iter().map(move |output| (case, output)))
     }
 
-    /// What `passed` has to say.
+    /// Whether every case passed and, of random calls, at least one ran: those that passed are no cases.
     pub(super) fn has_passed(&self) -> bool {
-        // Of random calls, those that passed are no cases.
         let any = self.random.as_ref().is_none_or(|random| random.count() > 0);
         any && self.cases.iter().all(|case| case.passed)
     }

@@ -125,7 +125,7 @@ fn note_kernels(outcome: &Outcome, device: &Device, report: &mut Report) -> Resu
     Ok(())
 }
 
-/// Each failure as the suite that repeats it. Returns how many there are.
+/// Each failure as the suite that repeats it.
 fn print_failures(args: &Args, outcome: &Outcome) -> Result<(), Failure> {
     for (failure, report) in outcome.calls.failures.iter().zip(&outcome.failed).filter(|_| !args.json) {
         terminal::print(&format!("\n{FAIL}FAIL{FAIL:#} {}", report.name))?;

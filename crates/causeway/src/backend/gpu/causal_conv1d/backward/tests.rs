@@ -372,25 +372,32 @@ fn blocks_of_a_channel_group_form_a_cluster_where_there_are_clusters() {
 
 #[test]
 fn clusters_of_small_calls_are_at_work_at_once_and_take_one_step() {
-    // Threads of a multiprocessor by registers: a block of 256 has two places, one of 128 five.
-    let places = |threads| 65_536 / (96 * threads);
-    for shape in
-        [[1, 512, 560], [6, 1024, 128], [2, 2048, 256], [1, 352, 1496], [1, 1400, 152], [4, 384, 240]]
-    {
-        let plan = planned(&call(DType::BF16, shape, last(shape), 4));
-        assert_eq!(plan.entry(), "causal_conv1d_backward_short_last", "{shape:?}");
-        let (threads, cluster) = (plan.block[0], plan.cluster);
-        assert!(plan.grid[0] / cluster <= 120 * places(threads) / cluster, "{shape:?}: {plan}");
-        let BackwardArguments { batch, pieces, parts, .. } = arguments(&plan);
+    // Registers as the table of machine code has them.
+    let plain = |dtype, shape| call(dtype, shape, last(shape), 4);
+    let none = |op| Backward { activation: Activation::None, ..op };
+    for (registers, op) in [
+        (96, plain(DType::BF16, [1, 512, 560])),
+        (96, plain(DType::BF16, [6, 1024, 128])),
+        (96, plain(DType::BF16, [2, 2048, 256])),
+        (96, plain(DType::BF16, [1, 352, 1496])),
+        (96, plain(DType::BF16, [1, 1400, 152])),
+        (112, plain(DType::F16, [4, 384, 240])),
+        (120, plain(DType::F32, [3, 568, 232])),
+        (80, none(plain(DType::F32, [1, 408, 792]))),
+        (128, with_states(plain(DType::BF16, [1, 336, 920]), 1)),
+    ] {
+        let plan = planned(&op);
+        assert_eq!(plan.entry(), "causal_conv1d_backward_short_last", "{plan}");
+        let (threads, BackwardArguments { batch, pieces, parts, sum_blocks, .. }) =
+            (plan.block[0], arguments(&plan));
+        assert!(sum_blocks <= 120 * (65_536 / (registers * threads)), "{plan}");
         let segments = u64::from(threads) / number(&plan, "lanes") * u64::from(parts);
-        assert!(batch as u64 * u64::from(pieces) <= segments, "{shape:?}: {plan}");
+        assert!(batch as u64 * u64::from(pieces) <= segments, "{plan}");
     }
-    // What a multiprocessor has enough of is walked; without an activation, later.
-    let entry = |shape, activation| {
-        planned(&Backward { activation, ..call(DType::BF16, shape, last(shape), 4) }).entry().to_string()
-    };
-    assert_eq!(entry([2, 512, 2048], Activation::Silu), "causal_conv1d_backward_channel_last");
-    assert_eq!(entry([2, 512, 2048], Activation::None), "causal_conv1d_backward_short_last");
+    // Larger calls are walked; without an activation the limit is higher.
+    let large = plain(DType::BF16, [2, 512, 2048]);
+    assert_eq!(planned(&large).entry(), "causal_conv1d_backward_channel_last");
+    assert_eq!(planned(&none(large)).entry(), "causal_conv1d_backward_short_last");
 }
 
 #[test]

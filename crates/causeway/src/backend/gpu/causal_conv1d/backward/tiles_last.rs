@@ -80,16 +80,16 @@ impl Planner<'_> {
     /// of `piece` rows, which `parts` blocks share.
     fn gains_by_tiles(&self, parts: u32, steps: u32, pieces: u32, piece: u32) -> bool {
         let Sizes { batch, seqlen, width, .. } = *self.sizes;
-        // In every step the blocks move what their tiles have, and either that or the arithmetic of a tile takes longer; both take 4 % more than
-        // alone.
-        let moved = self.floor(u64::from(parts) * u64::from(piece)) / 100 * 104;
+        // In every step the blocks move what their tiles have, and either that or the arithmetic of a tile takes longer. Each slows the other down by
+        // 4 %.
+        let moved = self.floor(u64::from(parts) * u64::from(piece)).saturating_mul(104) / 100;
         let width = width as u64;
         let tile = (u64::from(piece) + width - 1) * (LEAST_ROW + LEAST_TAP * width) / 1000;
-        // Tiles at the ends of an entry have masks, of which short entries have more.
+        // The last tile of an entry has masks: the shorter entries are, the more of a block's tiles are such.
         let masks = (45 / u64::from(pieces)).min(8);
-        let step = moved.max(tile / 100 * (104 + masks)).max(LEAST_STEP);
+        let step = moved.max(tile * (104 + masks) / 100).max(LEAST_STEP);
         // A walk takes 1.16 to 1.37 of the floor.
-        let walk = self.floor((batch * seqlen) as u64) / 100 * 121;
+        let walk = self.floor((batch * seqlen) as u64).saturating_mul(121) / 100;
         let tiles = START + u64::from(steps) * step;
         candidates::least([(tiles, true), (walk, false)].into_iter()) == Some(true)
     }
