@@ -166,7 +166,7 @@ impl EightRows {
         const LANES: [(u64, u64, u64); 2] = [(8, 5, 3), (16, 0, 0)];
         /// Channels up to which 16 threads along dim would leave too few blocks.
         const FEW_CHANNELS: u64 = 160;
-        /// What it takes that there are blocks for fewer than half of the multiprocessors.
+        /// What it takes that there are blocks for half of the multiprocessors; twice that for a quarter, and so on.
         const FEW_BLOCKS: u64 = 4;
 
         let Self { channels, pieces, .. } = self;
@@ -186,10 +186,10 @@ impl EightRows {
                 let steps = (segments.div_ceil(cluster) * lanes).div_ceil(threads);
                 let crowd = (groups * cluster).div_ceil(places).min(resident) * threads;
                 let step = small_step + narrow_step + crowd.saturating_sub(256) / CROWD;
-                let few = 2 * groups * cluster < u64::from(self.multiprocessors);
+                let few = u64::from(self.multiprocessors) / (2 * groups * cluster);
                 // A second round of clusters takes as long as the first.
                 let rounds = groups.div_ceil(at_once);
-                let time = rounds * steps * step + sends + narrow + if few { FEW_BLOCKS } else { 0 };
+                let time = rounds * steps * step + sends + narrow + few * FEW_BLOCKS;
                 let rows = ROWS as u32;
                 (time, Cut { channels, lanes: lanes as u32, rows, groups, pieces, cluster, threads })
             })
