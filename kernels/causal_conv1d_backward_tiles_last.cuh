@@ -47,7 +47,6 @@ template <class Problem, class Tile> class TilesLastBackward {
     static constexpr int DY_ROWS = WAVES * ROWS, X_ROWS = DY_ROWS + HALO, TILE_ROWS = DY_ROWS - HALO;
     // Copies: COPIERS threads copy a row, the block AT_ONCE rows at a time, in so many rounds for a stage.
     static constexpr int COPY = 16, COPIERS = LINE / COPY, AT_ONCE = THREADS / COPIERS;
-    static_assert(AT_ONCE >= HALO, "a tile's first copies have all rows before an entry");
     static constexpr int TOGETHER = ROWS % 2 == 0 ? 2 : 1;  // rows that are computed together
     static constexpr int X_COPIES = (X_ROWS + AT_ONCE - 1) / AT_ONCE, DY_COPIES = (DY_ROWS + AT_ONCE - 1) / AT_ONCE;
     // Shared memory: stages, in whose place the sums of each wave and a flag lie after the last tile; shares of two tiles.
@@ -128,21 +127,20 @@ private:
         if (!there) tile = 0;
         const u32 entry = quotient(tile, a.pieces_divisor);
         const i32 first = (i32)(tile - entry * a.pieces) * TILE_ROWS;
-        copies_whole = there && first + DY_ROWS <= seqlen;
+        copies_whole = there && first >= HALO && first + DY_ROWS <= seqlen;
         copied_row = there ? first + row_of_thread : seqlen + HALO;
         x_next = x_at + ((i64)entry * a.x.entry * (i64)sizeof(X) + (i64)first * a.x_pitch);
         dy_next = dy_at + ((i64)entry * a.dy.entry * (i64)sizeof(X) + (i64)first * a.dy_pitch);
         copy_to = copy_at + stage * STAGE_BYTES;
     }
 
-    // Starts copy number i of a stage: those of x and dy in turns. Whole: all rows of the tile exist, except rows of x before an entry, which only
-    // copies with k = 0 can meet.
+    // Starts copy number i of a stage: those of x and dy in turns. Whole: all rows of the tile exist.
     template <bool Whole> CAUSEWAY_DEVICE void copy(int i) {
         const bool is_dy = i < 2 * DY_COPIES && i % 2 == 1;
         const int k = i < 2 * DY_COPIES ? i / 2 : i - DY_COPIES;
         const int rows = is_dy ? DY_ROWS : X_ROWS;
         const i32 row = copied_row + k * AT_ONCE - (is_dy ? 0 : HALO);
-        const bool exists = Whole ? is_dy || k > 0 || row >= 0 : (u32)row < (u32)seqlen;
+        const bool exists = Whole || (u32)row < (u32)seqlen;
         if ((k + 1) * AT_ONCE <= rows || row_of_thread + k * AT_ONCE < rows) {
             const char* const from = is_dy ? dy_next : x_next;
             async_copy<COPY>(copy_to + k * AT_ONCE * LINE + (is_dy ? DY_AT : 0), exists ? from : (const char*)a.x.data, exists);
