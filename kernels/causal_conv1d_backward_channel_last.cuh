@@ -92,7 +92,7 @@ public:
         if constexpr (CLUSTER > 1) SentSums(SENT_AT).open();
         const u32 thread = thread_index(), line = thread / LANES;
         const u32 segment = part * SEGMENTS + line;
-        channel = ((i64)group * LANES + thread % LANES) * CHANNELS;
+        channel = (i64)group * BLOCK_CHANNELS + number_in_block(thread % LANES, 0);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
@@ -102,7 +102,7 @@ public:
         if constexpr (IN_LINES) {
             // Lanes behind the last channel help to copy.
             line_end = minimum(a.dim, ((i64)group + 1) * BLOCK_CHANNELS);
-            line_stores = decltype(line_stores)((i32)(line_end - channel) * (i32)sizeof(X));
+            rest = (i32)(line_end - channel) * (i32)sizeof(X);
         } else {
             active = active && channel < a.dim;
         }
@@ -133,8 +133,17 @@ private:
         if constexpr (Problem::dC) dc = first_row(a.dc);
     }
 
+    // Where a lane has its channel c among those of the block.
+    static CAUSEWAY_DEVICE u32 number_in_block(u32 lane, int c) {
+        constexpr int PIECE = Row::PIECE / (int)sizeof(X);
+        return (c / PIECE * LANES + lane) * PIECE + c % PIECE;
+    }
+
     // Lanes at the end of a line may have channels that are not there; they read those of another.
-    CAUSEWAY_DEVICE i64 channel_of(int c) const { return IN_LINES ? minimum(channel + c, a.dim - 1) : channel + c; }
+    CAUSEWAY_DEVICE i64 channel_of(int c) const {
+        const i64 own = channel + number_in_block(0, c);
+        return IN_LINES ? minimum(own, a.dim - 1) : own;
+    }
 
     CAUSEWAY_DEVICE char* first_row(const Memory& view) const {
         return (char*)view.data + (entry * view.entry + channel) * (i64)sizeof(X);
@@ -206,8 +215,8 @@ private:
 
     CAUSEWAY_DEVICE Ring make_ring() const {
         if constexpr (IN_LINES) {
-            const i32 before = (i32)lane_index() * BYTES;
-            return Ring((i32)(line_end - channel) * (i32)sizeof(X) + before, [&](int tensor) -> typename Ring::Line {
+            const i32 before = (i32)lane_index() * Row::PIECE;
+            return Ring(rest + before, [&](int tensor) -> typename Ring::Line {
                 if (Problem::B && tensor == B_TENSOR) return {b_at(first) - before, a.b_pitch};
                 if (Problem::C && tensor == C_TENSOR) return {gate_at(first) - before, a.c_pitch};
                 if (tensor == 1) return {dy_at(first) - before, a.dy_pitch};
@@ -311,12 +320,12 @@ private:
                 masked_row(t + p, p, d);
             }
             if constexpr (Problem::dC) {
-                if (Inside || t + p < last) store(dc + (i64)(t + p) * a.dc_pitch, pack<X, BYTES>(row_dc));
+                if (Inside || t + p < last) store(dc + (i64)(t + p) * a.dc_pitch, row_dc);
             }
             const i32 finished = t + p - HALO;
             if (Inside || (finished >= first && finished < last)) {
                 if constexpr (!Problem::B) {
-                    store(dx + (i64)finished * a.dx_pitch, pack<X, BYTES>(unfinished[(p + PERIOD - HALO) % PERIOD]));
+                    store(dx + (i64)finished * a.dx_pitch, unfinished[(p + PERIOD - HALO) % PERIOD]);
                 } else {
                     const Packet<BYTES>(&own)[2] = factors[(p + PERIOD - HALO) % PERIOD];
                     store_products(finished, unfinished[(p + PERIOD - HALO) % PERIOD], own[0], own[1]);
@@ -329,13 +338,7 @@ private:
         ring.was_read();
     }
 
-    CAUSEWAY_DEVICE void store(char* address, const Packet<BYTES>& packet) const {
-        if constexpr (IN_LINES) {
-            line_stores.store(address, packet);
-        } else {
-            causeway::store(address, packet);
-        }
-    }
+    CAUSEWAY_DEVICE void store(char* address, const float (&values)[CHANNELS]) const { Row::template store<X>(address, values, rest); }
 
     // Stores a row of dx and of dB, from the gradient of the product and what it was made of.
     CAUSEWAY_DEVICE void store_products(i32 t, const float (&sum)[CHANNELS], const Packet<BYTES>& x_packet,
@@ -349,8 +352,8 @@ private:
             x_factors[c] = multiply_rn(x_factors[c], product);
             b_factors[c] = multiply_rn(b_factors[c], product);
         }
-        store(dx + (i64)t * a.dx_pitch, pack<X, BYTES>(b_factors));
-        if constexpr (Problem::dB) store(db + (i64)t * a.db_pitch, pack<X, BYTES>(x_factors));
+        store(dx + (i64)t * a.dx_pitch, b_factors);
+        if constexpr (Problem::dB) store(db + (i64)t * a.db_pitch, x_factors);
     }
 
     // g of a channel of a row with its gate, from dy and the sum in forward's order. dC is left in row_dc.
@@ -376,7 +379,7 @@ private:
                 sums_of_row[c] = unfinished[(PERIOD - HALO + i) % PERIOD][c] + read_shared(share_at(thread_index() + LANES, i, c));
             }
             if constexpr (!Problem::B) {
-                store(dx + (i64)(last - HALO + i) * a.dx_pitch, pack<X, BYTES>(sums_of_row));
+                store(dx + (i64)(last - HALO + i) * a.dx_pitch, sums_of_row);
             } else {
                 const i32 t = last - HALO + i;
                 const bool counts = position_index<Problem>(a, entry, t) >= 0;
@@ -636,12 +639,13 @@ private:
         }
         const u32 thread = thread_index(), line = thread / LANES;
         if (line % SHARERS == 0 && line < (u32)SEGMENTS) {
-            const u32 at = (line / SHARERS * BLOCK_SUMS + thread % LANES * CHANNELS) * 4;
+            const u32 at = line / SHARERS * BLOCK_SUMS;
 #pragma unroll
             for (int j = 0; j <= WIDTH; ++j) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
-                    if (j < WIDTH || Problem::dbias) write_shared(at + (j * BLOCK_CHANNELS + c) * 4, sums[j][c]);
+                    const u32 of_channel = at + j * BLOCK_CHANNELS + number_in_block(thread % LANES, c);
+                    if (j < WIDTH || Problem::dbias) write_shared(of_channel * 4, sums[j][c]);
                 }
             }
         }
@@ -687,7 +691,7 @@ private:
 
     const BackwardArguments& a;
     i64 channel, line_end;  // the thread's first one, and the one behind the line's last
-    LineStores<IN_LINES ? BYTES : 4, IN_LINES ? Tile::access : 4> line_stores;
+    i32 rest = 0;           // bytes between them
     i32 entry;
     i32 first, last, fetch_end;  // the segment's first row and the one behind its last; the end of the rows that it reads
     bool shares_above, runs_over = true;

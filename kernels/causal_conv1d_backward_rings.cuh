@@ -9,89 +9,55 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Packets of rows that begin at a multiple of `Access` bytes: with fewer than a packet has, in pieces of a line.
+// Packets of rows that begin at multiples of `Access` bytes. With fewer than a packet has, the lanes of a wave have a *line*: as many bytes of a row as
+// they have packets. It goes round them in pieces of `Access` bytes, 2 or 4, so that a packet's pieces lie a wave apart and the wave has neighbours in
+// each access.
 template <int Bytes, int Access> struct RowAccess {
-    static_assert(Access >= Bytes || (Access == 2 || Access == 4), "halves or whole words");
+    static constexpr int PIECES = Access < Bytes ? Bytes / Access : 1, PIECE = Bytes / PIECES;
+    static constexpr int STEP = (int)WAVE_SIZE * PIECE;  // from piece to piece
+    static_assert(PIECES == 1 || Access == 2 || Access == 4, "halves or whole words");
 
     static CAUSEWAY_DEVICE Packet<Bytes> load(const char* address) {
-        if constexpr (Access >= Bytes) {
-            return causeway::load<Bytes>(address);
-        } else {
-            Packet<Bytes> packet = zero_packet<Bytes>();
-#pragma unroll
-            for (int i = 0; i < Bytes / Access; ++i) {
-                packet.word[i * Access / 4] |= causeway::load<Access>(address + i * Access).word[0] << (i * Access % 4 * 8);
-            }
-            return packet;
-        }
+        return join([&](int i) { return causeway::load<PIECE>(address + i * STEP); });
     }
 
     // As load where `wanted`; else zeros, and the address is not touched.
     static CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const char* address) {
-        if constexpr (Access >= Bytes) return causeway::load_if<Bytes>(wanted, address);
-        return wanted ? load(address) : zero_packet<Bytes>();
+        return join([&](int i) { return causeway::load_if<PIECE>(wanted, address + i * STEP); });
     }
-};
 
-// Stores of lines (see LineRing) in whole packets of memory: a lane stores the end of the packet of the lane before it with the beginning of its
-// own. What is left at the ends of a line is stored in pieces of `Access` bytes, 2 or 4, of which every row begins at a multiple.
-template <int Bytes, int Access> class LineStores {
-    static constexpr int WORDS = Bytes / 4, PIECES = Bytes / Access;
+    static CAUSEWAY_DEVICE Packet<Bytes> load_shared(u32 offset) {
+        return join([&](int i) { return causeway::load_shared<PIECE>(offset, i * STEP); });
+    }
 
-public:
-    LineStores() = default;
-
-    // `rest`: bytes from this lane's packet to the line's end.
-    CAUSEWAY_DEVICE explicit LineStores(i32 rest) {
-        const bool first = lane_index() == 0;
-        u32 cases = 0;
-#pragma unroll
-        for (int early = 0; early < Bytes; early += Access) {
-            const bool whole = rest >= Bytes - early && (early == 0 || !first), next_whole = early == 0 || rest >= 2 * Bytes - early;
-            u32 now = whole ? 1 : 0;
+    // Stores a packet's values: the pieces that begin in the `rest` bytes from the address on. Each is rounded on its own: taking one packet apart again
+    // would cost an instruction more for each.
+    template <typename T> static CAUSEWAY_DEVICE void store(char* address, const float (&values)[Bytes / sizeof(T)], i32 rest) {
+        if constexpr (PIECES == 1) {
+            causeway::store<Bytes>(address, pack<T, Bytes>(values));
+        } else {
+            constexpr int COUNT = PIECE / (int)sizeof(T);
 #pragma unroll
             for (int i = 0; i < PIECES; ++i) {
-                const bool is_stored = i * Access < Bytes - early ? whole : next_whole;
-                if (!is_stored && i * Access < rest) now |= 2u << i;
+                float own[COUNT];
+#pragma unroll
+                for (int k = 0; k < COUNT; ++k) own[k] = values[i * COUNT + k];
+                store_if<PIECE>(i * STEP < rest, address + i * STEP, pack<T, PIECE>(own));
             }
-            cases |= now << 4 * early;
-        }
-        cases_ = opaque((i32)cases);
-    }
-
-    // Every lane of the wave takes part.
-    CAUSEWAY_DEVICE void store(char* address, const Packet<Bytes>& packet) const {
-        const u32 early = (u32)(u64)address & (Bytes - 1);  // bytes from a packet of memory to this one
-        const u32 now = (u32)cases_ >> (early * 4);
-        // The last bytes of the lane before, and the first of this one.
-        u32 words[2 * WORDS];
-#pragma unroll
-        for (int i = 0; i < WORDS; ++i) {
-            words[i] = i < WORDS - 1 && Access == 4 ? 0 : shuffle(packet.word[i], (lane_index() - 1) % WAVE_SIZE);
-            words[WORDS + i] = packet.word[i];
-        }
-        Packet<Bytes> whole;
-        if constexpr (Access == 4) {
-#pragma unroll
-            for (int i = 0; i < WORDS; ++i) whole.word[i] = early != 0 ? words[WORDS - 1 + i] : words[WORDS + i];
-        } else {
-            const bool far = WORDS == 2 && (early & 4) != 0;
-            u32 run[WORDS + 1];
-#pragma unroll
-            for (int i = 0; i <= WORDS; ++i) run[i] = far ? words[WORDS == 2 ? i : 0] : words[WORDS - 1 + i];
-#pragma unroll
-            for (int i = 0; i < WORDS; ++i) whole.word[i] = (u32)(((u64)run[i + 1] << 32 | run[i]) >> (32 - (early & 2) * 8));
-        }
-        store_if<Bytes>((now & 1) != 0, (char*)((u64)address & ~(u64)(Bytes - 1)), whole);
-        if ((now & (2u << PIECES) - 2) == 0) return;
-#pragma unroll
-        for (int i = 0; i < PIECES; ++i) {
-            store_if<Access>((now & 2u << i) != 0, address + i * Access, Packet<Access>{{packet.word[i * Access / 4] >> (i * Access % 4 * 8)}});
         }
     }
 
 private:
-    i32 cases_;  // of each number of bytes that a packet may begin early: whether it is stored as a whole, and which of its pieces alone
+    template <class Piece> static CAUSEWAY_DEVICE Packet<Bytes> join(const Piece& piece) {
+        if constexpr (PIECES == 1) {
+            return piece(0);
+        } else {
+            Packet<Bytes> packet = zero_packet<Bytes>();
+#pragma unroll
+            for (int i = 0; i < PIECES; ++i) packet.word[i * PIECE / 4] |= piece(i).word[0] << (i * PIECE % 4 * 8);
+            return packet;
+        }
+    }
 };
 
 // A ring whose stages are chunks of Rows rows. In shared memory there are Stages stages, one of which is being read; in a stage,
@@ -168,16 +134,17 @@ private:
     Packet<Bytes> ahead_[ASYNC ? 1 : Rows][Tensors];
 };
 
-// The same for rows that begin at any multiple of `Access` bytes, 2 or 4. The lanes of a wave have a line: their bytes of a row of one tensor.
-// They copy it together, in the packets in which memory has it, one more than it fills: the address of each is a multiple of its size. Each lane
-// then reads its own bytes out of the words that they lie in. Where each lane copied its own words, calls were bound by the instructions for that and
-// by requests to the L2 cache.
+// The same for rows that begin at any multiple of `Access` bytes, 2 or 4. The lanes of a wave copy a line together (see RowAccess), in the packets in
+// which memory has it, one more than it fills: the address of each is a multiple of its size. Each lane then reads its own pieces. Where each lane
+// copied its own, calls were bound by the instructions for that and by requests to the L2 cache.
 //
 // Chunks are fetched and read one after the other. All tensors have the same distance to a multiple of a packet in every row. What a packet
 // holds beside the line, other channels or rows, is not read; the planner sees to it that a tensor's lowest address begins a packet.
 template <int Bytes, int Access, int Rows, int Stages, int Threads, int Tensors = 2> class LineRing {
     static constexpr int LINES = Rows * Tensors, LANES = (int)WAVE_SIZE;
     static constexpr u32 LINE_BYTES = (LANES + 1) * Bytes, WAVE_BYTES = LINES * LINE_BYTES, STAGE_BYTES = Threads / LANES * WAVE_BYTES;
+    // Whether the rows of every chunk have the distances to a multiple of a packet that those of the first one have.
+    static constexpr bool STEADY = Rows * Access % Bytes == 0;
     static_assert(Threads % LANES == 0, "whole waves");
     static_assert((Bytes == 4 || Bytes == 8) && HAS_ASYNC_COPY, "whole words, copied asynchronously");
 
@@ -202,29 +169,37 @@ public:
             packets_[tensor] = {opaque(of.address + lane * Bytes), of.pitch};
         }
         rest_ = opaque(bytes - (i32)(lane * Bytes));
+        // The last packet of a line: of each line of a chunk, another lane copies it.
+        last_row_ = lane / Tensors;
         last_rest_ = opaque(bytes - LANES * Bytes);
+#pragma unroll
+        for (int tensor = 0; tensor < Tensors; ++tensor) {
+            const Line of = line(tensor);
+            if (lane % Tensors == tensor) last_ = {of.address + LANES * Bytes + (i64)last_row_ * of.pitch, of.pitch};
+        }
         residue_ = (u32)(u64)line(0).address;
+        if constexpr (STEADY) {
+#pragma unroll
+            for (int row = 0; row < Rows; ++row) at_[row] = (u32)opaque((i32)piece_of(row));
+        }
     }
 
     // Fetches the next chunk, whose first row is t: rows from `end` on as zeros. Whole: there are rows up to the end of the chunk and one behind.
     template <bool Whole> CAUSEWAY_DEVICE void fetch(i32 t, i32 end) {
-        const u32 lane = own_ / Bytes;
+        const u32 stage = fill_ + wave_;
 #pragma unroll
         for (int row = 0; row < Rows; ++row) {
 #pragma unroll
             for (int tensor = 0; tensor < Tensors; ++tensor) {
-                const u32 to = fill_ + wave_ + own_ + (Tensors * row + tensor) * LINE_BYTES;
-                packets_[tensor].template copy<Whole>(to, row, 0, rest_, t + row < end);
+                packets_[tensor].template copy<Whole>(stage + own_ + (Tensors * row + tensor) * LINE_BYTES, row, rest_, t + row < end);
             }
         }
-        // The last packet of each line.
-#pragma unroll
-        for (int tensor = 0; tensor < Tensors; ++tensor) {
-            const u32 to = fill_ + wave_ + (Tensors * lane + tensor) * LINE_BYTES + LANES * Bytes;
-            if (lane < (u32)Rows) packets_[tensor].template copy<Whole>(to, (i32)lane, (i32)((LANES - lane) * Bytes), last_rest_, t + (i32)lane < end);
+        if (own_ < (u32)LINES * Bytes) {
+            last_.template copy<Whole>(stage + own_ / Bytes * LINE_BYTES + LANES * Bytes, 0, last_rest_, t + last_row_ < end);
         }
 #pragma unroll
         for (int tensor = 0; tensor < Tensors; ++tensor) packets_[tensor].address += (i64)Rows * packets_[tensor].pitch;
+        last_.address += (i64)Rows * last_.pitch;
     }
 
     // Ends the fetches of a stage.
@@ -234,18 +209,8 @@ public:
     }
 
     CAUSEWAY_DEVICE Packet<Bytes> read(int row, int tensor) const {
-        const u32 at = own_ + ((residue_ + (u32)row * (u32)packets_[0].pitch) & (Bytes - 1));
-        const u32 offset = read_ + wave_ + (at & ~3u) + (u32)(Tensors * row + tensor) * LINE_BYTES;
-        constexpr int WORDS = Bytes / 4;
-        u32 words[WORDS + 1];
-#pragma unroll
-        for (int i = 0; i < (Access < 4 ? WORDS + 1 : WORDS); ++i) words[i] = load_shared<4>(offset + 4 * i).word[0];
-        Packet<Bytes> packet;
-#pragma unroll
-        for (int i = 0; i < WORDS; ++i) {
-            packet.word[i] = Access < 4 ? (u32)(((u64)words[i + 1] << 32 | words[i]) >> (at % 4 * 8)) : words[i];
-        }
-        return packet;
+        const u32 at = STEADY ? at_[row] : piece_of(row);
+        return RowAccess<Bytes, Access>::load_shared(read_ + at + (u32)(Tensors * row + tensor) * LINE_BYTES);
     }
 
     // Waits for the oldest of the `Ahead` stages that are in flight, and for the lanes that read the stage that is filled next.
@@ -256,7 +221,7 @@ public:
 
     CAUSEWAY_DEVICE void was_read() {
         read_ = next(read_);
-        residue_ += (u32)Rows * (u32)packets_[0].pitch;
+        if constexpr (!STEADY) residue_ += (u32)Rows * (u32)packets_[0].pitch;
     }
 
 private:
@@ -265,9 +230,9 @@ private:
         const char* address;
         i32 pitch;
 
-        // The packet `behind` bytes further. `rest`: from its bytes on to the line's end.
-        template <bool Whole> CAUSEWAY_DEVICE void copy(u32 to, i32 row, i32 behind, i32 rest, bool exists) const {
-            const char* const at = address + (i64)row * pitch + behind;
+        // `rest`: from the bytes on to the line's end.
+        template <bool Whole> CAUSEWAY_DEVICE void copy(u32 to, i32 row, i32 rest, bool exists) const {
+            const char* const at = address + (i64)row * pitch;
             const char* const packet = (const char*)((u64)at & ~(u64)(Bytes - 1));
             if constexpr (Whole) {
                 // Bytes behind the line belong to the row after it.
@@ -279,12 +244,18 @@ private:
         }
     };
 
+    // Where the lane's first piece lies of a row of this chunk, in a stage and a line.
+    CAUSEWAY_DEVICE u32 piece_of(int row) const {
+        return wave_ + own_ / Bytes * Access + ((residue_ + (u32)row * (u32)packets_[0].pitch) & (Bytes - 1));
+    }
+
     static CAUSEWAY_DEVICE u32 next(u32 stage) { return stage + STAGE_BYTES == Stages * STAGE_BYTES ? 0 : stage + STAGE_BYTES; }
 
-    Packets packets_[Tensors];
-    i32 rest_, last_rest_;
+    Packets packets_[Tensors], last_;
+    i32 rest_, last_rest_, last_row_;
     u32 wave_, own_, fill_ = 0, read_ = 0;
     u32 residue_;  // an address of the row that is read next: the last bits count
+    u32 at_[Rows];
 };
 
 template <bool InLines, int Bytes, int Access, int Rows, int Stages, int Threads, int Tensors> struct RingOfRows {

@@ -87,7 +87,7 @@ impl Planner<'_> {
             None => tiles::lanes(across, tile.lanes, bytes),
         };
         let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;
-        let plain = plain && !call.boundaries && !in_lines;
+        let plain = plain && !call.boundaries;
         let rows = tiles::last_rows(width, seqlen, plain);
         let sums = |lanes: u32| u64::from(lanes * channels) * self.sums_per_channel();
         let shared_bytes = |sharing: &LastSharing| {
@@ -139,6 +139,7 @@ impl Planner<'_> {
         let fixed = self.beside || self.op.norm.is_some() || width > 4;
         // Blocks for dinitial_states would be a second round. Narrower packets are untried.
         let may_be_at_once = plain
+            && !in_lines
             && !fixed
             && self.op.dinitial_states.is_none()
             && bytes == 8

@@ -199,7 +199,7 @@ pub(super) struct LastCall {
 }
 
 /// Rows of a chunk, the width at least. At width 3 four are faster where few chunks are masked and registers are left: in calls without
-/// gates, norms, boundaries and odd rows.
+/// gates, norms and boundaries.
 pub(super) fn last_rows(width: i64, seqlen: i64, plain: bool) -> u32 {
     if width < 3 || (width == 3 && plain && seqlen >= 64) { 4 } else { width as u32 }
 }
@@ -237,9 +237,12 @@ pub(super) fn lanes(across: u64, most: u32, bytes: u32) -> u32 {
     (if 8 * even > 7 * power { power } else { even }) as u32
 }
 
-/// Whether lanes copy rows that begin at any element together, or each what it needs. In small calls more threads count for more.
+/// Whether lanes copy rows that begin at any element together, or each what it needs. In small calls more threads count for more, and lanes
+/// without channels cost more.
 pub(super) fn copies_lines(dim: u64, elements: u64) -> bool {
-    dim >= 96 && elements >= 32 << 10
+    const LINE: u64 = 128; // channels, where a thread has four
+    let full = 4 * dim >= 3 * dim.next_multiple_of(LINE);
+    dim >= LINE / 2 && elements >= if full { 16 << 10 } else { 32 << 10 }
 }
 
 /// Bytes of shared memory that a block of a cluster has for what others send it (`ClusterSums` in kernels/reduction.cuh): a mailbox, and a slice
