@@ -11,7 +11,7 @@
 //! one, so the bits depend neither on the number of lanes nor on the tile.
 
 use super::half::Half;
-use super::vector::{TILE_VECTORS, Vector};
+use super::vector::{Part, TILE_VECTORS, Vector};
 
 /// Adds `depth` products to each of `rows × vectors` vectors of sums.
 ///
@@ -66,8 +66,28 @@ pub unsafe fn add_products_in_place<V: Vector, T: Half>(
     sums: *mut f32,
     stride: usize,
 ) {
-    // As many vectors of columns as the registers hold sums for; then one at a time.
-    macro_rules! sizes {
+    // SAFETY: the caller's promise.
+    unsafe { V::apart(AddInPlace { rows, vectors, depth, left, right, pitch, sums, stride }) }
+}
+
+/// What [`add_products_in_place`] was called with.
+struct AddInPlace<T> {
+    rows: usize,
+    vectors: usize,
+    depth: usize,
+    left: *const f32,
+    right: *const T,
+    pitch: isize,
+    sums: *mut f32,
+    stride: usize,
+}
+
+impl<V: Vector, T: Half> Part<V> for AddInPlace<T> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let AddInPlace { rows, vectors, depth, left, right, pitch, sums, stride } = self;
+        // As many vectors of columns as the registers hold sums for; then one at a time.
+        macro_rules! sizes {
         ($($rows:literal: $few:literal or $many:literal)*) => {{
             $(
                 if const { $rows <= V::TILE_ROWS } && rows == $rows {
@@ -97,7 +117,8 @@ pub unsafe fn add_products_in_place<V: Vector, T: Half>(
             unreachable!("no tile has {rows} rows");
         }};
     }
-    sizes!(1: 12 or 24 2: 6 or 12 3: 4 or 8 4: 3 or 6 5: 1 or 4 6: 1 or 4 7: 1 or 3 8: 1 or 3)
+        sizes!(1: 12 or 24 2: 6 or 12 3: 4 or 8 4: 3 or 6 5: 1 or 4 6: 1 or 4 7: 1 or 3 8: 1 or 3)
+    }
 }
 
 /// Terms from a load in place to what is asked for meanwhile.
@@ -146,6 +167,8 @@ impl<V: Vector, T: Half> Right<V> for InPlace<T> {
 /// # Safety
 /// As [`add_products`].
 #[inline(always)]
+// Plain loops compile faster than chains of iterators, and there are many sizes.
+#[allow(clippy::needless_range_loop)]
 unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(
     depth: usize,
     left: *const f32,
@@ -156,27 +179,27 @@ unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(
     // SAFETY: the caller's promise covers every address: row < ROWS, vector < VECTORS and d < depth.
     unsafe {
         let mut tile = [[V::splat(0.0); VECTORS]; ROWS];
-        for (row, tile) in tile.iter_mut().enumerate() {
-            for (vector, sum) in tile.iter_mut().enumerate() {
-                *sum = V::load(sums.add(row * stride + vector * V::LANES));
+        for row in 0..ROWS {
+            for vector in 0..VECTORS {
+                tile[row][vector] = V::load(sums.add(row * stride + vector * V::LANES));
             }
         }
         for d in 0..depth {
             let left = left.add(d * V::TILE_ROWS);
             let mut columns = [V::splat(0.0); VECTORS];
-            for (vector, column) in columns.iter_mut().enumerate() {
-                *column = right.load(d, vector);
+            for vector in 0..VECTORS {
+                columns[vector] = right.load(d, vector);
             }
-            for (row, tile) in tile.iter_mut().enumerate() {
+            for row in 0..ROWS {
                 let factor = V::splat(*left.add(row));
-                for (sum, &column) in tile.iter_mut().zip(&columns) {
-                    *sum = factor.mul_add(column, *sum);
+                for vector in 0..VECTORS {
+                    tile[row][vector] = factor.mul_add(columns[vector], tile[row][vector]);
                 }
             }
         }
-        for (row, tile) in tile.iter().enumerate() {
-            for (vector, sum) in tile.iter().enumerate() {
-                sum.store(sums.add(row * stride + vector * V::LANES));
+        for row in 0..ROWS {
+            for vector in 0..VECTORS {
+                tile[row][vector].store(sums.add(row * stride + vector * V::LANES));
             }
         }
     }

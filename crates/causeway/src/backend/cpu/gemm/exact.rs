@@ -3,13 +3,15 @@
 //! Vectors run across outputs, tiles are cut as [`tiles`](super::tiles) likes, and sums wait between the blocks
 //! of the reduction as f32, which they are anyway: the bits are those of the plain loop.
 
+use std::ops::Range;
+
 use super::chain;
 use super::half::Half;
 use super::matrix::{Matrix, MatrixMut};
 use super::pack::{self, DEPTH};
 use super::scratch::Scratch;
 use super::tiles::{Cut, Tile};
-use super::vector::{self, TILE_VECTORS, Vector};
+use super::vector::{self, Part, TILE_VECTORS, Vector};
 use crate::backend::cpu::{Cpu, Level};
 
 /// Largest tile, so that its sums and both packed blocks stay in a second-level cache of 2 MiB.
@@ -111,13 +113,41 @@ unsafe fn compute<V: Vector, T: Half>(
                 );
             }
         }
-        for (panel, row) in packed_left.chunks_exact(depth * V::TILE_ROWS).zip((0..).step_by(V::TILE_ROWS)) {
+        let columns = in_place * V::LANES..columns;
+        let sums = &mut *sums;
+        // SAFETY: the caller's promise.
+        unsafe {
+            V::apart(Panels { left: packed_left, right: packed_right, rows, columns, depth, sums, stride })
+        };
+    }
+    // SAFETY: the tile lies inside the output and belongs to this call.
+    unsafe { output.store_rows::<V>(tile.rows.clone(), tile.columns.clone(), sums, stride) };
+}
+
+/// Packed panels of a block, and the sums of a tile that their products are added to. What they were packed from does not matter.
+struct Panels<'a> {
+    left: &'a [f32],
+    right: &'a [f32],
+    rows: usize,
+    /// Those of the right panels.
+    columns: Range<usize>,
+    depth: usize,
+    sums: &'a mut [f32],
+    /// From row to row of the sums: a multiple of the width of right panels.
+    stride: usize,
+}
+
+impl<V: Vector> Part<V> for Panels<'_> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Panels { left, right, rows, columns, depth, sums, stride } = self;
+        let panel_columns = TILE_VECTORS * V::LANES;
+        let mut row = 0;
+        for left in left.chunks_exact(depth * V::TILE_ROWS) {
             let panel_rows = V::TILE_ROWS.min(rows - row);
-            for (right, column) in packed_right
-                .chunks_exact(depth * panel_columns)
-                .zip((in_place * V::LANES..).step_by(panel_columns))
-            {
-                let vectors = TILE_VECTORS.min((columns - column).div_ceil(V::LANES));
+            let mut column = columns.start;
+            for right in right.chunks_exact(depth * panel_columns) {
+                let vectors = TILE_VECTORS.min((columns.end - column).div_ceil(V::LANES));
                 let sums = sums[row * stride + column..].as_mut_ptr();
                 // SAFETY: both panels hold `depth` groups; `panel_rows` rows of the sums hold `vectors`
                 // vectors, since `stride` is a multiple of the panel's width.
@@ -125,17 +155,15 @@ unsafe fn compute<V: Vector, T: Half>(
                     chain::add_products::<V>(
                         (panel_rows, vectors),
                         depth,
-                        panel.as_ptr(),
+                        left.as_ptr(),
                         right.as_ptr(),
                         sums,
                         stride,
                     );
                 }
+                column += panel_columns;
             }
+            row += V::TILE_ROWS;
         }
-    }
-    for (row, sums) in tile.rows.clone().zip(sums.chunks_exact(stride)) {
-        // SAFETY: the row's columns lie inside the output and belong to this call.
-        unsafe { output.store_row::<V>(row, tile.columns.clone(), sums) };
     }
 }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::half::Half;
-use super::vector::Vector;
+use super::vector::{Part, Vector};
 use crate::tensor::{TensorMut, TensorRef};
 
 /// A matrix that is read.
@@ -115,6 +115,22 @@ impl<'a, T: Half> MatrixMut<'a, T> {
         }
     }
 
+    /// Rounds rows of sums, `stride` values apart, into `columns` of some rows.
+    ///
+    /// # Safety
+    /// These elements exist and are the caller's alone; `sums` holds as many rows; the processor has V's level.
+    #[inline(always)]
+    pub unsafe fn store_rows<V: Vector>(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        sums: &[f32],
+        stride: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { V::apart(StoreRows { output: self, rows, columns, sums, stride }) }
+    }
+
     /// Rounds `sums` into `columns` of a row.
     ///
     /// # Safety
@@ -132,6 +148,26 @@ impl<'a, T: Half> MatrixMut<'a, T> {
             for (at, &sum) in sums[..count].iter().enumerate().skip(vectors * V::LANES) {
                 self.at(row, columns.start + at).write(T::round(sum));
             }
+        }
+    }
+}
+
+/// What [`MatrixMut::store_rows`] was called with.
+struct StoreRows<'a, T> {
+    output: &'a MatrixMut<'a, T>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    sums: &'a [f32],
+    stride: usize,
+}
+
+impl<V: Vector, T: Half> Part<V> for StoreRows<'_, T> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let StoreRows { output, rows, columns, sums, stride } = self;
+        for (row, sums) in rows.zip(sums.chunks_exact(stride)) {
+            // SAFETY: the caller's promise.
+            unsafe { output.store_row::<V>(row, columns.clone(), sums) };
         }
     }
 }

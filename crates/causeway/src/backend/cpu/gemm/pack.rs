@@ -9,9 +9,11 @@
 //!
 //! Lanes past the end of the operand are zero; nothing is ever added along the reduction.
 
+use std::ops::Range;
+
 use super::half::Half;
 use super::matrix::Matrix;
-use super::vector::Vector;
+use super::vector::{Part, Vector};
 
 /// Deepest block: what a task adds before it moves to the next block of the reduction.
 pub const DEPTH: usize = 256;
@@ -27,24 +29,44 @@ const GROUP: usize = 8;
 #[inline(always)]
 pub unsafe fn pack<V: Vector, T: Half>(
     source: &Matrix<T>,
-    lanes: std::ops::Range<usize>,
-    depth: std::ops::Range<usize>,
+    lanes: Range<usize>,
+    depth: Range<usize>,
     width: usize,
     packed: &mut [f32],
 ) {
-    let panel_length = depth.len() * width;
-    for (panel, first) in packed.chunks_exact_mut(panel_length).zip(lanes.clone().step_by(width)) {
-        let count = width.min(lanes.end - first);
-        if count < width {
-            panel.fill(0.0);
-        }
-        // SAFETY: `count` lanes from `first`, and `depth`, lie inside the source by the caller's promise.
-        unsafe {
-            if source.row_stride == 1 {
-                along_lanes::<V, T>(source, first, count, depth.clone(), width, panel);
-            } else {
-                along_depth::<V, T>(source, first, count, depth.clone(), width, panel);
+    // SAFETY: the caller's promise.
+    unsafe { V::apart(Pack { source, lanes, depth, width, packed }) }
+}
+
+/// What [`pack`] was called with.
+struct Pack<'a, T> {
+    source: &'a Matrix<'a, T>,
+    lanes: Range<usize>,
+    depth: Range<usize>,
+    width: usize,
+    packed: &'a mut [f32],
+}
+
+impl<V: Vector, T: Half> Part<V> for Pack<'_, T> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Pack { source, lanes, depth, width, packed } = self;
+        let panel_length = depth.len() * width;
+        let mut first = lanes.start;
+        for panel in packed.chunks_exact_mut(panel_length) {
+            let count = width.min(lanes.end - first);
+            if count < width {
+                panel.fill(0.0);
             }
+            // SAFETY: `count` lanes from `first`, and `depth`, lie inside the source by the caller's promise.
+            unsafe {
+                if source.row_stride == 1 {
+                    along_lanes::<V, T>(source, first, count, depth.clone(), width, panel);
+                } else {
+                    along_depth::<V, T>(source, first, count, depth.clone(), width, panel);
+                }
+            }
+            first += width;
         }
     }
 }
@@ -58,7 +80,7 @@ unsafe fn along_lanes<V: Vector, T: Half>(
     source: &Matrix<T>,
     first: usize,
     count: usize,
-    depth: std::ops::Range<usize>,
+    depth: Range<usize>,
     width: usize,
     panel: &mut [f32],
 ) {
@@ -77,7 +99,7 @@ unsafe fn along_depth<V: Vector, T: Half>(
     source: &Matrix<T>,
     first: usize,
     count: usize,
-    depth: std::ops::Range<usize>,
+    depth: Range<usize>,
     width: usize,
     panel: &mut [f32],
 ) {

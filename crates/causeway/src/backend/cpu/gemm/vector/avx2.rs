@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::Vector;
+use super::{Part, Vector};
 
 /// A 256-bit register.
 #[derive(Clone, Copy)]
@@ -31,6 +31,20 @@ fn round_to_bf16(values: __m256) -> __m128i {
 impl Vector for Avx2 {
     const LANES: usize = 8;
     const TILE_ROWS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn apart<P: Part<Self>>(part: P) {
+        /// # Safety
+        /// As [`Part::run`].
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn run<P: Part<Avx2>>(part: P) {
+            // SAFETY: the caller's promise.
+            unsafe { part.run() }
+        }
+        // SAFETY: the trait's contract.
+        unsafe { run(part) }
+    }
 
     #[inline(always)]
     fn prefetch(address: *const u8) {

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::Vector;
+use super::{Part, Vector};
 
 /// A 512-bit register.
 #[derive(Clone, Copy)]
@@ -30,6 +30,20 @@ fn round_to_bf16(values: __m512) -> __m256i {
 impl Vector for Avx512 {
     const LANES: usize = 16;
     const TILE_ROWS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn apart<P: Part<Self>>(part: P) {
+        /// # Safety
+        /// As [`Part::run`].
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        unsafe fn run<P: Part<Avx512>>(part: P) {
+            // SAFETY: the caller's promise.
+            unsafe { part.run() }
+        }
+        // SAFETY: the trait's contract.
+        unsafe { run(part) }
+    }
 
     #[inline(always)]
     fn prefetch(address: *const u8) {

@@ -21,6 +21,13 @@ pub use portable::Portable;
 
 use half::{bf16, f16};
 
+/// A part of a kernel that is a function of its own; see [`Vector::apart`].
+pub trait Part<V> {
+    /// # Safety
+    /// The processor has V's level; and what the part asks for.
+    unsafe fn run(self);
+}
+
 /// Some lanes of f32 in a register.
 ///
 /// # Safety of its methods
@@ -32,6 +39,10 @@ pub trait Vector: Copy {
 
     /// Rows of a register tile; with [`TILE_VECTORS`] vectors each, what the registers hold.
     const TILE_ROWS: usize;
+
+    /// Runs a part in a function of its own, which is compiled for the same instructions. Everything else is inlined into the
+    /// kernel, and the time that a function takes to compile grows faster than its length.
+    unsafe fn apart<P: Part<Self>>(part: P);
 
     /// Asks for the line of an address, which may be any; nothing where the level has no instruction for it.
     #[inline(always)]

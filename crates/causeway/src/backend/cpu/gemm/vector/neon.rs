@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 
 use half::{bf16, f16};
 
-use super::Vector;
+use super::{Part, Vector};
 use crate::backend::cpu::gemm::half::Half;
 
 /// A 128-bit register.
@@ -33,6 +33,12 @@ unsafe fn round<T: Half>(values: Neon, to: *mut T) {
 impl Vector for Neon {
     const LANES: usize = 4;
     const TILE_ROWS: usize = 8;
+
+    #[inline(never)]
+    unsafe fn apart<P: Part<Self>>(part: P) {
+        // SAFETY: the trait's contract.
+        unsafe { part.run() }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {

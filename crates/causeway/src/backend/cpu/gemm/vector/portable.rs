@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::Vector;
+use super::{Part, Vector};
 use crate::backend::cpu::gemm::half::Half;
 
 const LANES: usize = 8;
@@ -35,6 +35,12 @@ fn mul_add_of_halves(left: f32, right: f32, addend: f32) -> f32 {
 impl Vector for Portable {
     const LANES: usize = LANES;
     const TILE_ROWS: usize = 4;
+
+    #[inline(never)]
+    unsafe fn apart<P: Part<Self>>(part: P) {
+        // SAFETY: the trait's contract.
+        unsafe { part.run() }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
