@@ -3,8 +3,13 @@
 //! Columns that are neighbours in memory are taken apart a vector at a time: with their number known, the compiler makes shuffles of
 //! the loops below.
 
+use crate::backend::cpu::simd::{Lanes, Number, Part, Simd};
+
 /// Channels in a block: a multiple of every number of lanes.
 pub(super) const BLOCK: usize = 64;
+
+/// Columns that a vector at a time is taken apart of.
+const MOST_APART: std::ops::RangeInclusive<usize> = 2..=4;
 
 /// A column of a block. Vectors that lie across two lines take twice as long.
 #[derive(Clone, Copy)]
@@ -32,29 +37,47 @@ impl<T> std::ops::DerefMut for Row<T> {
 /// # Safety
 /// So many channels, with a column for each row, are elements of a tensor.
 #[inline(always)]
-pub(super) unsafe fn read<T: Copy>(
+pub(super) unsafe fn read<S: Simd, T: Copy>(
+    simd: S,
     source: *const T,
     strides: [isize; 2],
     channels: usize,
     rows: &mut [Row<T>],
 ) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match rows.len() {
-            2 if are_whole(strides, channels, 2) => split::<T, 2>(source, rows),
-            3 if are_whole(strides, channels, 3) => split::<T, 3>(source, rows),
-            4 if are_whole(strides, channels, 4) => split::<T, 4>(source, rows),
-            _ => {
-                for (column, row) in rows.iter_mut().enumerate() {
-                    let source = source.wrapping_offset(strides[1].wrapping_mul(column as isize));
-                    if strides[0] == 1 {
-                        source.copy_to_nonoverlapping(row.as_mut_ptr(), channels);
-                        continue;
-                    }
-                    for (channel, value) in row[..channels].iter_mut().enumerate() {
-                        *value = *source.wrapping_offset(strides[0].wrapping_mul(channel as isize));
-                    }
-                }
+    if are_whole(strides, channels, rows.len() as isize) && MOST_APART.contains(&rows.len()) {
+        return simd.apart(Read { source, rows });
+    }
+    for (column, row) in rows.iter_mut().enumerate() {
+        let source = source.wrapping_offset(strides[1].wrapping_mul(column as isize));
+        // SAFETY: the caller's promise.
+        unsafe {
+            if strides[0] == 1 {
+                source.copy_to_nonoverlapping(row.as_mut_ptr(), channels);
+                continue;
+            }
+            for (channel, value) in row[..channels].iter_mut().enumerate() {
+                *value = *source.wrapping_offset(strides[0].wrapping_mul(channel as isize));
+            }
+        }
+    }
+}
+
+/// A whole block of [`read`], and its caller's promise.
+struct Read<'a, T> {
+    source: *const T,
+    rows: &'a mut [Row<T>],
+}
+
+impl<S: Simd, T: Copy> Part<S> for Read<'_, T> {
+    #[inline(always)]
+    fn run(self, _: S) {
+        let Read { source, rows } = self;
+        // SAFETY: the promise.
+        unsafe {
+            match rows.len() {
+                2 => split::<T, 2>(source, rows),
+                3 => split::<T, 3>(source, rows),
+                _ => split::<T, 4>(source, rows),
             }
         }
     }
@@ -65,25 +88,65 @@ pub(super) unsafe fn read<T: Copy>(
 /// # Safety
 /// As for [`read`], and nobody else uses the elements meanwhile.
 #[inline(always)]
-pub(super) unsafe fn write<T: Copy>(rows: &[Row<T>], target: *mut T, strides: [isize; 2], channels: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match rows.len() {
-            2 if are_whole(strides, channels, 2) => join::<T, 2>(rows, target),
-            3 if are_whole(strides, channels, 3) => join::<T, 3>(rows, target),
-            4 if are_whole(strides, channels, 4) => join::<T, 4>(rows, target),
-            _ => {
-                for (column, row) in rows.iter().enumerate() {
-                    let target = target.wrapping_offset(strides[1].wrapping_mul(column as isize));
-                    if strides[0] == 1 {
-                        target.copy_from_nonoverlapping(row.as_ptr(), channels);
-                        continue;
-                    }
-                    for (channel, &value) in row[..channels].iter().enumerate() {
-                        *target.wrapping_offset(strides[0].wrapping_mul(channel as isize)) = value;
-                    }
-                }
+pub(super) unsafe fn write<S: Simd, T: Copy>(
+    simd: S,
+    rows: &[Row<T>],
+    target: *mut T,
+    strides: [isize; 2],
+    channels: usize,
+) {
+    if are_whole(strides, channels, rows.len() as isize) && MOST_APART.contains(&rows.len()) {
+        return simd.apart(Write { rows, target });
+    }
+    for (column, row) in rows.iter().enumerate() {
+        let target = target.wrapping_offset(strides[1].wrapping_mul(column as isize));
+        // SAFETY: the caller's promise.
+        unsafe {
+            if strides[0] == 1 {
+                target.copy_from_nonoverlapping(row.as_ptr(), channels);
+                continue;
             }
+            for (channel, &value) in row[..channels].iter().enumerate() {
+                *target.wrapping_offset(strides[0].wrapping_mul(channel as isize)) = value;
+            }
+        }
+    }
+}
+
+/// A whole block of [`write`], and its caller's promise.
+struct Write<'a, T> {
+    rows: &'a [Row<T>],
+    target: *mut T,
+}
+
+impl<S: Simd, T: Copy> Part<S> for Write<'_, T> {
+    #[inline(always)]
+    fn run(self, _: S) {
+        let Write { rows, target } = self;
+        // SAFETY: the promise.
+        unsafe {
+            match rows.len() {
+                2 => join::<T, 2>(rows, target),
+                3 => join::<T, 3>(rows, target),
+                _ => join::<T, 4>(rows, target),
+            }
+        }
+    }
+}
+
+/// Widens rows.
+#[inline(always)]
+pub(super) fn widen<S, T>(simd: S, rows: &[Row<T>], widened: &mut [Row<S::Scalar>])
+where
+    S: Simd,
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
+    for (row, widened) in rows.iter().zip(widened) {
+        let mut at = 0;
+        while at < BLOCK {
+            // SAFETY: rows are whole vectors.
+            unsafe { simd.store(widened.as_mut_ptr().add(at), T::load(simd, row.as_ptr().add(at))) };
+            at += S::LANES;
         }
     }
 }
@@ -99,13 +162,14 @@ pub(super) fn are_whole(strides: [isize; 2], channels: usize, columns: isize) ->
 /// # Safety
 /// `source` points at one, and there are `N` rows.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)]
 pub(super) unsafe fn split<T: Copy, const N: usize>(source: *const T, rows: &mut [Row<T>]) {
     // SAFETY: the caller's promise; arrays of elements are aligned as an element.
     let (channels, rows) =
         unsafe { (&*source.cast::<[[T; N]; BLOCK]>(), &mut *rows.as_mut_ptr().cast::<[Row<T>; N]>()) };
-    for (channel, columns) in channels.iter().enumerate() {
+    for channel in 0..BLOCK {
         for column in 0..N {
-            rows[column][channel] = columns[column];
+            rows[column].0[channel] = channels[channel][column];
         }
     }
 }
@@ -115,13 +179,14 @@ pub(super) unsafe fn split<T: Copy, const N: usize>(source: *const T, rows: &mut
 /// # Safety
 /// `target` points at one that nobody else uses, and there are `N` rows.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)]
 pub(super) unsafe fn join<T: Copy, const N: usize>(rows: &[Row<T>], target: *mut T) {
     // SAFETY: the caller's promise; arrays of elements are aligned as an element.
     let (channels, rows) =
         unsafe { (&mut *target.cast::<[[T; N]; BLOCK]>(), &*rows.as_ptr().cast::<[Row<T>; N]>()) };
-    for (channel, columns) in channels.iter_mut().enumerate() {
+    for channel in 0..BLOCK {
         for column in 0..N {
-            columns[column] = rows[column][channel];
+            channels[channel][column] = rows[column].0[channel];
         }
     }
 }

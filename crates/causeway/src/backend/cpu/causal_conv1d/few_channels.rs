@@ -83,7 +83,8 @@ impl Cut {
         let positions = column.from - (values.len() / self.channels) as i64..;
         for (values, position) in values.chunks_exact_mut(self.channels).zip(positions) {
             for (value, channel) in values.iter_mut().zip(0..) {
-                *value = history.value(sequences, &piece, channel, position);
+                let value = std::slice::from_mut(value);
+                history.values_from(sequences, &piece, channel, position, value);
             }
         }
     }

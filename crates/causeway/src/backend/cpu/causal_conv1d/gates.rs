@@ -5,7 +5,7 @@
 use super::blocks::{GROUP, MAX_PAIR, Tail};
 use super::sequences::{Piece, Sequences};
 use super::tensors::Source;
-use crate::backend::cpu::simd::{Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Lanes, Number, Part, Simd};
 use crate::tensor::TensorRef;
 
 /// What a task along the channels works in for its gates. Kernels without gates have none, and spend no time on it.
@@ -123,27 +123,51 @@ impl<T: Number> Gate<T> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let (source, stride) = (self.factors.at(index), self.factors.strides[axis]);
+        simd.apart(Multiply { gate: self, source: self.factors.at(index), axis, values });
+    }
+}
+
+/// What [`Gate::multiply`] was called with, and its caller's promise.
+struct Multiply<'a, T: Number> {
+    gate: &'a Gate<T>,
+    source: *const T,
+    axis: usize,
+    values: &'a mut [T::Accumulator],
+}
+
+impl<S, T> Part<S> for Multiply<'_, T>
+where
+    S: Simd<Scalar = T::Accumulator>,
+    T: Lanes<S>,
+{
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)]
+    fn run(self, simd: S) {
+        let Multiply { gate, source, axis, values } = self;
+        // A copy, which values that are stored do not change.
+        let gate = *gate;
+        let stride = gate.factors.strides[axis];
         let mut done = 0;
         if stride == 1 {
             let mut kept = [T::ZERO; MAX_PAIR];
-            for chunk in values.chunks_exact_mut(S::LANES) {
-                // SAFETY: the caller's promise; a gate has the shape of x, the chunk is a whole vector, and the array more.
+            while done + S::LANES <= values.len() {
+                // SAFETY: the promise; a gate has the shape of x, these are a whole vector, and the array more.
                 unsafe {
-                    let mut product = simd.mul(simd.load(chunk.as_ptr()), T::load(simd, source.add(done)));
-                    if self.round {
+                    let values = values.as_mut_ptr().add(done);
+                    let mut product = simd.mul(simd.load(values), T::load(simd, source.add(done)));
+                    if gate.round {
                         T::store(simd, kept.as_mut_ptr(), product);
                         product = T::load(simd, kept.as_ptr());
                     }
-                    simd.store(chunk.as_mut_ptr(), product);
+                    simd.store(values, product);
                 }
                 done += S::LANES;
             }
         }
-        for (i, value) in values.iter_mut().enumerate().skip(done) {
+        for i in done..values.len() {
             // SAFETY: as above.
             let factor = unsafe { *source.wrapping_offset(stride.wrapping_mul(i as isize)) }.widen();
-            *value = self.kept(*value * factor);
+            values[i] = gate.kept(values[i] * factor);
         }
     }
 }

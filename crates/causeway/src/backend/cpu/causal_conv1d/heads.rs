@@ -10,6 +10,7 @@
 //!
 //! Channels are added in their order, so that results do not depend on layouts and threads.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::partition::Partition;
@@ -17,7 +18,7 @@ use super::sequences::{Piece, Sequences};
 use super::states::History;
 use super::tensors::Parameter;
 use super::tile::{self, Finish, STEP, TILE, UNROLL};
-use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Part, Simd};
 use crate::causal_conv1d::{HeadNorm, Sizes};
 
 /// Accumulators of a tile, so that what is computed of one stays in the second-level cache.
@@ -72,6 +73,7 @@ pub(super) struct Channels<'a, T: Number> {
 }
 
 impl<'a, T: Number> Channels<'a, T> {
+    #[inline(never)]
     pub fn new(
         sequences: &'a Sequences,
         history: &'a History<T>,
@@ -100,15 +102,32 @@ impl<'a, T: Number> Channels<'a, T> {
         let (before, count) = (self.taps.len() - 1, (positions.end - positions.start) as usize);
         let inside = (positions.start - piece.from).min(before as i64) as usize;
         let start = positions.start - inside as i64;
-        let source = |position: usize| self.history.x.at([piece.batch, first, start + position as i64]);
+        let source = self.history.x.at([piece.batch, first, start]);
+        let at = (self.pitch, before - inside);
         // SAFETY: these are positions of the piece, which have the head's channels side by side.
-        unsafe { transpose_in(simd, &mut self.x, (self.pitch, before - inside), inside + count, source) };
+        unsafe { transpose_in(simd, &mut self.x, at, inside + count, (source, self.history.x.strides[2])) };
     }
 
     /// The convolution of a channel of a head at some positions of a piece, at most a tile of them, that have been loaded; `out` has
     /// whole steps.
     #[inline(always)]
     pub fn convolve<S>(
+        &mut self,
+        simd: S,
+        piece: &Piece,
+        channel: (i64, usize),
+        positions: Range<i64>,
+        out: &mut [T::Accumulator],
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
+        simd.apart(Convolve { channels: self, piece, channel, positions, out });
+    }
+
+    /// See [`Self::convolve`].
+    #[inline(always)]
+    fn convolve_here<S>(
         &mut self,
         simd: S,
         piece: &Piece,
@@ -131,9 +150,7 @@ impl<'a, T: Number> Channels<'a, T> {
         let inside = (positions.start - piece.from).min(before as i64) as usize;
         let oldest = positions.start - before as i64;
         let line = if is_loaded { &mut self.x[index * self.pitch..] } else { &mut self.x[..] };
-        for (x, position) in line[..before - inside].iter_mut().zip(oldest..) {
-            *x = self.history.value(self.sequences, piece, channel, position);
-        }
+        self.history.values_from(self.sequences, piece, channel, oldest, &mut line[..before - inside]);
         if !is_loaded {
             let source = self.history.x.at([piece.batch, channel, positions.start - inside as i64]);
             // SAFETY: these are positions of the piece, which lie in the row.
@@ -150,6 +167,23 @@ impl<'a, T: Number> Channels<'a, T> {
     }
 }
 
+/// What [`Channels::convolve`] was called with.
+struct Convolve<'c, 'a, T: Number> {
+    channels: &'c mut Channels<'a, T>,
+    piece: &'c Piece,
+    channel: (i64, usize),
+    positions: Range<i64>,
+    out: &'c mut [T::Accumulator],
+}
+
+impl<S: Simd<Scalar = T::Accumulator>, T: Lanes<S>> Part<S> for Convolve<'_, '_, T> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Convolve { channels, piece, channel, positions, out } = self;
+        channels.convolve_here(simd, piece, channel, positions, out);
+    }
+}
+
 /// The activation of whole steps, and Σ u² with it.
 #[inline(always)]
 pub(super) fn activate<S, T>(
@@ -162,19 +196,37 @@ pub(super) fn activate<S, T>(
     S: Simd,
     T: Number<Accumulator = S::Scalar>,
 {
-    let step = UNROLL * S::LANES;
-    let chunks = pre.chunks_exact(step).zip(u.chunks_exact_mut(step)).zip(squares.chunks_exact_mut(step));
-    for ((pre, u), squares) in chunks {
-        let mut values = tile::load::<S, UNROLL>(simd, pre);
-        if silu {
-            values = simd.silu::<T, UNROLL>(values);
+    simd.apart(Activate::<_, T> { silu, pre, u, squares, of: PhantomData });
+}
+
+/// What [`activate`] was called with.
+struct Activate<'a, A, T> {
+    silu: bool,
+    pre: &'a [A],
+    u: &'a mut [A],
+    squares: &'a mut [A],
+    of: PhantomData<T>,
+}
+
+impl<S: Simd, T: Number> Part<S> for Activate<'_, S::Scalar, T> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Activate { silu, pre, u, squares, .. } = self;
+        let step = UNROLL * S::LANES;
+        let mut at = 0;
+        while at + step <= pre.len() {
+            let mut values = tile::load::<S, UNROLL>(simd, &pre[at..]);
+            if silu {
+                values = simd.silu::<T, UNROLL>(values);
+            }
+            let mut sums = tile::load::<S, UNROLL>(simd, &squares[at..]);
+            for i in 0..UNROLL {
+                sums[i] = simd.mul_add(values[i], values[i], sums[i]);
+            }
+            tile::store(simd, values, &mut u[at..]);
+            tile::store(simd, sums, &mut squares[at..]);
+            at += step;
         }
-        let mut sums = tile::load::<S, UNROLL>(simd, squares);
-        for (value, sum) in values.iter().zip(sums.iter_mut()) {
-            *sum = simd.mul_add(*value, *value, *sum);
-        }
-        tile::store(simd, values, u);
-        tile::store(simd, sums, squares);
     }
 }
 
@@ -209,34 +261,57 @@ pub(super) fn transpose_out<A: Accumulator>(
 }
 
 /// The other way: widens `count` positions, whose channels are neighbours in memory, into lines of `pitch` numbers, one for each channel,
-/// from place `at` of each on.
+/// from place `at` of each on. `source` is that of the first position, and the distance to the next.
 ///
 /// # Safety
-/// At `source` of a position are `lines.len() / pitch` elements.
+/// There are `lines.len() / pitch` elements of each position.
 #[inline(always)]
 pub(super) unsafe fn transpose_in<S, T>(
     simd: S,
     lines: &mut [S::Scalar],
     (pitch, at): (usize, usize),
     count: usize,
-    source: impl Fn(usize) -> *const T,
+    (source, stride): (*const T, isize),
 ) where
     S: Simd,
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
 {
-    let channels = lines.len() / pitch;
-    let mut square = [[S::Scalar::ZERO; SQUARE]; SQUARE];
-    for from in (0..count).step_by(SQUARE) {
-        let across = SQUARE.min(count - from);
-        for first in (0..channels).step_by(SQUARE) {
-            let down = SQUARE.min(channels - first);
-            for (position, line) in square[..across].iter_mut().enumerate() {
-                // SAFETY: the caller's promise.
-                unsafe { tile::widen(simd, source(from + position).add(first), &mut line[..down]) };
-            }
-            for (channel, line) in lines[first * pitch..].chunks_exact_mut(pitch).take(down).enumerate() {
-                for (position, value) in line[at + from..at + from + across].iter_mut().enumerate() {
-                    *value = square[position][channel];
+    simd.apart(TransposeIn { lines, pitch, at, count, source, stride });
+}
+
+/// What [`transpose_in`] was called with, and its caller's promise.
+struct TransposeIn<'a, T: Number> {
+    lines: &'a mut [T::Accumulator],
+    pitch: usize,
+    at: usize,
+    count: usize,
+    source: *const T,
+    stride: isize,
+}
+
+impl<S, T> Part<S> for TransposeIn<'_, T>
+where
+    S: Simd<Scalar = T::Accumulator>,
+    T: Lanes<S>,
+{
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let TransposeIn { lines, pitch, at, count, source, stride } = self;
+        let source = |position: usize| source.wrapping_offset(stride.wrapping_mul(position as isize));
+        let channels = lines.len() / pitch;
+        let mut square = [[S::Scalar::ZERO; SQUARE]; SQUARE];
+        for from in (0..count).step_by(SQUARE) {
+            let across = SQUARE.min(count - from);
+            for first in (0..channels).step_by(SQUARE) {
+                let down = SQUARE.min(channels - first);
+                for (position, line) in square[..across].iter_mut().enumerate() {
+                    // SAFETY: the promise.
+                    unsafe { tile::widen(simd, source(from + position).add(first), &mut line[..down]) };
+                }
+                for (channel, line) in lines[first * pitch..].chunks_exact_mut(pitch).take(down).enumerate() {
+                    for (position, value) in line[at + from..at + from + across].iter_mut().enumerate() {
+                        *value = square[position][channel];
+                    }
                 }
             }
         }

@@ -18,7 +18,7 @@ use super::sequences::Sequences;
 use super::states::History;
 use super::tensors::Parameter;
 use super::tile::{self, STEP, TILE, UNROLL};
-use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Part, Simd};
 
 /// Rounds the values of places into neighbouring elements; past the caches if `stream`.
 ///
@@ -79,6 +79,22 @@ pub(super) struct Block<A> {
     states: Places<A>,
 }
 
+/// What [`Block::load_parameters`] was called with.
+struct LoadParameters<'a, A> {
+    block: &'a mut Block<A>,
+    weight: &'a Parameter,
+    bias: Option<&'a Parameter>,
+    channels: Range<i64>,
+}
+
+impl<S: Simd> Part<S> for LoadParameters<'_, S::Scalar> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let LoadParameters { block, weight, bias, channels } = self;
+        block.load_parameters_here(simd, weight, bias, channels);
+    }
+}
+
 /// What lies side by side.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
@@ -90,6 +106,7 @@ pub(super) enum Kind {
 
 impl<A: Accumulator> Block<A> {
     /// Of so many places, whole steps.
+    #[inline(never)]
     pub fn new(kind: Kind, width: usize, places: usize, has_states: bool) -> Self {
         // What is spread ends with a whole vector, and dx asks for places of rows that are up to an age further on.
         let pitch = places + STEP;
@@ -173,6 +190,18 @@ impl<A: Accumulator> Block<A> {
         bias: Option<&Parameter>,
         channels: Range<i64>,
     ) {
+        simd.apart(LoadParameters { block: self, weight, bias, channels });
+    }
+
+    /// See [`Self::load_parameters`].
+    #[inline(always)]
+    fn load_parameters_here<S: Simd<Scalar = A>>(
+        &mut self,
+        simd: S,
+        weight: &Parameter,
+        bias: Option<&Parameter>,
+        channels: Range<i64>,
+    ) {
         let width = self.width;
         let mut values = vec![A::ZERO; (channels.end - channels.start) as usize];
         for (term, places) in self.parameters.chunks_exact_mut(self.pitch).take(width + 1).enumerate() {
@@ -180,9 +209,9 @@ impl<A: Accumulator> Block<A> {
             unsafe {
                 match bias {
                     _ if term < width => {
-                        weight.read_channels(channels.clone(), term as i64, |i, value| values[i] = value)
+                        weight.read_channels(simd, channels.clone(), term as i64, &mut values, 1)
                     }
-                    Some(bias) => bias.read_channels(channels.clone(), 0, |i, value| values[i] = value),
+                    Some(bias) => bias.read_channels(simd, channels.clone(), 0, &mut values, 1),
                     None => values.fill(A::ZERO),
                 }
             }
@@ -208,6 +237,7 @@ impl<A: Accumulator> Block<A> {
     }
 
     /// Takes the initial states of some rows of an entry to where taps reach before them.
+    #[inline(never)]
     pub fn load_states<T: Number<Accumulator = A>>(
         &mut self,
         history: &History<T>,
@@ -309,14 +339,16 @@ impl<A: Accumulator> Block<A> {
     /// # Safety
     /// The step lies in the block.
     #[inline(always)]
+    #[allow(clippy::needless_range_loop)]
     pub unsafe fn sums<S: Simd<Scalar = A>>(&self, simd: S, at: usize) -> [S::Vector; UNROLL] {
         let mut sums = tile::load::<S, UNROLL>(simd, &self.parameters[self.width * self.pitch + at..]);
         for age in self.ages().rev() {
-            for (at, sum) in (at..).step_by(S::LANES).zip(&mut sums) {
+            for i in 0..UNROLL {
                 // SAFETY: the caller's promise.
                 unsafe {
+                    let at = at + i * S::LANES;
                     let x = self.taken(simd, age, at);
-                    *sum = simd.mul_add(self.weight(simd, age, at), x, *sum);
+                    sums[i] = simd.mul_add(self.weight(simd, age, at), x, sums[i]);
                 }
             }
         }

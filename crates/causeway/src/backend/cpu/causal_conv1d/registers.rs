@@ -12,7 +12,7 @@
 
 use super::blocks::MAX_PAIR;
 use super::rows::{load_lanes, store_lanes};
-use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Accumulator, LINE, Lanes, Number, Part, Simd};
 
 /// Widths up to this one. Bodies are compiled for width 4, which most models have, and for this one, which passes
 /// over the taps that a smaller width lacks.
@@ -116,16 +116,18 @@ impl<T: Number> Output<T> {
     where
         T: Lanes<S>,
     {
-        let pairs = (at..).step_by(2 * S::LANES).zip(vectors.chunks_exact(2));
         // SAFETY: the caller's promise.
         unsafe {
+            let target = self.pointer.add(at);
             if self.stream {
-                for (at, pair) in pairs {
-                    T::store_pair::<true>(simd, self.pointer.add(at), [pair[0], pair[1]]);
+                for i in 0..N / 2 {
+                    let pair = [vectors[2 * i], vectors[2 * i + 1]];
+                    T::store_pair::<true>(simd, target.add(2 * i * S::LANES), pair);
                 }
             } else {
-                for (at, pair) in pairs {
-                    T::store_pair::<false>(simd, self.pointer.add(at), [pair[0], pair[1]]);
+                for i in 0..N / 2 {
+                    let pair = [vectors[2 * i], vectors[2 * i + 1]];
+                    T::store_pair::<false>(simd, target.add(2 * i * S::LANES), pair);
                 }
             }
         }
@@ -176,7 +178,7 @@ where
         at: usize,
     ) -> [S::Vector; N] {
         let mut sums = [self.bias; N];
-        for (pair, sums) in sums.chunks_exact_mut(2).enumerate() {
+        for pair in 0..N / 2 {
             // SAFETY: the caller's promise.
             let now = unsafe {
                 let source = self.x.add(at + 2 * pair * S::LANES);
@@ -186,8 +188,8 @@ where
             for_each_age!(age down from WIDTH {
                 if age < self.width {
                     let taken = T::shift_pair_in(simd, *before, now, age);
-                    sums[0] = simd.mul_add(self.taps[age], taken[0], sums[0]);
-                    sums[1] = simd.mul_add(self.taps[age], taken[1], sums[1]);
+                    sums[2 * pair] = simd.mul_add(self.taps[age], taken[0], sums[2 * pair]);
+                    sums[2 * pair + 1] = simd.mul_add(self.taps[age], taken[1], sums[2 * pair + 1]);
                 }
             });
             *before = now;
@@ -215,20 +217,43 @@ pub(super) unsafe fn convolve<S, T, const WIDTH: usize>(
     S: Simd,
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
 {
-    let taps = Taps::<S, T, WIDTH>::new(simd, weight, bias, x);
-    let source = Convolution { taps, silu, residual, out };
-    let mut before = load_history::<S, T>(simd, history);
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut at = 0;
-        if const { S::LANES == WIDE_LANES } {
-            (before, at) = source.groups::<{ 2 * INTERLEAVED }>(simd, before, at);
+    simd.apart(Convolve::<_, _, WIDTH> { silu, weight, bias, x, residual, history, out });
+}
+
+/// What [`convolve`] was called with, and its caller's promise.
+struct Convolve<'a, A, T, const WIDTH: usize> {
+    silu: bool,
+    weight: &'a [A],
+    bias: A,
+    x: *const T,
+    residual: *const T,
+    history: &'a mut [A],
+    out: &'a Output<T>,
+}
+
+impl<S, T, const WIDTH: usize> Part<S> for Convolve<'_, S::Scalar, T, WIDTH>
+where
+    S: Simd,
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Convolve { silu, weight, bias, x, residual, history, out } = self;
+        let taps = Taps::<S, T, WIDTH>::new(simd, weight, bias, x);
+        let source = Convolution { taps, silu, residual, out };
+        let mut before = load_history::<S, T>(simd, history);
+        // SAFETY: the promise.
+        unsafe {
+            let mut at = 0;
+            if const { S::LANES == WIDE_LANES } {
+                (before, at) = source.groups::<{ 2 * INTERLEAVED }>(simd, before, at);
+            }
+            // What is left of a row, or all of a short one.
+            (before, at) = source.groups::<INTERLEAVED>(simd, before, at);
+            (before, _) = source.groups::<2>(simd, before, at);
         }
-        // What is left of a row, or all of a short one.
-        (before, at) = source.groups::<INTERLEAVED>(simd, before, at);
-        (before, _) = source.groups::<2>(simd, before, at);
+        store_history::<S, T>(simd, before, history);
     }
-    store_history::<S, T>(simd, before, history);
 }
 
 /// What [`convolve`] works on, in registers where it fits.
@@ -287,10 +312,10 @@ where
         // SAFETY: the caller's promise.
         unsafe {
             if !self.residual.is_null() {
-                for (pair, results) in results.chunks_exact_mut(2).enumerate() {
+                for pair in 0..N / 2 {
                     let added = T::load_pair(simd, self.residual.add(at + 2 * pair * S::LANES));
-                    results[0] = simd.add(results[0], added[0]);
-                    results[1] = simd.add(results[1], added[1]);
+                    results[2 * pair] = simd.add(results[2 * pair], added[0]);
+                    results[2 * pair + 1] = simd.add(results[2 * pair + 1], added[1]);
                 }
             }
             self.out.store(simd, at, results);

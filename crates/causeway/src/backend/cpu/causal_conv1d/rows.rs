@@ -15,15 +15,16 @@
 //! Every mask of seq_idx and cu_seqlens
 //! concerns whole rows, so that it is a choice of pointers: the inner loops know no masks.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
-use super::blocks::{BLOCK, GROUP, MAX_WIDTH};
+use super::blocks::{BLOCK, GROUP, MAX_PAIR, MAX_WIDTH};
 use super::partition::Partition;
 use super::sequences::{Piece, Sequences};
 use super::states::History;
-use super::tensors::{Parameter, Source};
+use super::tensors::{Parameter, Source, Target};
 use super::tile::write_row;
-use crate::backend::cpu::simd::{LINE, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{LINE, Lanes, Number, Part, Simd};
 use crate::causal_conv1d::Sizes;
 
 /// Pairs from the one that is computed to the one whose rows are asked for meanwhile: far enough for memory to answer, and
@@ -110,6 +111,7 @@ impl<A: Number> Weights<A> {
     #[inline(always)]
     pub fn of_task<S: Simd<Scalar = A>, T: Lanes<S>>(
         &self,
+        simd: S,
         weight: &Parameter,
         bias: Option<&Parameter>,
         sizes: (i64, usize),
@@ -117,22 +119,58 @@ impl<A: Number> Weights<A> {
     ) -> TaskWeights<'_, A> {
         let (dim, width) = sizes;
         let stride = (dim as usize).next_multiple_of(GROUP);
-        let values = self.0.get_or_init(|| {
-            let mut values = vec![A::ZERO; (width + 1) * stride];
+        let pair = if T::ALTERNATES { 2 * S::LANES } else { 1 };
+        if self.0.get().is_none() {
+            simd.apart(ReadAll { weights: self, weight, bias, sizes, stride, pair });
+        }
+        let values = self.0.get().map_or(&[][..], |values| values);
+        TaskWeights { values, stride, first: first as usize, width }
+    }
+}
+
+/// What [`Weights::of_task`] reads the first time; `pair` elements alternate.
+struct ReadAll<'a, A> {
+    weights: &'a Weights<A>,
+    weight: &'a Parameter,
+    bias: Option<&'a Parameter>,
+    sizes: (i64, usize),
+    stride: usize,
+    pair: usize,
+}
+
+impl<S: Simd> Part<S> for ReadAll<'_, S::Scalar> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let ReadAll { weights, weight, bias, sizes: (dim, width), stride, pair } = self;
+        weights.0.get_or_init(|| {
+            let mut values = vec![S::Scalar::ZERO; (width + 1) * stride];
             for (tap, row) in values.chunks_exact_mut(stride).enumerate() {
-                let put = |channel, value| row[T::lane(channel)] = value;
                 // SAFETY: the channels and taps lie in weight and bias.
                 unsafe {
                     match bias {
-                        _ if tap < width => weight.read_channels(0..dim, tap as i64, put),
-                        Some(bias) => bias.read_channels(0..dim, 0, put),
+                        _ if tap < width => weight.read_channels(simd, 0..dim, tap as i64, row, 1),
+                        Some(bias) => bias.read_channels(simd, 0..dim, 0, row, 1),
                         None => {}
                     }
+                }
+                if pair > 1 {
+                    alternate(&mut row[..(dim as usize).next_multiple_of(pair)], pair);
                 }
             }
             values
         });
-        TaskWeights { values, stride, first: first as usize, width }
+    }
+}
+
+/// Takes the even elements of each pair before its odd ones, in the order of the lanes of pairs that alternate.
+fn alternate<A: Number>(row: &mut [A], pair: usize) {
+    for row in row.chunks_exact_mut(pair) {
+        let mut elements = [A::ZERO; MAX_PAIR];
+        elements[..pair].copy_from_slice(row);
+        for i in 0..pair / 2 {
+            row[i] = elements[2 * i];
+            row[pair / 2 + i] = elements[2 * i + 1];
+        }
     }
 }
 
@@ -197,13 +235,8 @@ impl<T: Number> HistoryRows<T> {
     }
 
     /// Copies the initial states that a piece sees before its sequence.
-    pub fn load(
-        &mut self,
-        history: &History<T>,
-        sequences: &Sequences,
-        piece: &Piece,
-        channels: std::ops::Range<i64>,
-    ) {
+    #[inline(never)]
+    pub fn load(&mut self, history: &History<T>, sequences: &Sequences, piece: &Piece, channels: Range<i64>) {
         for column in (piece.from - piece.start).min(self.before)..self.before {
             for (value, channel) in self.rows[column as usize].iter_mut().zip(channels.clone()) {
                 *value = history.initial_state(sequences, piece, channel, column);
@@ -252,49 +285,78 @@ pub(super) fn spans<S: Simd>(_: S, channels: usize) -> [Span; 2] {
 
 /// Where the results of a block go: straight to the rows of a tensor, or first to a buffer in the cache.
 pub(super) struct Destination<T> {
-    /// Of the tensor; none if the walk itself stores no result there.
-    rows: Option<[*mut T; BLOCK]>,
+    /// Of the tensor.
+    rows: [*mut T; BLOCK],
+    /// The rows that go there.
+    wanted: Range<usize>,
+    /// Whether a walk stores there itself.
+    direct: bool,
     stream: bool,
 }
 
 impl<T: Number> Destination<T> {
-    /// `targets` are the rows of the tensor, if all of the block's results go there. Past the caches, if `stream`, go
-    /// whole lines only.
-    pub fn new(targets: Option<impl Iterator<Item = *mut T>>, stream: bool) -> Self {
+    /// The rows of a tensor for a block at these `positions`, of which those before `first` go elsewhere. Past the caches, if `stream`,
+    /// go whole lines only.
+    #[inline(never)]
+    pub fn new(
+        tensor: &Target<T, 3>,
+        (batch, channel): (i64, i64),
+        positions: Range<i64>,
+        first: i64,
+        stream: bool,
+    ) -> Self {
         let mut rows = [std::ptr::null_mut(); BLOCK];
-        let Some(targets) = targets else { return Destination { rows: None, stream } };
-        let mut direct = true;
-        for (row, target) in rows.iter_mut().zip(targets) {
-            *row = target;
-            direct &= !stream || target.align_offset(LINE) == 0;
+        let mut direct = positions.start >= first;
+        let wanted = (first - positions.start).max(0) as usize..(positions.end - positions.start) as usize;
+        for (row, position) in rows.iter_mut().zip(positions) {
+            *row = tensor.at([batch, channel, position]);
+            direct &= !stream || row.align_offset(LINE) == 0;
         }
-        Destination { rows: direct.then_some(rows), stream }
+        Destination { rows, wanted, direct, stream }
     }
 
     /// What the walk along a span stores to, and whether past the caches.
+    #[inline(never)]
     pub fn of_span(&self, span: Span, buffer: &mut Finished<T>) -> ([*mut T; BLOCK], bool) {
-        match self.rows {
-            Some(rows) if !span.is_tail => (rows, self.stream),
-            _ => (buffer.each_mut().map(|row| row.as_mut_ptr()), false),
+        if self.direct && !span.is_tail {
+            (self.rows, self.stream)
+        } else {
+            (buffer.each_mut().map(|row| row.as_mut_ptr()), false)
         }
     }
 
-    /// Takes what a walk has left in its row of the buffer to the tensor.
+    /// Takes what walks have left in the rows of the buffer to the tensor.
     ///
     /// # Safety
-    /// `target` points at the channels of the task, which nobody else uses meanwhile.
+    /// The rows have so many channels of the task, which nobody else uses meanwhile.
     #[inline(always)]
-    pub unsafe fn finish<S: Simd>(&self, simd: S, row: &[T], target: *mut T)
+    pub unsafe fn finish<S: Simd>(&self, simd: S, buffer: &Finished<T>, channels: usize)
     where
         T: Lanes<S>,
     {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if self.rows.is_none() {
-                write_row(simd, row, target, self.stream);
-            } else {
-                let first = spans(simd, row.len())[1].first;
-                write_row(simd, &row[first..], target.add(first), false);
+        let first = if self.direct { spans(simd, channels)[1].first } else { 0 };
+        if first < channels {
+            simd.apart(Finish { to: self, buffer, channels: first..channels });
+        }
+    }
+}
+
+/// What [`Destination::finish`] was called with, and its caller's promise.
+struct Finish<'a, T> {
+    to: &'a Destination<T>,
+    buffer: &'a Finished<T>,
+    channels: Range<usize>,
+}
+
+impl<S: Simd, T: Lanes<S>> Part<S> for Finish<'_, T> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Finish { to, buffer, channels } = self;
+        for row in to.wanted.clone() {
+            // SAFETY: the promise.
+            unsafe {
+                let target = to.rows[row].add(channels.start);
+                write_row(simd, &buffer[row][channels.clone()], target, to.stream && !to.direct);
             }
         }
     }

@@ -48,8 +48,7 @@ impl<T: Number> History<T> {
 
     /// What a piece's convolution sees at a position outside of it, from `width - 1` before its sequence on:
     /// zero where the position takes no part.
-    #[inline(always)]
-    pub fn value(&self, sequences: &Sequences, piece: &Piece, channel: i64, position: i64) -> T::Accumulator {
+    fn value(&self, sequences: &Sequences, piece: &Piece, channel: i64, position: i64) -> T::Accumulator {
         if piece.includes(sequences, position) {
             // SAFETY: positions of a sequence are positions of the row.
             return unsafe { self.at([piece.batch, channel, position]) };
@@ -65,7 +64,20 @@ impl<T: Number> History<T> {
             values.fill(T::Accumulator::ZERO);
             return;
         }
-        for (value, position) in values.iter_mut().zip(piece.from - self.before..) {
+        self.values_from(sequences, piece, channel, piece.from - self.before, values);
+    }
+
+    /// As [`Self::value`], at each position from one on.
+    #[inline(never)]
+    pub fn values_from(
+        &self,
+        sequences: &Sequences,
+        piece: &Piece,
+        channel: i64,
+        first: i64,
+        values: &mut [T::Accumulator],
+    ) {
+        for (value, position) in values.iter_mut().zip(first..) {
             *value = self.value(sequences, piece, channel, position);
         }
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::backend::cpu::simd::{Accumulator, Number};
+use crate::backend::cpu::simd::{Accumulator, Number, Part, Simd};
 use crate::rounding::{bf16_from_f64, f16_from_f64};
 use crate::tensor::{DType, TensorMut, TensorRef};
 
@@ -93,25 +93,64 @@ impl Parameter {
     ///
     /// # Safety
     /// The index lies in the tensor.
+    #[inline(never)]
     pub unsafe fn read<A: Number>(&self, channel: i64, tap: i64) -> A {
         let mut element = A::ZERO;
-        // SAFETY: the caller's promise.
-        unsafe { self.read_channels(channel..channel + 1, tap, |_, value| element = value) };
+        let read = ReadChannels {
+            parameter: self,
+            channels: channel..channel + 1,
+            tap,
+            values: std::slice::from_mut(&mut element),
+            stride: 1,
+        };
+        read.run_here();
         element
     }
 
-    /// As [`Self::read`], of each of some channels; looks at the dtype once.
+    /// As [`Self::read`], of each of some channels, to values that are `stride` apart; looks at the dtype once. One function for all
+    /// kernels of a level: inlined into each of them, for four dtypes, it would be a good part of what there is to compile.
     ///
     /// # Safety
     /// The indices lie in the tensor.
-    pub unsafe fn read_channels<A: Number>(&self, channels: Range<i64>, tap: i64, put: impl FnMut(usize, A)) {
-        // SAFETY: the caller's promise; the dtype is the view's.
+    #[inline(always)]
+    pub unsafe fn read_channels<S: Simd>(
+        &self,
+        simd: S,
+        channels: Range<i64>,
+        tap: i64,
+        values: &mut [S::Scalar],
+        stride: usize,
+    ) {
+        simd.apart(ReadChannels { parameter: self, channels, tap, values, stride });
+    }
+}
+
+/// What [`Parameter::read_channels`] was called with, and its caller's promise.
+struct ReadChannels<'a, A> {
+    parameter: &'a Parameter,
+    channels: Range<i64>,
+    tap: i64,
+    values: &'a mut [A],
+    stride: usize,
+}
+
+impl<S: Simd> Part<S> for ReadChannels<'_, S::Scalar> {
+    #[inline(always)]
+    fn run(self, _: S) {
+        self.run_here();
+    }
+}
+
+impl<A: Number> ReadChannels<'_, A> {
+    #[inline(always)]
+    fn run_here(self) {
+        // SAFETY: the promise; the dtype is the view's.
         unsafe {
-            match self.dtype {
-                DType::F16 => self.read_typed::<f16, A>(channels, tap, put),
-                DType::BF16 => self.read_typed::<bf16, A>(channels, tap, put),
-                DType::F64 => self.read_typed::<f64, A>(channels, tap, put),
-                _ => self.read_typed::<f32, A>(channels, tap, put),
+            match self.parameter.dtype {
+                DType::F16 => self.read_typed::<f16>(),
+                DType::BF16 => self.read_typed::<bf16>(),
+                DType::F64 => self.read_typed::<f64>(),
+                _ => self.read_typed::<f32>(),
             }
         }
     }
@@ -119,17 +158,26 @@ impl Parameter {
     /// # Safety
     /// The indices lie in the tensor, whose elements are of type `P`.
     #[inline(always)]
-    unsafe fn read_typed<P: Number, A: Number>(
-        &self,
-        channels: Range<i64>,
-        tap: i64,
-        mut put: impl FnMut(usize, A),
-    ) {
-        for (i, channel) in channels.enumerate() {
-            let offset = offset(&self.strides, [channel, tap]);
+    #[allow(clippy::needless_range_loop)]
+    unsafe fn read_typed<P: Number>(self) {
+        let ReadChannels { parameter, channels, tap, values, stride } = self;
+        let read = |channel| {
+            let offset = offset(&parameter.strides, [channel, tap]);
             // SAFETY: the caller's promise.
-            let value = unsafe { *self.pointer.cast::<P>().wrapping_offset(offset) }.widen().to_f64();
-            put(i, A::from_f64(if value.is_nan() { f64::NAN } else { value }));
+            let value = unsafe { *parameter.pointer.cast::<P>().wrapping_offset(offset) }.widen().to_f64();
+            A::from_f64(if value.is_nan() { f64::NAN } else { value })
+        };
+        let count = (channels.end - channels.start) as usize;
+        if stride == 1 {
+            // In vectors.
+            let values = &mut values[..count];
+            for i in 0..count {
+                values[i] = read(channels.start + i as i64);
+            }
+            return;
+        }
+        for i in 0..count {
+            values[i * stride] = read(channels.start + i as i64);
         }
     }
 }

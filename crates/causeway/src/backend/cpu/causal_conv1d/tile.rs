@@ -100,14 +100,15 @@ impl<A: Accumulator, T: Number> Convolve<'_, A, T> {
     /// # Safety
     /// `N` vectors from `at` on lie in `out`, and with the taps in x.
     #[inline(always)]
+    #[allow(clippy::needless_range_loop)]
     unsafe fn vectors<S: Simd<Scalar = A>, const N: usize>(&mut self, simd: S, at: usize) {
         let mut sums = [simd.splat(self.bias); N];
         for (tap, &weight) in self.weight.iter().enumerate() {
             let weight = simd.splat(weight);
-            for (i, sum) in sums.iter_mut().enumerate() {
+            for i in 0..N {
                 // SAFETY: the caller's promise.
                 let x = unsafe { simd.load(self.x.as_ptr().add(at + tap + i * S::LANES)) };
-                *sum = simd.mul_add(weight, x, *sum);
+                sums[i] = simd.mul_add(weight, x, sums[i]);
             }
         }
         match self.finish {
@@ -116,8 +117,8 @@ impl<A: Accumulator, T: Number> Convolve<'_, A, T> {
             Finish::Slope { exact, dy } => {
                 let slopes = simd.silu_slope::<T, N>(exact, sums);
                 sums = load(simd, &dy[at..at + N * S::LANES]);
-                for (result, slope) in sums.iter_mut().zip(slopes) {
-                    *result = simd.mul(*result, slope);
+                for i in 0..N {
+                    sums[i] = simd.mul(sums[i], slopes[i]);
                 }
             }
         }
@@ -150,31 +151,36 @@ impl<S: Simd, T: Number> Part<S> for MultiplyBySlope<'_, S::Scalar, T> {
         let step = UNROLL * S::LANES;
         for (pre, values) in self.pre.chunks_exact(step).zip(self.values.chunks_exact_mut(step)) {
             let mut results = simd.silu_slope::<T, UNROLL>(self.exact, load(simd, pre));
-            for (result, factor) in results.iter_mut().zip(load::<S, UNROLL>(simd, values)) {
-                *result = simd.mul(factor, *result);
+            let factors = load::<S, UNROLL>(simd, values);
+            for i in 0..UNROLL {
+                results[i] = simd.mul(factors[i], results[i]);
             }
             store(simd, results, values);
         }
     }
 }
 
-/// `N` vectors, as many as the slice has.
+/// `N` vectors of a slice that has as many or more.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)]
 pub(super) fn load<S: Simd, const N: usize>(simd: S, values: &[S::Scalar]) -> [S::Vector; N] {
+    assert!(values.len() >= N * S::LANES);
     let mut vectors = [simd.splat(S::Scalar::ZERO); N];
-    for (vector, chunk) in vectors.iter_mut().zip(values.chunks_exact(S::LANES)) {
-        // SAFETY: the chunk is a whole vector.
-        *vector = unsafe { simd.load(chunk.as_ptr()) };
+    for i in 0..N {
+        // SAFETY: the assertion.
+        vectors[i] = unsafe { simd.load(values.as_ptr().add(i * S::LANES)) };
     }
     vectors
 }
 
-/// `N` vectors, to a slice that holds as many.
+/// `N` vectors, to a slice that holds as many or more.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)]
 pub(super) fn store<S: Simd, const N: usize>(simd: S, vectors: [S::Vector; N], values: &mut [S::Scalar]) {
-    for (vector, chunk) in vectors.into_iter().zip(values.chunks_exact_mut(S::LANES)) {
-        // SAFETY: the chunk is a whole vector.
-        unsafe { simd.store(chunk.as_mut_ptr(), vector) };
+    assert!(values.len() >= N * S::LANES);
+    for i in 0..N {
+        // SAFETY: the assertion.
+        unsafe { simd.store(values.as_mut_ptr().add(i * S::LANES), vectors[i]) };
     }
 }
 
@@ -217,8 +223,8 @@ impl<S: Simd> Part<S> for Correlate<'_, S::Scalar> {
             total = simd.add(total, unsafe { simd.load(chunk.as_ptr()) });
         }
         sums[width] += simd.sum(total).to_f64();
-        for (at, g) in g[..count].iter().enumerate().skip(whole) {
-            let g = g.to_f64();
+        for at in whole..count {
+            let g = g[at].to_f64();
             for (sum, x) in sums[..width].iter_mut().zip(&x[at..]) {
                 *sum += g * x.to_f64();
             }
@@ -229,6 +235,7 @@ impl<S: Simd> Part<S> for Correlate<'_, S::Scalar> {
 
 /// `TAPS` taps of [`correlate`], over whole vectors.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)]
 fn correlate_taps<S: Simd, const TAPS: usize>(
     simd: S,
     g: &[S::Scalar],
@@ -238,14 +245,16 @@ fn correlate_taps<S: Simd, const TAPS: usize>(
 ) {
     assert!(g.len() >= whole && x.len() + 1 >= whole + TAPS && sums.len() == TAPS);
     let mut totals = [simd.splat(S::Scalar::ZERO); TAPS];
-    for at in (0..whole).step_by(S::LANES) {
+    let mut at = 0;
+    while at < whole {
         // SAFETY: `at + lanes ≤ whole`, and the assertion.
         unsafe {
             let g = simd.load(g.as_ptr().add(at));
-            for (tap, total) in totals.iter_mut().enumerate() {
-                *total = simd.mul_add(g, simd.load(x.as_ptr().add(at + tap)), *total);
+            for tap in 0..TAPS {
+                totals[tap] = simd.mul_add(g, simd.load(x.as_ptr().add(at + tap)), totals[tap]);
             }
         }
+        at += S::LANES;
     }
     for (sum, total) in sums.iter_mut().zip(totals) {
         *sum += simd.sum(total).to_f64();
@@ -276,19 +285,20 @@ where
 /// # Safety
 /// They are elements of a tensor.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)]
 pub(super) unsafe fn widen<S: Simd, T>(simd: S, source: *const T, out: &mut [S::Scalar])
 where
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
 {
     let mut done = 0;
-    for chunk in out.chunks_exact_mut(S::LANES) {
-        // SAFETY: the caller's promise; the chunk is a whole vector.
-        unsafe { simd.store(chunk.as_mut_ptr(), T::load(simd, source.add(done))) };
+    while done + S::LANES <= out.len() {
+        // SAFETY: the caller's promise; a whole vector is left.
+        unsafe { simd.store(out.as_mut_ptr().add(done), T::load(simd, source.add(done))) };
         done += S::LANES;
     }
-    for (i, value) in out.iter_mut().enumerate().skip(done) {
+    for i in done..out.len() {
         // SAFETY: the caller's promise.
-        *value = unsafe { *source.add(i) }.widen();
+        out[i] = unsafe { *source.add(i) }.widen();
     }
 }
 
@@ -358,6 +368,7 @@ impl<S: Simd, T: Lanes<S> + Number<Accumulator = S::Scalar>> Part<S> for Scatter
 /// # Safety
 /// There are as many elements, and nobody else uses them meanwhile.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)]
 pub(super) unsafe fn narrow<S: Simd, T>(simd: S, values: &[S::Scalar], target: *mut T)
 where
     T: Lanes<S> + Number<Accumulator = S::Scalar>,
@@ -369,8 +380,8 @@ where
             T::store(simd, target.add(done), simd.load(values.as_ptr().add(done)));
             done += S::LANES;
         }
-        for (i, &value) in values.iter().enumerate().skip(done) {
-            *target.add(i) = T::narrow(value);
+        for i in done..values.len() {
+            *target.add(i) = T::narrow(values[i]);
         }
     }
 }

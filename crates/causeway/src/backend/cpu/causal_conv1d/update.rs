@@ -11,7 +11,7 @@ use super::heads::Heads;
 use super::tensors::{Parameter, Source, Target};
 use super::{tile, with_number};
 use crate::backend::cpu::Cpu;
-use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Kernel, Lanes, Number, Part, Simd};
 use crate::backend::cpu::threads::for_each;
 use crate::causal_conv1d::{Activation, Update, UpdateSizes};
 
@@ -100,6 +100,74 @@ struct Buffers<T: Number> {
     u: Vec<T::Accumulator>,
 }
 
+/// A block of channels of some batch entries.
+struct Entries<'a, T: Number> {
+    kernel: &'a AlongChannels<T>,
+    channels: Range<i64>,
+    entries: Range<i64>,
+    buffers: &'a mut Buffers<T>,
+}
+
+/// [`AlongChannels::step`] of each entry, and its caller's promise.
+struct Steps<E, const WIDTH: usize, const N: usize>(E);
+
+impl<S, T, const WIDTH: usize, const N: usize> Part<S> for Steps<Entries<'_, T>, WIDTH, N>
+where
+    S: Simd<Scalar = T::Accumulator>,
+    T: Lanes<S>,
+{
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Entries { kernel, channels, entries, buffers } = self.0;
+        for entry in entries {
+            if let Some(place) = kernel.place(&channels, entry) {
+                // SAFETY: the promise.
+                unsafe { kernel.step::<S, WIDTH, N>(simd, &place, buffers) };
+            }
+        }
+    }
+}
+
+/// What [`AlongChannels::write_heads`] takes.
+struct WriteHeads<'a, T: Number> {
+    kernel: &'a AlongChannels<T>,
+    heads: &'a Heads<T::Accumulator>,
+    first: i64,
+    entries: Range<i64>,
+    u: &'a mut [T::Accumulator],
+}
+
+impl<S, T> Part<S> for WriteHeads<'_, T>
+where
+    S: Simd<Scalar = T::Accumulator>,
+    T: Lanes<S>,
+{
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let WriteHeads { kernel, heads, first, entries, u } = self;
+        kernel.write_heads(simd, heads, first, entries, u);
+    }
+}
+
+/// [`AlongChannels::positions`] of each entry.
+struct Positions<E>(E);
+
+impl<S, T> Part<S> for Positions<Entries<'_, T>>
+where
+    S: Simd<Scalar = T::Accumulator>,
+    T: Lanes<S>,
+{
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Entries { kernel, channels, entries, buffers } = self.0;
+        for entry in entries {
+            if let Some(place) = kernel.place(&channels, entry) {
+                kernel.positions(simd, &place, buffers);
+            }
+        }
+    }
+}
+
 /// The channels of a task, and the rows of a batch entry.
 struct Place {
     channels: Range<i64>,
@@ -117,14 +185,32 @@ impl<T: Number> Kernel for AlongChannels<T> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let UpdateSizes { batch, dim, seqlen, width, .. } = self.sizes;
+        let UpdateSizes { batch, dim, .. } = self.sizes;
         let (chunk, part) = (task as i64 / self.parts, task as i64 % self.parts);
         let first = part * self.channels;
         let channels = first..(first + self.channels).min(dim);
         let entries = chunk * self.entries..((chunk + 1) * self.entries).min(batch);
+        let mut buffers = self.buffers();
+        let mut first = channels.start;
+        while first < channels.end {
+            let block = first..(first + BLOCK as i64).min(channels.end);
+            self.update_block(simd, block, entries.clone(), &mut buffers);
+            first += BLOCK as i64;
+        }
+        if let Some(heads) = &self.heads {
+            let u = &mut buffers.u;
+            simd.apart(WriteHeads { kernel: self, heads, first: channels.start, entries, u });
+        }
+    }
+}
+
+impl<T: Number> AlongChannels<T> {
+    #[inline(never)]
+    fn buffers(&self) -> Buffers<T> {
+        let UpdateSizes { seqlen, width, .. } = self.sizes;
         let zero = T::Accumulator::ZERO;
         let room = if self.heads.is_some() { self.entries * seqlen * self.channels } else { 0 };
-        let mut buffers = Buffers {
+        Buffers {
             taps: vec![Row([T::ZERO; BLOCK]); width as usize],
             weight: vec![Row([zero; BLOCK]); width as usize],
             bias: Row([zero; BLOCK]),
@@ -132,18 +218,9 @@ impl<T: Number> Kernel for AlongChannels<T> {
             window: vec![Row([zero; BLOCK]); width as usize - 1 + ROWS.min(seqlen as usize)],
             y: Row([zero; BLOCK]),
             u: vec![zero; room as usize],
-        };
-        for first in channels.clone().step_by(BLOCK) {
-            let block = first..(first + BLOCK as i64).min(channels.end);
-            self.update_block(simd, block, entries.clone(), &mut buffers);
-        }
-        if let Some(heads) = &self.heads {
-            self.write_heads(simd, heads, channels.start, entries, &mut buffers.u);
         }
     }
-}
 
-impl<T: Number> AlongChannels<T> {
     /// The state row of a batch entry; below zero, there is none.
     fn row(&self, entry: i64) -> i64 {
         // SAFETY: there is an index per batch entry.
@@ -159,31 +236,34 @@ impl<T: Number> AlongChannels<T> {
         self.load_weight(simd, channels.clone(), &mut buffers.taps, &mut buffers.weight);
         if let Some(bias) = self.bias {
             // SAFETY: the channels lie in the bias.
-            unsafe { bias.read_channels(channels.clone(), 0, |i, value| buffers.bias[i] = value) };
+            unsafe { bias.read_channels(simd, channels.clone(), 0, &mut buffers.bias[..], 1) };
         }
         let (width, columns) = (self.sizes.width, self.columns_of_step(&channels));
-        for entry in entries {
-            let place = Place { channels: channels.clone(), batch: entry, row: self.row(entry) };
-            if place.row < 0 {
-                self.write_zeros(&place);
-                continue;
-            }
-            // SAFETY: just asked.
-            unsafe {
-                match (width, columns) {
-                    (3, 2) => self.step::<S, 3, 2>(simd, &place, buffers),
-                    (4, 3) => self.step::<S, 4, 3>(simd, &place, buffers),
-                    (5, 4) => self.step::<S, 5, 4>(simd, &place, buffers),
-                    // What models of the Mamba and Qwen families keep: as many columns as taps.
-                    (3, 3) => self.step::<S, 3, 3>(simd, &place, buffers),
-                    (4, 4) => self.step::<S, 4, 4>(simd, &place, buffers),
-                    _ => self.positions(simd, &place, buffers),
-                }
-            }
+        let block = Entries { kernel: self, channels, entries, buffers };
+        match (width, columns) {
+            (3, 2) => simd.apart(Steps::<_, 3, 2>(block)),
+            (4, 3) => simd.apart(Steps::<_, 4, 3>(block)),
+            (5, 4) => simd.apart(Steps::<_, 5, 4>(block)),
+            // What models of the Mamba and Qwen families keep: as many columns as taps.
+            (3, 3) => simd.apart(Steps::<_, 3, 3>(block)),
+            (4, 4) => simd.apart(Steps::<_, 4, 4>(block)),
+            _ => simd.apart(Positions(block)),
         }
     }
 
+    /// A batch entry's place, if it has a state; else its results are zero.
+    #[inline(always)]
+    fn place(&self, channels: &Range<i64>, entry: i64) -> Option<Place> {
+        let place = Place { channels: channels.clone(), batch: entry, row: self.row(entry) };
+        if place.row < 0 {
+            self.write_zeros(&place);
+            return None;
+        }
+        Some(place)
+    }
+
     /// Where a task has the activation of a position, from a channel on.
+    #[inline(always)]
     fn place_in_task(&self, entry: i64, position: i64, channel: i64) -> usize {
         let at = (entry % self.entries) * self.sizes.seqlen + position;
         (at * self.channels + channel % self.channels) as usize
@@ -236,6 +316,7 @@ impl<T: Number> AlongChannels<T> {
         }
     }
 
+    #[inline(never)]
     fn write_zeros(&self, place: &Place) {
         for channel in place.channels.clone() {
             for position in 0..self.sizes.seqlen {
@@ -246,6 +327,7 @@ impl<T: Number> AlongChannels<T> {
     }
 
     /// Columns of the state, if [`Self::step`] can take a block; else 0.
+    #[inline(always)]
     fn columns_of_step(&self, channels: &Range<i64>) -> i64 {
         let UpdateSizes { seqlen, state_len, .. } = self.sizes;
         let are_neighbours = self.x.strides[1] == 1 && self.y.strides[1] == 1;
@@ -261,6 +343,7 @@ impl<T: Number> AlongChannels<T> {
     /// # Safety
     /// The width is `WIDTH`, and [`Self::columns_of_step`] has said `N`, at least `WIDTH - 1`.
     #[inline(always)]
+    #[allow(clippy::needless_range_loop)]
     unsafe fn step<S, const WIDTH: usize, const N: usize>(
         &self,
         simd: S,
@@ -271,6 +354,8 @@ impl<T: Number> AlongChannels<T> {
         T: Lanes<S>,
     {
         let Buffers { weight, bias, state: window, .. } = buffers;
+        // Slices, whose addresses no store to a tensor can change as far as the compiler knows.
+        let (weight, silu) = (&weight[..WIDTH], self.silu);
         let state = self.state.at([place.row, place.channels.start, 0]);
         let index = [place.batch, place.channels.start, 0];
         let (x, y) = (self.x.at(index), self.y.at(index));
@@ -279,21 +364,26 @@ impl<T: Number> AlongChannels<T> {
         unsafe {
             columns::split::<T, N>(state, &mut window[..N]);
             x.copy_to_nonoverlapping(window[N].as_mut_ptr(), BLOCK);
-            for first in (0..BLOCK).step_by(TOGETHER * S::LANES) {
+            let mut first = 0;
+            while first < BLOCK {
                 let lane = |i| first + i * S::LANES;
-                let mut sums: [_; TOGETHER] = std::array::from_fn(|i| simd.load(bias.as_ptr().add(lane(i))));
+                let mut sums = [simd.splat(T::Accumulator::ZERO); TOGETHER];
+                for i in 0..TOGETHER {
+                    sums[i] = simd.load(bias.as_ptr().add(lane(i)));
+                }
                 for tap in 0..WIDTH {
-                    for (i, sum) in sums.iter_mut().enumerate() {
+                    for i in 0..TOGETHER {
                         let x = T::load(simd, window[N + 1 - WIDTH + tap].as_ptr().add(lane(i)));
-                        *sum = simd.mul_add(simd.load(weight[tap].as_ptr().add(lane(i))), x, *sum);
+                        sums[i] = simd.mul_add(simd.load(weight[tap].as_ptr().add(lane(i))), x, sums[i]);
                     }
                 }
-                if self.silu {
+                if silu {
                     sums = simd.silu::<T, TOGETHER>(sums);
                 }
-                for (i, sum) in sums.into_iter().enumerate() {
-                    T::store(simd, y.add(lane(i)), sum);
+                for i in 0..TOGETHER {
+                    T::store(simd, y.add(lane(i)), sums[i]);
                 }
+                first += TOGETHER * S::LANES;
             }
             columns::join::<T, N>(&window[1..=N], state);
         }
@@ -335,16 +425,14 @@ impl<T: Number> AlongChannels<T> {
         let Some(source) = self.weight.of_type::<T>() else {
             for (tap, row) in weight.iter_mut().enumerate() {
                 // SAFETY: channels and taps lie in the weight.
-                unsafe { self.weight.read_channels(channels.clone(), tap as i64, |i, value| row[i] = value) };
+                unsafe { self.weight.read_channels(simd, channels.clone(), tap as i64, &mut row[..], 1) };
             }
             return;
         };
         // SAFETY: as above; and rows are whole vectors.
         unsafe {
-            columns::read(source.at([channels.start, 0]), source.strides, channels.count(), rows);
-            for (row, weight) in rows.iter().zip(weight) {
-                tile::gather(simd, row.as_ptr(), 1, &mut **weight);
-            }
+            columns::read(simd, source.at([channels.start, 0]), source.strides, channels.count(), rows);
+            columns::widen(simd, rows, weight);
         }
     }
 
@@ -361,11 +449,8 @@ impl<T: Number> AlongChannels<T> {
             let state = &mut buffers.state[..state_len as usize];
             let source = self.state.at([place.row, place.channels.start, 0]).cast_const();
             // SAFETY: the channels lie in the state, whose row belongs to this batch entry alone.
-            unsafe { columns::read(source, self.state_strides(), count, state) };
-            for (row, state) in history.iter_mut().zip(&state[(state_len - before) as usize..]) {
-                // SAFETY: rows are whole vectors.
-                unsafe { tile::gather(simd, state.as_ptr(), 1, &mut **row) };
-            }
+            unsafe { columns::read(simd, source, self.state_strides(), count, state) };
+            columns::widen(simd, &state[(state_len - before) as usize..], history);
             return;
         }
         for (i, row) in (0..).zip(history) {
@@ -380,6 +465,7 @@ impl<T: Number> AlongChannels<T> {
     }
 
     #[inline(always)]
+    #[allow(clippy::needless_range_loop)]
     fn convolve<S>(&self, simd: S, place: &Place, buffers: &mut Buffers<T>)
     where
         S: Simd<Scalar = T::Accumulator>,
@@ -399,24 +485,29 @@ impl<T: Number> AlongChannels<T> {
                     tile::gather(simd, self.x.at(index), self.x.strides[1], new);
                     self.b.inspect(|gate| gate.multiply(simd, index, 1, new));
                 }
-                for lane in (0..BLOCK).step_by(TOGETHER * S::LANES) {
+                let mut lane = 0;
+                while lane < BLOCK {
                     // SAFETY: all rows are `BLOCK` long, a multiple of the number of lanes in a group.
                     unsafe {
                         let load =
                             |row: &Row<T::Accumulator>, i| simd.load(row.as_ptr().add(lane + i * S::LANES));
-                        let mut sums: [_; TOGETHER] = std::array::from_fn(|i| load(bias, i));
+                        let mut sums = [simd.splat(T::Accumulator::ZERO); TOGETHER];
+                        for i in 0..TOGETHER {
+                            sums[i] = load(bias, i);
+                        }
                         for (weight, x) in weight.iter().zip(&window[row..]) {
-                            for (i, sum) in sums.iter_mut().enumerate() {
-                                *sum = simd.mul_add(load(weight, i), load(x, i), *sum);
+                            for i in 0..TOGETHER {
+                                sums[i] = simd.mul_add(load(weight, i), load(x, i), sums[i]);
                             }
                         }
                         if self.silu {
                             sums = simd.silu::<T, TOGETHER>(sums);
                         }
-                        for (i, sum) in sums.into_iter().enumerate() {
-                            simd.store(y.as_mut_ptr().add(lane + i * S::LANES), sum);
+                        for i in 0..TOGETHER {
+                            simd.store(y.as_mut_ptr().add(lane + i * S::LANES), sums[i]);
                         }
                     }
+                    lane += TOGETHER * S::LANES;
                 }
                 let y = &mut y[..count];
                 if self.heads.is_some() {
@@ -470,18 +561,20 @@ impl<T: Number> AlongChannels<T> {
                     tile::scatter(simd, products, row.as_mut_ptr(), 1, false);
                 } else {
                     let strides = [self.x.strides[1], self.x.strides[2]];
-                    columns::read(self.x.at(index), strides, count, std::slice::from_mut(row));
+                    columns::read(simd, self.x.at(index), strides, count, std::slice::from_mut(row));
                 }
             }
         }
         let target = self.state.at([place.row, place.channels.start, 0]);
         // SAFETY: the channels lie in the state, whose row belongs to this batch entry alone.
-        unsafe { columns::write(state, target, self.state_strides(), count) };
+        unsafe { columns::write(simd, state, target, self.state_strides(), count) };
     }
 
     /// Writes x into the ring, or shifts a state that was not kept to the left and appends x.
+    #[inline(never)]
     fn update_state(&self, place: &Place) {
         let UpdateSizes { seqlen, state_len, .. } = self.sizes;
+        let seen = self.seen(place);
         for channel in place.channels.clone() {
             let state = |column| self.state.at([place.row, channel, column]);
             let index = |position| [place.batch, channel, position];
@@ -493,7 +586,7 @@ impl<T: Number> AlongChannels<T> {
             // SAFETY: the indices lie in state and x; the state's row belongs to this batch entry alone.
             // Columns go up, and each is read before it is written.
             unsafe {
-                if let Some(seen) = self.seen(place) {
+                if let Some(seen) = seen {
                     // Of more positions than the ring holds, the last ones stay.
                     for position in (seqlen - state_len).max(0)..seqlen {
                         *state((seen + position) % state_len) = x(position);

@@ -237,7 +237,9 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// Leaves values in memory between two passes over them. The compiler would join the passes, with more values under
     /// way than there are registers.
     #[inline(always)]
-    fn to_memory<T: ?Sized>(self, _values: &mut T) {}
+    fn to_memory<T: ?Sized>(self, values: &mut T) {
+        std::hint::black_box(values);
+    }
 
     /// `x · sigmoid(x)` of several vectors, whose arithmetic is interleaved, as exact as `T` asks.
     fn silu<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N];

@@ -8,6 +8,8 @@
 //! dx lags g by `width - 1` rows; g of the last rows waits in `g`, between blocks too. Past the piece's end, g is
 //! computed again for dx, but not summed.
 
+use std::ops::Range;
+
 use super::super::blocks::{BLOCK, GROUP, MAX_PAIR, MAX_WIDTH, ROWS, Tail};
 use super::super::gates::GateBuffers;
 use super::super::partition::Partition;
@@ -26,7 +28,7 @@ pub(super) struct AlongChannels<T: Number> {
 
 /// Adds the sums of a segment to those of the task, in f64, and starts again: the error does not grow with the length of
 /// the sequence.
-#[inline(always)]
+#[inline(never)]
 fn flush<A: Accumulator>(sums: &mut [[A; GROUP]], totals: &mut [[f64; GROUP]]) {
     for (totals, sums) in totals.iter_mut().zip(sums) {
         for (total, sum) in totals.iter_mut().zip(sums) {
@@ -35,16 +37,15 @@ fn flush<A: Accumulator>(sums: &mut [[A; GROUP]], totals: &mut [[f64; GROUP]]) {
     }
 }
 
-/// Takes values from the order of the lanes of pairs to that of the channels.
-#[inline(always)]
-fn in_order<S: Simd, T: Lanes<S>>(values: &mut [f64; GROUP]) {
-    if T::ALTERNATES {
-        for pair in values.chunks_exact_mut(2 * S::LANES) {
-            let mut lanes = [0.0; MAX_PAIR];
-            lanes[..2 * S::LANES].copy_from_slice(pair);
-            for (element, value) in pair.iter_mut().enumerate() {
-                *value = lanes[T::lane(element)];
-            }
+/// Takes values from the order of the lanes of pairs that alternate to that of the channels.
+#[inline(never)]
+fn in_order(values: &mut [f64; GROUP], pair: usize) {
+    for values in values.chunks_exact_mut(pair) {
+        let mut lanes = [0.0; MAX_PAIR];
+        lanes[..pair].copy_from_slice(values);
+        for i in 0..pair / 2 {
+            values[2 * i] = lanes[i];
+            values[2 * i + 1] = lanes[pair / 2 + i];
         }
     }
 }
@@ -65,6 +66,25 @@ struct Buffers<T: Number> {
     dgates: Option<Box<[Finished<T>; 2]>>,
 }
 
+impl<T: Number> Buffers<T> {
+    #[inline(never)]
+    fn new(width: usize, gated: bool) -> Self {
+        let zero = T::Accumulator::ZERO;
+        Buffers {
+            history: HistoryRows::new(width),
+            x_tail: Tail::new(),
+            dy_tail: Tail::new(),
+            added_tail: Tail::new(),
+            g: [[zero; GROUP]; MAX_WIDTH - 1],
+            sums: [[zero; GROUP]; MAX_WIDTH + 1],
+            dfinal: [[T::ZERO; GROUP]; MAX_WIDTH - 1],
+            dx: [[T::ZERO; GROUP]; BLOCK],
+            gates: gated.then(GateBuffers::new),
+            dgates: gated.then(|| Box::new([[[T::ZERO; GROUP]; BLOCK]; 2])),
+        }
+    }
+}
+
 impl<T: Number> Kernel for AlongChannels<T> {
     type Number = T;
 
@@ -77,26 +97,15 @@ impl<T: Number> Kernel for AlongChannels<T> {
         let (problem, width) = (&self.problem, self.problem.width);
         let (channels, chunk) = self.partition.task(task);
         let count = channels.clone().count();
-        let zero = T::Accumulator::ZERO;
         let weights = self.weights.of_task::<S, T>(
+            simd,
             &problem.weight,
             problem.bias.as_ref(),
             (self.partition.dim, width),
             channels.start,
         );
         let gated = problem.history.gate.is_some() || problem.gate.is_some();
-        let mut buffers = Buffers {
-            history: HistoryRows::new(width),
-            x_tail: Tail::new(),
-            dy_tail: Tail::new(),
-            added_tail: Tail::new(),
-            g: [[zero; GROUP]; MAX_WIDTH - 1],
-            sums: [[zero; GROUP]; MAX_WIDTH + 1],
-            dfinal: [[T::ZERO; GROUP]; MAX_WIDTH - 1],
-            dx: [[T::ZERO; GROUP]; BLOCK],
-            gates: gated.then(GateBuffers::new),
-            dgates: gated.then(|| Box::new([[[T::ZERO; GROUP]; BLOCK]; 2])),
-        };
+        let mut buffers = Buffers::new(width, gated);
         let mut totals = vec![[0.0; GROUP]; width + 1];
         let mut pieces = Vec::new();
         for column in self.partition.columns(chunk) {
@@ -111,7 +120,9 @@ impl<T: Number> Kernel for AlongChannels<T> {
             flush(&mut buffers.sums[..=width], &mut totals);
         }
         for (term, totals) in totals.iter_mut().enumerate() {
-            in_order::<S, T>(totals);
+            if T::ALTERNATES {
+                in_order(totals, 2 * S::LANES);
+            }
             // SAFETY: each task has its own pair of chunk and channels; the sums outlive the tasks.
             unsafe { problem.sums.put(chunk, term, channels.start, &totals[..count]) };
         }
@@ -127,6 +138,7 @@ impl<T: Number> AlongChannels<T> {
     }
 
     /// Padding takes no gradient, and neither do initial states before it.
+    #[inline(never)]
     fn padding(&self, piece: &Piece, first: i64, channels: usize) {
         for channel in first..first + channels as i64 {
             for position in piece.from..piece.to {
@@ -173,24 +185,18 @@ impl<T: Number> AlongChannels<T> {
             c: problem.gate,
         };
         // The rows past the end are a block of their own.
-        let blocks =
-            (piece.from..piece.to).step_by(BLOCK).map(|from| (from, piece.to.min(from + BLOCK as i64)));
-        for (from, to) in blocks.chain([(piece.to, piece.to + self.before())]) {
+        let mut from = piece.from;
+        loop {
+            let counts = from < piece.to;
+            let to = if counts { piece.to.min(from + BLOCK as i64) } else { piece.to + self.before() };
             let mut rows = self.rows(piece, first, from, to, buffers);
             let late = from - self.before()..to - self.before();
-            let target = |position| problem.dx.at([piece.batch, first, position]);
-            let targets = (late.start >= piece.from).then(|| late.clone().map(target));
-            let destination = Destination::new(targets, problem.stream);
             // dB has the rows of dx, and dC those of dy.
-            let of_db = problem.db.map(|db| {
-                let target = move |position| db.at([piece.batch, first, position]);
-                let targets = (late.start >= piece.from).then(|| late.clone().map(target));
-                (target, Destination::new(targets, problem.stream))
-            });
-            let of_dc = problem.dc.filter(|_| from < piece.to).map(|dc| {
-                let target = move |position| dc.at([piece.batch, first, position]);
-                (target, Destination::new(Some((from..to).map(target)), problem.stream))
-            });
+            let at = (piece.batch, first);
+            let of_late = |tensor| Destination::new(tensor, at, late.clone(), piece.from, problem.stream);
+            let (of_dx, of_db) = (of_late(&problem.dx), problem.db.as_ref().map(of_late));
+            let dc = problem.dc.as_ref().filter(|_| counts);
+            let of_dc = dc.map(|dc| Destination::new(dc, at, from..to, from, problem.stream));
             for span in rows::spans(simd, channels) {
                 if span.is_tail && span.pairs > 0 {
                     // SAFETY: the rows hold the channels of the task; the rest is less than a pair.
@@ -204,47 +210,53 @@ impl<T: Number> AlongChannels<T> {
                         }
                     }
                 }
-                rows.dx = destination.of_span(span, &mut buffers.dx);
+                rows.dx = of_dx.of_span(span, &mut buffers.dx);
                 if let Some([db, dc]) = buffers.dgates.as_deref_mut() {
-                    rows.db = of_db.as_ref().map(|(_, of_db)| of_db.of_span(span, db));
-                    rows.dc = of_dc.as_ref().map(|(_, of_dc)| of_dc.of_span(span, dc));
+                    rows.db = of_db.as_ref().map(|of_db| of_db.of_span(span, db));
+                    rows.dc = of_dc.as_ref().map(|of_dc| of_dc.of_span(span, dc));
                 }
                 // SAFETY: rows hold whole pairs from the span's first channel on.
                 unsafe {
-                    let sums = (from < piece.to).then_some(&mut buffers.sums);
+                    let sums = if counts { Some(&mut buffers.sums) } else { None };
                     passes.walk(simd, span, &rows, &mut buffers.g, sums);
                 }
             }
-            if let Some([db, dc]) = buffers.dgates.as_deref() {
-                if let Some((target, destination)) = of_dc {
-                    for (row, position) in dc.iter().zip(from..to) {
-                        // SAFETY: the channels lie in dC, and no other task writes to them at this position.
-                        unsafe { destination.finish(simd, &row[..channels], target(position)) };
+            // SAFETY: the channels lie in dx and in the gradients of gates, and no other task writes to them at these positions.
+            unsafe {
+                if let Some([db, dc]) = buffers.dgates.as_deref() {
+                    if let Some(of_dc) = of_dc {
+                        of_dc.finish(simd, dc, channels);
+                    }
+                    if let Some(of_db) = of_db {
+                        of_db.finish(simd, db, channels);
                     }
                 }
-                if let Some((target, destination)) = of_db {
-                    for (row, position) in db.iter().zip(late.clone()).filter(|(_, p)| *p >= piece.from) {
-                        // SAFETY: as above, in dB.
-                        unsafe { destination.finish(simd, &row[..channels], target(position)) };
-                    }
-                }
+                of_dx.finish(simd, &buffers.dx, channels);
             }
-            for (row, position) in buffers.dx.iter().zip(late) {
-                if position >= piece.from {
-                    // SAFETY: the channels lie in dx, and no other task writes to them at this position.
-                    unsafe { destination.finish(simd, &row[..channels], target(position)) };
-                } else {
-                    self.write_dinitial(piece, first, position, &row[..channels]);
-                }
+            if late.start < piece.from {
+                self.write_dinitial(piece, first, late, &buffers.dx, channels);
             }
+            if !counts {
+                return;
+            }
+            from = to;
         }
     }
 
-    /// Takes a finished row before the piece to dinitial_states, if it is the sequence's first.
-    fn write_dinitial(&self, piece: &Piece, first: i64, position: i64, row: &[T]) {
-        if let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) {
+    /// Takes the finished rows before the piece to dinitial_states, if it is the sequence's first.
+    #[inline(never)]
+    fn write_dinitial(
+        &self,
+        piece: &Piece,
+        first: i64,
+        positions: Range<i64>,
+        rows: &Finished<T>,
+        channels: usize,
+    ) {
+        let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) else { return };
+        for (row, position) in rows.iter().zip(positions.start..positions.end.min(piece.from)) {
             let column = position - piece.start + self.before();
-            for (&value, channel) in row.iter().zip(first..) {
+            for (&value, channel) in row[..channels].iter().zip(first..) {
                 // SAFETY: positions begin `width - 1` before the sequence; only its first piece writes here.
                 unsafe { *states.at([piece.sequence, channel, column]) = value };
             }
@@ -252,6 +264,7 @@ impl<T: Number> AlongChannels<T> {
     }
 
     /// Copies the gradients of the final states, for a piece that may reach them.
+    #[inline(never)]
     fn load_dfinal(&self, piece: &Piece, first: i64, channels: usize, buffers: &mut Buffers<T>) {
         let Some(states) = self.problem.dfinal_states.filter(|_| piece.to > piece.end - self.before()) else {
             return;
@@ -265,7 +278,7 @@ impl<T: Number> AlongChannels<T> {
     }
 
     /// The rows for g at `from .. to`, and for dx `width - 1` rows before.
-    #[inline(always)]
+    #[inline(never)]
     fn rows(&self, piece: &Piece, channel: i64, from: i64, to: i64, buffers: &Buffers<T>) -> BlockRows<T> {
         let problem = &self.problem;
         let null = [std::ptr::null(); ROWS];

@@ -10,13 +10,15 @@
 //! dx lags g by `width - 1` positions. Sums for dweight and dbias are taken over the piece, not over its halo;
 //! they are kept per chunk of columns, and chunks are added in a fixed order.
 
+use std::ops::Range;
+
 use super::super::partition::Partition;
 use super::super::registers::{self, MAX_WIDTH, Output, with_taps};
 use super::super::sequences::Piece;
 use super::super::tile::{self, Finish, TILE};
 use super::Problem;
 use super::registers::{Gradient, gradient};
-use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Kernel, Lanes, Number, Part, Simd};
 
 /// One channel at a time, vectors along the sequence; see [`super::super::tile`].
 pub(super) struct AlongSequence<T: Number> {
@@ -42,6 +44,44 @@ struct Buffers<A> {
     gate: Vec<A>,
 }
 
+/// Positions of a channel.
+struct At<'a, T: Number> {
+    kernel: &'a AlongSequence<T>,
+    piece: &'a Piece,
+    channel: i64,
+    from: i64,
+    count: usize,
+    buffers: &'a mut Buffers<T::Accumulator>,
+}
+
+/// What [`AlongSequence::tile`] takes.
+struct Tile<'a, T: Number> {
+    at: At<'a, T>,
+    sums: &'a mut [f64],
+}
+
+impl<S: Simd<Scalar = T::Accumulator>, T: Lanes<S>> Part<S> for Tile<'_, T> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let At { kernel, piece, channel, from, count, buffers } = self.at;
+        kernel.tile(simd, piece, channel, from, count, buffers, self.sums);
+    }
+}
+
+/// What [`AlongSequence::write_dx`] takes.
+struct WriteDx<'a, T: Number> {
+    at: At<'a, T>,
+    written: i64,
+}
+
+impl<S: Simd<Scalar = T::Accumulator>, T: Lanes<S>> Part<S> for WriteDx<'_, T> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let At { kernel, piece, channel, from, count, buffers } = self.at;
+        kernel.write_dx_here(simd, piece, channel, self.written, from, count, buffers);
+    }
+}
+
 impl<T: Number> Kernel for AlongSequence<T> {
     type Number = T;
 
@@ -51,18 +91,7 @@ impl<T: Number> Kernel for AlongSequence<T> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let (zero, before) = (T::Accumulator::ZERO, self.problem.width - 1);
-        let tile = self.partition.tile(before);
-        let mut buffers = Buffers {
-            weight: vec![zero; self.problem.width],
-            reversed: vec![zero; self.problem.width],
-            bias: zero,
-            x: vec![zero; before + tile],
-            g: vec![zero; before + tile],
-            dy: vec![zero; tile],
-            dx: vec![zero; tile],
-            gate: vec![zero; tile],
-        };
+        let mut buffers = self.buffers();
         let terms = self.problem.width + 1;
         let mut sums = vec![0.0; self.partition.group() * terms];
         let mut pieces = Vec::new();
@@ -80,17 +109,39 @@ impl<T: Number> Kernel for AlongSequence<T> {
                 }
             }
         }
-        for (channel, sums) in channels.zip(sums.chunks_exact(terms)) {
-            for (term, sum) in sums.iter().enumerate() {
-                // SAFETY: each task has its own pair of chunk and channel; the sums outlive the tasks.
-                unsafe { self.problem.sums.put(chunk, term, channel, std::slice::from_ref(sum)) };
-            }
-        }
+        self.put_sums(chunk, channels, &sums);
         simd.fence();
     }
 }
 
 impl<T: Number> AlongSequence<T> {
+    #[inline(never)]
+    fn buffers(&self) -> Buffers<T::Accumulator> {
+        let (zero, before) = (T::Accumulator::ZERO, self.problem.width - 1);
+        let tile = self.partition.tile(before);
+        Buffers {
+            weight: vec![zero; self.problem.width],
+            reversed: vec![zero; self.problem.width],
+            bias: zero,
+            x: vec![zero; before + tile],
+            g: vec![zero; before + tile],
+            dy: vec![zero; tile],
+            dx: vec![zero; tile],
+            gate: vec![zero; tile],
+        }
+    }
+
+    #[inline(never)]
+    fn put_sums(&self, chunk: i64, channels: Range<i64>, sums: &[f64]) {
+        for (channel, sums) in channels.zip(sums.chunks_exact(self.problem.width + 1)) {
+            for (term, sum) in sums.iter().enumerate() {
+                // SAFETY: each task has its own pair of chunk and channel; the sums outlive the tasks.
+                unsafe { self.problem.sums.put(chunk, term, channel, std::slice::from_ref(sum)) };
+            }
+        }
+    }
+
+    #[inline(never)]
     fn load_parameters(&self, channel: i64, buffers: &mut Buffers<T::Accumulator>) {
         for (tap, weight) in buffers.weight.iter_mut().enumerate() {
             // SAFETY: channel and tap lie in the weight.
@@ -105,6 +156,7 @@ impl<T: Number> AlongSequence<T> {
     }
 
     /// Padding takes no gradient, and neither do initial states before it.
+    #[inline(never)]
     fn padding(&self, piece: &Piece, channel: i64) {
         for position in piece.from..piece.to {
             // SAFETY: the position lies in the row, and no other task writes to it.
@@ -136,10 +188,8 @@ impl<T: Number> AlongSequence<T> {
     {
         let problem = &self.problem;
         let before = problem.width - 1;
-        for (i, x) in buffers.x[..before].iter_mut().enumerate() {
-            let position = piece.from - before as i64 + i as i64;
-            *x = self.problem.history.value(&self.problem.sequences, piece, channel, position);
-        }
+        let first = piece.from - before as i64;
+        problem.history.values_from(&problem.sequences, piece, channel, first, &mut buffers.x[..before]);
         buffers.g[..before].fill(T::Accumulator::ZERO);
         let strides = [problem.history.x.strides[2], problem.dy.strides[2], problem.dx.strides[2]];
         let plain = problem.history.gate.is_none() && problem.gate.is_none() && problem.g.is_none();
@@ -163,7 +213,7 @@ impl<T: Number> AlongSequence<T> {
                 }
             }
             count = count.min(TILE);
-            self.tile(simd, piece, channel, from, count, buffers, sums);
+            simd.apart(Tile { at: At { kernel: self, piece, channel, from, count, buffers }, sums });
             self.write_dx(simd, piece, channel, written, from - before as i64, count, buffers);
             from += count as i64;
             written = written.max(from - before as i64);
@@ -197,10 +247,8 @@ impl<T: Number> AlongSequence<T> {
         ends[0].copy_from_slice(&buffers.x[..MAX_WIDTH - 1]);
         ends[1].copy_from_slice(&buffers.g[..MAX_WIDTH - 1]);
         let last = from + count as i64 - before as i64;
-        for (i, position) in (last..).take(before).enumerate() {
-            buffers.x[i] = problem.history.value(&problem.sequences, piece, channel, position);
-            ends[5][i] = self.dfinal(piece, channel, position);
-        }
+        problem.history.values_from(&problem.sequences, piece, channel, last, &mut buffers.x[..before]);
+        self.dfinal(piece, channel, last, &mut ends[5][..before], |added, state| *added = state);
         self.g_after(simd, piece, channel, from + count as i64, buffers);
         ends[4].copy_from_slice(&buffers.g[before..before + MAX_WIDTH - 1]);
         let [x_before, g_before, g_first, g_last, g_after, added] =
@@ -235,15 +283,22 @@ impl<T: Number> AlongSequence<T> {
         buffers.g[..MAX_WIDTH - 1].copy_from_slice(&ends[3]);
     }
 
-    /// What the final states add to dx at a position: the last `width - 1` positions of a sequence are its final states
-    /// too.
-    #[inline(always)]
-    fn dfinal(&self, piece: &Piece, channel: i64, position: i64) -> T::Accumulator {
-        let column = position - (piece.end - (self.problem.width as i64 - 1));
-        match &self.problem.dfinal_states {
+    /// What the final states add to dx from a position on, where they add anything: the last `width - 1` positions of a sequence are
+    /// its final states too.
+    #[inline(never)]
+    fn dfinal(
+        &self,
+        piece: &Piece,
+        channel: i64,
+        first: i64,
+        dx: &mut [T::Accumulator],
+        put: fn(&mut T::Accumulator, T::Accumulator),
+    ) {
+        let Some(states) = &self.problem.dfinal_states else { return };
+        let column = first - (piece.end - (self.problem.width as i64 - 1));
+        for (dx, column) in dx.iter_mut().zip(column..).skip((-column).max(0) as usize) {
             // SAFETY: positions end before the piece does, so that the column is one of the states.
-            Some(states) if column >= 0 => unsafe { *states.at([piece.sequence, channel, column]) }.widen(),
-            _ => T::Accumulator::ZERO,
+            put(dx, unsafe { *states.at([piece.sequence, channel, column]) }.widen());
         }
     }
 
@@ -357,30 +412,66 @@ impl<T: Number> AlongSequence<T> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let before = self.problem.width - 1;
-        let includes = |i: usize| piece.includes(&self.problem.sequences, from + i as i64);
-        if (0..before).any(includes) {
-            for i in 0..before {
-                let position = from + i as i64;
-                buffers.x[before + i] =
-                    self.problem.history.value(&self.problem.sequences, piece, channel, position);
-                buffers.dy[i] = T::Accumulator::ZERO;
-                if includes(i) {
-                    let index = [piece.batch, channel, position];
-                    // SAFETY: a position that takes part lies in the row.
-                    buffers.dy[i] = unsafe {
-                        match (self.problem.g, self.problem.gate) {
-                            (Some(g), _) => *g.at(index),
-                            (None, Some(gate)) => gate.times(index, (*self.problem.dy.at(index)).widen()),
-                            (None, None) => (*self.problem.dy.at(index)).widen(),
-                        }
-                    };
-                }
-            }
-            self.gradient(simd, before, buffers);
+        if self.load_after(piece, channel, from, buffers) {
+            self.gradient(simd, self.problem.width - 1, buffers);
+            self.clear_after(piece, from, buffers);
         }
-        for i in (0..before).filter(|&i| !includes(i)) {
-            buffers.g[before + i] = T::Accumulator::ZERO;
+    }
+
+    /// x and dy for [`Self::g_after`], if a position takes part; else g.
+    #[inline(never)]
+    fn load_after(
+        &self,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        buffers: &mut Buffers<T::Accumulator>,
+    ) -> bool {
+        let problem = &self.problem;
+        let before = problem.width - 1;
+        let includes = |i: usize| piece.includes(&problem.sequences, from + i as i64);
+        if !(0..before).any(includes) {
+            buffers.g[before..2 * before].fill(T::Accumulator::ZERO);
+            return false;
+        }
+        let x = &mut buffers.x[before..2 * before];
+        problem.history.values_from(&problem.sequences, piece, channel, from, x);
+        for i in 0..before {
+            buffers.dy[i] = T::Accumulator::ZERO;
+            if includes(i) {
+                let index = [piece.batch, channel, from + i as i64];
+                // SAFETY: a position that takes part lies in the row.
+                buffers.dy[i] = unsafe {
+                    match (problem.g, problem.gate) {
+                        (Some(g), _) => *g.at(index),
+                        (None, Some(gate)) => gate.times(index, (*problem.dy.at(index)).widen()),
+                        (None, None) => (*problem.dy.at(index)).widen(),
+                    }
+                };
+            }
+        }
+        true
+    }
+
+    /// Clears g of positions that take no part.
+    #[inline(never)]
+    fn clear_after(&self, piece: &Piece, from: i64, buffers: &mut Buffers<T::Accumulator>) {
+        let before = self.problem.width - 1;
+        for i in 0..before {
+            if !piece.includes(&self.problem.sequences, from + i as i64) {
+                buffers.g[before + i] = T::Accumulator::ZERO;
+            }
+        }
+    }
+
+    /// Takes gradients before the piece to dinitial_states, from a column on, if it is the sequence's first.
+    #[inline(never)]
+    fn write_dinitial(&self, piece: &Piece, channel: i64, column: i64, dx: &[T::Accumulator]) {
+        let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) else { return };
+        for (&value, column) in dx.iter().zip(column..) {
+            // SAFETY: positions before the piece are at most `width - 1` before the sequence; only the
+            // sequence's first piece writes here.
+            unsafe { *states.at([piece.sequence, channel, column]) = T::narrow(value) };
         }
     }
 
@@ -401,23 +492,31 @@ impl<T: Number> AlongSequence<T> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
+        simd.apart(WriteDx { at: At { kernel: self, piece, channel, from, count, buffers }, written });
+    }
+
+    /// See [`Self::write_dx`].
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn write_dx_here<S>(
+        &self,
+        simd: S,
+        piece: &Piece,
+        channel: i64,
+        written: i64,
+        from: i64,
+        count: usize,
+        buffers: &mut Buffers<T::Accumulator>,
+    ) where
+        S: Simd<Scalar = T::Accumulator>,
+        T: Lanes<S>,
+    {
         let before = self.problem.width as i64 - 1;
         let first = from.max(written).min(from + count as i64);
         let dx = &mut buffers.dx[(first - from) as usize..count];
-        if self.problem.dfinal_states.is_some() {
-            for position in first.max(piece.end - before)..from + count as i64 {
-                dx[(position - first) as usize] += self.dfinal(piece, channel, position);
-            }
-        }
+        self.dfinal(piece, channel, first, dx, |dx, state| *dx += state);
         let inside = (piece.from - first).clamp(0, dx.len() as i64) as usize;
-        if let Some(states) = self.problem.dinitial_states.filter(|_| piece.from == piece.start) {
-            for (i, &value) in dx[..inside].iter().enumerate() {
-                let column = first + i as i64 - piece.start + before;
-                // SAFETY: positions before the piece are at most `width - 1` before the sequence; only the
-                // sequence's first piece writes here.
-                unsafe { *states.at([piece.sequence, channel, column]) = T::narrow(value) };
-            }
-        }
+        self.write_dinitial(piece, channel, first - piece.start + before, &dx[..inside]);
         let index = [piece.batch, channel, first + inside as i64];
         let dx = &mut dx[inside..];
         // SAFETY: the positions lie in the piece, and no other task writes to them.

@@ -57,6 +57,14 @@ struct Buffers<A> {
     projections: Vec<A>,
 }
 
+impl<A: Accumulator> Buffers<A> {
+    #[inline(never)]
+    fn new(heads: &Heads<A>) -> Self {
+        let line = || vec![A::ZERO; heads.tile];
+        Buffers { pre: heads.room(), u: heads.room(), dy: heads.room(), squares: line(), projections: line() }
+    }
+}
+
 impl<T: Number> Kernel for ByHeads<'_, T> {
     type Number = T;
 
@@ -67,14 +75,7 @@ impl<T: Number> Kernel for ByHeads<'_, T> {
         T: Lanes<S>,
     {
         let (problem, heads) = (self.problem, &self.heads);
-        let line = || vec![T::Accumulator::ZERO; heads.tile];
-        let mut buffers = Buffers {
-            pre: heads.room(),
-            u: heads.room(),
-            dy: heads.room(),
-            squares: line(),
-            projections: line(),
-        };
+        let mut buffers = Buffers::new(heads);
         let parameters = (&problem.weight, problem.bias.as_ref());
         let mut channels =
             Channels::new(&problem.sequences, &problem.history, parameters, problem.width, heads);
@@ -84,9 +85,11 @@ impl<T: Number> Kernel for ByHeads<'_, T> {
             problem.sequences.pieces(column.batch, column.from, column.to, &mut pieces);
             // Nobody asks for g of padding.
             for piece in pieces.iter().filter(|piece| !piece.is_padding()) {
-                for from in (piece.from..piece.to).step_by(heads.tile) {
+                let mut from = piece.from;
+                while from < piece.to {
                     let to = (from + heads.tile as i64).min(piece.to);
                     self.tile(simd, piece, of_head.start, (from, to), &mut channels, &mut buffers);
+                    from = to;
                 }
             }
         }
@@ -117,7 +120,7 @@ impl<T: Number> ByHeads<'_, T> {
         channels.load(simd, piece, first, &(from..to));
         let has_neighbours = problem.dy.strides[1] == 1;
         if has_neighbours {
-            let source = |position: usize| problem.dy.at([piece.batch, first, from + position as i64]);
+            let source = (problem.dy.at([piece.batch, first, from]), problem.dy.strides[2]);
             // SAFETY: dy has the shape of x, and a position the head's channels side by side.
             unsafe { transpose_in(simd, dy, (heads.tile, 0), count, source) };
         }

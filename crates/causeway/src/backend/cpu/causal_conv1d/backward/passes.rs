@@ -18,7 +18,7 @@ use super::super::blocks::{BLOCK, GROUP, MAX_WIDTH, ROWS, Rows};
 use super::super::gates::Gate;
 use super::super::registers::{INTERLEAVED, WIDE_LANES};
 use super::super::rows::{PairAt, Span, TaskWeights, load_lanes, prefetch_pair, store_lanes};
-use crate::backend::cpu::simd::{Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Lanes, Number, Part, Simd};
 
 /// Where the first row's g is among those that wait and those of a block, whatever the width.
 const BEFORE: usize = MAX_WIDTH - 1;
@@ -51,6 +51,15 @@ pub(super) struct BlockRows<T: Number> {
     pub db: Option<Results<T>>,
     /// None for rows that do not count, as well.
     pub dc: Option<Results<T>>,
+}
+
+impl<T: Number> BlockRows<T> {
+    /// Whether they are a block, each has dy, and nothing is added to dx.
+    fn are_plain(&self) -> bool {
+        self.count == BLOCK
+            && self.dy[..BLOCK].iter().all(|row| !row.is_null())
+            && self.added[..BLOCK].iter().all(|row| row.is_null())
+    }
 }
 
 /// Where results go, and whether past the caches.
@@ -91,6 +100,39 @@ pub(super) struct Passes<'a, T: Number> {
     pub c: Option<Gate<T>>,
 }
 
+/// What [`Passes::walk`] was called with, and its caller's promise.
+struct Walk<'a, T: Number> {
+    passes: &'a Passes<'a, T>,
+    span: Span,
+    rows: &'a BlockRows<T>,
+    waiting: &'a mut Waiting<T::Accumulator>,
+    sums: Option<&'a mut Sums<T::Accumulator>>,
+}
+
+/// A walk by [`Passes::column`] with these constants.
+struct Compiled<W, const PLAIN: bool, const WIDTH: usize, const GATED: bool>(W);
+
+impl<S, T, const PLAIN: bool, const WIDTH: usize, const GATED: bool> Part<S>
+    for Compiled<Walk<'_, T>, PLAIN, WIDTH, GATED>
+where
+    S: Simd<Scalar = T::Accumulator>,
+    T: Lanes<S>,
+{
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Walk { passes, span, rows, waiting, mut sums } = self.0;
+        // A copy, which no store to a tensor can change as far as the compiler knows.
+        let passes = &Passes { ..*passes };
+        let passed = &mut Passed::new(simd);
+        for pair in 0..span.pairs {
+            let column = PairAt::new(simd, span, pair);
+            let sums = sums.as_deref_mut();
+            // SAFETY: the promise.
+            unsafe { passes.column::<S, PLAIN, WIDTH, GATED>(simd, rows, column, waiting, sums, passed) };
+        }
+    }
+}
+
 impl<T: Number> Passes<'_, T> {
     /// The width of passes that are compiled for `WIDTH`: `MAX_WIDTH` stands for any, and they pass over the taps that it lacks.
     #[inline(always)]
@@ -109,34 +151,21 @@ impl<T: Number> Passes<'_, T> {
         span: Span,
         rows: &BlockRows<T>,
         waiting: &mut Waiting<T::Accumulator>,
-        mut sums: Option<&mut Sums<T::Accumulator>>,
+        sums: Option<&mut Sums<T::Accumulator>>,
     ) where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let passed = &mut Passed::new(simd);
+        if span.pairs == 0 {
+            return;
+        }
         let is_gated = self.b.is_some() || self.c.is_some();
-        let is_plain = rows.count == BLOCK
-            && rows.dy[..BLOCK].iter().all(|row| !row.is_null())
-            && rows.added[..BLOCK].iter().all(|row| row.is_null());
-        for pair in 0..span.pairs {
-            let column = PairAt::new(simd, span, pair);
-            let sums = sums.as_deref_mut();
-            // SAFETY: the caller's promise.
-            unsafe {
-                match (is_plain, self.width) {
-                    (true, 4) if !is_gated => {
-                        self.column::<S, true, 4, false>(simd, rows, column, waiting, sums, passed);
-                    }
-                    (true, 3) => self.column::<S, true, 3, true>(simd, rows, column, waiting, sums, passed),
-                    (true, _) => {
-                        self.column::<S, true, MAX_WIDTH, true>(simd, rows, column, waiting, sums, passed);
-                    }
-                    (false, _) => {
-                        self.column::<S, false, MAX_WIDTH, true>(simd, rows, column, waiting, sums, passed);
-                    }
-                }
-            }
+        let walk = Walk { passes: self, span, rows, waiting, sums };
+        match (rows.are_plain(), self.width) {
+            (true, 4) if !is_gated => simd.apart(Compiled::<_, true, 4, false>(walk)),
+            (true, 3) => simd.apart(Compiled::<_, true, 3, true>(walk)),
+            (true, _) => simd.apart(Compiled::<_, true, MAX_WIDTH, true>(walk)),
+            (false, _) => simd.apart(Compiled::<_, false, MAX_WIDTH, true>(walk)),
         }
     }
 

@@ -31,6 +31,7 @@ pub(super) struct PlaceSums<A> {
 }
 
 impl<A: Accumulator> PlaceSums<A> {
+    #[inline(never)]
     pub fn new(kind: Kind, width: usize, places: usize) -> Self {
         let values = Places::new((width + 1) * places);
         PlaceSums { kind, width, places, values, blocks: 0, totals: Vec::new() }
@@ -81,6 +82,7 @@ impl<A: Accumulator> PlaceSums<A> {
     }
 
     /// Adds the sums of places to those of their channels, and starts again.
+    #[inline(never)]
     fn flush(&mut self, channels: usize) {
         self.blocks = 0;
         self.totals.resize((self.width + 1) * channels, 0.0);
@@ -106,6 +108,7 @@ impl<A: Accumulator> PlaceSums<A> {
     ///
     /// # Safety
     /// As for [`SumsTarget::put`].
+    #[inline(never)]
     pub unsafe fn put(&mut self, target: &SumsTarget, chunk: i64, first: i64, channels: usize) {
         self.flush(channels);
         for (age, totals) in self.totals.chunks_exact(channels).enumerate() {

@@ -195,18 +195,18 @@ where
     #[inline(always)]
     unsafe fn g<const N: usize>(&self, simd: S, pre: [S::Vector; N], at: usize) -> [S::Vector; N] {
         let mut dy = [simd.splat(S::Scalar::ZERO); N];
-        for i in (0..N).step_by(2) {
+        for pair in 0..N / 2 {
             // SAFETY: the caller's promise.
             unsafe {
-                let source = self.dy.add(at + i * S::LANES);
+                let source = self.dy.add(at + 2 * pair * S::LANES);
                 prefetch_pair(simd, source);
-                [dy[i], dy[i + 1]] = T::load_pair(simd, source);
+                [dy[2 * pair], dy[2 * pair + 1]] = T::load_pair(simd, source);
             }
         }
         if self.silu {
             let slopes = simd.silu_slope::<T, N>(self.exact_slope, pre);
-            for (dy, slope) in dy.iter_mut().zip(slopes) {
-                *dy = simd.mul(*dy, slope);
+            for i in 0..N {
+                dy[i] = simd.mul(dy[i], slopes[i]);
             }
         }
         dy
@@ -229,7 +229,8 @@ where
         let mut dx = g;
         // SAFETY: the caller's promise.
         unsafe {
-            for i in (0..N).step_by(2) {
+            for pair in 0..N / 2 {
+                let i = 2 * pair;
                 [dx[i], dx[i + 1]] = self.pair(simd, state, from + i * S::LANES, [g[i], g[i + 1]]);
             }
             self.dx.store(simd, from, dx);
@@ -288,25 +289,62 @@ where
                 state.g = last;
                 return self.dx.store(simd, from, dx);
             }
-            let next = load_first::<S, T>(simd, g_after);
-            let mut dx = [simd.splat(S::Scalar::ZERO); 2];
-            let x = T::load_pair(simd, self.taps.x.add(from));
-            for_each_age!(age in 0..WIDTH {
-                if age < self.taps.width {
-                    let g = T::shift_pair_out(simd, state.g, next, age);
-                    // Not a product with zero, which of an infinite x would count.
-                    let counted = without_last::<S, T>(simd, g, age);
-                    let x = without_last::<S, T>(simd, x, age);
-                    for part in 0..2 {
-                        state.totals[age] = simd.mul_add(counted[part], x[part], state.totals[age]);
-                        dx[part] = simd.mul_add(self.taps.taps[age], g[part], dx[part]);
-                    }
-                }
+            // Copies: what is pointed at has to be in memory, and the state has been in registers.
+            let (mut totals, mut dx) = (state.totals, [simd.splat(S::Scalar::ZERO); 2]);
+            simd.apart(Last::<S, T, WIDTH> {
+                taps: self.taps.taps,
+                width: self.taps.width,
+                x: self.taps.x.add(from),
+                g: state.g,
+                g_after,
+                added,
+                totals: &mut totals,
+                dx: &mut dx,
             });
-            let added = load_history::<S, T>(simd, added);
-            let dx = [simd.add(dx[0], added[0]), simd.add(dx[1], added[1])];
+            state.totals = totals;
             self.dx.store(simd, from, dx);
         }
+    }
+}
+
+/// The last pair of positions that others follow, or that have something added; and the promise of [`Gradients::last`].
+struct Last<'a, S: Simd, T, const WIDTH: usize> {
+    /// By age.
+    taps: [S::Vector; WIDTH],
+    width: usize,
+    x: *const T,
+    g: [S::Vector; 2],
+    g_after: &'a [S::Scalar],
+    added: &'a [S::Scalar],
+    totals: &'a mut [S::Vector; WIDTH],
+    dx: &'a mut [S::Vector; 2],
+}
+
+impl<S, T, const WIDTH: usize> Part<S> for Last<'_, S, T, WIDTH>
+where
+    S: Simd,
+    T: Lanes<S> + Number<Accumulator = S::Scalar>,
+{
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let next = load_first::<S, T>(simd, self.g_after);
+        let mut dx = [simd.splat(S::Scalar::ZERO); 2];
+        // SAFETY: the promise.
+        let x = unsafe { T::load_pair(simd, self.x) };
+        for_each_age!(age in 0..WIDTH {
+            if age < self.width {
+                let g = T::shift_pair_out(simd, self.g, next, age);
+                // Not a product with zero, which of an infinite x would count.
+                let counted = without_last::<S, T>(simd, g, age);
+                let x = without_last::<S, T>(simd, x, age);
+                for part in 0..2 {
+                    self.totals[age] = simd.mul_add(counted[part], x[part], self.totals[age]);
+                    dx[part] = simd.mul_add(self.taps[age], g[part], dx[part]);
+                }
+            }
+        });
+        let added = load_history::<S, T>(simd, self.added);
+        *self.dx = [simd.add(dx[0], added[0]), simd.add(dx[1], added[1])];
     }
 }
 

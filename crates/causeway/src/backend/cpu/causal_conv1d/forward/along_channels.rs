@@ -9,7 +9,7 @@ use super::super::rows::{
 };
 use super::super::sequences::Piece;
 use super::Problem;
-use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Kernel, Lanes, Number, Part, Simd};
 
 /// A group of channels of some segments per task.
 pub(super) struct AlongChannels<T: Number> {
@@ -27,6 +27,19 @@ struct Buffers<T: Number> {
     gates: Option<Box<GateBuffers<T>>>,
 }
 
+impl<T: Number> Buffers<T> {
+    #[inline(never)]
+    fn new(width: usize, gated: bool) -> Self {
+        Buffers {
+            history: HistoryRows::new(width),
+            x_tail: Tail::new(),
+            residual_tail: Tail::new(),
+            y: [[T::ZERO; GROUP]; BLOCK],
+            gates: gated.then(GateBuffers::new),
+        }
+    }
+}
+
 impl<T: Number> Kernel for AlongChannels<T> {
     type Number = T;
 
@@ -39,27 +52,24 @@ impl<T: Number> Kernel for AlongChannels<T> {
         let problem = &self.problem;
         let (channels, chunk) = self.partition.task(task);
         let weights = self.weights.of_task::<S, T>(
+            simd,
             &problem.weight,
             problem.bias.as_ref(),
             (self.partition.dim, problem.width),
             channels.start,
         );
         let gated = problem.history.gate.is_some() || problem.gate.is_some();
-        let mut buffers = Buffers {
-            history: HistoryRows::new(problem.width),
-            x_tail: Tail::new(),
-            residual_tail: Tail::new(),
-            y: [[T::ZERO; GROUP]; BLOCK],
-            gates: gated.then(GateBuffers::new),
-        };
+        let mut buffers = Buffers::new(problem.width, gated);
         let count = channels.clone().count();
         let mut pieces = Vec::new();
         for column in self.partition.columns(chunk) {
             self.problem.sequences.pieces(column.batch, column.from, column.to, &mut pieces);
             for piece in &pieces {
                 buffers.history.load(&self.problem.history, &self.problem.sequences, piece, channels.clone());
-                for from in (piece.from..piece.to).step_by(BLOCK) {
+                let mut from = piece.from;
+                while from < piece.to {
                     self.block(simd, piece, channels.start, count, from, weights, &mut buffers);
+                    from += BLOCK as i64;
                 }
             }
         }
@@ -85,96 +95,101 @@ impl<T: Number> AlongChannels<T> {
         T: Lanes<S>,
     {
         let count = (piece.to - from).min(BLOCK as i64) as usize;
-        let (mut x, mut residual) = ([std::ptr::null(); ROWS], [std::ptr::null(); ROWS]);
-        if !piece.is_padding() {
-            for (row, position) in
-                x[..count + self.problem.width - 1].iter_mut().zip(from - (self.problem.width as i64 - 1)..)
-            {
-                *row = buffers.history.row(
-                    &self.problem.history.x,
-                    &self.problem.sequences,
-                    piece,
-                    channel,
-                    position,
-                );
-            }
-        }
-        let (mut b, mut c) = ([std::ptr::null(); ROWS], [std::ptr::null(); ROWS]);
-        if !piece.is_padding()
-            && let Some(buffers) = &buffers.gates
-        {
-            let sequences = &self.problem.sequences;
-            if let Some(gate) = &self.problem.history.gate {
-                let rows = b[..count + self.problem.width - 1].iter_mut();
-                for (row, position) in rows.zip(from - (self.problem.width as i64 - 1)..) {
-                    *row = gate.row_of_history(sequences, piece, (channel, position), &buffers.ones);
-                }
-            }
-            if let Some(gate) = &self.problem.gate {
-                for (row, position) in c[..count].iter_mut().zip(from..) {
-                    *row = gate.row(piece.batch, channel, position);
-                }
-            }
-        }
-        if let Some(tensor) = &self.problem.residual {
-            for (row, position) in residual[..count].iter_mut().zip(from..) {
-                *row = tensor.at([piece.batch, channel, position]);
-            }
-        }
-        let target = |position| self.problem.y.at([piece.batch, channel, position]);
+        let at = (piece.batch, channel);
         let positions = from..from + count as i64;
-        let destination = Destination::new(Some(positions.clone().map(target)), self.problem.stream);
+        let of_y = Destination::new(&self.problem.y, at, positions, from, self.problem.stream);
+        let mut rows = self.rows(piece, channel, from, count, buffers);
         for span in rows::spans(simd, channels) {
             if span.is_tail && span.pairs > 0 {
                 // SAFETY: the rows hold the channels of the task; the rest is less than a pair.
                 unsafe {
-                    x = buffers.x_tail.copy(&x, span.first, channels);
+                    rows.x = buffers.x_tail.copy(&rows.x, span.first, channels);
                     if let Some(buffers) = &mut buffers.gates {
-                        b = buffers.b_tail.copy(&b, span.first, channels);
-                        c = buffers.c_tail.copy(&c, span.first, channels);
+                        rows.b = buffers.b_tail.copy(&rows.b, span.first, channels);
+                        rows.c = buffers.c_tail.copy(&rows.c, span.first, channels);
                     }
-                    residual = buffers.residual_tail.copy(&residual, span.first, channels);
+                    rows.residual = buffers.residual_tail.copy(&rows.residual, span.first, channels);
                 }
             }
-            let (y, stream) = destination.of_span(span, &mut buffers.y);
-            let walk = Walk { x: &x, b: &b, c: &c, residual: &residual, y, stream, weights };
+            (rows.y, rows.stream) = of_y.of_span(span, &mut buffers.y);
             // SAFETY: rows hold whole pairs from the span's first channel on.
-            unsafe { self.walk(simd, span, count, &walk) };
+            unsafe { self.walk(simd, span, weights, &rows) };
         }
-        for (row, position) in buffers.y.iter().zip(positions) {
-            // SAFETY: the channels lie in y, and no other task writes to them at this position.
-            unsafe { destination.finish(simd, &row[..channels], target(position)) };
-        }
+        // SAFETY: the channels lie in y, and no other task writes to them at these positions.
+        unsafe { of_y.finish(simd, &buffers.y, channels) };
     }
 
-    /// Each pair of a span walks down `count` rows, in two passes over sums that stay in the L1 cache.
+    /// The rows that a block reads.
+    #[inline(never)]
+    fn rows(
+        &self,
+        piece: &Piece,
+        channel: i64,
+        from: i64,
+        count: usize,
+        buffers: &Buffers<T>,
+    ) -> BlockRows<T> {
+        let problem = &self.problem;
+        let null = [std::ptr::null(); ROWS];
+        let y = [std::ptr::null_mut(); BLOCK];
+        let mut rows = BlockRows { x: null, b: null, c: null, residual: null, count, y, stream: false };
+        let before = problem.width as i64 - 1;
+        let positions = from..from + count as i64;
+        let with_history = from - before..positions.end;
+        if !piece.is_padding() {
+            for (row, position) in rows.x.iter_mut().zip(with_history.clone()) {
+                *row = buffers.history.row(&problem.history.x, &problem.sequences, piece, channel, position);
+            }
+            if let Some(buffers) = &buffers.gates {
+                if let Some(gate) = &problem.history.gate {
+                    for (row, position) in rows.b.iter_mut().zip(with_history) {
+                        let at = (channel, position);
+                        *row = gate.row_of_history(&problem.sequences, piece, at, &buffers.ones);
+                    }
+                }
+                if let Some(gate) = &problem.gate {
+                    for (row, position) in rows.c.iter_mut().zip(positions.clone()) {
+                        *row = gate.row(piece.batch, channel, position);
+                    }
+                }
+            }
+        }
+        if let Some(tensor) = &problem.residual {
+            for (row, position) in rows.residual.iter_mut().zip(positions) {
+                *row = tensor.at([piece.batch, channel, position]);
+            }
+        }
+        rows
+    }
+
+    /// Each pair of a span walks down the rows, in two passes over sums that stay in the L1 cache.
     ///
     /// # Safety
     /// Rows that are not null hold the span's pairs; x has `count + width - 1` rows or none, y has `count`.
     #[inline(always)]
-    unsafe fn walk<S>(&self, simd: S, span: Span, count: usize, walk: &Walk<'_, T>)
-    where
+    unsafe fn walk<S>(
+        &self,
+        simd: S,
+        span: Span,
+        weights: TaskWeights<'_, T::Accumulator>,
+        rows: &BlockRows<T>,
+    ) where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let mut sums = [[simd.splat(T::Accumulator::ZERO); 2]; BLOCK];
-        for pair in 0..span.pairs {
-            let column = PairAt::new(simd, span, pair);
-            // SAFETY: the caller's promise.
-            unsafe {
-                // The number of rows is known when the body is compiled, unless it is an end's.
-                if count < BLOCK {
-                    self.column::<S, 2, false>(simd, walk, column, &mut sums[..count]);
-                } else if const { S::LANES == WIDE_LANES } {
-                    self.column::<S, { 2 * INTERLEAVED }, true>(simd, walk, column, &mut sums[..BLOCK]);
-                } else {
-                    self.column::<S, INTERLEAVED, true>(simd, walk, column, &mut sums[..BLOCK]);
-                }
-            }
+        if span.pairs == 0 {
+            return;
+        }
+        let walk = Walk { kernel: self, span, rows, weights };
+        // The number of rows is known when the body is compiled, unless it is an end's.
+        if rows.count == BLOCK {
+            simd.apart(Compiled::<_, true>(walk));
+        } else {
+            simd.apart(Compiled::<_, false>(walk));
         }
     }
 
-    /// A pair's rows, as many as there are sums and a multiple of `N / 2`: a block of them if `WHOLE`.
+    /// A pair's rows: a block of them if `WHOLE`, and in any case a multiple of `N / 2`.
     ///
     /// # Safety
     /// As for [`Self::walk`].
@@ -184,30 +199,31 @@ impl<T: Number> AlongChannels<T> {
         simd: S,
         walk: &Walk<'_, T>,
         column: PairAt,
-        sums: &mut [[S::Vector; 2]],
+        sums: &mut [[S::Vector; 2]; BLOCK],
     ) where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let convolves = !walk.x[0].is_null();
+        let convolves = !walk.rows.x[0].is_null();
+        let count = if WHOLE { BLOCK } else { walk.rows.count };
         // SAFETY: the caller's promise.
         unsafe {
             if !convolves {
-                sums.fill([simd.splat(T::Accumulator::ZERO); 2]);
+                *sums = [[simd.splat(T::Accumulator::ZERO); 2]; BLOCK];
             } else if WHOLE {
                 match (self.problem.width, self.problem.history.gate.is_some()) {
-                    (3, false) => self.sums::<S, 3, false>(simd, walk, column, sums),
-                    (3, true) => self.sums::<S, 3, true>(simd, walk, column, sums),
-                    (4, false) => self.sums::<S, 4, false>(simd, walk, column, sums),
-                    (4, true) => self.sums::<S, 4, true>(simd, walk, column, sums),
-                    (_, false) => self.sums::<S, MAX_WIDTH, false>(simd, walk, column, sums),
-                    (_, true) => self.sums::<S, MAX_WIDTH, true>(simd, walk, column, sums),
+                    (3, false) => self.sums::<S, WHOLE, 3, false>(simd, walk, column, sums),
+                    (3, true) => self.sums::<S, WHOLE, 3, true>(simd, walk, column, sums),
+                    (4, false) => self.sums::<S, WHOLE, 4, false>(simd, walk, column, sums),
+                    (4, true) => self.sums::<S, WHOLE, 4, true>(simd, walk, column, sums),
+                    (_, false) => self.sums::<S, WHOLE, MAX_WIDTH, false>(simd, walk, column, sums),
+                    (_, true) => self.sums::<S, WHOLE, MAX_WIDTH, true>(simd, walk, column, sums),
                 }
             } else {
-                self.sums::<S, MAX_WIDTH, true>(simd, walk, column, sums);
+                self.sums::<S, WHOLE, MAX_WIDTH, true>(simd, walk, column, sums);
             }
             simd.to_memory(sums);
-            for (group, sums) in sums.chunks_exact(N / 2).enumerate() {
+            for (group, sums) in sums[..count].chunks_exact(N / 2).enumerate() {
                 let mut results = [simd.splat(T::Accumulator::ZERO); N];
                 for (results, sums) in results.chunks_exact_mut(2).zip(sums) {
                     results.copy_from_slice(sums);
@@ -215,7 +231,7 @@ impl<T: Number> AlongChannels<T> {
                 if convolves && self.problem.silu {
                     results = simd.silu::<T, N>(results);
                 }
-                self.store(simd, walk, column, group * (N / 2), results);
+                self.store(simd, walk.rows, column, group * (N / 2), results);
             }
         }
     }
@@ -226,16 +242,18 @@ impl<T: Number> AlongChannels<T> {
     /// # Safety
     /// As for [`Self::walk`], and x has rows.
     #[inline(always)]
-    unsafe fn sums<S, const WIDTH: usize, const GATED: bool>(
+    unsafe fn sums<S, const WHOLE: bool, const WIDTH: usize, const GATED: bool>(
         &self,
         simd: S,
         walk: &Walk<'_, T>,
         column: PairAt,
-        sums: &mut [[S::Vector; 2]],
+        sums: &mut [[S::Vector; 2]; BLOCK],
     ) where
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
+        let Walk { rows, weights, .. } = walk;
+        let count = if WHOLE { BLOCK } else { rows.count };
         let ahead = column.ahead(self.problem.history.x.strides[2]);
         let width = if WIDTH < MAX_WIDTH { WIDTH } else { self.problem.width };
         let before = width - 1;
@@ -244,22 +262,22 @@ impl<T: Number> AlongChannels<T> {
         let (mut taps, mut window) = ([zero; WIDTH], [zero; WIDTH]);
         // SAFETY: offsets lie in the rows by the caller's promise, and channels in rows of `GROUP`.
         unsafe {
-            let bias = load_lanes(simd, walk.weights.bias().add(column.channel));
+            let bias = load_lanes(simd, weights.bias().add(column.channel));
             for age in 0..WIDTH {
                 if age < width {
-                    taps[age] = load_lanes(simd, walk.weights.tap(width - 1 - age).add(column.channel));
+                    taps[age] = load_lanes(simd, weights.tap(width - 1 - age).add(column.channel));
                 }
                 if age < before {
-                    window[age] = self.tap::<S, GATED>(simd, walk, before - 1 - age, column.offset);
+                    window[age] = self.tap::<S, GATED>(simd, rows, before - 1 - age, column.offset);
                 }
             }
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let newest = walk.x[row + before].wrapping_add(column.offset);
+            for (row, sums) in sums[..count].iter_mut().enumerate() {
+                let newest = rows.x[row + before].wrapping_add(column.offset);
                 prefetch_pair(simd, newest.wrapping_offset(ahead));
                 for age in (1..WIDTH).rev() {
                     window[age] = window[age - 1];
                 }
-                window[0] = self.tap::<S, GATED>(simd, walk, row + before, column.offset);
+                window[0] = self.tap::<S, GATED>(simd, rows, row + before, column.offset);
                 for part in 0..2 {
                     let mut sum = bias[part];
                     for age in (0..WIDTH).rev() {
@@ -281,7 +299,7 @@ impl<T: Number> AlongChannels<T> {
     unsafe fn tap<S, const GATED: bool>(
         &self,
         simd: S,
-        walk: &Walk<'_, T>,
+        rows: &BlockRows<T>,
         row: usize,
         offset: usize,
     ) -> [S::Vector; 2]
@@ -291,9 +309,9 @@ impl<T: Number> AlongChannels<T> {
     {
         // SAFETY: the caller's promise; a gate has a row for each of x.
         unsafe {
-            let x = T::load_pair(simd, walk.x[row].add(offset));
+            let x = T::load_pair(simd, rows.x[row].add(offset));
             if GATED && let Some(gate) = &self.problem.history.gate {
-                return gate.times_pair(simd, walk.b[row].add(offset), x);
+                return gate.times_pair(simd, rows.b[row].add(offset), x);
             }
             x
         }
@@ -307,7 +325,7 @@ impl<T: Number> AlongChannels<T> {
     unsafe fn store<S, const N: usize>(
         &self,
         simd: S,
-        walk: &Walk<'_, T>,
+        rows: &BlockRows<T>,
         column: PairAt,
         first: usize,
         mut results: [S::Vector; N],
@@ -317,28 +335,29 @@ impl<T: Number> AlongChannels<T> {
     {
         // SAFETY: the caller's promise.
         unsafe {
-            if !walk.c[first].is_null()
+            if !rows.c[first].is_null()
                 && let Some(gate) = &self.problem.gate
             {
-                for (row, results) in (first..).zip(results.chunks_exact_mut(2)) {
-                    let kept = gate.kept_pair(simd, [results[0], results[1]]);
-                    let factors = walk.c[row].add(column.offset);
-                    results.copy_from_slice(&gate.times_pair(simd, factors, kept));
+                for row in 0..N / 2 {
+                    let kept = gate.kept_pair(simd, [results[2 * row], results[2 * row + 1]]);
+                    let factors = rows.c[first + row].add(column.offset);
+                    [results[2 * row], results[2 * row + 1]] = gate.times_pair(simd, factors, kept);
                 }
             }
             if self.problem.residual.is_some() {
-                for (row, results) in (first..).zip(results.chunks_exact_mut(2)) {
-                    let added = T::load_pair(simd, walk.residual[row].add(column.offset));
-                    results[0] = simd.add(results[0], added[0]);
-                    results[1] = simd.add(results[1], added[1]);
+                for row in 0..N / 2 {
+                    let added = T::load_pair(simd, rows.residual[first + row].add(column.offset));
+                    results[2 * row] = simd.add(results[2 * row], added[0]);
+                    results[2 * row + 1] = simd.add(results[2 * row + 1], added[1]);
                 }
             }
-            for (row, results) in (first..).zip(results.chunks_exact(2)) {
-                let target = walk.y[row].add(column.channel);
-                if walk.stream {
-                    T::store_pair::<true>(simd, target, [results[0], results[1]]);
+            for row in 0..N / 2 {
+                let target = rows.y[first + row].add(column.channel);
+                let pair = [results[2 * row], results[2 * row + 1]];
+                if rows.stream {
+                    T::store_pair::<true>(simd, target, pair);
                 } else {
-                    T::store_pair::<false>(simd, target, [results[0], results[1]]);
+                    T::store_pair::<false>(simd, target, pair);
                 }
             }
         }
@@ -346,15 +365,52 @@ impl<T: Number> AlongChannels<T> {
 }
 
 /// What a block reads and writes.
-struct Walk<'a, T: Number> {
+struct BlockRows<T: Number> {
     /// History first; null for padding.
-    x: &'a Rows<T>,
+    x: Rows<T>,
     /// The gates of x, and of results; null where there is none.
-    b: &'a Rows<T>,
-    c: &'a Rows<T>,
-    residual: &'a Rows<T>,
+    b: Rows<T>,
+    c: Rows<T>,
+    residual: Rows<T>,
+    /// Rows of y.
+    count: usize,
     y: [*mut T; BLOCK],
     /// Whether y is stored past the caches.
     stream: bool,
+}
+
+/// What [`AlongChannels::walk`] was called with, and its caller's promise.
+struct Walk<'a, T: Number> {
+    kernel: &'a AlongChannels<T>,
+    span: Span,
+    rows: &'a BlockRows<T>,
     weights: TaskWeights<'a, T::Accumulator>,
+}
+
+/// A walk down a block of rows, or, unless `WHOLE`, down any number.
+struct Compiled<W, const WHOLE: bool>(W);
+
+impl<S, T, const WHOLE: bool> Part<S> for Compiled<Walk<'_, T>, WHOLE>
+where
+    S: Simd<Scalar = T::Accumulator>,
+    T: Lanes<S>,
+{
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Walk { kernel, span, .. } = self.0;
+        let mut sums = [[simd.splat(T::Accumulator::ZERO); 2]; BLOCK];
+        for pair in 0..span.pairs {
+            let column = PairAt::new(simd, span, pair);
+            // SAFETY: the promise.
+            unsafe {
+                if const { !WHOLE } {
+                    kernel.column::<S, 2, WHOLE>(simd, &self.0, column, &mut sums);
+                } else if const { S::LANES == WIDE_LANES } {
+                    kernel.column::<S, { 2 * INTERLEAVED }, WHOLE>(simd, &self.0, column, &mut sums);
+                } else {
+                    kernel.column::<S, INTERLEAVED, WHOLE>(simd, &self.0, column, &mut sums);
+                }
+            }
+        }
+    }
 }

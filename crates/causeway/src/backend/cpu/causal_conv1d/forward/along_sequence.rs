@@ -37,31 +37,21 @@ impl<T: Number> Kernel for AlongSequence<T> {
         S: Simd<Scalar = T::Accumulator>,
         T: Lanes<S>,
     {
-        let (problem, zero) = (&self.problem, T::Accumulator::ZERO);
+        let problem = &self.problem;
         let (channels, chunk) = self.partition.task(task);
+        let mut buffers = self.buffers();
         let width = problem.width;
-        let residual_stride = problem.residual.as_ref().map_or(1, |residual| residual.strides[2]);
-        let strides = [problem.history.x.strides[2], problem.y.strides[2], residual_stride];
-        let gated = problem.history.gate.is_some() || problem.gate.is_some();
-        let tile = self.partition.tile(width - 1);
-        let mut buffers = Buffers {
-            weight: vec![zero; self.partition.group() * width],
-            bias: vec![zero; self.partition.group()],
-            x: vec![zero; width - 1 + tile],
-            y: vec![zero; tile],
-            neighbours: strides == [1; 3] && !gated,
-        };
-        let mut pieces = Vec::new();
         // SAFETY: the channels and taps lie in weight and bias.
         unsafe {
             for tap in 0..width {
-                let put = |i: usize, value| buffers.weight[i * width + tap] = value;
-                problem.weight.read_channels(channels.clone(), tap as i64, put);
+                let taps = &mut buffers.weight[tap..];
+                problem.weight.read_channels(simd, channels.clone(), tap as i64, taps, width);
             }
             if let Some(bias) = problem.bias {
-                bias.read_channels(channels.clone(), 0, |i, value| buffers.bias[i] = value);
+                bias.read_channels(simd, channels.clone(), 0, &mut buffers.bias, 1);
             }
         }
+        let mut pieces = Vec::new();
         for column in self.partition.columns(chunk) {
             problem.sequences.pieces(column.batch, column.from, column.to, &mut pieces);
             for (i, channel) in channels.clone().enumerate() {
@@ -75,6 +65,23 @@ impl<T: Number> Kernel for AlongSequence<T> {
 }
 
 impl<T: Number> AlongSequence<T> {
+    #[inline(never)]
+    fn buffers(&self) -> Buffers<T::Accumulator> {
+        let (problem, zero) = (&self.problem, T::Accumulator::ZERO);
+        let width = problem.width;
+        let residual_stride = problem.residual.as_ref().map_or(1, |residual| residual.strides[2]);
+        let strides = [problem.history.x.strides[2], problem.y.strides[2], residual_stride];
+        let gated = problem.history.gate.is_some() || problem.gate.is_some();
+        let tile = self.partition.tile(width - 1);
+        Buffers {
+            weight: vec![zero; self.partition.group() * width],
+            bias: vec![zero; self.partition.group()],
+            x: vec![zero; width - 1 + tile],
+            y: vec![zero; tile],
+            neighbours: strides == [1; 3] && !gated,
+        }
+    }
+
     #[inline(always)]
     fn piece<S>(
         &self,

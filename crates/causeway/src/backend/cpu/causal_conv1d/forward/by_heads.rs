@@ -5,7 +5,7 @@ use super::super::partition::Partition;
 use super::super::sequences::Piece;
 use super::super::tile;
 use super::Problem;
-use crate::backend::cpu::simd::{Kernel, Lanes, Number, Simd};
+use crate::backend::cpu::simd::{Accumulator, Kernel, Lanes, Number, Simd};
 
 /// A head of some segments per task.
 pub(super) struct ByHeads<T: Number> {
@@ -21,6 +21,14 @@ struct Buffers<A> {
     squares: Vec<A>,
 }
 
+impl<A: Accumulator> Buffers<A> {
+    #[inline(never)]
+    fn new(heads: &Heads<A>) -> Self {
+        let line = || vec![A::ZERO; heads.tile];
+        Buffers { u: heads.room(), pre: line(), squares: line() }
+    }
+}
+
 impl<T: Number> Kernel for ByHeads<T> {
     type Number = T;
 
@@ -31,9 +39,7 @@ impl<T: Number> Kernel for ByHeads<T> {
         T: Lanes<S>,
     {
         let (problem, heads) = (&self.problem, &self.heads);
-        let zero = T::Accumulator::ZERO;
-        let mut buffers =
-            Buffers { u: heads.room(), pre: vec![zero; heads.tile], squares: vec![zero; heads.tile] };
+        let mut buffers = Buffers::new(heads);
         let parameters = (&problem.weight, problem.bias.as_ref());
         let mut channels =
             Channels::new(&problem.sequences, &problem.history, parameters, problem.width, heads);
@@ -42,9 +48,11 @@ impl<T: Number> Kernel for ByHeads<T> {
         for column in self.partition.columns(chunk) {
             problem.sequences.pieces(column.batch, column.from, column.to, &mut pieces);
             for piece in &pieces {
-                for from in (piece.from..piece.to).step_by(heads.tile) {
+                let mut from = piece.from;
+                while from < piece.to {
                     let to = (from + heads.tile as i64).min(piece.to);
                     self.tile(simd, piece, of_head.start, (from, to), &mut channels, &mut buffers);
+                    from = to;
                 }
             }
         }
