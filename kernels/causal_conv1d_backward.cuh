@@ -134,11 +134,6 @@ CAUSEWAY_DEVICE void write_channel_sums(const BackwardArguments& a, const float 
     }
 }
 
-// Whether all of the bytes from … from+size-1 lie in the memory between two addresses.
-CAUSEWAY_DEVICE bool lies_in(const char* from, i64 size, i64 begin, i64 end) {
-    return (u64)from - (u64)begin <= (u64)(end - begin - size) && end - begin >= size;
-}
-
 // dy · act'(pre).
 template <bool Silu> CAUSEWAY_DEVICE float activation_gradient(float pre, float dy) {
     if constexpr (!Silu) return dy;

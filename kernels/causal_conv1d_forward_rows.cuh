@@ -38,6 +38,20 @@ template <typename X, class Tile> struct Rows {
         return packet;
     }
 
+    // The same of neighbouring packets, of which the last one begins at t. In rows that are shifted, one question serves all of them: most lie
+    // in the tensor's memory, whoever's their elements are.
+    template <bool Cleared = false, int Count>
+    static CAUSEWAY_DEVICE void read_run(const X* row, i32 t, i32 seqlen, i64 begin, i64 end, Packet<16> (&packets)[Count]) {
+        const i32 first = t - (Count - 1) * COUNT;
+        if (Tile::shifted && !Cleared && lies_in((const char*)(row + first), Count * 16, begin, end)) {
+#pragma unroll
+            for (int n = Count - 1; n >= 0; --n) packets[n] = read_inside(row + first + n * COUNT);
+        } else {
+#pragma unroll
+            for (int n = Count - 1; n >= 0; --n) packets[n] = read<Cleared>(row, first + n * COUNT, seqlen, begin, end);
+        }
+    }
+
     // Puts initial states into a packet that begins before the row. There are `Halo` of them, the last at t = -1.
     template <int Halo>
     static CAUSEWAY_DEVICE void add_states(Packet<16>& packet, i32 t, const X* states, i64 stride) {
@@ -179,7 +193,7 @@ template <class Problem> struct ChannelRow {
     CAUSEWAY_DEVICE const i32* indices() const { return at<i32>(a.seq_idx, entry * a.seq_idx_strides.first); }
     CAUSEWAY_DEVICE i32 index(i32 t) const { return (i32)causeway::load<4>(indices() + t).word[0]; }
     CAUSEWAY_DEVICE i64 offset(Strides3 strides) const {
-        return entry * strides.batch + (i64)channel * (i32)strides.dim;
+        return entry * strides.batch + multiply_wide(channel, (i32)strides.dim);
     }
 
     // What the taps of one position read. The loads may be in flight.

@@ -104,6 +104,11 @@ template <typename T> CAUSEWAY_DEVICE void store_some(char* address, const Packe
     }
 }
 
+// Whether all of the bytes from … from+size-1 lie in the memory between two addresses.
+CAUSEWAY_DEVICE bool lies_in(const char* from, i64 size, i64 begin, i64 end) {
+    return (u64)from - (u64)begin <= (u64)(end - begin - size) && end - begin >= size;
+}
+
 template <typename T> CAUSEWAY_DEVICE float load_element(const T* address) {
     return element<T, 0>(load<sizeof(T)>(address));
 }
