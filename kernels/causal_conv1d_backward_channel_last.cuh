@@ -92,7 +92,8 @@ public:
         if constexpr (CLUSTER > 1) SentSums(SENT_AT).open();
         const u32 thread = thread_index(), line = thread / LANES;
         const u32 segment = part * SEGMENTS + line;
-        channel = (i64)group * BLOCK_CHANNELS + number_in_block(thread % LANES, 0);
+        channel = ((i64)group * LANES + thread % LANES) * CHANNELS;
+        if constexpr (IN_LINES) channel = (i64)group * BLOCK_CHANNELS + number_in_block(thread % LANES, 0);
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
@@ -141,8 +142,8 @@ private:
 
     // Lanes at the end of a line may have channels that are not there; they read those of another.
     CAUSEWAY_DEVICE i64 channel_of(int c) const {
-        const i64 own = channel + number_in_block(0, c);
-        return IN_LINES ? minimum(own, a.dim - 1) : own;
+        if constexpr (!IN_LINES) return channel + c;
+        return minimum(channel + number_in_block(0, c), a.dim - 1);
     }
 
     CAUSEWAY_DEVICE char* first_row(const Memory& view) const {
@@ -639,13 +640,12 @@ private:
         }
         const u32 thread = thread_index(), line = thread / LANES;
         if (line % SHARERS == 0 && line < (u32)SEGMENTS) {
-            const u32 at = line / SHARERS * BLOCK_SUMS;
+            const u32 at = (line / SHARERS * BLOCK_SUMS + number_in_block(thread % LANES, 0)) * 4;
 #pragma unroll
             for (int j = 0; j <= WIDTH; ++j) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
-                    const u32 of_channel = at + j * BLOCK_CHANNELS + number_in_block(thread % LANES, c);
-                    if (j < WIDTH || Problem::dbias) write_shared(of_channel * 4, sums[j][c]);
+                    if (j < WIDTH || Problem::dbias) write_shared(at + (j * BLOCK_CHANNELS + number_in_block(0, c)) * 4, sums[j][c]);
                 }
             }
         }

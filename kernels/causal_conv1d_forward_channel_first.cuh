@@ -62,23 +62,36 @@ public:
     CAUSEWAY_DEVICE void load(const ForwardArguments& a, ChannelRow<Problem>& row, i32 first) {
         const i32 seqlen = (i32)a.seqlen;
         const X* x = at<X>(a.x, row.offset(a.x_strides));
-#pragma unroll
-        for (int i = 0; i < TILES; ++i) {
-            const i32 t = first + i * TILE;
-            TileRows::template read_run<STATES && Tile::shifted>(x, t, seqlen, a.x_begin, a.x_end, packets[i]);
+        const auto read = [&](i32 t) {
+            Packet<16> packet = TileRows::template read<STATES && Tile::shifted>(x, t, seqlen, a.x_begin, a.x_end);
             if constexpr (STATES) {
                 const i64 states = row.entry * a.initial_strides.batch + row.channel * a.initial_strides.dim;
+                TileRows::template add_states<HALO>(packet, t, at<X>(a.initial_states, states), a.initial_strides.seqlen);
+            }
+            return packet;
+        };
 #pragma unroll
-                for (int n = NEIGHBOURS; n >= 0; --n) {
-                    TileRows::template add_states<HALO>(packets[i][n], t - (NEIGHBOURS - n) * COUNT, at<X>(a.initial_states, states),
-                                                        a.initial_strides.seqlen);
-                }
+        for (int i = 0; i < TILES; ++i) {
+            if constexpr (Tile::shifted && !STATES) {
+                TileRows::read_run(x, first + i * TILE, seqlen, a.x_begin, a.x_end, packets[i]);
+            } else {
+#pragma unroll
+                for (int n = NEIGHBOURS; n >= 0; --n) packets[i][n] = read(first + i * TILE - (NEIGHBOURS - n) * COUNT);
             }
         }
         if constexpr (Problem::B) {
             const X* b = at<X>(a.b, row.offset(a.b_strides));
 #pragma unroll
-            for (int i = 0; i < TILES; ++i) TileRows::read_run(b, first + i * TILE, seqlen, a.b_begin, a.b_end, gates[i]);
+            for (int i = 0; i < TILES; ++i) {
+                if constexpr (Tile::shifted) {
+                    TileRows::read_run(b, first + i * TILE, seqlen, a.b_begin, a.b_end, gates[i]);
+                } else {
+#pragma unroll
+                    for (int n = NEIGHBOURS; n >= 0; --n) {
+                        gates[i][n] = TileRows::read(b, first + i * TILE - (NEIGHBOURS - n) * COUNT, seqlen, a.b_begin, a.b_end);
+                    }
+                }
+            }
         }
         if constexpr (Problem::C) {
             const X* c = at<X>(a.c, row.offset(a.c_strides));

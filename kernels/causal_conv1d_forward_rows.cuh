@@ -38,17 +38,18 @@ template <typename X, class Tile> struct Rows {
         return packet;
     }
 
-    // The same of neighbouring packets, of which the last one begins at t. In rows that are shifted, one question serves all of them: most lie
-    // in the tensor's memory, whoever's their elements are.
-    template <bool Cleared = false, int Count>
+    // The same of neighbouring packets of a row that is shifted, of which the last one begins at t. One question serves all of them: most lie in the
+    // tensor's memory, whoever's their elements are.
+    template <int Count>
     static CAUSEWAY_DEVICE void read_run(const X* row, i32 t, i32 seqlen, i64 begin, i64 end, Packet<16> (&packets)[Count]) {
+        static_assert(Tile::shifted, "elements before the row are cleared");
         const i32 first = t - (Count - 1) * COUNT;
-        if (Tile::shifted && !Cleared && lies_in((const char*)(row + first), Count * 16, begin, end)) {
+        if (lies_in((const char*)(row + first), Count * 16, begin, end)) {
 #pragma unroll
             for (int n = Count - 1; n >= 0; --n) packets[n] = read_inside(row + first + n * COUNT);
         } else {
 #pragma unroll
-            for (int n = Count - 1; n >= 0; --n) packets[n] = read<Cleared>(row, first + n * COUNT, seqlen, begin, end);
+            for (int n = Count - 1; n >= 0; --n) packets[n] = read(row, first + n * COUNT, seqlen, begin, end);
         }
     }
 
@@ -193,7 +194,9 @@ template <class Problem> struct ChannelRow {
     CAUSEWAY_DEVICE const i32* indices() const { return at<i32>(a.seq_idx, entry * a.seq_idx_strides.first); }
     CAUSEWAY_DEVICE i32 index(i32 t) const { return (i32)causeway::load<4>(indices() + t).word[0]; }
     CAUSEWAY_DEVICE i64 offset(Strides3 strides) const {
-        return entry * strides.batch + multiply_wide(channel, (i32)strides.dim);
+        // With boundaries one more register would be kept, for which some architectures have no room.
+        constexpr bool WIDE = !Problem::seq_idx && Problem::cu_seqlens == 0;
+        return entry * strides.batch + (WIDE ? multiply_wide(channel, (i32)strides.dim) : (i64)channel * (i32)strides.dim);
     }
 
     // What the taps of one position read. The loads may be in flight.
