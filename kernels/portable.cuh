@@ -316,17 +316,6 @@ CAUSEWAY_DEVICE const char* opaque(const char* address) {
     return address;
 }
 
-// a · b in one instruction, where the compiler would extend both first.
-CAUSEWAY_DEVICE i64 multiply_wide(i32 a, i32 b) {
-#if defined(CAUSEWAY_NVIDIA)
-    i64 product;
-    asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
-    return product;
-#else
-    return (i64)a * b;
-#endif
-}
-
 CAUSEWAY_DEVICE float opaque(float value) {
 #if defined(CAUSEWAY_NVIDIA)
     asm("" : "+f"(value));
@@ -353,6 +342,17 @@ constexpr bool WIDE_ENDS = WAVE_SIZE == 32;
 #endif
 
 // ---- arithmetic ----------------------------------------------------------------------------------------------------
+
+// a · b in one instruction, where the compiler would extend both first.
+CAUSEWAY_DEVICE i64 multiply_wide(i32 a, i32 b) {
+#if defined(CAUSEWAY_NVIDIA)
+    i64 product;
+    asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+    return product;
+#else
+    return (i64)a * b;
+#endif
+}
 
 // a + b, never contracted to a fused multiply-add. Whether a compiler contracts may depend on the code around it, and then two
 // kernels would have different bits.

@@ -8,8 +8,8 @@ use crate::backend::cpu::simd::{Lanes, Number, Part, Simd};
 /// Channels in a block: a multiple of every number of lanes.
 pub(super) const BLOCK: usize = 64;
 
-/// Columns that a vector at a time is taken apart of.
-const MOST_APART: std::ops::RangeInclusive<usize> = 2..=4;
+/// Numbers of columns that are taken apart a vector at a time.
+const APART: std::ops::RangeInclusive<usize> = 2..=4;
 
 /// A column of a block. Vectors that lie across two lines take twice as long.
 #[derive(Clone, Copy)]
@@ -44,7 +44,7 @@ pub(super) unsafe fn read<S: Simd, T: Copy>(
     channels: usize,
     rows: &mut [Row<T>],
 ) {
-    if are_whole(strides, channels, rows.len() as isize) && MOST_APART.contains(&rows.len()) {
+    if are_whole(strides, channels, rows.len() as isize) && APART.contains(&rows.len()) {
         return simd.apart(Read { source, rows });
     }
     for (column, row) in rows.iter_mut().enumerate() {
@@ -95,7 +95,7 @@ pub(super) unsafe fn write<S: Simd, T: Copy>(
     strides: [isize; 2],
     channels: usize,
 ) {
-    if are_whole(strides, channels, rows.len() as isize) && MOST_APART.contains(&rows.len()) {
+    if are_whole(strides, channels, rows.len() as isize) && APART.contains(&rows.len()) {
         return simd.apart(Write { rows, target });
     }
     for (column, row) in rows.iter().enumerate() {

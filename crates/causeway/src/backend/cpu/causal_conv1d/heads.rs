@@ -124,47 +124,6 @@ impl<'a, T: Number> Channels<'a, T> {
     {
         simd.apart(Convolve { channels: self, piece, channel, positions, out });
     }
-
-    /// See [`Self::convolve`].
-    #[inline(always)]
-    fn convolve_here<S>(
-        &mut self,
-        simd: S,
-        piece: &Piece,
-        (first, index): (i64, usize),
-        positions: Range<i64>,
-        out: &mut [T::Accumulator],
-    ) where
-        S: Simd<Scalar = T::Accumulator>,
-        T: Lanes<S>,
-    {
-        let (before, count) = (self.taps.len() - 1, (positions.end - positions.start) as usize);
-        let (channel, is_loaded) = (first + index as i64, self.history.x.strides[1] == 1);
-        for (tap, weight) in self.taps.iter_mut().enumerate() {
-            // SAFETY: channel and tap lie in the weight.
-            *weight = unsafe { self.weight.read(channel, tap as i64) };
-        }
-        // SAFETY: the channel lies in the bias.
-        let bias = self.bias.map_or(T::Accumulator::ZERO, |bias| unsafe { bias.read(channel, 0) });
-        // What lies in the piece is read with the tile.
-        let inside = (positions.start - piece.from).min(before as i64) as usize;
-        let oldest = positions.start - before as i64;
-        let line = if is_loaded { &mut self.x[index * self.pitch..] } else { &mut self.x[..] };
-        self.history.values_from(self.sequences, piece, channel, oldest, &mut line[..before - inside]);
-        if !is_loaded {
-            let source = self.history.x.at([piece.batch, channel, positions.start - inside as i64]);
-            // SAFETY: these are positions of the piece, which lie in the row.
-            unsafe {
-                tile::gather(
-                    simd,
-                    source,
-                    self.history.x.strides[2],
-                    &mut line[before - inside..before + count],
-                )
-            };
-        }
-        tile::convolve::<S, T>(simd, (&self.taps, bias), &line[..self.pitch], count, out, Finish::Keep);
-    }
 }
 
 /// What [`Channels::convolve`] was called with.
@@ -179,8 +138,46 @@ struct Convolve<'c, 'a, T: Number> {
 impl<S: Simd<Scalar = T::Accumulator>, T: Lanes<S>> Part<S> for Convolve<'_, '_, T> {
     #[inline(always)]
     fn run(self, simd: S) {
-        let Convolve { channels, piece, channel, positions, out } = self;
-        channels.convolve_here(simd, piece, channel, positions, out);
+        let Convolve { channels, piece, channel: (first, index), positions, out } = self;
+        let (before, count) = (channels.taps.len() - 1, (positions.end - positions.start) as usize);
+        let (channel, is_loaded) = (first + index as i64, channels.history.x.strides[1] == 1);
+        for (tap, weight) in channels.taps.iter_mut().enumerate() {
+            // SAFETY: channel and tap lie in the weight.
+            *weight = unsafe { channels.weight.read(channel, tap as i64) };
+        }
+        // SAFETY: the channel lies in the bias.
+        let bias = channels.bias.map_or(T::Accumulator::ZERO, |bias| unsafe { bias.read(channel, 0) });
+        // What lies in the piece is read with the tile.
+        let inside = (positions.start - piece.from).min(before as i64) as usize;
+        let oldest = positions.start - before as i64;
+        let line = if is_loaded { &mut channels.x[index * channels.pitch..] } else { &mut channels.x[..] };
+        channels.history.values_from(
+            channels.sequences,
+            piece,
+            channel,
+            oldest,
+            &mut line[..before - inside],
+        );
+        if !is_loaded {
+            let source = channels.history.x.at([piece.batch, channel, positions.start - inside as i64]);
+            // SAFETY: these are positions of the piece, which lie in the row.
+            unsafe {
+                tile::gather(
+                    simd,
+                    source,
+                    channels.history.x.strides[2],
+                    &mut line[before - inside..before + count],
+                )
+            };
+        }
+        tile::convolve::<S, T>(
+            simd,
+            (&channels.taps, bias),
+            &line[..channels.pitch],
+            count,
+            out,
+            Finish::Keep,
+        );
     }
 }
 

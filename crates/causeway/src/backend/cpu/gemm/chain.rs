@@ -88,35 +88,35 @@ impl<V: Vector, T: Half> Part<V> for AddInPlace<T> {
         let AddInPlace { rows, vectors, depth, left, right, pitch, sums, stride } = self;
         // As many vectors of columns as the registers hold sums for; then one at a time.
         macro_rules! sizes {
-        ($($rows:literal: $few:literal or $many:literal)*) => {{
-            $(
-                if const { $rows <= V::TILE_ROWS } && rows == $rows {
-                    let wide = const { if V::TILE_ROWS == MOST_ROWS { $many } else { $few } };
-                    let mut at = 0;
-                    while at < vectors {
-                        let first = right.wrapping_add(at * V::LANES);
-                        let right = InPlace { first, pitch };
-                        // SAFETY: the caller's promise, of vectors from `at` on.
-                        unsafe {
-                            let sums = sums.add(at * V::LANES);
-                            if at + wide > vectors {
-                                tile::<V, $rows, 1>(depth, left, &right, sums, stride);
-                                at += 1;
-                            } else if const { V::TILE_ROWS == MOST_ROWS } {
-                                tile::<V, $rows, $many>(depth, left, &right, sums, stride);
-                                at += wide;
-                            } else {
-                                tile::<V, $rows, $few>(depth, left, &right, sums, stride);
-                                at += wide;
+            ($($rows:literal: $few:literal or $many:literal)*) => {{
+                $(
+                    if const { $rows <= V::TILE_ROWS } && rows == $rows {
+                        let wide = const { if V::TILE_ROWS == MOST_ROWS { $many } else { $few } };
+                        let mut at = 0;
+                        while at < vectors {
+                            let first = right.wrapping_add(at * V::LANES);
+                            let right = InPlace { first, pitch };
+                            // SAFETY: the caller's promise, of vectors from `at` on.
+                            unsafe {
+                                let sums = sums.add(at * V::LANES);
+                                if at + wide > vectors {
+                                    tile::<V, $rows, 1>(depth, left, &right, sums, stride);
+                                    at += 1;
+                                } else if const { V::TILE_ROWS == MOST_ROWS } {
+                                    tile::<V, $rows, $many>(depth, left, &right, sums, stride);
+                                    at += wide;
+                                } else {
+                                    tile::<V, $rows, $few>(depth, left, &right, sums, stride);
+                                    at += wide;
+                                }
                             }
                         }
+                        return;
                     }
-                    return;
-                }
-            )*
-            unreachable!("no tile has {rows} rows");
-        }};
-    }
+                )*
+                unreachable!("no tile has {rows} rows");
+            }};
+        }
         sizes!(1: 12 or 24 2: 6 or 12 3: 4 or 8 4: 3 or 6 5: 1 or 4 6: 1 or 4 7: 1 or 3 8: 1 or 3)
     }
 }

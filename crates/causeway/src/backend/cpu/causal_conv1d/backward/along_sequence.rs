@@ -77,8 +77,31 @@ struct WriteDx<'a, T: Number> {
 impl<S: Simd<Scalar = T::Accumulator>, T: Lanes<S>> Part<S> for WriteDx<'_, T> {
     #[inline(always)]
     fn run(self, simd: S) {
-        let At { kernel, piece, channel, from, count, buffers } = self.at;
-        kernel.write_dx_here(simd, piece, channel, self.written, from, count, buffers);
+        let WriteDx { at: At { kernel, piece, channel, from, count, buffers }, written } = self;
+        let before = kernel.problem.width as i64 - 1;
+        let first = from.max(written).min(from + count as i64);
+        let dx = &mut buffers.dx[(first - from) as usize..count];
+        kernel.dfinal(piece, channel, first, dx, |dx, state| *dx += state);
+        let inside = (piece.from - first).clamp(0, dx.len() as i64) as usize;
+        kernel.write_dinitial(piece, channel, first - piece.start + before, &dx[..inside]);
+        let index = [piece.batch, channel, first + inside as i64];
+        let dx = &mut dx[inside..];
+        // SAFETY: the positions lie in the piece, and no other task writes to them.
+        unsafe {
+            if let Some(gate) = kernel.problem.history.gate {
+                gate.enter(dx);
+                if let Some(db) = kernel.problem.db {
+                    let x = &kernel.problem.history.x;
+                    let products = &mut buffers.gate[..dx.len()];
+                    tile::gather(simd, x.at(index), x.strides[2], products);
+                    products.iter_mut().zip(&*dx).for_each(|(product, &dx)| *product = *product * dx);
+                    tile::scatter(simd, products, db.at(index), db.strides[2], false);
+                }
+                gate.multiply(simd, index, 2, dx);
+            }
+            let target = kernel.problem.dx.at(index);
+            tile::scatter(simd, dx, target, kernel.problem.dx.strides[2], kernel.problem.stream);
+        };
     }
 }
 
@@ -493,47 +516,5 @@ impl<T: Number> AlongSequence<T> {
         T: Lanes<S>,
     {
         simd.apart(WriteDx { at: At { kernel: self, piece, channel, from, count, buffers }, written });
-    }
-
-    /// See [`Self::write_dx`].
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    fn write_dx_here<S>(
-        &self,
-        simd: S,
-        piece: &Piece,
-        channel: i64,
-        written: i64,
-        from: i64,
-        count: usize,
-        buffers: &mut Buffers<T::Accumulator>,
-    ) where
-        S: Simd<Scalar = T::Accumulator>,
-        T: Lanes<S>,
-    {
-        let before = self.problem.width as i64 - 1;
-        let first = from.max(written).min(from + count as i64);
-        let dx = &mut buffers.dx[(first - from) as usize..count];
-        self.dfinal(piece, channel, first, dx, |dx, state| *dx += state);
-        let inside = (piece.from - first).clamp(0, dx.len() as i64) as usize;
-        self.write_dinitial(piece, channel, first - piece.start + before, &dx[..inside]);
-        let index = [piece.batch, channel, first + inside as i64];
-        let dx = &mut dx[inside..];
-        // SAFETY: the positions lie in the piece, and no other task writes to them.
-        unsafe {
-            if let Some(gate) = self.problem.history.gate {
-                gate.enter(dx);
-                if let Some(db) = self.problem.db {
-                    let x = &self.problem.history.x;
-                    let products = &mut buffers.gate[..dx.len()];
-                    tile::gather(simd, x.at(index), x.strides[2], products);
-                    products.iter_mut().zip(&*dx).for_each(|(product, &dx)| *product = *product * dx);
-                    tile::scatter(simd, products, db.at(index), db.strides[2], false);
-                }
-                gate.multiply(simd, index, 2, dx);
-            }
-            let target = self.problem.dx.at(index);
-            tile::scatter(simd, dx, target, self.problem.dx.strides[2], self.problem.stream);
-        };
     }
 }

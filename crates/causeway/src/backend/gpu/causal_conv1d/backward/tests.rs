@@ -527,6 +527,8 @@ fn blocks_are_large_where_many_would_share_sums() {
     // Packets of one element, and of two; many groups of channels fill a device evenly as small blocks alone.
     assert_eq!([[23, 163, 448], [1, 1923, 1000], [1, 5051, 400]].map(threads), [768, 384, 128]);
     assert_eq!(threads([3, 1022, 600]), 320);
+    // From 16 Ki elements a multiprocessor on, the same rows are copied in lines, with four elements to a thread.
+    assert_eq!([[1, 5051, 700], [3, 1022, 1000]].map(threads), [256, 512]);
 }
 
 /// Measured on an H200 (docs/kernels/history/backward.md, "All blocks at once").
