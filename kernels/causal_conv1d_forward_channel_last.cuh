@@ -69,8 +69,6 @@ template <class Problem, class Tile, bool Whole> struct LastThread {
     // Whether packet k lies in the row. That of an active thread's first packet does.
     CAUSEWAY_DEVICE bool has(int k) const { return Whole || k == 0 || channel + k * APART < (i32)a.dim; }
 
-    CAUSEWAY_DEVICE bool is_whole() const { return has(PACKETS - 1) && first >= HALO && first + ROWS <= seqlen; }
-
     // The part that begins at `address`, where `wanted`. Before stores: see load_before_stores.
     template <bool BeforeStores = false> CAUSEWAY_DEVICE Part read(bool wanted, const char* address) const {
         Part part;
@@ -464,8 +462,9 @@ CAUSEWAY_DEVICE void forward_channel_last(const ForwardArguments& a, u32 block =
     const bool active = thread.channel < (i32)a.dim && thread.first < seqlen;
     if (!Thread::HAS_BOUNDARIES && !Problem::norm && !active) return;
     if constexpr (Thread::PACKETS > 1 && !Thread::HAS_BOUNDARIES) {
-        // Whether each of many narrow packets exists is not asked where all do.
-        if (thread.is_whole()) {
+        // Whether each of many narrow packets exists is not asked where all of the block's do. Lanes that went two ways would take turns.
+        const i32 next_block = (i32)((channel_block + 1) * (Tile::lanes * Thread::CHANNELS));
+        if (next_block <= (i32)a.dim && thread.first >= Thread::HALO && thread.first + Thread::ROWS <= seqlen) {
             LastThread<Problem, Tile, true> whole{a, entry, thread.channel, thread.first, seqlen};
             return compute_rows(whole, true);
         }

@@ -1,8 +1,8 @@
 //! Planner of the backward operation: kernels/causal_conv1d_backward*.cuh.
 //!
 //! * neighbouring channels side by side in memory: `channel_last`, a thread walks down a segment of rows, `tiles_last` or `short_last`;
-//! * neighbouring positions side by side: `channel_first`, a wave walks a row from its end, `tiles_first`, `short_first`
-//!   or `rows_first`;
+//! * neighbouring positions side by side: `channel_first`, a wave walks a row from its end, `tiles_first`, `flat_first`,
+//!   `short_first` or `rows_first`;
 //! * anything else, widths over 8, and empty rows: `general`.
 //!
 //! The grid is blocks that compute dx, dweight and dbias, then blocks that compute dinitial_states. Channels are cut
@@ -11,6 +11,7 @@
 
 mod channel_first;
 mod channel_last;
+mod flat_first;
 mod halo;
 mod short_first;
 mod short_last;

@@ -61,7 +61,7 @@ impl Planner<'_> {
         let whole = aligned.then_some(bytes);
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
         let plain = || {
-            let whole_tiles = self.whole_tiles_first(whole);
+            let whole_tiles = self.whole_tiles_first(whole).or_else(|| self.flat_first(whole));
             whole_tiles.or_else(|| self.short_first(bytes, ragged)).or_else(|| self.tiles_first(whole))
         };
         if let Some(plain) = (!self.is_gated()).then(plain).flatten() {

@@ -159,6 +159,22 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
             assert!(waves.is_power_of_two() && u64::from(a.parts) * waves < rows * pieces + waves, "{plan}");
             u64::from(plan.block[0] / facts.wave_size) / waves
         }
+        "causal_conv1d_backward_flat_first" => {
+            let packets = rows * pieces;
+            let waves = number(plan, "waves_per_channel");
+            let runs = u64::from(a.parts) * waves;
+            assert_eq!(
+                pieces * 16,
+                (sizes.seqlen as u64) * op.x.dtype().size() as u64,
+                "whole packets: {plan}"
+            );
+            assert_eq!(piece % 32, 0, "whole tiles: {plan}");
+            assert!(runs * piece >= packets, "all packets: {plan}");
+            assert!((u64::from(a.parts) - 1) * waves * piece < packets, "no block is without a run: {plan}");
+            assert_eq!(plan.constant("even") == "true", 32 % pieces == 0, "{plan}");
+            assert_eq!(plan.constant("split") == "true", a.parts > 1, "{plan}");
+            u64::from(plan.block[0] / facts.wave_size) / waves
+        }
         "causal_conv1d_backward_channel_first" => {
             let element = op.x.dtype().size() as u64;
             let count = number(plan, "bytes") * number(plan, "packets") / element;
@@ -277,6 +293,10 @@ fn memory_order_and_size_decide_the_kernel() {
     assert_eq!(entry([8, 2048, 5119], first([8, 2048, 5119]), 4), "causal_conv1d_backward_channel_first");
     assert_eq!(entry(small, first(small), 4), "causal_conv1d_backward_short_first");
     assert_eq!(entry([2, 64, 127], first([2, 64, 127]), 4), "causal_conv1d_backward_short_first");
+    // Short rows of whole packets: parts of a tile, whole lines of memory, and neither.
+    assert_eq!(entry([64, 2048, 128], first([64, 2048, 128]), 4), "causal_conv1d_backward_flat_first");
+    assert_eq!(entry([64, 1024, 384], first([64, 1024, 384]), 4), "causal_conv1d_backward_flat_first");
+    assert_eq!(entry([40, 1000, 328], first([40, 1000, 328]), 4), "causal_conv1d_backward_short_first");
     // Short rows: many, one each of many channels, and a few.
     assert_eq!(entry([1745, 1904, 24], first([1745, 1904, 24]), 4), "causal_conv1d_backward_rows_first");
     assert_eq!(entry([1, 4696, 149], first([1, 4696, 149]), 4), "causal_conv1d_backward_rows_first");

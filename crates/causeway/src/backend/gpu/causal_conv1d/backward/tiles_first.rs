@@ -96,7 +96,7 @@ impl Planner<'_> {
     }
 
     /// Bytes of a row, in a plain call with asynchronous copies whose rows are whole packets.
-    fn bytes_of_tiled_row(&self, bytes: Option<u32>) -> Option<u64> {
+    pub(super) fn bytes_of_tiled_row(&self, bytes: Option<u32>) -> Option<u64> {
         let row = self.sizes.seqlen as u64 * u64::from(self.element());
         let plain = bytes == Some(PACKET)
             && row.is_multiple_of(u64::from(PACKET))

@@ -1,0 +1,87 @@
+//! The backward planner of plain calls where neighbouring positions are neighbours in memory, and rows are short: waves that walk the packets
+//! of all rows of a channel, one row behind the other.
+
+use super::super::{Constants, PACKET, kernel, weight_access};
+use super::tiles::{self, FirstBlocks, Pace, Shares};
+use super::{BackwardArguments, Launch, Planner};
+use crate::causal_conv1d::Sizes;
+
+kernel!(FLAT_FIRST, "backward_flat_first", "backward_flat_first", BackwardArguments);
+
+/// Tiles in a wave's ring.
+const STAGES: u32 = 4;
+
+/// Elements of x for each multiprocessor below which other kernels have more threads.
+const LEAST: u64 = 16 << 10;
+
+impl Planner<'_> {
+    /// Short rows of whole packets: a power of two of them, or whole lines of 128 bytes. Where a tile begins at any packet of a row, memory
+    /// has measured slower. `bytes`: the packets that all rows begin with.
+    pub(super) fn flat_first(&self, bytes: Option<u32>) -> Option<Launch> {
+        const BLOCKS: FirstBlocks = FirstBlocks {
+            threads: 128,
+            resident_threads: 768,
+            more_threads: Some(1024),
+            most_waves: 8,
+            least_waves: 1,
+            pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
+        };
+        /// Packets of a line of memory, and the fewest of a row.
+        const LINE: u64 = 8;
+        const FEWEST: u64 = 4;
+        /// Tiles of a run that is worth a block's start.
+        const LEAST_TILES: u64 = 4;
+        let Sizes { batch, dim, .. } = *self.sizes;
+        let wave = u64::from(self.facts.wave_size);
+        let packets = self.bytes_of_tiled_row(bytes)? / u64::from(PACKET);
+        let all = packets.checked_mul(batch as u64).filter(|&all| all <= i32::MAX as u64 / 2)?;
+        let even = packets >= FEWEST && wave.is_multiple_of(packets);
+        // From three tiles on, those of a row are worth walking alone.
+        let in_lines = packets.is_multiple_of(LINE) && packets < 3 * wave;
+        if !(even || in_lines) || self.elements_per_multiprocessor() < LEAST {
+            return None;
+        }
+        let tiles = all.div_ceil(wave);
+        let Shares { resident_threads, waves, threads, group_channels, channel_groups, parts, .. } =
+            tiles::shares(&tiles::Walk {
+                blocks: BLOCKS,
+                multiprocessors: u64::from(self.facts.multiprocessors),
+                wave,
+                dim: dim as u64,
+                // All rows of a channel are one.
+                batch: 1,
+                rows_at_once: 1,
+                tiles,
+                most_pieces: (tiles / LEAST_TILES).max(1),
+            });
+        let piece = tiles.div_ceil(waves * parts) * wave;
+        let parts = all.div_ceil(piece).div_ceil(waves);
+        let block_waves = threads / self.facts.wave_size;
+        let sums = self.sums_per_channel();
+        Some(Launch {
+            kernel: &FLAT_FIRST,
+            tile: Constants::new("Tile")
+                .int("threads", threads)
+                .int("waves_per_channel", waves)
+                .flag("split", parts > 1)
+                .flag("even", even)
+                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
+            threads,
+            resident: resident_threads / threads,
+            cluster: 1,
+            early: false,
+            joins: false,
+            keeps_together: false,
+            // What blocks of a channel tell each other with, besides.
+            shared_bytes: block_waves * (2 * STAGES * PACKET * self.facts.wave_size + sums as u32 * 4) + 4,
+            sums: group_channels * sums,
+            channel_groups: u32::try_from(channel_groups).ok()?,
+            parts: u32::try_from(parts).ok()?,
+            pieces: u32::try_from(packets).ok()?,
+            piece: u32::try_from(piece).ok()?,
+            tile_channels: 0,
+            slices: 0,
+        })
+        .filter(|launch| self.is_launchable(launch))
+    }
+}
