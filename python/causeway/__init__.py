@@ -16,6 +16,7 @@ float64 oracle.
 import importlib
 import sys
 
+from causeway import _native
 from causeway._flag import flag
 from causeway._gated import causal_conv1d_gated, causal_conv1d_gated_packed, causal_conv1d_gated_update
 from causeway._native import __version__
@@ -32,6 +33,7 @@ __all__ = [
     "causal_conv1d_update",
     "causal_conv1d_update_ref",
     "causal_conv1d_varlen_states",
+    "empty_cache",
     "gemm",
     "gemm_grad_a",
     "gemm_grad_ab",
@@ -339,6 +341,19 @@ def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
     >>> grad_a, grad_b = causeway.gemm_grad_ab(c, a, b)
     """
     return _calls(grad_c, "grad_c").gemm_grad_ab(grad_c, a, b, algorithm)
+
+
+def empty_cache():
+    """Give the memory that is kept for the next large results on the host back to the system.
+
+    A result of 32 MiB or more gets the memory of an earlier one of the same size that nobody has any longer; at most 256 MiB are kept
+    for that. A tensor or an array that somebody has keeps its memory.
+
+    Examples
+    --------
+    >>> causeway.empty_cache()
+    """
+    _native.empty_cache()
 
 
 def install_causal_conv1d():

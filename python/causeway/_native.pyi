@@ -11,6 +11,7 @@ _Tensor = TypeVar("_Tensor")
 
 __version__: str
 
+def empty_cache() -> None: ...
 def is_unwatched(tensors: tuple[object, ...], is_recorded: bool = False) -> bool:
     """True if nobody wants to see what is done with PyTorch's tensors, and all are plain ones with memory. Autograd does not count for
     a caller that records the call itself."""
@@ -38,6 +39,7 @@ def backward_halo(inputs: Sequence[object | None], silu: bool, results: Sequence
     initial_states, seq_idx, halo_seq_idx)."""
 
 def main(arguments: Sequence[str]) -> int: ...
+def empty_like(tensor: _Tensor) -> _Tensor: ...
 def prefer_large_pages(tensor: _Tensor) -> _Tensor:
     """The tensor, whose memory was just allocated; results that operations make need no such word."""
 

@@ -41,5 +41,6 @@ pub fn dense_like<'py>(
     read: &Tensor,
     dense: &Dense,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    torch.empty_strided((read.dtype(), read.location()), || dense.of(py, read))
+    let bytes = read.element_count() as u64 * read.dtype().size() as u64;
+    torch.empty_strided((read.dtype(), read.location(), bytes), || dense.of(py, read))
 }

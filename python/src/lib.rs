@@ -12,6 +12,7 @@ mod dlpack;
 mod eager;
 mod error;
 mod given;
+mod kept;
 mod libtorch;
 mod message;
 mod openmp;
@@ -43,7 +44,7 @@ mod _native {
     #[pymodule_export]
     use super::recorded::Recorded;
     #[pymodule_export]
-    use super::results::prefer_large_pages;
+    use super::results::{empty_cache, empty_like, prefer_large_pages};
     #[pymodule_export]
     use super::verify::verify;
 

@@ -7,8 +7,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
-use crate::dense::dense_like;
+use crate::dense::{Dense, dense_like};
 use crate::given::{Given, Object};
+use crate::kept::{self, Kept};
 use crate::table::Tensors;
 use crate::tensor::{Named, Tensor};
 use crate::torch::Torch;
@@ -23,6 +24,32 @@ pub enum Library<'a> {
 pub struct NumPy {
     empty: Py<PyAny>,
     empty_like: Py<PyAny>,
+    ndarray: Py<PyAny>,
+    kept: Kept,
+}
+
+impl NumPy {
+    /// An array that was just allocated, or one like it in memory that nobody has any longer.
+    fn or_kept<'py>(&self, made: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = made.py();
+        let bytes: u64 = made.getattr(intern!(py, "nbytes"))?.extract()?;
+        if bytes < kept::LEAST {
+            return Ok(made);
+        }
+        // Nothing of its memory has been touched yet, so it costs nothing.
+        let of = |name| made.getattr(name);
+        let (shape, dtype, strides) =
+            (of(intern!(py, "shape"))?, of(intern!(py, "dtype"))?, of(intern!(py, "strides"))?);
+        let memory = match self.kept.find(py, None, bytes) {
+            Some(memory) => memory,
+            None => {
+                let memory = self.empty.bind(py).call1((bytes, intern!(py, "u1")))?;
+                self.kept.remember_array(&memory, bytes);
+                memory
+            }
+        };
+        self.ndarray.bind(py).call1((shape, dtype, memory, 0, strides))
+    }
 }
 
 static NUMPY: PyOnceLock<NumPy> = PyOnceLock::new();
@@ -41,7 +68,12 @@ impl<'a> Library<'a> {
         let numpy = NUMPY.get_or_try_init(py, || {
             let numpy = py.import("numpy")?;
             let of = |name| Ok::<_, PyErr>(numpy.getattr(name)?.unbind());
-            Ok::<_, PyErr>(NumPy { empty: of("empty")?, empty_like: of("empty_like")? })
+            Ok::<_, PyErr>(NumPy {
+                empty: of("empty")?,
+                empty_like: of("empty_like")?,
+                ndarray: of("ndarray")?,
+                kept: Kept::default(),
+            })
         })?;
         Ok(Library::NumPy(numpy))
     }
@@ -67,7 +99,8 @@ impl<'a> Library<'a> {
                 }
                 // Of no subclass.
                 Library::NumPy(numpy) => {
-                    numpy.empty_like.bind(like.py()).call1((like, None::<()>, "K", false))
+                    let made = numpy.empty_like.bind(like.py()).call1((like, None::<()>, "K", false))?;
+                    numpy.or_kept(made)
                 }
             };
         }
@@ -142,6 +175,30 @@ impl Sizes<'_> {
         let size = shape.get_item(axis)?;
         if plus == 0 { Ok(size) } else { size.add(plus) }
     }
+}
+
+/// Gives the memory that is kept for the next large results on the host back to the system.
+#[pyfunction]
+pub fn empty_cache(py: Python<'_>) -> PyResult<()> {
+    if let Some(numpy) = NUMPY.get(py) {
+        numpy.kept.clear();
+    }
+    if let Some(torch) = Torch::imported(py)? {
+        torch.empty_cache();
+    }
+    Ok(())
+}
+
+/// Room like a tensor of PyTorch's, as operations make it for their results.
+#[pyfunction]
+pub fn empty_like<'py>(tensor: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let torch = Torch::of_tensors(tensor.py())?;
+    let named = Named { name: "tensor", dtypes: DTypes::Own };
+    let read = Tensor::read(&named, &tensor, None)?;
+    let dense = dense_like(torch, tensor.py(), &read, &Dense::default())?;
+    let made = dense.map_or_else(|| torch.empty_like(&tensor), Ok)?;
+    Tensor::read_new(&named, &made, torch)?.prefer_large_pages();
+    Ok(made)
 }
 
 /// A tensor whose memory was just allocated, and may now come in large pages. Results that operations make need no such word.

@@ -11,6 +11,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyInt, PyTuple, PyType};
 
 use crate::dlpack::{Description, Exchange};
+use crate::kept::{self, Kept};
 use crate::libtorch::LibTorch;
 use crate::openmp;
 
@@ -25,6 +26,9 @@ pub struct Torch {
     thread_count: Py<PyAny>,
     empty_like: Py<PyAny>,
     allocators: Option<Allocators>,
+    /// Large results on the host, and the function that counts who has a storage; None where this PyTorch lacks it.
+    kept: Kept,
+    use_count: Option<Py<PyAny>>,
     increment_version: IncrementVersion,
     watchers: Watchers,
     /// Keyword arguments for `Tensor.new_empty`.
@@ -207,6 +211,8 @@ impl Torch {
             thread_count: module.getattr("get_num_threads")?.unbind(),
             empty_like: module.getattr("empty_like")?.unbind(),
             allocators: Allocators::of(module),
+            kept: Kept::default(),
+            use_count: of_inner("_storage_Use_Count").ok(),
             increment_version,
             watchers: Watchers {
                 native: None,
@@ -285,10 +291,10 @@ impl Torch {
         self.empty_like.bind(like.py()).call1((like,))
     }
 
-    /// A tensor of sizes, dense strides and a dtype at a place; None where that is left to `empty_like`.
+    /// A tensor of sizes, dense strides and a dtype at a place, which takes so many bytes; None where that is left to `empty_like`.
     pub fn empty_strided<'py>(
         &self,
-        (dtype, location): (DType, Location),
+        (dtype, location, bytes): (DType, Location, u64),
         layout: impl FnOnce() -> PyResult<Option<[Bound<'py, PyTuple>; 2]>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(allocators) = &self.allocators else { return Ok(None) };
@@ -299,7 +305,24 @@ impl Torch {
         let dtype = self.dtypes.iter().find(|(_, known)| *known == dtype);
         let (Some(allocate), Some((dtype, _))) = (allocate, dtype) else { return Ok(None) };
         let Some([sizes, strides]) = layout()? else { return Ok(None) };
-        allocate.bind(sizes.py()).call1((&sizes, strides, dtype)).map(Some)
+        let (py, allocate) = (sizes.py(), allocate.bind(sizes.py()));
+        let use_count =
+            self.use_count.as_ref().filter(|_| location == Location::Host && bytes >= kept::LEAST);
+        if let Some(use_count) = use_count {
+            if let Some(storage) = self.kept.find(py, Some(use_count.bind(py)), bytes) {
+                let tensor = allocate.call1(((0,), (1,), dtype))?;
+                return tensor.call_method1(intern!(py, "set_"), (storage, 0, sizes, strides)).map(Some);
+            }
+            let tensor = allocate.call1((sizes, strides, dtype))?;
+            self.kept.remember_tensor(&tensor, bytes);
+            return Ok(Some(tensor));
+        }
+        allocate.call1((sizes, strides, dtype)).map(Some)
+    }
+
+    /// Gives memory that is kept for large results back to the system.
+    pub fn empty_cache(&self) {
+        self.kept.clear();
     }
 
     /// Tells autograd that the values of tensors have changed.
