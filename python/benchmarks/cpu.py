@@ -2,8 +2,9 @@
 
     python python/benchmarks/cpu.py [--threads 2] [--shape BATCH,DIM,SEQLEN ... | --drawn SEED] [--json FILE]
 
-Every call allocates its results, on both sides. A figure is the median time of a call, over rounds of all calls in turn. The copy is
-one of x into fresh memory, which is prepared as that of results is. PyTorch's convolution is `F.silu(F.conv1d(...))`, its step of
+Every call allocates its results, on both sides. Those of Causeway's of 32 MiB and more get the memory of the call before, which is gone by
+then; "new" is what a call takes that gets new memory from the system. A figure is the median time of a call, over rounds of all calls in
+turn. The copy is one of x into fresh memory, which is prepared as that of results is. PyTorch's convolution is `F.silu(F.conv1d(...))`, its step of
 decoding `torch.cat`, a product and a sum, with the state copied back, and its products are `torch.mm`; "both" of a product are its two
 gradients.
 """
@@ -29,6 +30,8 @@ STEPS = (1, 2048), (8, 2048), (64, 2048), (8, 5376)
 # rows, columns, reduction
 PRODUCTS = (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (1000, 777, 333), (64, 4096, 4096), (8, 4096, 4096), (1, 4096, 4096)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Bytes of results whose memory is kept for the next ones.
+LARGE = 32 << 20
 # Seconds that a call is repeated for in a round, and rounds.
 TURN, ROUNDS = 0.02, 5
 
@@ -85,6 +88,14 @@ def convolution(shape, layout, dtype):
             }
         )
     found |= milliseconds({"both": step(ours), "torch_both": step(theirs)})
+    if x.nbytes >= LARGE:
+
+        def anew(call):
+            return lambda: (causeway.empty_cache(), call())
+
+        with torch.no_grad():
+            found |= milliseconds({"new_forward": anew(lambda: ours(x, weight, bias))})
+        found |= milliseconds({"new_both": anew(step(ours))})
     if dtype != torch.bfloat16:
         arrays = [t.numpy() for t in (x, weight, bias)]
         found |= {"numpy_forward": milliseconds({"numpy": lambda: ours(*arrays)})["numpy"]}
@@ -154,7 +165,8 @@ def row_of(name, found):
     )
     copy = f"{found['forward'] / found['copy']:>7.2f}" if "copy" in found else " " * 7
     numpy = f"{found['numpy_forward']:>9.4f}" if "numpy_forward" in found else ""
-    return f"{name:<44} {times('forward', 'torch_forward')} {copy} {times('both', 'torch_both')} {numpy}"
+    new = "".join(f"{found[key]:>9.4f} " for key in ("new_forward", "new_both") if key in found)
+    return f"{name:<44} {times('forward', 'torch_forward')} {copy} {times('both', 'torch_both')} {numpy:>9} {new}"
 
 
 def main():
@@ -179,7 +191,7 @@ def main():
         "torch": torch.__version__,
     }
     print(*(f"{key} {value}" for key, value in about.items()), sep=", ")
-    print(f"\n{'milliseconds; × is PyTorch by Causeway':<44} {'forward':>9} {'×':>7} {'by copy':>7} {'both':>9} {'×':>7} {'in NumPy':>9}")
+    print(f"\n{'milliseconds; × is PyTorch by Causeway':<44} {'forward':>9} {'×':>7} {'by copy':>7} {'both':>9} {'×':>7} {'in NumPy':>9} {'new':>9} {'both':>9}")
     rows = {}
     shapes = [tuple(map(int, shape.split(","))) for shape in arguments.shape or ()]
     products = () if shapes else PRODUCTS
