@@ -188,6 +188,9 @@ impl Planner<'_> {
         let across = dim / i64::from(channels);
         let most = self.most_packets(tile.bytes / bytes);
         let (lanes, packets) = last_shape(across as u64, bytes, tile.lanes, most);
+        if dim * i64::from(self.element()) <= i64::from(PACKET) {
+            tile = tile.of_narrow_rows();
+        }
         // A block reaches along the sequence no further than it has to.
         let reach = (seqlen as u64).div_ceil(u64::from(tile.rows)).next_power_of_two();
         let segments = u64::from(tile.threads / lanes).min(reach) as u32;

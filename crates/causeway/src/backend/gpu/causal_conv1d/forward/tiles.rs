@@ -15,6 +15,17 @@ pub(super) struct LastTile {
     pub resident: u32,
 }
 
+impl LastTile {
+    /// The same for rows of 16 bytes and less. Threads side by side have rows as far apart as each of them has positions: with eight, every
+    /// one of a wave's requests is for another line of memory.
+    pub fn of_narrow_rows(self) -> Self {
+        match self.rows {
+            8 => LastTile { rows: 4, threads: 2 * self.threads, resident: self.resident / 2, ..self },
+            _ => self,
+        }
+    }
+}
+
 /// What a block of the channel-first kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FirstTile {
