@@ -462,7 +462,8 @@ CAUSEWAY_DEVICE void forward_channel_last(const ForwardArguments& a, u32 block =
     const bool active = thread.channel < (i32)a.dim && thread.first < seqlen;
     if (!Thread::HAS_BOUNDARIES && !Problem::norm && !active) return;
     if constexpr (Thread::PACKETS > 1 && !Thread::HAS_BOUNDARIES) {
-        // Whether each of many narrow packets exists is not asked where all of the block's do. Lanes that went two ways would take turns.
+        // Whether each of many narrow packets exists is not asked where all of the block's do. That is the same for all lanes, which would
+        // take turns if they went two ways; the other conditions differ at a sequence's ends alone.
         const i32 next_block = (i32)((channel_block + 1) * (Tile::lanes * Thread::CHANNELS));
         if (next_block <= (i32)a.dim && thread.first >= Thread::HALO && thread.first + Thread::ROWS <= seqlen) {
             LastThread<Problem, Tile, true> whole{a, entry, thread.channel, thread.first, seqlen};

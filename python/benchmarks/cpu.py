@@ -2,8 +2,8 @@
 
     python python/benchmarks/cpu.py [--threads 2] [--shape BATCH,DIM,SEQLEN ... | --drawn SEED] [--json FILE]
 
-Every call allocates its results, on both sides. Those of Causeway's of 32 MiB and more get the memory of the call before, which is gone by
-then; "new" is what a call takes that gets new memory from the system. A figure is the median time of a call, over rounds of all calls in
+Every call allocates its results, on both sides. Causeway's of 32 MiB and more reuse the memory of the call before; "new" gives that back
+to the system first, which is in its time. A figure is the median time of a call, over rounds of all calls in
 turn. The copy is one of x into fresh memory, which is prepared as that of results is. PyTorch's convolution is `F.silu(F.conv1d(...))`, its step of
 decoding `torch.cat`, a product and a sum, with the state copied back, and its products are `torch.mm`; "both" of a product are its two
 gradients.

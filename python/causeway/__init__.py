@@ -346,8 +346,8 @@ def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
 def empty_cache():
     """Give the memory that is kept for the next large results on the host back to the system.
 
-    A result of 32 MiB or more gets the memory of an earlier one of the same size that nobody has any longer; at most 256 MiB are kept
-    for that. A tensor or an array that somebody has keeps its memory.
+    y and gradients of inputs, of 32 to 256 MiB, get the memory of an earlier one of the same size that nobody holds any longer; at most
+    256 MiB are kept for that. A tensor or an array that somebody holds keeps its memory.
 
     Examples
     --------

@@ -39,9 +39,11 @@ def backward_halo(inputs: Sequence[object | None], silu: bool, results: Sequence
     initial_states, seq_idx, halo_seq_idx)."""
 
 def main(arguments: Sequence[str]) -> int: ...
-def empty_like(tensor: _Tensor) -> _Tensor: ...
 def prefer_large_pages(tensor: _Tensor) -> _Tensor:
     """The tensor, whose memory was just allocated; results that operations make need no such word."""
+
+def result_like(tensor: _Tensor) -> _Tensor:
+    """Room for a result like a tensor of PyTorch's, as operations make it."""
 
 def verify(
     suites: Sequence[str],

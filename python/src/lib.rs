@@ -44,7 +44,7 @@ mod _native {
     #[pymodule_export]
     use super::recorded::Recorded;
     #[pymodule_export]
-    use super::results::{empty_cache, empty_like, prefer_large_pages};
+    use super::results::{empty_cache, prefer_large_pages, result_like};
     #[pymodule_export]
     use super::verify::verify;
 

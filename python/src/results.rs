@@ -9,7 +9,7 @@ use pyo3::types::PyTuple;
 
 use crate::dense::{Dense, dense_like};
 use crate::given::{Given, Object};
-use crate::kept::{self, Kept};
+use crate::kept::{KEPT, Kept};
 use crate::table::Tensors;
 use crate::tensor::{Named, Tensor};
 use crate::torch::Torch;
@@ -25,26 +25,25 @@ pub struct NumPy {
     empty: Py<PyAny>,
     empty_like: Py<PyAny>,
     ndarray: Py<PyAny>,
-    kept: Kept,
 }
 
 impl NumPy {
-    /// An array that was just allocated, or one like it in memory that nobody has any longer.
+    /// An array that was just allocated, and not touched yet; or one like it in memory that nobody holds any longer.
     fn or_kept<'py>(&self, made: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = made.py();
         let bytes: u64 = made.getattr(intern!(py, "nbytes"))?.extract()?;
-        if bytes < kept::LEAST {
+        if !Kept::takes(bytes) {
             return Ok(made);
         }
-        // Nothing of its memory has been touched yet, so it costs nothing.
         let of = |name| made.getattr(name);
         let (shape, dtype, strides) =
             (of(intern!(py, "shape"))?, of(intern!(py, "dtype"))?, of(intern!(py, "strides"))?);
-        let memory = match self.kept.find(py, None, bytes) {
+        drop(made);
+        let memory = match KEPT.find(py, None, bytes) {
             Some(memory) => memory,
             None => {
                 let memory = self.empty.bind(py).call1((bytes, intern!(py, "u1")))?;
-                self.kept.remember_array(&memory, bytes);
+                KEPT.keep_array(&memory, bytes);
                 memory
             }
         };
@@ -72,7 +71,6 @@ impl<'a> Library<'a> {
                 empty: of("empty")?,
                 empty_like: of("empty_like")?,
                 ndarray: of("ndarray")?,
-                kept: Kept::default(),
             })
         })?;
         Ok(Library::NumPy(numpy))
@@ -179,19 +177,13 @@ impl Sizes<'_> {
 
 /// Gives the memory that is kept for the next large results on the host back to the system.
 #[pyfunction]
-pub fn empty_cache(py: Python<'_>) -> PyResult<()> {
-    if let Some(numpy) = NUMPY.get(py) {
-        numpy.kept.clear();
-    }
-    if let Some(torch) = Torch::imported(py)? {
-        torch.empty_cache();
-    }
-    Ok(())
+pub fn empty_cache() {
+    KEPT.clear();
 }
 
-/// Room like a tensor of PyTorch's, as operations make it for their results.
+/// Room for a result like a tensor of PyTorch's, as operations make it.
 #[pyfunction]
-pub fn empty_like<'py>(tensor: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+pub fn result_like<'py>(tensor: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let torch = Torch::of_tensors(tensor.py())?;
     let named = Named { name: "tensor", dtypes: DTypes::Own };
     let read = Tensor::read(&named, &tensor, None)?;

@@ -11,7 +11,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyInt, PyTuple, PyType};
 
 use crate::dlpack::{Description, Exchange};
-use crate::kept::{self, Kept};
+use crate::kept::{KEPT, Kept};
 use crate::libtorch::LibTorch;
 use crate::openmp;
 
@@ -26,8 +26,7 @@ pub struct Torch {
     thread_count: Py<PyAny>,
     empty_like: Py<PyAny>,
     allocators: Option<Allocators>,
-    /// Large results on the host, and the function that counts who has a storage; None where this PyTorch lacks it.
-    kept: Kept,
+    /// The function that counts who holds a storage; None where this PyTorch lacks it.
     use_count: Option<Py<PyAny>>,
     increment_version: IncrementVersion,
     watchers: Watchers,
@@ -211,7 +210,6 @@ impl Torch {
             thread_count: module.getattr("get_num_threads")?.unbind(),
             empty_like: module.getattr("empty_like")?.unbind(),
             allocators: Allocators::of(module),
-            kept: Kept::default(),
             use_count: of_inner("_storage_Use_Count").ok(),
             increment_version,
             watchers: Watchers {
@@ -306,23 +304,19 @@ impl Torch {
         let (Some(allocate), Some((dtype, _))) = (allocate, dtype) else { return Ok(None) };
         let Some([sizes, strides]) = layout()? else { return Ok(None) };
         let (py, allocate) = (sizes.py(), allocate.bind(sizes.py()));
-        let use_count =
-            self.use_count.as_ref().filter(|_| location == Location::Host && bytes >= kept::LEAST);
-        if let Some(use_count) = use_count {
-            if let Some(storage) = self.kept.find(py, Some(use_count.bind(py)), bytes) {
-                let tensor = allocate.call1(((0,), (1,), dtype))?;
-                return tensor.call_method1(intern!(py, "set_"), (storage, 0, sizes, strides)).map(Some);
-            }
-            let tensor = allocate.call1((sizes, strides, dtype))?;
-            self.kept.remember_tensor(&tensor, bytes);
-            return Ok(Some(tensor));
+        let use_count = self.use_count.as_ref().map(|function| function.bind(py));
+        let use_count = use_count.filter(|_| location == Location::Host && Kept::takes(bytes));
+        if use_count.is_some()
+            && let Some(storage) = KEPT.find(py, use_count, bytes)
+        {
+            let tensor = allocate.call1(((0,), (1,), dtype))?;
+            return tensor.call_method1(intern!(py, "set_"), (storage, 0, sizes, strides)).map(Some);
         }
-        allocate.call1((sizes, strides, dtype)).map(Some)
-    }
-
-    /// Gives memory that is kept for large results back to the system.
-    pub fn empty_cache(&self) {
-        self.kept.clear();
+        let tensor = allocate.call1((sizes, strides, dtype))?;
+        if use_count.is_some() {
+            KEPT.keep_tensor(&tensor, bytes);
+        }
+        Ok(Some(tensor))
     }
 
     /// Tells autograd that the values of tensors have changed.

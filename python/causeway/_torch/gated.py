@@ -47,7 +47,7 @@ class CausalConv1dGated(torch.autograd.Function):
             found = {"B": dB, "x": dx, "C": dC}
             dpacked = torch.cat([found[letter] for letter in ctx.order], 1)
         else:
-            dpacked = _native.empty_like(packed)
+            dpacked = _native.result_like(packed)
             dB, dx, dC = parts(dpacked, ctx.order)
             outputs = dx, ..., ..., ..., dB, dC
             _, *gradients, _, _ = _native.causal_conv1d_backward.run(inputs, ctx.option, outputs)

@@ -188,7 +188,9 @@ impl Planner<'_> {
         let across = dim / i64::from(channels);
         let most = self.most_packets(tile.bytes / bytes);
         let (lanes, packets) = last_shape(across as u64, bytes, tile.lanes, most);
-        if dim * i64::from(self.element()) <= i64::from(PACKET) {
+        let is_narrow =
+            View::of(&self.op.x).step_bytes(2).unsigned_abs() <= u64::from(PACKET) && tile.rows == 8;
+        if is_narrow {
             tile = tile.of_narrow_rows();
         }
         // A block reaches along the sequence no further than it has to.
@@ -235,6 +237,8 @@ impl Planner<'_> {
         } else {
             resident
         };
+        // Blocks of twice as many threads.
+        let resident = if is_narrow { resident / 2 } else { resident };
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
             .int("more_packets", packets - 1)

@@ -2,7 +2,7 @@
 //! of all rows of a channel, one row behind the other.
 
 use super::super::{Constants, PACKET, kernel, weight_access};
-use super::tiles::{self, FirstBlocks, Pace, Shares};
+use super::tiles::{self, FirstBlocks, Pace, SHARED_RESERVED, Shares};
 use super::{BackwardArguments, Launch, Planner};
 use crate::causal_conv1d::Sizes;
 
@@ -11,7 +11,7 @@ kernel!(FLAT_FIRST, "backward_flat_first", "backward_flat_first", BackwardArgume
 /// Tiles in a wave's ring.
 const STAGES: u32 = 4;
 
-/// Elements of x for each multiprocessor below which other kernels have more threads.
+/// Elements of x for each multiprocessor below which neither this kernel nor the others are always faster.
 const LEAST: u64 = 16 << 10;
 
 impl Planner<'_> {
@@ -38,13 +38,18 @@ impl Planner<'_> {
         let even = packets >= FEWEST && wave.is_multiple_of(packets);
         // From three tiles on, those of a row are worth walking alone.
         let in_lines = packets.is_multiple_of(LINE) && packets < 3 * wave;
-        if !(even || in_lines) || self.elements_per_multiprocessor() < LEAST {
+        let tiles = all.div_ceil(wave);
+        if !(even || in_lines) || tiles < LEAST_TILES || self.elements_per_multiprocessor() < LEAST {
             return None;
         }
-        let tiles = all.div_ceil(wave);
+        let sums = self.sums_per_channel();
+        let wave_shared = 2 * STAGES * PACKET * self.facts.wave_size + sums as u32 * 4;
+        let block_shared = BLOCKS.threads / self.facts.wave_size * wave_shared + SHARED_RESERVED;
+        let fits =
+            |threads: &u32| threads / BLOCKS.threads * block_shared < self.facts.shared_per_multiprocessor;
         let Shares { resident_threads, waves, threads, group_channels, channel_groups, parts, .. } =
             tiles::shares(&tiles::Walk {
-                blocks: BLOCKS,
+                blocks: FirstBlocks { more_threads: BLOCKS.more_threads.filter(fits), ..BLOCKS },
                 multiprocessors: u64::from(self.facts.multiprocessors),
                 wave,
                 dim: dim as u64,
@@ -56,8 +61,6 @@ impl Planner<'_> {
             });
         let piece = tiles.div_ceil(waves * parts) * wave;
         let parts = all.div_ceil(piece).div_ceil(waves);
-        let block_waves = threads / self.facts.wave_size;
-        let sums = self.sums_per_channel();
         Some(Launch {
             kernel: &FLAT_FIRST,
             tile: Constants::new("Tile")
@@ -73,7 +76,7 @@ impl Planner<'_> {
             joins: false,
             keeps_together: false,
             // What blocks of a channel tell each other with, besides.
-            shared_bytes: block_waves * (2 * STAGES * PACKET * self.facts.wave_size + sums as u32 * 4) + 4,
+            shared_bytes: threads / self.facts.wave_size * wave_shared + 4,
             sums: group_channels * sums,
             channel_groups: u32::try_from(channel_groups).ok()?,
             parts: u32::try_from(parts).ok()?,

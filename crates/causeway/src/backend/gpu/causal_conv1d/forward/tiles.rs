@@ -16,13 +16,10 @@ pub(super) struct LastTile {
 }
 
 impl LastTile {
-    /// The same for rows of 16 bytes and less. Threads side by side have rows as far apart as each of them has positions: with eight, every
-    /// one of a wave's requests is for another line of memory.
+    /// The same where rows are 16 bytes apart or less, in blocks of twice as many threads, of which half as many are resident. With eight
+    /// positions a thread, lanes side by side would read other lines of 128 bytes each.
     pub fn of_narrow_rows(self) -> Self {
-        match self.rows {
-            8 => LastTile { rows: 4, threads: 2 * self.threads, resident: self.resident / 2, ..self },
-            _ => self,
-        }
+        LastTile { rows: 4, threads: 2 * self.threads, ..self }
     }
 }
 
