@@ -29,7 +29,6 @@ struct Storage {
 }
 
 /// Who else holds a storage.
-#[derive(PartialEq, Eq)]
 enum Held {
     /// A tensor (and so views, arrays and what autograd has saved), or a name in Python.
     Here,

@@ -2,14 +2,11 @@
 //! of all rows of a channel, one row behind the other.
 
 use super::super::{Constants, PACKET, kernel, weight_access};
-use super::tiles::{self, FirstBlocks, Pace, SHARED_RESERVED, Shares};
+use super::tiles::{self, FirstBlocks, Pace, Shares};
 use super::{BackwardArguments, Launch, Planner};
 use crate::causal_conv1d::Sizes;
 
 kernel!(FLAT_FIRST, "backward_flat_first", "backward_flat_first", BackwardArguments);
-
-/// Tiles in a wave's ring.
-const STAGES: u32 = 4;
 
 /// Elements of x for each multiprocessor below which neither this kernel nor the others are always faster.
 const LEAST: u64 = 16 << 10;
@@ -42,14 +39,9 @@ impl Planner<'_> {
         if !(even || in_lines) || tiles < LEAST_TILES || self.elements_per_multiprocessor() < LEAST {
             return None;
         }
-        let sums = self.sums_per_channel();
-        let wave_shared = 2 * STAGES * PACKET * self.facts.wave_size + sums as u32 * 4;
-        let block_shared = BLOCKS.threads / self.facts.wave_size * wave_shared + SHARED_RESERVED;
-        let fits =
-            |threads: &u32| threads / BLOCKS.threads * block_shared < self.facts.shared_per_multiprocessor;
         let Shares { resident_threads, waves, threads, group_channels, channel_groups, parts, .. } =
             tiles::shares(&tiles::Walk {
-                blocks: FirstBlocks { more_threads: BLOCKS.more_threads.filter(fits), ..BLOCKS },
+                blocks: self.blocks_that_fit(BLOCKS),
                 multiprocessors: u64::from(self.facts.multiprocessors),
                 wave,
                 dim: dim as u64,
@@ -76,8 +68,8 @@ impl Planner<'_> {
             joins: false,
             keeps_together: false,
             // What blocks of a channel tell each other with, besides.
-            shared_bytes: threads / self.facts.wave_size * wave_shared + 4,
-            sums: group_channels * sums,
+            shared_bytes: threads / self.facts.wave_size * self.shared_bytes_of_wave() + 4,
+            sums: group_channels * self.sums_per_channel(),
             channel_groups: u32::try_from(channel_groups).ok()?,
             parts: u32::try_from(parts).ok()?,
             pieces: u32::try_from(packets).ok()?,

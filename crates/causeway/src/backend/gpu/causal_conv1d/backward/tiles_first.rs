@@ -67,12 +67,8 @@ impl Planner<'_> {
             return None;
         }
         let multiprocessors = u64::from(self.facts.multiprocessors);
-        let block_shared =
-            BLOCKS.threads / self.facts.wave_size * self.shared_bytes_of_wave() + SHARED_RESERVED;
-        let fits =
-            |threads: &u32| threads / BLOCKS.threads * block_shared < self.facts.shared_per_multiprocessor;
         let Shares { resident_threads, waves, threads, parts, pieces, .. } = tiles::shares(&tiles::Walk {
-            blocks: FirstBlocks { more_threads: BLOCKS.more_threads.filter(fits), ..BLOCKS },
+            blocks: self.blocks_that_fit(BLOCKS),
             multiprocessors,
             wave: u64::from(self.facts.wave_size),
             dim: dim as u64,
@@ -112,7 +108,15 @@ impl Planner<'_> {
         u64::from(PACKET * self.facts.wave_size)
     }
 
-    fn shared_bytes_of_wave(&self) -> u32 {
+    /// Blocks of waves with a ring each, with more of them on a multiprocessor only where its shared memory has room for them.
+    pub(super) fn blocks_that_fit(&self, blocks: FirstBlocks) -> FirstBlocks {
+        let block = blocks.threads / self.facts.wave_size * self.shared_bytes_of_wave() + SHARED_RESERVED;
+        let fits = |threads: &u32| threads / blocks.threads * block < self.facts.shared_per_multiprocessor;
+        FirstBlocks { more_threads: blocks.more_threads.filter(fits), ..blocks }
+    }
+
+    /// Of x and dy in a wave's ring, and its sums.
+    pub(super) fn shared_bytes_of_wave(&self) -> u32 {
         2 * STAGES * PACKET * self.facts.wave_size + self.sums_per_channel() as u32 * 4
     }
 
