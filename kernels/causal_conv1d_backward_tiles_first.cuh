@@ -11,7 +11,8 @@
 // round at its ends. The halo of g, width-1 gradients to the right of a packet, moves by shuffles; that of a tile is kept from the
 // tile walked before. Where a piece ends inside its row, width-1 lanes compute one gradient each.
 //
-// A piece is whole steps of two or four tiles. Those that reach behind the row are walked tile by tile.
+// A piece is whole steps of two or four tiles. Those that reach behind the row are walked tile by tile. Tiles begin with a sector of 32 bytes:
+// those of a row that begins inside one have nothing for their first lane there.
 //
 // Cost per element: x, dy and dx once. Instructions with SiLU: the 24.5 of channel-last, and 3 shuffles, 3 selects and 10 to 20
 // for addresses and loop, divided by COUNT, the positions of a packet.
@@ -29,6 +30,7 @@ namespace causal_conv1d {
 //       static constexpr bool split;              there are several parts
 //       static constexpr bool whole_rows;         a row is one piece
 //       static constexpr bool full;               no piece reaches behind its row
+//       static constexpr bool shifted;            rows are an odd number of packets, and begin or end inside a sector
 //       static constexpr bool one_step;           a piece is one step of the walk
 //       static constexpr int unroll;              tiles of a step, 2 or 4
 //       static constexpr int weight_bytes;        see load_parameters
@@ -40,7 +42,7 @@ template <class Problem, class Tile> class TilesFirstBackward {
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, COUNT = ELEMENTS<X, 16>, SIZE = sizeof(X);
     // Tiles in the ring, and of a step.
     static constexpr int STAGES = 4, UNROLL = Tile::unroll;
-    static constexpr bool WHOLE_ROWS = Tile::whole_rows, FULL = Tile::full, ONE_STEP = Tile::one_step;
+    static constexpr bool WHOLE_ROWS = Tile::whole_rows, FULL = Tile::full, ONE_STEP = Tile::one_step, SHIFTED = Tile::shifted;
     static constexpr int HALO_BYTES = HALO * SIZE <= 4 ? 4 : HALO * SIZE <= 8 ? 8 : 16;
     static constexpr u32 TILE_BYTES = WAVE_SIZE * 16, RING = STAGES * TILE_BYTES;
     static constexpr i32 STEP_BYTES = UNROLL * (i32)TILE_BYTES;
@@ -49,6 +51,7 @@ template <class Problem, class Tile> class TilesFirstBackward {
     static_assert(!Problem::initial_states && !Problem::dinitial_states && !Problem::dfinal_states, "plain rows");
     static_assert(HALO <= COUNT, "near neighbours");
     static_assert(UNROLL == 4 || UNROLL == 2, "a step is the ring, or half of it");
+    static_assert(!FULL || !SHIFTED, "a row that begins inside a sector reaches behind its tiles");
 
 public:
     CAUSEWAY_DEVICE explicit TilesFirstBackward(const BackwardArguments& a) : a(a) {}
@@ -67,6 +70,7 @@ private:
     // Where the lane's packet of a piece's last step begins, in the tile that is first in memory.
     struct Place {
         i32 entry;
+        i32 lead;  // bytes from the row's first tile to its begin: 0 or a packet
         i32 at;    // bytes from the row's begin
         i32 rest;  // bytes from there to the row's end; 0 or less behind it
     };
@@ -95,7 +99,7 @@ private:
         for (i32 job = walker; job < jobs; job += job_step()) {
             const Place place = last_step(job);
             dx = (char*)address(a.dx, place);
-            enter(job);
+            enter(place, job);
             left_over = (i32)a.piece;
             // Steps that reach behind the row. All but the last one lie behind it as a whole.
             for (i32 rest = place.rest; !FULL && rest < STEP_BYTES - lane * 16; rest += STEP_BYTES) {
@@ -123,10 +127,11 @@ private:
         fetch_dy = address(a.dy, place);
     }
 
-    // Fetches tile `slot` of a step into the stage at `to`: zeros behind the row, and when there are no more pieces.
+    // Fetches tile `slot` of a step into the stage at `to`: zeros outside of the row, and when there are no more pieces.
     CAUSEWAY_DEVICE void fetch(u32 to, int slot) {
         const i32 offset = (UNROLL - 1 - slot) * (i32)TILE_BYTES;
-        const bool valid = fetch_job < jobs && (FULL || offset < fetch_rest);
+        bool valid = fetch_job < jobs && (FULL || offset < fetch_rest);
+        if (SHIFTED && slot == UNROLL - 1) valid = valid && fetch_rest <= (i32)a.seqlen * SIZE;
         async_copy<16>(to, fetch_x + offset, valid);
         async_copy<16>(to + RING, fetch_dy + offset, valid);
         async_commit();
@@ -167,7 +172,8 @@ private:
         Place place;
         place.entry = WHOLE_ROWS ? job : (i32)quotient((u32)job, a.pieces_divisor);
         const i32 end = (WHOLE_ROWS ? 1 : job - place.entry * (i32)a.pieces + 1) * (i32)a.piece;
-        place.at = end * SIZE - STEP_BYTES + lane * 16;
+        place.lead = SHIFTED ? (i32)((u64)start(a.x, place.entry) % 32) : 0;
+        place.at = end * SIZE - STEP_BYTES + lane * 16 - place.lead;
         place.rest = (i32)a.seqlen * SIZE - place.at;
         return place;
     }
@@ -181,17 +187,18 @@ private:
     }
 
     // Loads the halos on both sides of a piece; zeros where the row ends.
-    CAUSEWAY_DEVICE void enter(i32 job) {
+    CAUSEWAY_DEVICE void enter(const Place& place, i32 job) {
 #pragma unroll
         for (int i = 0; i < HALO; ++i) right[i] = 0.0f;
         left = zero_packet<HALO_BYTES>();
+        if constexpr (SHIFTED) is_before = lane * 16 < place.lead && (WHOLE_ROWS || job == place.entry * (i32)a.pieces);
         if constexpr (!WHOLE_ROWS && HALO > 0) {
-            const i32 entry = (i32)quotient((u32)job, a.pieces_divisor), piece = job - entry * (i32)a.pieces;
-            const i32 begin = piece * (i32)a.piece, end = begin + (i32)a.piece;
-            if (piece > 0) left = load<HALO_BYTES>(start(a.x, entry) + (i64)begin * SIZE - HALO_BYTES);
+            const i32 piece = job - place.entry * (i32)a.pieces;
+            const i32 begin = piece * (i32)a.piece - place.lead / SIZE, end = begin + (i32)a.piece;
+            if (piece > 0) left = load<HALO_BYTES>(start(a.x, place.entry) + (i64)begin * SIZE - HALO_BYTES);
             if (piece + 1 < (i32)a.pieces) {
                 float g = 0.0f;
-                if (lane < HALO) g = edge_gradient(entry, end + lane);
+                if (lane < HALO) g = edge_gradient(place.entry, end + lane);
 #pragma unroll
                 for (int i = 0; i < HALO; ++i) right[i] = shuffle(g, i);
             }
@@ -259,7 +266,7 @@ private:
 #pragma unroll
             for (int j = 1; j < WIDTH; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
         }
-        if (!Masked || inside) store(dx, pack<X, 16>(out));
+        if ((!Masked || inside) && !(SHIFTED && is_first && is_before)) store(dx, pack<X, 16>(out));
     }
 
     const BackwardArguments& a;
@@ -273,6 +280,7 @@ private:
     char* dx;
     i32 left_over;
     float weight[WIDTH], bias, sums[WIDTH + 1];
+    bool is_before;               // the lane's packet of the piece's first tile lies before the row
     float right[HALO + 1];        // g to the right of the tile
     Packet<HALO_BYTES> left;   // x to the left of the piece
 };

@@ -12,8 +12,7 @@ kernel!(FLAT_FIRST, "backward_flat_first", "backward_flat_first", BackwardArgume
 const LEAST: u64 = 16 << 10;
 
 impl Planner<'_> {
-    /// Short rows of whole packets: a power of two of them, or whole lines of 128 bytes. Where a tile begins at any packet of a row, memory
-    /// has measured slower. `bytes`: the packets that all rows begin with.
+    /// Short rows of whole packets. `bytes`: the packets that all rows begin with.
     pub(super) fn flat_first(&self, bytes: Option<u32>) -> Option<Launch> {
         const BLOCKS: FirstBlocks = FirstBlocks {
             threads: 128,
@@ -23,26 +22,37 @@ impl Planner<'_> {
             least_waves: 1,
             pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
         };
-        /// Packets of a line of memory, and the fewest of a row.
+        /// Packets of a line of memory.
         const LINE: u64 = 8;
+        /// Fewest packets of a row that divides a tile, and of one that does not.
         const FEWEST: u64 = 4;
+        const FEWEST_OF_OTHERS: u64 = 12;
         /// Tiles of a run that is worth a block's start.
         const LEAST_TILES: u64 = 4;
         let Sizes { batch, dim, .. } = *self.sizes;
         let wave = u64::from(self.facts.wave_size);
+        let multiprocessors = u64::from(self.facts.multiprocessors);
         let packets = self.bytes_of_tiled_row(bytes)? / u64::from(PACKET);
-        let all = packets.checked_mul(batch as u64).filter(|&all| all <= i32::MAX as u64 / 2)?;
         let even = packets >= FEWEST && wave.is_multiple_of(packets);
-        // From three tiles on, those of a row are worth walking alone.
-        let in_lines = packets.is_multiple_of(LINE) && packets < 3 * wave;
+        let all = packets.checked_mul(batch as u64).filter(|&all| all <= i32::MAX as u64 / 2)?;
         let tiles = all.div_ceil(wave);
-        if !(even || in_lines) || tiles < LEAST_TILES || self.elements_per_multiprocessor() < LEAST {
+        // From three tiles on, those of a row are worth walking alone.
+        let is_short = packets < 3 * wave;
+        let in_lines = is_short && packets.is_multiple_of(LINE);
+        // Tiles that begin anywhere in a line are slower: runs have to be long, and channels many.
+        let others = is_short
+            && packets >= FEWEST_OF_OTHERS
+            && tiles > 2 * LEAST_TILES
+            && dim as u64 >= 4 * multiprocessors
+            && self.elements_per_multiprocessor() >= 2 * LEAST;
+        if !(even || in_lines || others) || tiles < LEAST_TILES || self.elements_per_multiprocessor() < LEAST
+        {
             return None;
         }
         let Shares { resident_threads, waves, threads, group_channels, channel_groups, parts, .. } =
             tiles::shares(&tiles::Walk {
                 blocks: self.blocks_that_fit(BLOCKS),
-                multiprocessors: u64::from(self.facts.multiprocessors),
+                multiprocessors,
                 wave,
                 dim: dim as u64,
                 // All rows of a channel are one.

@@ -11,6 +11,9 @@ kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", BackwardArg
 /// Tiles in a wave's ring.
 const STAGES: u32 = 4;
 
+/// Bytes of a sector of memory.
+const SECTOR: u64 = 32;
+
 /// How rows are shared out.
 struct Cut {
     /// Of a block.
@@ -55,20 +58,32 @@ impl Planner<'_> {
             least_waves: 1,
             pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
         };
+        /// Of large calls of many rows: those of the walk. Blocks that run in many rounds do not stay in step, so the last round is as short as its
+        /// blocks are few.
+        const BLOCKS_OF_LARGE: FirstBlocks = FirstBlocks {
+            resident_threads: 640,
+            more_threads: None,
+            pace: Pace { start: 20, sums: 20, sum: 3, crowding: 0, last_is_full: false },
+            ..BLOCKS
+        };
+        /// Tiles and rows for each multiprocessor that such calls have.
+        const LARGE: u64 = 600;
+        const MANY_ROWS: u64 = 12;
         /// Fewest tiles of a piece, where rows are cut.
         const LEAST_TILES: u64 = 8;
         /// Fewest tiles of a row. With fewer, the last one, which is slower, is too large a part.
         const LEAST: u64 = 5;
-        /// Tiles of a multiprocessor above which whole rows take as long in a walk, or less.
-        const WALKED_ABOVE: u64 = 1000;
         let Sizes { batch, dim, .. } = *self.sizes;
         let tiles = self.bytes_of_tiled_row(bytes)?.div_ceil(self.tile_bytes());
         if tiles < LEAST {
             return None;
         }
         let multiprocessors = u64::from(self.facts.multiprocessors);
+        let rows = (batch as u64).saturating_mul(dim as u64);
+        let is_large =
+            rows.saturating_mul(tiles) > LARGE * multiprocessors && rows > MANY_ROWS * multiprocessors;
         let Shares { resident_threads, waves, threads, parts, pieces, .. } = tiles::shares(&tiles::Walk {
-            blocks: self.blocks_that_fit(BLOCKS),
+            blocks: self.blocks_that_fit(if is_large { BLOCKS_OF_LARGE } else { BLOCKS }),
             multiprocessors,
             wave: u64::from(self.facts.wave_size),
             dim: dim as u64,
@@ -77,12 +92,6 @@ impl Planner<'_> {
             tiles,
             most_pieces: (tiles / LEAST_TILES).max(1),
         });
-        if pieces == 1
-            && (batch as u64).saturating_mul(dim as u64).saturating_mul(tiles)
-                > WALKED_ABOVE * multiprocessors
-        {
-            return None;
-        }
         let each = tiles.div_ceil(pieces);
         // Steps of four tiles where the empty ones behind a row are few.
         let each = each.next_multiple_of(if each >= 16 { 4 } else { 2 });
@@ -128,6 +137,8 @@ impl Planner<'_> {
         let unroll = if each.is_multiple_of(4) { 4 } else { 2 };
         let piece = each * self.tile_bytes() / u64::from(self.element());
         let pieces = tiles.div_ceil(each);
+        // Rows of an odd number of packets: every other one begins inside a sector. With the lane that is empty then, they are still as many tiles.
+        let shifted = !(self.sizes.seqlen as u64 * u64::from(self.element())).is_multiple_of(SECTOR);
         // What blocks of a channel tell each other with, besides.
         let shared = block_waves * self.shared_bytes_of_wave() + 4;
         Some(Launch {
@@ -138,6 +149,7 @@ impl Planner<'_> {
                 .flag("split", parts > 1)
                 .flag("whole_rows", pieces == 1)
                 .flag("full", (self.sizes.seqlen as u64).is_multiple_of(piece))
+                .flag("shifted", shifted)
                 .flag("one_step", each == unroll)
                 .int("unroll", unroll)
                 .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
