@@ -1,11 +1,16 @@
 //! The npz format: a zip archive of `.npy` arrays, stored or deflated.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::sync::{Mutex, PoisonError};
 
-use zip::result::ZipError;
-use zip::write::SimpleFileOptions;
-use zip::{CompressionMethod, ZipArchive, ZipWriter};
+use flate2::bufread::DeflateDecoder;
+use flate2::{CrcReader, CrcWriter};
+use rawzip::path::EntryPath;
+use rawzip::{
+    CompressionMethod, DataDescriptorOutput, ErrorKind, RECOMMENDED_BUFFER_SIZE, ReaderAt, ZipArchive,
+    ZipArchiveEntryWayfinder, ZipArchiveWriter, ZipLocator,
+};
 
 use super::entry::swap_bytes;
 use super::error::{FileCause, FileError};
@@ -23,9 +28,30 @@ const EXPANSION_PER_BYTE: u64 = 64;
 /// An archive whose members are known to be distinct, disjoint and of a reasonable size.
 #[derive(Debug)]
 pub(super) struct Npz<R> {
-    archive: ZipArchive<R>,
-    /// Index of each array, by its name without `.npy`.
-    members: BTreeMap<String, usize>,
+    archive: ZipArchive<Seeking<R>>,
+    /// Each array, by its name without `.npy`.
+    members: BTreeMap<String, Member>,
+}
+
+/// A reader that seeks before each read.
+#[derive(Debug)]
+struct Seeking<R>(Mutex<R>);
+
+impl<R: Read + Seek> ReaderAt for Seeking<R> {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut reader = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        reader.seek(SeekFrom::Start(offset))?;
+        reader.read(buffer)
+    }
+}
+
+/// Where an array lies, and what the central directory says about it.
+#[derive(Debug, Clone, Copy)]
+struct Member {
+    place: ZipArchiveEntryWayfinder,
+    is_deflated: bool,
+    size: u64,
+    checksum: u32,
 }
 
 impl<R: Read + Seek> Npz<R> {
@@ -33,38 +59,61 @@ impl<R: Read + Seek> Npz<R> {
     pub fn open(mut reader: R, file: &str) -> Result<Self, FileError> {
         let fail = |cause: FileCause| cause.in_file(file);
         let length = reader.seek(SeekFrom::End(0)).map_err(|e| fail(e.into()))?;
-        let mut archive = ZipArchive::new(reader).map_err(|e| fail(e.into()))?;
-        if archive.has_overlapping_entries().map_err(|e| fail(e.into()))? {
-            return Err(fail(FileCause::MembersOverlap));
-        }
+        let mut buffer = vec![0; RECOMMENDED_BUFFER_SIZE];
+        let archive = ZipLocator::new().locate_in_reader(Seeking(Mutex::new(reader)), &mut buffer, length);
+        let archive = archive.map_err(|(_, e)| fail(e.into()))?;
         let mut members = BTreeMap::new();
+        let mut places = Vec::new();
         let mut expanded = 0u64;
         let limit = EXPANSION_FLOOR.saturating_add(length.saturating_mul(EXPANSION_PER_BYTE));
-        for index in 0..archive.len() {
-            let member = archive.by_index_raw(index).map_err(|e| fail(e.into()))?;
-            let shown = String::from_utf8_lossy(member.name_raw()).into_owned();
+        let mut entries = archive.entries(&mut buffer);
+        while let Some(entry) = entries.next_entry().map_err(|e| fail(e.into()))? {
+            let raw_name = entry.file_path();
+            let shown = String::from_utf8_lossy(raw_name.as_bytes()).into_owned();
             let refuse = |cause: FileCause| cause.in_tensor(file, &shown);
-            let name = str::from_utf8(member.name_raw())
+            let name = str::from_utf8(raw_name.as_bytes())
                 .map_err(|_| refuse(FileCause::Header("the name is not UTF-8".to_string())))?;
             let name = name.strip_suffix(".npy").ok_or_else(|| refuse(FileCause::NotAnArray))?;
-            let (claimed, compressed) = (member.size(), member.compressed_size());
-            let member_limit = match member.compression() {
-                CompressionMethod::Stored => compressed,
-                _ => {
+            if entry.flags().is_encrypted() {
+                return Err(refuse(FileCause::Archive("a member is encrypted".to_string())));
+            }
+            let (claimed, compressed) = (entry.uncompressed_size_hint(), entry.compressed_size_hint());
+            let member_limit = match entry.compression_method() {
+                CompressionMethod::STORE => compressed,
+                CompressionMethod::DEFLATE => {
                     expanded = expanded.saturating_add(claimed);
                     compressed.saturating_mul(MAX_DEFLATE_RATIO).min(limit)
+                }
+                _ => {
+                    return Err(refuse(FileCause::Archive(
+                        "a member is neither stored nor deflated".to_string(),
+                    )));
                 }
             };
             if claimed > member_limit || expanded > limit {
                 return Err(refuse(FileCause::Expansion { claimed, compressed, limit: member_limit }));
             }
-            if members.insert(name.to_string(), index).is_some() {
+            let member = Member {
+                place: entry.wayfinder(),
+                is_deflated: entry.compression_method() == CompressionMethod::DEFLATE,
+                size: claimed,
+                checksum: entry.crc32(),
+            };
+            if members.insert(name.to_string(), member).is_some() {
                 return Err(FileCause::DuplicateName.in_tensor(file, name));
             }
+            let data = archive.get_entry(entry.wayfinder()).map_err(|e| fail(e.into()))?;
+            places.push((entry.local_header_offset(), data.compressed_data_range().1));
         }
-        // The archive keeps the last of several members with one name, so they cannot be seen above.
-        if archive.has_duplicate_names() {
-            return Err(fail(FileCause::Archive("two members have the same name".to_string())));
+        if members.len() as u64 != archive.entries_hint() {
+            return Err(fail(FileCause::Archive(
+                "its directory has not as many members as it says".to_string(),
+            )));
+        }
+        // Local headers and their data.
+        places.sort_unstable();
+        if places.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+            return Err(fail(FileCause::MembersOverlap));
         }
         Ok(Npz { archive, members })
     }
@@ -74,32 +123,41 @@ impl<R: Read + Seek> Npz<R> {
     }
 
     /// Reads one array; `None` when there is none of that name.
-    pub fn read(&mut self, name: &str) -> Option<Result<HostTensor, FileCause>> {
-        let index = *self.members.get(name)?;
-        Some(self.read_member(index))
+    pub fn read(&self, name: &str) -> Option<Result<HostTensor, FileCause>> {
+        self.members.get(name).map(|member| self.read_member(member))
     }
 
-    fn read_member(&mut self, index: usize) -> Result<HostTensor, FileCause> {
-        let mut member = self.archive.by_index(index)?;
-        let size = member.size();
-        let header = npy::read_header(&mut member)?;
-        let needed = header.entry.byte_count();
-        // The directory's size was checked against the file, so it bounds what the header may ask for.
-        if header.length.checked_add(needed) != Some(size) {
-            return Err(FileCause::SizeMismatch {
-                dtype: header.entry.dtype,
-                shape: header.entry.shape_text(),
-                needed,
-                found: size.saturating_sub(header.length),
-            });
+    fn read_member(&self, member: &Member) -> Result<HostTensor, FileCause> {
+        let stored = BufReader::new(self.archive.get_entry(member.place)?.reader());
+        if member.is_deflated {
+            read_array(DeflateDecoder::new(stored), member)
+        } else {
+            read_array(stored, member)
         }
-        let tensor = read_elements(&mut member, &header)?;
-        // Reading to the end makes the archive compare its checksum.
-        if member.read(&mut [0])? != 0 {
-            return Err(FileCause::TrailingBytes { extra: 1 });
-        }
-        Ok(tensor)
     }
+}
+
+fn read_array(reader: impl Read, member: &Member) -> Result<HostTensor, FileCause> {
+    let mut reader = CrcReader::new(reader);
+    let header = npy::read_header(&mut reader)?;
+    let needed = header.entry.byte_count();
+    // The directory's size was checked against the file, so it bounds what the header may ask for.
+    if header.length.checked_add(needed) != Some(member.size) {
+        return Err(FileCause::SizeMismatch {
+            dtype: header.entry.dtype,
+            shape: header.entry.shape_text(),
+            needed,
+            found: member.size.saturating_sub(header.length),
+        });
+    }
+    let tensor = read_elements(&mut reader, &header)?;
+    if reader.read(&mut [0])? != 0 {
+        return Err(FileCause::TrailingBytes { extra: 1 });
+    }
+    if reader.crc().sum() != member.checksum {
+        return Err(FileCause::Damaged("its checksum is another one than the archive says".to_string()));
+    }
+    Ok(tensor)
 }
 
 fn read_elements<R: Read>(reader: &mut R, header: &NpyHeader) -> Result<HostTensor, FileCause> {
@@ -119,25 +177,27 @@ fn read_elements<R: Read>(reader: &mut R, header: &NpyHeader) -> Result<HostTens
 }
 
 /// Writes a whole archive, members stored as NumPy's `savez` does, with no time stamps.
-pub(super) fn write_image<W: Write + Seek>(writer: W, tensors: &[(&str, &HostTensor)]) -> io::Result<()> {
-    let mut archive = ZipWriter::new(writer);
+pub(super) fn write_image<W: Write>(writer: W, tensors: &[(&str, &HostTensor)]) -> io::Result<()> {
+    let mut archive = ZipArchiveWriter::new(writer);
     for (name, tensor) in tensors {
         let header = npy::write_header(tensor.dtype(), tensor.shape());
         let size = header.len() + tensor.element_count() * tensor.dtype().size();
-        let options = SimpleFileOptions::default()
-            .compression_method(CompressionMethod::Stored)
-            .large_file(u32::try_from(size).is_err());
-        archive.start_file(format!("{name}.npy"), options)?;
-        archive.write_all(&header)?;
-        super::write_elements(&mut archive, tensor)?;
+        let path = EntryPath::verbatim(format!("{name}.npy").into_bytes());
+        let (mut member, _) =
+            archive.new_file(path).unix_permissions(0o644).start().map_err(io::Error::other)?;
+        let mut checked = CrcWriter::new(&mut member);
+        checked.write_all(&header)?;
+        super::write_elements(&mut checked, tensor)?;
+        let checksum = checked.crc().sum();
+        member.finish(DataDescriptorOutput::new(checksum, size as u64)).map_err(io::Error::other)?;
     }
-    archive.finish()?.flush()
+    archive.finish().map_err(io::Error::other)?.flush()
 }
 
-impl From<ZipError> for FileCause {
-    fn from(error: ZipError) -> Self {
-        match error {
-            ZipError::Io(error) => error.into(),
+impl From<rawzip::Error> for FileCause {
+    fn from(error: rawzip::Error) -> Self {
+        match error.into_kind() {
+            ErrorKind::IO(error) => error.into(),
             other => FileCause::Archive(other.to_string()),
         }
     }

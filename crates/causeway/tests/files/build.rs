@@ -3,8 +3,9 @@
 use std::io::{Cursor, Write};
 
 use causeway::files::{FileError, Format, TensorFile};
-use zip::write::SimpleFileOptions;
-use zip::{CompressionMethod, ZipWriter};
+use flate2::Compression;
+use flate2::write::DeflateEncoder;
+use rawzip::{CompressionMethod, ZipArchiveWriter};
 
 /// A safetensors image of this header text and these data bytes.
 pub fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
@@ -30,13 +31,23 @@ pub fn array(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
 
 /// An archive with these members.
 pub fn archive(members: &[(&str, Vec<u8>)], method: CompressionMethod) -> Vec<u8> {
-    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+    let mut archive = ZipArchiveWriter::new(Vec::new());
     for (name, bytes) in members {
-        let options = SimpleFileOptions::default().compression_method(method);
-        writer.start_file(*name, options).unwrap();
-        writer.write_all(bytes).unwrap();
+        let (mut member, data) = archive.new_file(*name).compression_method(method).start().unwrap();
+        let descriptor = if method == CompressionMethod::STORE {
+            let mut writer = data.wrap(&mut member);
+            writer.write_all(bytes).unwrap();
+            writer.finish().unwrap().1
+        } else {
+            let mut writer = data.wrap(DeflateEncoder::new(&mut member, Compression::default()));
+            writer.write_all(bytes).unwrap();
+            let (encoder, descriptor) = writer.finish().unwrap();
+            encoder.finish().unwrap();
+            descriptor
+        };
+        member.finish(descriptor).unwrap();
     }
-    writer.finish().unwrap().into_inner()
+    archive.finish().unwrap()
 }
 
 /// Opens an image and reads every tensor in it, as a caller would.

@@ -1,15 +1,17 @@
 //! npz files that lie.
 
 use causeway::files::Format;
-use zip::CompressionMethod::{Deflated, Stored};
+use rawzip::CompressionMethod;
 
 use crate::build::{archive, array, npy, patch, patch_all, read_all, refused};
 
 const FORMAT: Format = Format::Npz;
+const STORED: CompressionMethod = CompressionMethod::STORE;
+const DEFLATED: CompressionMethod = CompressionMethod::DEFLATE;
 
 /// An archive of one member, `x.npy`.
 fn one(member: Vec<u8>) -> Vec<u8> {
-    archive(&[("x.npy", member)], Stored)
+    archive(&[("x.npy", member)], STORED)
 }
 
 #[test]
@@ -47,10 +49,10 @@ fn each_unusable_array_has_its_sentence() {
 #[test]
 fn members_that_are_no_arrays_are_refused() {
     let member = array("<f4", "(1,)", &[0; 4]);
-    refused(&archive(&[("x.txt", member.clone())], Stored), FORMAT, "not a .npy member");
-    let image = archive(&[("x.npy", member.clone()), ("y.npy", member.clone())], Stored);
+    refused(&archive(&[("x.txt", member.clone())], STORED), FORMAT, "not a .npy member");
+    let image = archive(&[("x.npy", member.clone()), ("y.npy", member.clone())], STORED);
     let renamed = patch_all(&image, b"y.npy", b"x.npy");
-    refused(&renamed, FORMAT, "same name");
+    refused(&renamed, FORMAT, "occurs twice");
     let not_utf8 = patch_all(&one(member), b"x.npy", b"\xff.npy");
     refused(&not_utf8, FORMAT, "not UTF-8");
     refused(b"PK", FORMAT, "not a readable npz archive");
@@ -77,7 +79,7 @@ fn sizes_that_deflate_cannot_reach_are_refused_before_they_are_allocated() {
     // 10 GB of f32 zeros, says the array; 10 GB, says the directory; a few dozen bytes, says the file.
     let claimed = 2_500_000_000u64;
     let member = array("<f4", &format!("({claimed},)"), &[0; 64]);
-    let mut image = archive(&[("x.npy", member)], Deflated);
+    let mut image = archive(&[("x.npy", member)], DEFLATED);
     let at = directory(&image);
     image[at + 24..at + 28].copy_from_slice(&4_000_000_000u32.to_le_bytes());
     refused(&image, FORMAT, "claims 4000000000 bytes");
@@ -89,9 +91,9 @@ fn a_bomb_that_is_true_to_its_claims_is_refused() {
     let member = array("<f4", "(524288,)", &[0; 2 << 20]);
     let names: Vec<String> = (0..600).map(|i| format!("x{i}.npy")).collect();
     let members: Vec<_> = names.iter().map(|name| (name.as_str(), member.clone())).collect();
-    let image = archive(&members, Deflated);
+    let image = archive(&members, DEFLATED);
     assert!(image.len() < 3 << 20);
-    let few = archive(&members[..2], Deflated);
+    let few = archive(&members[..2], DEFLATED);
     assert_eq!(read_all(&few, FORMAT).unwrap().len(), 2, "real arrays of zeros are no bombs");
     refused(&image, FORMAT, "at most");
 }
@@ -99,16 +101,39 @@ fn a_bomb_that_is_true_to_its_claims_is_refused() {
 #[test]
 fn a_size_smaller_than_the_data_is_refused() {
     let member = array("<f4", "(64,)", &[7; 256]);
-    let mut image = archive(&[("x.npy", member)], Deflated);
+    let mut image = archive(&[("x.npy", member)], DEFLATED);
     let at = directory(&image);
     image[at + 24..at + 28].copy_from_slice(&10u32.to_le_bytes());
-    refused(&image, FORMAT, "is damaged");
+    refused(&image, FORMAT, "needs 256 bytes, but the file gives it 0");
+}
+
+#[test]
+fn a_member_that_cannot_be_decoded_is_refused() {
+    let image = one(array("<f4", "(2,)", &[3; 8]));
+    let at = directory(&image);
+    let mut encrypted = image.clone();
+    encrypted[at + 8] |= 1;
+    refused(&encrypted, FORMAT, "is encrypted");
+    let mut method = image.clone();
+    method[at + 10] = 12;
+    refused(&method, FORMAT, "neither stored nor deflated");
+}
+
+#[test]
+fn a_directory_that_is_shorter_than_it_says_is_refused() {
+    let image = one(array("<f4", "(2,)", &[3; 8]));
+    let end = image.len() - 22;
+    let mut image = image;
+    // Members on this disk, and in all.
+    image[end + 8] = 2;
+    image[end + 10] = 2;
+    refused(&image, FORMAT, "as many members");
 }
 
 #[test]
 fn overlapping_members_are_refused() {
     let member = array("<f4", "(2,)", &[3; 8]);
-    let image = archive(&[("x.npy", member.clone()), ("y.npy", member)], Stored);
+    let image = archive(&[("x.npy", member.clone()), ("y.npy", member)], STORED);
     // The second entry of the directory points at the first member's data.
     let at = directory(&image);
     let mut overlapping = image.clone();
@@ -119,7 +144,7 @@ fn overlapping_members_are_refused() {
 
 fn small_images() -> Vec<Vec<u8>> {
     let members = [("x.npy", array("<f4", "(2, 3)", &[1; 24])), ("n.npy", array("<i8", "(2,)", &[2; 16]))];
-    vec![archive(&members, Stored), archive(&members, Deflated)]
+    vec![archive(&members, STORED), archive(&members, DEFLATED)]
 }
 
 #[test]

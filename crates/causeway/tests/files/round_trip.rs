@@ -4,7 +4,7 @@ use std::io::Cursor;
 
 use causeway::files::{self, Format, Metadata, TensorFile};
 use causeway::{DType, HostTensor};
-use zip::CompressionMethod;
+use rawzip::CompressionMethod;
 
 use crate::build::{archive, array, npy, read_all};
 
@@ -88,7 +88,7 @@ fn npy_arrays_of_every_order_are_read() {
         ("fortran.npy", npy(fortran, &little)),
         ("little.npy", array("<f4", "(2, 3)", &little)),
     ];
-    for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
+    for method in [CompressionMethod::STORE, CompressionMethod::DEFLATE] {
         let read = read_all(&archive(&members, method), Format::Npz).unwrap();
         assert_eq!(read[0], ("big".to_string(), vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]));
         assert_eq!(read[1], ("fortran".to_string(), vec![0.0, 2.0, 4.0, 1.0, 3.0, 5.0]));
@@ -100,7 +100,7 @@ fn npy_arrays_of_every_order_are_read() {
 fn bfloat16_is_read_as_ml_dtypes_writes_it() {
     let data: Vec<u8> = [1.0f32, -0.5].iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
     for descr in ["<V2", "|V2"] {
-        let image = archive(&[("x.npy", array(descr, "(2,)", &data))], CompressionMethod::Stored);
+        let image = archive(&[("x.npy", array(descr, "(2,)", &data))], CompressionMethod::STORE);
         assert_eq!(read_all(&image, Format::Npz).unwrap()[0].1, [1.0, -0.5]);
     }
 }
