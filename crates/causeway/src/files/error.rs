@@ -155,8 +155,8 @@ pub enum FileCause {
     /// A member of an npz archive that is not an array.
     #[error("is not a .npy member: an npz archive holds arrays only")]
     NotAnArray,
-    /// Archive members that share bytes.
-    #[error("is an archive whose members overlap")]
+    /// Archive members that share bytes, with each other or with the directory.
+    #[error("is an archive whose members overlap, or reach into its directory")]
     MembersOverlap,
     /// Compressed data that claims, or would take, more memory than is reasonable.
     #[error("claims {claimed} bytes from {compressed} compressed ones: at most {limit} are expanded")]

@@ -6,10 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use flate2::bufread::DeflateDecoder;
 use flate2::{CrcReader, CrcWriter};
-use rawzip::path::EntryPath;
+use rawzip::path::{EntryPath, ZipFilePath};
+use rawzip::time::UtcDateTime;
 use rawzip::{
-    CompressionMethod, DataDescriptorOutput, ErrorKind, RECOMMENDED_BUFFER_SIZE, ReaderAt, ZipArchive,
-    ZipArchiveEntryWayfinder, ZipArchiveWriter, ZipLocator,
+    CompressionMethod, DataDescriptorOutput, ErrorKind, MAX_CENTRAL_DIRECTORY_RECORD_SIZE, ReaderAt,
+    ZipArchive, ZipArchiveEntryWayfinder, ZipArchiveWriter, ZipLocator,
 };
 
 use super::entry::swap_bytes;
@@ -59,11 +60,13 @@ impl<R: Read + Seek> Npz<R> {
     pub fn open(mut reader: R, file: &str) -> Result<Self, FileError> {
         let fail = |cause: FileCause| cause.in_file(file);
         let length = reader.seek(SeekFrom::End(0)).map_err(|e| fail(e.into()))?;
-        let mut buffer = vec![0; RECOMMENDED_BUFFER_SIZE];
+        let mut buffer = vec![0; MAX_CENTRAL_DIRECTORY_RECORD_SIZE];
         let archive = ZipLocator::new().locate_in_reader(Seeking(Mutex::new(reader)), &mut buffer, length);
         let archive = archive.map_err(|(_, e)| fail(e.into()))?;
         let mut members = BTreeMap::new();
-        let mut places = Vec::new();
+        // Where the directory lies, and local headers with their data.
+        let directory = archive.directory_offset();
+        let mut places = vec![(directory, length)];
         let mut expanded = 0u64;
         let limit = EXPANSION_FLOOR.saturating_add(length.saturating_mul(EXPANSION_PER_BYTE));
         let mut entries = archive.entries(&mut buffer);
@@ -75,7 +78,7 @@ impl<R: Read + Seek> Npz<R> {
                 .map_err(|_| refuse(FileCause::Header("the name is not UTF-8".to_string())))?;
             let name = name.strip_suffix(".npy").ok_or_else(|| refuse(FileCause::NotAnArray))?;
             if entry.flags().is_encrypted() {
-                return Err(refuse(FileCause::Archive("a member is encrypted".to_string())));
+                return Err(fail(FileCause::Archive(format!("member {shown:?} is encrypted"))));
             }
             let (claimed, compressed) = (entry.uncompressed_size_hint(), entry.compressed_size_hint());
             let member_limit = match entry.compression_method() {
@@ -85,9 +88,8 @@ impl<R: Read + Seek> Npz<R> {
                     compressed.saturating_mul(MAX_DEFLATE_RATIO).min(limit)
                 }
                 _ => {
-                    return Err(refuse(FileCause::Archive(
-                        "a member is neither stored nor deflated".to_string(),
-                    )));
+                    let cause = format!("member {shown:?} is neither stored nor deflated");
+                    return Err(fail(FileCause::Archive(cause)));
                 }
             };
             if claimed > member_limit || expanded > limit {
@@ -102,15 +104,18 @@ impl<R: Read + Seek> Npz<R> {
             if members.insert(name.to_string(), member).is_some() {
                 return Err(FileCause::DuplicateName.in_tensor(file, name));
             }
+            let begin = entry.local_header_offset();
+            if begin >= directory {
+                return Err(fail(FileCause::MembersOverlap));
+            }
             let data = archive.get_entry(entry.wayfinder()).map_err(|e| fail(e.into()))?;
-            places.push((entry.local_header_offset(), data.compressed_data_range().1));
+            places.push((begin, data.compressed_data_range().1));
         }
         if members.len() as u64 != archive.entries_hint() {
             return Err(fail(FileCause::Archive(
                 "its directory has not as many members as it says".to_string(),
             )));
         }
-        // Local headers and their data.
         places.sort_unstable();
         if places.windows(2).any(|pair| pair[0].1 > pair[1].0) {
             return Err(fail(FileCause::MembersOverlap));
@@ -128,12 +133,19 @@ impl<R: Read + Seek> Npz<R> {
     }
 
     fn read_member(&self, member: &Member) -> Result<HostTensor, FileCause> {
-        let stored = BufReader::new(self.archive.get_entry(member.place)?.reader());
-        if member.is_deflated {
-            read_array(DeflateDecoder::new(stored), member)
-        } else {
-            read_array(stored, member)
+        /// Bytes that are read at once where a decoder asks for a few.
+        const BUFFER: usize = 1 << 16;
+        let stored = BufReader::with_capacity(BUFFER, self.archive.get_entry(member.place)?.reader());
+        if !member.is_deflated {
+            return read_array(stored, member);
         }
+        // What cannot be decoded is invalid input for the decoder.
+        read_array(DeflateDecoder::new(stored), member).map_err(|cause| match cause {
+            FileCause::Io(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                FileCause::Damaged(error.to_string())
+            }
+            other => other,
+        })
     }
 }
 
@@ -155,7 +167,7 @@ fn read_array(reader: impl Read, member: &Member) -> Result<HostTensor, FileCaus
         return Err(FileCause::TrailingBytes { extra: 1 });
     }
     if reader.crc().sum() != member.checksum {
-        return Err(FileCause::Damaged("its checksum is another one than the archive says".to_string()));
+        return Err(FileCause::Damaged("its checksum differs from the archive's".to_string()));
     }
     Ok(tensor)
 }
@@ -176,22 +188,42 @@ fn read_elements<R: Read>(reader: &mut R, header: &NpyHeader) -> Result<HostTens
     Ok(tensor)
 }
 
-/// Writes a whole archive, members stored as NumPy's `savez` does, with no time stamps.
+/// Writes a whole archive, members stored as NumPy's `savez` does and all with the same time. Their sizes stand behind them and in the directory, as
+/// zip writers have them that cannot seek.
 pub(super) fn write_image<W: Write>(writer: W, tensors: &[(&str, &HostTensor)]) -> io::Result<()> {
+    // The first time that an archive can state.
+    let first = UtcDateTime::from_unix(315_532_800);
     let mut archive = ZipArchiveWriter::new(writer);
     for (name, tensor) in tensors {
         let header = npy::write_header(tensor.dtype(), tensor.shape());
         let size = header.len() + tensor.element_count() * tensor.dtype().size();
-        let path = EntryPath::verbatim(format!("{name}.npy").into_bytes());
-        let (mut member, _) =
-            archive.new_file(path).unix_permissions(0o644).start().map_err(io::Error::other)?;
+        let path = format!("{name}.npy");
+        let member = archive.new_file(entry_path(&path)).unix_permissions(0o644).last_modified(first);
+        let (mut member, _) = member.start().map_err(io_error)?;
         let mut checked = CrcWriter::new(&mut member);
         checked.write_all(&header)?;
         super::write_elements(&mut checked, tensor)?;
         let checksum = checked.crc().sum();
-        member.finish(DataDescriptorOutput::new(checksum, size as u64)).map_err(io::Error::other)?;
+        member.finish(DataDescriptorOutput::new(checksum, size as u64)).map_err(io_error)?;
     }
-    archive.finish().map_err(io::Error::other)?.flush()
+    archive.finish().map_err(io_error)?.flush()
+}
+
+/// A name that is not ASCII has a flag which says that it is UTF-8, unless it looks like a path that leads elsewhere.
+fn entry_path(name: &str) -> EntryPath<'_> {
+    let is_kept = ZipFilePath::from_str(name).as_str() == name;
+    if is_kept && !name.is_ascii() {
+        EntryPath::conformant(name)
+    } else {
+        EntryPath::verbatim(name.as_bytes())
+    }
+}
+
+fn io_error(error: rawzip::Error) -> io::Error {
+    match error.into_kind() {
+        ErrorKind::IO(error) => error,
+        other => io::Error::other(other.to_string()),
+    }
 }
 
 impl From<rawzip::Error> for FileCause {

@@ -58,7 +58,7 @@ fn write_through<F>(path: &Path, write: F) -> io::Result<()>
 where
     F: FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
 {
-    // Staged all the same: a format may seek, and a pipe cannot.
+    // Staged all the same: a part of a file is worse than none.
     let mut staged = tempfile::tempfile()?;
     fill(&staged, write)?;
     staged.seek(SeekFrom::Start(0))?;

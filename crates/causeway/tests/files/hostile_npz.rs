@@ -131,6 +131,35 @@ fn a_directory_that_is_shorter_than_it_says_is_refused() {
 }
 
 #[test]
+fn a_member_that_reaches_behind_the_members_is_refused() {
+    let claimed = 3_200_000_000u32;
+    let stored = one(array("<f4", &format!("({},)", (claimed - 128) / 4), &[0; 64]));
+    let at = directory(&stored);
+    let mut long = stored.clone();
+    for place in [20, 24] {
+        long[at + place..at + place + 4].copy_from_slice(&claimed.to_le_bytes());
+    }
+    refused(&long, FORMAT, "overlap");
+    let mut deflated = archive(&[("x.npy", array("<f4", "(16,)", &[0; 64]))], DEFLATED);
+    let at = directory(&deflated);
+    deflated[at + 20..at + 24].copy_from_slice(&claimed.to_le_bytes());
+    refused(&deflated, FORMAT, "overlap");
+    // Its local header would lie in the directory.
+    let mut behind = stored;
+    let at = directory(&behind);
+    behind[at + 42..at + 46].copy_from_slice(&u32::try_from(at).unwrap().to_le_bytes());
+    refused(&behind, FORMAT, "overlap");
+}
+
+#[test]
+fn a_stream_that_does_not_decode_is_damaged() {
+    let mut image = archive(&[("x.npy", array("<f4", "(16,)", &[7; 64]))], DEFLATED);
+    // Behind the local header and the name: a block of no type that there is.
+    image[30 + 5] = 0x07;
+    refused(&image, FORMAT, "is damaged");
+}
+
+#[test]
 fn overlapping_members_are_refused() {
     let member = array("<f4", "(2,)", &[3; 8]);
     let image = archive(&[("x.npy", member.clone()), ("y.npy", member)], STORED);

@@ -113,3 +113,17 @@ fn an_archive_that_numpy_wrote_is_read() {
     assert_eq!(read[0], ("n".to_string(), vec![1.0, -2.0]));
     assert_eq!(read[1], ("x".to_string(), vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]));
 }
+
+#[test]
+fn a_name_that_is_not_ascii_says_that_it_is_utf8() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("names.npz");
+    let tensor = HostTensor::zeros(DType::F32, &[1]).unwrap();
+    for (name, says) in [("größe", true), ("x", false), ("../größe", false)] {
+        files::write(&path, &[(name, &tensor)], &Metadata::new()).unwrap();
+        let image = std::fs::read(&path).unwrap();
+        // Bit 11 of a local header's flags.
+        assert_eq!(image[7] & 8 != 0, says, "{name}");
+        assert_eq!(TensorFile::open(&path).unwrap().names(), [name]);
+    }
+}
