@@ -11,8 +11,8 @@
 // round at its ends. The halo of g, width-1 gradients to the right of a packet, moves by shuffles; that of a tile is kept from the
 // tile walked before. Where a piece ends inside its row, width-1 lanes compute one gradient each.
 //
-// A piece is whole steps of two or four tiles. Those that reach behind the row are walked tile by tile. Tiles begin with a sector of 32 bytes:
-// those of a row that begins inside one have nothing for their first lane there.
+// A piece is whole steps of two or four tiles. Those that reach behind the row are walked tile by tile. Where rows are an odd number of packets,
+// a row's first tile begins with the sector of 32 bytes in which the row does. Its first lane may then lie before the row.
 //
 // Cost per element: x, dy and dx once. Instructions with SiLU: the 24.5 of channel-last, and 3 shuffles, 3 selects and 10 to 20
 // for addresses and loop, divided by COUNT, the positions of a packet.
@@ -30,7 +30,7 @@ namespace causal_conv1d {
 //       static constexpr bool split;              there are several parts
 //       static constexpr bool whole_rows;         a row is one piece
 //       static constexpr bool full;               no piece reaches behind its row
-//       static constexpr bool shifted;            rows are an odd number of packets, and begin or end inside a sector
+//       static constexpr bool odd;                rows are an odd number of packets
 //       static constexpr bool one_step;           a piece is one step of the walk
 //       static constexpr int unroll;              tiles of a step, 2 or 4
 //       static constexpr int weight_bytes;        see load_parameters
@@ -42,7 +42,7 @@ template <class Problem, class Tile> class TilesFirstBackward {
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, COUNT = ELEMENTS<X, 16>, SIZE = sizeof(X);
     // Tiles in the ring, and of a step.
     static constexpr int STAGES = 4, UNROLL = Tile::unroll;
-    static constexpr bool WHOLE_ROWS = Tile::whole_rows, FULL = Tile::full, ONE_STEP = Tile::one_step, SHIFTED = Tile::shifted;
+    static constexpr bool WHOLE_ROWS = Tile::whole_rows, FULL = Tile::full, ONE_STEP = Tile::one_step, ODD = Tile::odd;
     static constexpr int HALO_BYTES = HALO * SIZE <= 4 ? 4 : HALO * SIZE <= 8 ? 8 : 16;
     static constexpr u32 TILE_BYTES = WAVE_SIZE * 16, RING = STAGES * TILE_BYTES;
     static constexpr i32 STEP_BYTES = UNROLL * (i32)TILE_BYTES;
@@ -51,7 +51,7 @@ template <class Problem, class Tile> class TilesFirstBackward {
     static_assert(!Problem::initial_states && !Problem::dinitial_states && !Problem::dfinal_states, "plain rows");
     static_assert(HALO <= COUNT, "near neighbours");
     static_assert(UNROLL == 4 || UNROLL == 2, "a step is the ring, or half of it");
-    static_assert(!FULL || !SHIFTED, "a row that begins inside a sector reaches behind its tiles");
+    static_assert(!FULL || !ODD, "rows of whole tiles are an even number of packets");
 
 public:
     CAUSEWAY_DEVICE explicit TilesFirstBackward(const BackwardArguments& a) : a(a) {}
@@ -70,7 +70,7 @@ private:
     // Where the lane's packet of a piece's last step begins, in the tile that is first in memory.
     struct Place {
         i32 entry;
-        i32 lead;  // bytes from the row's first tile to its begin: 0 or a packet
+        i32 lead;  // bytes of the row's first tile that lie before the row: 0 or a packet
         i32 at;    // bytes from the row's begin
         i32 rest;  // bytes from there to the row's end; 0 or less behind it
     };
@@ -131,7 +131,7 @@ private:
     CAUSEWAY_DEVICE void fetch(u32 to, int slot) {
         const i32 offset = (UNROLL - 1 - slot) * (i32)TILE_BYTES;
         bool valid = fetch_job < jobs && (FULL || offset < fetch_rest);
-        if (SHIFTED && slot == UNROLL - 1) valid = valid && fetch_rest <= (i32)a.seqlen * SIZE;
+        if (ODD && slot == UNROLL - 1) valid = valid && fetch_rest <= (i32)a.seqlen * SIZE;
         async_copy<16>(to, fetch_x + offset, valid);
         async_copy<16>(to + RING, fetch_dy + offset, valid);
         async_commit();
@@ -172,7 +172,7 @@ private:
         Place place;
         place.entry = WHOLE_ROWS ? job : (i32)quotient((u32)job, a.pieces_divisor);
         const i32 end = (WHOLE_ROWS ? 1 : job - place.entry * (i32)a.pieces + 1) * (i32)a.piece;
-        place.lead = SHIFTED ? (i32)((u64)start(a.x, place.entry) % 32) : 0;
+        place.lead = ODD ? (i32)((u64)start(a.x, place.entry) % 32) : 0;
         place.at = end * SIZE - STEP_BYTES + lane * 16 - place.lead;
         place.rest = (i32)a.seqlen * SIZE - place.at;
         return place;
@@ -191,9 +191,9 @@ private:
 #pragma unroll
         for (int i = 0; i < HALO; ++i) right[i] = 0.0f;
         left = zero_packet<HALO_BYTES>();
-        if constexpr (SHIFTED) is_before = lane * 16 < place.lead && (WHOLE_ROWS || job == place.entry * (i32)a.pieces);
+        const i32 piece = WHOLE_ROWS ? 0 : job - place.entry * (i32)a.pieces;
+        if constexpr (ODD) is_before = piece == 0 && lane * 16 < place.lead;
         if constexpr (!WHOLE_ROWS && HALO > 0) {
-            const i32 piece = job - place.entry * (i32)a.pieces;
             const i32 begin = piece * (i32)a.piece - place.lead / SIZE, end = begin + (i32)a.piece;
             if (piece > 0) left = load<HALO_BYTES>(start(a.x, place.entry) + (i64)begin * SIZE - HALO_BYTES);
             if (piece + 1 < (i32)a.pieces) {
@@ -266,7 +266,7 @@ private:
 #pragma unroll
             for (int j = 1; j < WIDTH; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
         }
-        if ((!Masked || inside) && !(SHIFTED && is_first && is_before)) store(dx, pack<X, 16>(out));
+        if ((!Masked || inside) && !(ODD && is_first && is_before)) store(dx, pack<X, 16>(out));
     }
 
     const BackwardArguments& a;

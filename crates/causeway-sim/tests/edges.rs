@@ -93,6 +93,16 @@ fn kernels_stay_in_their_tensors_wherever_rows_end() {
 }
 
 #[test]
+fn walks_of_tiles_stay_in_their_tensors() {
+    let simulator = Arc::new(Simulator::open("sim:32").unwrap());
+    for guard in [Guard::Before, Guard::Behind] {
+        for shape in [[1, 40, 2576], [3, 40, 5000], [40, 16, 208]] {
+            run(&simulator, guard, shape, 4, false);
+        }
+    }
+}
+
+#[test]
 fn tiles_side_by_side_stay_in_their_tensors() {
     let simulator = Arc::new(Simulator::open("sim:slow").unwrap());
     for guard in [Guard::Before, Guard::Behind] {

@@ -41,6 +41,7 @@ impl Planner<'_> {
         let in_lines = is_short && packets.is_multiple_of(LINE);
         // Tiles that begin anywhere in a line are slower: runs have to be long, and channels many.
         let others = is_short
+            && self.is_measured()
             && packets >= FEWEST_OF_OTHERS
             && tiles > 2 * LEAST_TILES
             && dim as u64 >= 4 * multiprocessors

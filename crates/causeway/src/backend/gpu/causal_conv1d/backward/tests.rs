@@ -149,11 +149,11 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
                 (0, 0),
                 "whole packets and tiles: {plan}"
             );
-            let shifted = plan.constant("shifted") == "true";
-            assert_eq!(shifted, !(seqlen * element).is_multiple_of(32), "{plan}");
-            // Of a row that begins with a packet before it, too.
+            let odd = plan.constant("odd") == "true";
+            assert_eq!(odd, !(seqlen * element).is_multiple_of(32), "{plan}");
+            // With the packet before the row, too.
             assert!((pieces - 1) * piece < seqlen, "no piece is empty: {plan}");
-            assert!(seqlen + u64::from(shifted) * 16 / element <= pieces * piece, "all packets: {plan}");
+            assert!(seqlen + u64::from(odd) * 16 / element <= pieces * piece, "all packets: {plan}");
             assert_eq!(tiles % unroll, 0, "whole steps: {plan}");
             assert_eq!(plan.constant("one_step") == "true", tiles == unroll, "{plan}");
             assert_eq!(plan.constant("full") == "true", pieces * piece == seqlen, "{plan}");
@@ -302,6 +302,16 @@ fn memory_order_and_size_decide_the_kernel() {
     assert_eq!(entry([64, 1024, 384], first([64, 1024, 384]), 4), "causal_conv1d_backward_flat_first");
     assert_eq!(entry([40, 1000, 328], first([40, 1000, 328]), 4), "causal_conv1d_backward_flat_first");
     assert_eq!(entry([40, 500, 328], first([40, 500, 328]), 4), "causal_conv1d_backward_short_first");
+    let plain = Backward {
+        activation: Activation::None,
+        ..call(DType::BF16, [40, 1000, 328], first([40, 1000, 328]), 4)
+    };
+    assert_eq!(planned(&plain).entry(), "causal_conv1d_backward_short_first");
+    let full = [5, 2952, 7160];
+    assert_eq!(
+        planned(&call(DType::F32, full, first(full), 4)).entry(),
+        "causal_conv1d_backward_channel_first"
+    );
     // Short rows: many, one each of many channels, and a few.
     assert_eq!(entry([1745, 1904, 24], first([1745, 1904, 24]), 4), "causal_conv1d_backward_rows_first");
     assert_eq!(entry([1, 4696, 149], first([1, 4696, 149]), 4), "causal_conv1d_backward_rows_first");

@@ -4,7 +4,7 @@ use super::super::{Constants, PACKET, kernel, weight_access};
 use super::tiles::{self, FirstBlocks, Pace, SHARED_RESERVED, Shares};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::DeviceFacts;
-use crate::causal_conv1d::Sizes;
+use crate::causal_conv1d::{Activation, Sizes};
 
 kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", BackwardArguments);
 
@@ -58,7 +58,7 @@ impl Planner<'_> {
             least_waves: 1,
             pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
         };
-        /// Of large calls of many rows: those of the walk. Blocks that run in many rounds do not stay in step, so the last round is as short as its
+        /// Of large calls of many rows: those of the walk, in 16 bit with SiLU. Blocks that run in many rounds do not stay in step, so the last round is as short as its
         /// blocks are few.
         const BLOCKS_OF_LARGE: FirstBlocks = FirstBlocks {
             resident_threads: 640,
@@ -69,6 +69,8 @@ impl Planner<'_> {
         /// Tiles and rows for each multiprocessor that such calls have.
         const LARGE: u64 = 600;
         const MANY_ROWS: u64 = 12;
+        /// The same of calls of other dtypes or without SiLU above which whole rows take as long in the walk, or less.
+        const WALKED_ABOVE: u64 = 1000;
         /// Fewest tiles of a piece, where rows are cut.
         const LEAST_TILES: u64 = 8;
         /// Fewest tiles of a row. With fewer, the last one, which is slower, is too large a part.
@@ -80,8 +82,9 @@ impl Planner<'_> {
         }
         let multiprocessors = u64::from(self.facts.multiprocessors);
         let rows = (batch as u64).saturating_mul(dim as u64);
+        let all = rows.saturating_mul(tiles);
         let is_large =
-            rows.saturating_mul(tiles) > LARGE * multiprocessors && rows > MANY_ROWS * multiprocessors;
+            self.is_measured() && all > LARGE * multiprocessors && rows > MANY_ROWS * multiprocessors;
         let Shares { resident_threads, waves, threads, parts, pieces, .. } = tiles::shares(&tiles::Walk {
             blocks: self.blocks_that_fit(if is_large { BLOCKS_OF_LARGE } else { BLOCKS }),
             multiprocessors,
@@ -92,6 +95,9 @@ impl Planner<'_> {
             tiles,
             most_pieces: (tiles / LEAST_TILES).max(1),
         });
+        if pieces == 1 && all > WALKED_ABOVE * multiprocessors && !self.is_measured() {
+            return None;
+        }
         let each = tiles.div_ceil(pieces);
         // Steps of four tiles where the empty ones behind a row are few.
         let each = each.next_multiple_of(if each >= 16 { 4 } else { 2 });
@@ -111,6 +117,11 @@ impl Planner<'_> {
             && !self.has_boundaries()
             && !self.meets_states();
         plain.then_some(row)
+    }
+
+    /// Whether the call is one of those that the rules for large calls and for most short rows were measured with.
+    pub(super) fn is_measured(&self) -> bool {
+        self.element() == 2 && self.op.activation == Activation::Silu
     }
 
     fn tile_bytes(&self) -> u64 {
@@ -137,8 +148,8 @@ impl Planner<'_> {
         let unroll = if each.is_multiple_of(4) { 4 } else { 2 };
         let piece = each * self.tile_bytes() / u64::from(self.element());
         let pieces = tiles.div_ceil(each);
-        // Rows of an odd number of packets: every other one begins inside a sector. With the lane that is empty then, they are still as many tiles.
-        let shifted = !(self.sizes.seqlen as u64 * u64::from(self.element())).is_multiple_of(SECTOR);
+        // With the empty lane of a row that begins inside a sector, the row is as many tiles.
+        let odd = !(self.sizes.seqlen as u64 * u64::from(self.element())).is_multiple_of(SECTOR);
         // What blocks of a channel tell each other with, besides.
         let shared = block_waves * self.shared_bytes_of_wave() + 4;
         Some(Launch {
@@ -149,7 +160,7 @@ impl Planner<'_> {
                 .flag("split", parts > 1)
                 .flag("whole_rows", pieces == 1)
                 .flag("full", (self.sizes.seqlen as u64).is_multiple_of(piece))
-                .flag("shifted", shifted)
+                .flag("odd", odd)
                 .flag("one_step", each == unroll)
                 .int("unroll", unroll)
                 .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
