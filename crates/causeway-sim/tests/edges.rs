@@ -92,24 +92,23 @@ fn kernels_stay_in_their_tensors_wherever_rows_end() {
     }
 }
 
-#[test]
-fn walks_of_tiles_stay_in_their_tensors() {
-    let simulator = Arc::new(Simulator::open("sim:32").unwrap());
+fn stay_in_their_tensors(device: &str, shapes: [[i64; 3]; 3], channel_last: bool) {
+    let simulator = Arc::new(Simulator::open(device).unwrap());
     for guard in [Guard::Before, Guard::Behind] {
-        for shape in [[1, 40, 2576], [3, 40, 5000], [40, 16, 208]] {
-            run(&simulator, guard, shape, 4, false);
+        for shape in shapes {
+            run(&simulator, guard, shape, 4, channel_last);
         }
     }
 }
 
 #[test]
+fn walks_of_tiles_stay_in_their_tensors() {
+    stay_in_their_tensors("sim:32", [[1, 40, 2576], [3, 40, 5000], [40, 16, 208]], false);
+}
+
+#[test]
 fn tiles_side_by_side_stay_in_their_tensors() {
-    let simulator = Arc::new(Simulator::open("sim:slow").unwrap());
-    for guard in [Guard::Before, Guard::Behind] {
-        for shape in [[2, 264, 517], [4, 72, 181], [4, 136, 290]] {
-            run(&simulator, guard, shape, 4, true);
-        }
-    }
+    stay_in_their_tensors("sim:slow", [[2, 264, 517], [4, 72, 181], [4, 136, 290]], true);
 }
 
 const ASTRAY: &str = "a_kernel_that_leaves_its_tensors";

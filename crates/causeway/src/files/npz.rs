@@ -51,7 +51,6 @@ impl<R: Read + Seek> ReaderAt for Seeking<R> {
 struct Member {
     place: ZipArchiveEntryWayfinder,
     is_deflated: bool,
-    size: u64,
     checksum: u32,
 }
 
@@ -98,7 +97,6 @@ impl<R: Read + Seek> Npz<R> {
             let member = Member {
                 place: entry.wayfinder(),
                 is_deflated: entry.compression_method() == CompressionMethod::DEFLATE,
-                size: claimed,
                 checksum: entry.crc32(),
             };
             if members.insert(name.to_string(), member).is_some() {
@@ -153,13 +151,14 @@ fn read_array(reader: impl Read, member: &Member) -> Result<HostTensor, FileCaus
     let mut reader = CrcReader::new(reader);
     let header = npy::read_header(&mut reader)?;
     let needed = header.entry.byte_count();
+    let size = member.place.uncompressed_size_hint();
     // The directory's size was checked against the file, so it bounds what the header may ask for.
-    if header.length.checked_add(needed) != Some(member.size) {
+    if header.length.checked_add(needed) != Some(size) {
         return Err(FileCause::SizeMismatch {
             dtype: header.entry.dtype,
             shape: header.entry.shape_text(),
             needed,
-            found: member.size.saturating_sub(header.length),
+            found: size.saturating_sub(header.length),
         });
     }
     let tensor = read_elements(&mut reader, &header)?;

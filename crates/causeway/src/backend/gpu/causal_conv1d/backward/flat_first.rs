@@ -35,7 +35,10 @@ impl Planner<'_> {
         let packets = self.bytes_of_tiled_row(bytes)? / u64::from(PACKET);
         let even = packets >= FEWEST && wave.is_multiple_of(packets);
         let all = packets.checked_mul(batch as u64).filter(|&all| all <= i32::MAX as u64 / 2)?;
-        let tiles = all.div_ceil(wave);
+        let (tiles, elements) = (all.div_ceil(wave), self.elements_per_multiprocessor());
+        if tiles < LEAST_TILES || elements < LEAST {
+            return None;
+        }
         // From three tiles on, those of a row are worth walking alone.
         let is_short = packets < 3 * wave;
         let in_lines = is_short && packets.is_multiple_of(LINE);
@@ -45,9 +48,8 @@ impl Planner<'_> {
             && packets >= FEWEST_OF_OTHERS
             && tiles > 2 * LEAST_TILES
             && dim as u64 >= 4 * multiprocessors
-            && self.elements_per_multiprocessor() >= 2 * LEAST;
-        if !(even || in_lines || others) || tiles < LEAST_TILES || self.elements_per_multiprocessor() < LEAST
-        {
+            && elements >= 2 * LEAST;
+        if !(even || in_lines || others) {
             return None;
         }
         let Shares { resident_threads, waves, threads, group_channels, channel_groups, parts, .. } =

@@ -2,6 +2,9 @@
 
 use crate::backend::gpu::candidates::{self, Kept};
 
+/// Bytes of a sector of memory.
+pub(super) const SECTOR: u32 = 32;
+
 /// Segments, or pieces of rows, are numbered in 31 bits with room for this many steps past the last.
 pub(super) const MOST_STEPS: u64 = 8;
 
@@ -63,7 +66,7 @@ impl LastSharing {
         let tile = LastTile { threads: tile.threads * tile.resident, resident: 1, ..tile };
         [1, 2, 4].into_iter().filter_map(move |cluster| {
             let groups = clusters_at_once(multiprocessors, 1, u64::from(cluster));
-            let sector = u64::from(32 / tile.bytes);
+            let sector = u64::from(SECTOR / tile.bytes);
             let lanes = across.div_ceil(groups).next_multiple_of(sector);
             let fits = lanes <= u64::from(tile.threads) && tile.threads <= 1024;
             fits.then_some(LastSharing { tile, lanes: lanes as u32, group_blocks: Some(cluster) })
@@ -230,7 +233,7 @@ pub(super) fn lanes(across: u64, most: u32, bytes: u32) -> u32 {
     let most = u64::from(most);
     let groups = across.div_ceil(most);
     // Groups that begin with a sector of memory, where rows do.
-    let sector = if groups > 1 && bytes > 2 { 32 / u64::from(bytes) } else { 1 };
+    let sector = if groups > 1 && bytes > 2 { u64::from(SECTOR / bytes) } else { 1 };
     let even = across.div_ceil(groups).next_multiple_of(sector).min(most);
     // Lanes that a wave is a multiple of add their sums without shared memory.
     let power = even.next_power_of_two();

@@ -1,7 +1,7 @@
 //! The backward planner of plain calls where neighbouring positions are neighbours in memory: tiles that waves with few registers walk.
 
 use super::super::{Constants, PACKET, kernel, weight_access};
-use super::tiles::{self, FirstBlocks, Pace, SHARED_RESERVED, Shares};
+use super::tiles::{self, FirstBlocks, Pace, SECTOR, SHARED_RESERVED, Shares};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::DeviceFacts;
 use crate::causal_conv1d::{Activation, Sizes};
@@ -10,9 +10,6 @@ kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", BackwardArg
 
 /// Tiles in a wave's ring.
 const STAGES: u32 = 4;
-
-/// Bytes of a sector of memory.
-const SECTOR: u64 = 32;
 
 /// How rows are shared out.
 struct Cut {
@@ -58,8 +55,8 @@ impl Planner<'_> {
             least_waves: 1,
             pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
         };
-        /// Of large calls of many rows: those of the walk, in 16 bit with SiLU. Blocks that run in many rounds do not stay in step, so the last round is as short as its
-        /// blocks are few.
+        /// Of large calls of many rows, in 16 bit with SiLU: those of the walk. Blocks that run in many rounds do not stay in step, so the
+        /// last round is as short as its blocks are few.
         const BLOCKS_OF_LARGE: FirstBlocks = FirstBlocks {
             resident_threads: 640,
             more_threads: None,
@@ -69,7 +66,7 @@ impl Planner<'_> {
         /// Tiles and rows for each multiprocessor that such calls have.
         const LARGE: u64 = 600;
         const MANY_ROWS: u64 = 12;
-        /// The same of calls of other dtypes or without SiLU above which whole rows take as long in the walk, or less.
+        /// Tiles for each multiprocessor above which whole rows of other dtypes, or without SiLU, take as long in the walk, or less.
         const WALKED_ABOVE: u64 = 1000;
         /// Fewest tiles of a piece, where rows are cut.
         const LEAST_TILES: u64 = 8;
@@ -149,7 +146,7 @@ impl Planner<'_> {
         let piece = each * self.tile_bytes() / u64::from(self.element());
         let pieces = tiles.div_ceil(each);
         // With the empty lane of a row that begins inside a sector, the row is as many tiles.
-        let odd = !(self.sizes.seqlen as u64 * u64::from(self.element())).is_multiple_of(SECTOR);
+        let odd = !(self.sizes.seqlen as u64 * u64::from(self.element())).is_multiple_of(u64::from(SECTOR));
         // What blocks of a channel tell each other with, besides.
         let shared = block_waves * self.shared_bytes_of_wave() + 4;
         Some(Launch {
