@@ -1,4 +1,4 @@
-// Causal conv1d backward where neighbouring positions are neighbours in memory, for plain calls with many short rows of whole packets.
+// Causal conv1d backward where neighbouring positions are neighbours in memory, for plain calls with many short rows.
 //
 //   channel c   │ row of entry 0        │ row of entry 1        │ …    the packets of all of a channel's rows, one row behind the other
 //               │ tile 0  │ tile 1  │ tile 2  │ tile 3  │ …            a wave takes a run of whole tiles, from its last one to its first
@@ -9,21 +9,26 @@
 // tiles ahead; the next has already arrived. A lane reads its halo of x from there, where the packet before its own lies, and gets the
 // halo of g, width-1 gradients to its right, by shuffles. Both are zero at a row's ends.
 //
+// Ragged rows begin and end inside a packet, each at another element. All are taken as having as many packets, the last of which may lie behind
+// the row. Elements of a packet before its row belong to another row, and are set to zero in the ring. Those behind it are not fetched.
+//
 // Cost per element: x, dy and dx once. Instructions with SiLU: the 24.5 of channel-last, and 50 to 100 for addresses, loop, shuffles and
-// ends of rows, divided by COUNT, the positions of a packet.
+// ends of rows, divided by COUNT, the positions of a packet; ragged rows take 75 more in each tile with an end of a row.
 #pragma once
 #include "causal_conv1d_backward.cuh"
 
 namespace causeway {
 namespace causal_conv1d {
 
-// Rows have `pieces` packets, each on a multiple of 16 bytes. A wave's run has `piece` packets.
+// Rows have `pieces` packets, and begin at the same distance from a multiple of 16 bytes in all tensors. The packet in which a row begins lies in
+// the tensor's memory. A wave's run has `piece` packets.
 //
 //   struct Tile {
 //       static constexpr int threads;             of a block
 //       static constexpr int waves_per_channel;   of a block; `parts` blocks have as many each
 //       static constexpr bool split;              there are several parts
 //       static constexpr bool even;               a tile is a whole number of rows
+//       static constexpr bool ragged;             rows begin or end inside a packet
 //       static constexpr int weight_bytes;        see load_parameters
 //   };
 template <class Problem, class Tile> class FlatFirstBackward {
@@ -32,7 +37,7 @@ template <class Problem, class Tile> class FlatFirstBackward {
     static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel, CHANNELS = WAVES / WAVES_PER_CHANNEL;
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, COUNT = ELEMENTS<X, 16>, SIZE = sizeof(X);
     static constexpr int LANES = (int)WAVE_SIZE, STAGES = 4;
-    static constexpr bool EVEN = Tile::even;
+    static constexpr bool EVEN = Tile::even, RAGGED = Tile::ragged;
     static constexpr int HALO_BYTES = HALO * SIZE <= 4 ? 4 : HALO * SIZE <= 8 ? 8 : 16;
     static constexpr u32 TILE_BYTES = LANES * 16, RING = STAGES * TILE_BYTES;
     static constexpr u32 SUMS_AT = WAVES * 2 * RING;
@@ -54,36 +59,54 @@ public:
     }
 
 private:
+    // A lane's packet of a tile, walked from tile to tile.
+    struct Place {
+        i32 packet;  // of its row
+        char* at;    // in ragged rows, as if the row began with a packet
+    };
+
+    // Bytes from a lane's packet to that of the tile before, where that is as many rows back as a tile has, and where it is one more.
+    struct Steps {
+        i32 whole, wrapped;
+    };
+
     // Takes the run whose number is `walker`.
     CAUSEWAY_DEVICE void walk(u32 ring, i32 walker) {
         const i32 all = (i32)a.batch * (i32)a.pieces, begin = walker * (i32)a.piece;
         if (begin >= all) return;
         load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
         lane = (i32)lane_index();
-        count = minimum(all - begin, (i32)a.piece);
+        const i32 count = minimum(all - begin, (i32)a.piece);
         has_before = !EVEN && begin > 0 ? 1 : 0;
-        rows_back = LANES / (i32)a.pieces;
+        packets_back = LANES / (i32)a.pieces * (i32)a.pieces - LANES;
+        x_steps = steps(a.x), dy_steps = steps(a.dy), dx_steps = steps(a.dx);
         // The lane's packet of the run's last tile: its number in the run, which may be behind its end, and in its row.
         i32 number = (count - 1) / LANES * LANES + lane;
-        const i32 entry = (i32)quotient((u32)(begin + number), a.pieces_divisor);
-        i32 packet = begin + number - entry * (i32)a.pieces;
-        fetch_number = number, fetch_packet = packet;
+        const i32 entry = (i32)quotient((u32)(begin + number), a.pieces_divisor), packet = begin + number - entry * (i32)a.pieces;
+        fetch_number = number + has_before, fetch_count = count + has_before, fetch_packet = packet;
         x_from = address(a.x, entry, packet);
         dy_from = address(a.dy, entry, packet);
-        dx_to = address(a.dx, entry, packet);
-        fetch_at = at = ring + lane * 16;
+        Place place{packet, address(a.dx, entry, packet)};
+        at = ring + lane * 16;
 #pragma unroll
-        for (int s = 0; s < STAGES - 1; ++s) fetch();
+        for (int s = 0; s < STAGES - 1; ++s) fetch(before_in_ring(at, s * TILE_BYTES));
         enter(begin + count);
+        if constexpr (RAGGED) {
+            async_wait<STAGES - 2>();
+            clear_before(at, place);
+        }
 #pragma unroll 1
         for (; number >= 0; number -= LANES) {
             // This tile and the next have arrived, and all lanes have read the tile before.
             async_wait<STAGES - 3>();
+            const u32 next_at = before_in_ring(at, TILE_BYTES);
+            Place next = place;
+            next.at += back(next.packet) ? dx_steps.wrapped : dx_steps.whole;
+            if constexpr (RAGGED) clear_before(next_at, next);
             wave_barrier();
-            fetch();
-            compute(number, packet);
-            dx_to += step(a.dx, back(packet));
-            at = before_in_ring(at, TILE_BYTES);
+            fetch(before_in_ring(at, (STAGES - 1) * TILE_BYTES));
+            compute(place, number < count);
+            at = next_at, place = next;
         }
         async_wait<0>();
     }
@@ -95,18 +118,16 @@ private:
     // Goes a tile back, and says whether that is one row more than a tile's whole rows.
     CAUSEWAY_DEVICE bool back(i32& packet) const {
         if constexpr (EVEN) return false;
-        packet -= LANES - rows_back * (i32)a.pieces;
+        packet += packets_back;
         const bool wraps = packet < 0;
         if (wraps) packet += (i32)a.pieces;
         return wraps;
     }
 
-    // Bytes from a lane's packet to that of the tile before.
-    CAUSEWAY_DEVICE i64 step(const Memory& view, bool wraps) const {
-        const i64 row = view.entry * SIZE;
-        if constexpr (EVEN) return -rows_back * row;
-        const i64 whole = (rows_back * (i64)a.pieces - LANES) * 16 - rows_back * row;
-        return wraps ? whole + (i64)a.pieces * 16 - row : whole;
+    // Kept in registers: the compiler would compute them for each tile.
+    CAUSEWAY_DEVICE Steps steps(const Memory& view) const {
+        const i32 row = (i32)(view.entry * SIZE), whole = packets_back * 16 - LANES / (i32)a.pieces * row;
+        return {opaque(whole), opaque(whole + (i32)a.pieces * 16 - row)};
     }
 
     // The ring begins at a multiple of its size.
@@ -114,17 +135,32 @@ private:
         return (offset & ~(RING - 1)) | ((offset - bytes) & (RING - 1));
     }
 
+    // Of an address as in Place: the elements from the begin of the row's first packet to that of the row, and the address of the packet.
+    static CAUSEWAY_DEVICE i32 shift(const char* at) { return RAGGED ? (i32)((u64)at & 15) / SIZE : 0; }
+    static CAUSEWAY_DEVICE char* whole(char* at) { return RAGGED ? (char*)((u64)at & ~(u64)15) : at; }
+
+    // Sets elements of the lane's packet at `own` that lie before its row to zero.
+    CAUSEWAY_DEVICE void clear_before(u32 own, const Place& place) const {
+        const i32 before = shift(place.at);
+        if (place.packet > 0 || before == 0) return;
+        clear_first<X>(own, before);
+        clear_first<X>(own + RING, before);
+    }
+
     // Fetches the next tile. Of the one before the run, the last lane's x is the halo of the run's first packet.
-    CAUSEWAY_DEVICE void fetch() {
-        const bool has_x = (u32)(fetch_number + has_before) < (u32)(count + has_before), has_dy = (u32)fetch_number < (u32)count;
-        async_copy<16>(fetch_at, x_from, has_x);
-        async_copy<16>(fetch_at + RING, dy_from, has_dy);
+    CAUSEWAY_DEVICE void fetch(u32 to) {
+        u32 bytes = (u32)fetch_number < (u32)fetch_count ? 16 : 0;
+        if constexpr (RAGGED) {
+            const i32 rest = ((i32)a.seqlen - fetch_packet * COUNT + shift(x_from)) * SIZE;
+            bytes = bytes > 0 ? (u32)maximum(minimum(rest, 16), 0) : 0;
+        }
+        async_copy_first<16>(to, whole(x_from), bytes);
+        async_copy_first<16>(to + RING, whole(dy_from), bytes);
         async_commit();
         fetch_number -= LANES;
         const bool wraps = back(fetch_packet);
-        x_from += step(a.x, wraps);
-        dy_from += step(a.dy, wraps);
-        fetch_at = before_in_ring(fetch_at, TILE_BYTES);
+        x_from += wraps ? x_steps.wrapped : x_steps.whole;
+        dy_from += wraps ? dy_steps.wrapped : dy_steps.whole;
     }
 
     // Loads the gradients to the right of the run that ends before packet `end`: zeros where a row ends.
@@ -134,15 +170,16 @@ private:
         if constexpr (EVEN || HALO == 0) return;
         const i32 entry = (i32)quotient((u32)end, a.pieces_divisor), packet = end - entry * (i32)a.pieces;
         if (packet == 0) return;
-        const i32 t = packet * COUNT + lane;
+        const i32 t = packet * COUNT + lane - shift(address(a.x, entry, 0));
         float g = 0.0f;
-        if (lane < HALO) g = gradient_at<Problem>(a, {entry, 0, (i32)a.seqlen}, entry, channel, t);
+        if (lane < HALO && (!RAGGED || t < (i32)a.seqlen)) g = gradient_at<Problem>(a, {entry, 0, (i32)a.seqlen}, entry, channel, t);
 #pragma unroll
         for (int i = 0; i < HALO; ++i) right[i] = shuffle(g, i);
     }
 
-    // Computes the lane's packet: its number in the run, and in its row.
-    CAUSEWAY_DEVICE void compute(i32 number, i32 packet) {
+    // Computes the lane's packet, if it `exists`. Behind the last row dy, x and its halo are zeros, and so is what they add to the sums.
+    CAUSEWAY_DEVICE void compute(const Place& place, bool exists) {
+        const i32 packet = place.packet;
         float x[HALO + COUNT], d[COUNT], g[COUNT + HALO], out[COUNT];
         {
             float part[COUNT];
@@ -170,6 +207,13 @@ private:
             }
             g[v] = activation_gradient<Problem::silu>(pre, d[v]);
         }
+        // Elements of the packet that lie in its row begin at `from` and end before `to`. Behind the row x and dy are zeros, but pre may overflow by
+        // the halo, and 0 times that is a NaN.
+        const i32 to = RAGGED ? (i32)a.seqlen - packet * COUNT + shift(place.at) : COUNT, from = packet == 0 ? shift(place.at) : 0;
+        if (RAGGED && to < COUNT) {
+#pragma unroll
+            for (int v = 0; v < COUNT; ++v) g[v] = v < to ? g[v] : 0.0f;
+        }
 #pragma unroll
         for (int v = 0; v < COUNT; ++v) {
             if constexpr (Problem::dbias) sums[WIDTH] += g[v];
@@ -189,17 +233,24 @@ private:
 #pragma unroll
             for (int j = 1; j < WIDTH; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
         }
-        // Behind the last row dy, x and its halo are zeros, and so is what they add to the sums.
-        if (number < count) store(dx_to, pack<X, 16>(out));
+        if (!exists) return;
+        const Packet<16> result = pack<X, 16>(out);
+        if (!RAGGED || from == 0 && to >= COUNT) {
+            store(whole(place.at), result);
+        } else {
+            store_some<X>(whole(place.at), result, from, to);
+        }
     }
 
     const BackwardArguments& a;
     i32 channel, lane;
-    i32 rows_back;                    // whole rows of a tile
-    i32 count, has_before;            // packets of the run, and 1 where there are some before it
-    i32 fetch_number, fetch_packet;   // the lane's packet that is fetched next, as in compute
-    char *x_from, *dy_from, *dx_to;   // the same, and the packet that is computed
-    u32 fetch_at, at;                 // the lane's offsets in the ring, of these two
+    i32 packets_back;                         // from a packet to that of the tile before, by its number in the row
+    Steps x_steps, dy_steps, dx_steps;
+    i32 has_before;                           // 1 where there are packets before the run
+    i32 fetch_number, fetch_count;            // the lane's packet that is fetched next: its number, with one before the run, and how many there are
+    i32 fetch_packet;                         // as in Place
+    char *x_from, *dy_from;
+    u32 at;                                   // the lane's offset in the ring
     float weight[WIDTH], bias, sums[WIDTH + 1];
     float right[HALO + 1];            // g to the right of the tile, where that is not a row's end
 };

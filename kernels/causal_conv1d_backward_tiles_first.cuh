@@ -1,5 +1,4 @@
-// Causal conv1d backward where neighbouring positions are neighbours in memory, for plain calls whose rows are whole packets: waves with
-// few registers each.
+// Causal conv1d backward where neighbouring positions are neighbours in memory, for plain calls: waves with few registers each.
 //
 //              seqlen →
 //   channel c  │ tile 0      │ tile 1      │ tile 2      │     a wave takes a piece of a row from its last tile to its
@@ -11,8 +10,9 @@
 // round at its ends. The halo of g, width-1 gradients to the right of a packet, moves by shuffles; that of a tile is kept from the
 // tile walked before. Where a piece ends inside its row, width-1 lanes compute one gradient each.
 //
-// A piece is whole steps of two or four tiles. Those that reach behind the row are walked tile by tile. Where rows are an odd number of packets,
-// a row's first tile begins with the sector of 32 bytes in which the row does. Its first lane may then lie before the row.
+// A piece is whole steps of two or four tiles. Those that reach behind the row are walked tile by tile. A row's first tile begins with the sector
+// of 32 bytes in which the row does: its first lane may lie before the row. Ragged rows begin and end inside a packet. Elements of a packet
+// before its row belong to another row, and are set to zero in the ring. Those behind it are not fetched.
 //
 // Cost per element: x, dy and dx once. Instructions with SiLU: the 24.5 of channel-last, and 3 shuffles, 3 selects and 10 to 20
 // for addresses and loop, divided by COUNT, the positions of a packet.
@@ -22,7 +22,7 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Rows are whole packets, each on a multiple of 16 bytes.
+// Rows begin at the same distance from a multiple of 16 bytes in all tensors. The packet in which a row begins lies in the tensor's memory.
 //
 //   struct Tile {
 //       static constexpr int threads;             of a block
@@ -30,7 +30,7 @@ namespace causal_conv1d {
 //       static constexpr bool split;              there are several parts
 //       static constexpr bool whole_rows;         a row is one piece
 //       static constexpr bool full;               no piece reaches behind its row
-//       static constexpr bool odd;                rows are an odd number of packets
+//       static constexpr int row_bytes;           rows begin and end on a multiple of so many bytes: 32, 16, or an element's
 //       static constexpr bool one_step;           a piece is one step of the walk
 //       static constexpr int unroll;              tiles of a step, 2 or 4
 //       static constexpr int weight_bytes;        see load_parameters
@@ -42,7 +42,9 @@ template <class Problem, class Tile> class TilesFirstBackward {
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, COUNT = ELEMENTS<X, 16>, SIZE = sizeof(X);
     // Tiles in the ring, and of a step.
     static constexpr int STAGES = 4, UNROLL = Tile::unroll;
-    static constexpr bool WHOLE_ROWS = Tile::whole_rows, FULL = Tile::full, ONE_STEP = Tile::one_step, ODD = Tile::odd;
+    static constexpr bool WHOLE_ROWS = Tile::whole_rows, FULL = Tile::full, ONE_STEP = Tile::one_step;
+    static constexpr bool RAGGED = Tile::row_bytes < 16;  // rows begin and end inside a packet
+    static constexpr bool ODD = Tile::row_bytes < 32;     // or inside a sector of memory
     static constexpr int HALO_BYTES = HALO * SIZE <= 4 ? 4 : HALO * SIZE <= 8 ? 8 : 16;
     static constexpr u32 TILE_BYTES = WAVE_SIZE * 16, RING = STAGES * TILE_BYTES;
     static constexpr i32 STEP_BYTES = UNROLL * (i32)TILE_BYTES;
@@ -70,7 +72,7 @@ private:
     // Where the lane's packet of a piece's last step begins, in the tile that is first in memory.
     struct Place {
         i32 entry;
-        i32 lead;  // bytes of the row's first tile that lie before the row: 0 or a packet
+        i32 lead;  // bytes of the row's first tile that lie before the row, fewer than 32
         i32 at;    // bytes from the row's begin
         i32 rest;  // bytes from there to the row's end; 0 or less behind it
     };
@@ -103,6 +105,7 @@ private:
             left_over = (i32)a.piece;
             // Steps that reach behind the row. All but the last one lie behind it as a whole.
             for (i32 rest = place.rest; !FULL && rest < STEP_BYTES - lane * 16; rest += STEP_BYTES) {
+                if (RAGGED && left_over <= 0) break;  // the last piece of a row with a short lead may be empty
 #pragma unroll 1
                 for (int slot = 0; slot < UNROLL; ++slot) advance<true>(slot, rest);
                 next_step();
@@ -127,13 +130,15 @@ private:
         fetch_dy = address(a.dy, place);
     }
 
-    // Fetches tile `slot` of a step into the stage at `to`: zeros outside of the row, and when there are no more pieces.
+    // Fetches tile `slot` of a step into the stage at `to`: zeros outside of the row, and when there are no more pieces. A packet that a row
+    // begins in is fetched as a whole.
     CAUSEWAY_DEVICE void fetch(u32 to, int slot) {
         const i32 offset = (UNROLL - 1 - slot) * (i32)TILE_BYTES;
         bool valid = fetch_job < jobs && (FULL || offset < fetch_rest);
-        if (ODD && slot == UNROLL - 1) valid = valid && fetch_rest <= (i32)a.seqlen * SIZE;
-        async_copy<16>(to, fetch_x + offset, valid);
-        async_copy<16>(to + RING, fetch_dy + offset, valid);
+        if (ODD && slot == UNROLL - 1) valid = valid && fetch_rest < (i32)a.seqlen * SIZE + 16;
+        const u32 bytes = !valid ? 0 : RAGGED ? (u32)minimum(fetch_rest - offset, 16) : 16;
+        async_copy_first<16>(to, fetch_x + offset, bytes);
+        async_copy_first<16>(to + RING, fetch_dy + offset, bytes);
         async_commit();
         if (slot < UNROLL - 1) return;
         if constexpr (!ONE_STEP) {
@@ -149,16 +154,24 @@ private:
 
     // Computes tile `slot` of a step. Masked: `rest` is as in Place.
     template <bool Masked> CAUSEWAY_DEVICE void advance(int slot, i32 rest) {
-        // This tile and the next have arrived, and all lanes have read the tile before.
-        async_wait<STAGES - 3>();
-        wave_barrier();
-        fetch(slot > 0 ? at + (UNROLL - slot) * TILE_BYTES : at ^ TURN, (slot + STAGES - 1) % UNROLL);
         const bool last_slot = slot == UNROLL - 1;
+        const bool is_first = last_slot && (ONE_STEP || left_over == STEP_BYTES / SIZE);
         const i32 offset = (UNROLL - 1 - slot) * (i32)TILE_BYTES;
         const u32 own = at + offset;
+        // This tile and the next have arrived, and all lanes have read the tile before.
+        async_wait<STAGES - 3>();
+        if (RAGGED && is_first) clear_before(own);
+        wave_barrier();
+        fetch(slot > 0 ? at + (UNROLL - slot) * TILE_BYTES : at ^ TURN, (slot + STAGES - 1) % UNROLL);
         if (Masked && offset >= rest + lane * 16) return;  // the whole tile lies behind the row
-        compute<Masked>(own, last_slot ? before_last : own - HALO_BYTES, dx + offset, offset < rest,
-                        last_slot && (ONE_STEP || left_over == STEP_BYTES / SIZE));
+        compute<Masked>(own, last_slot ? before_last : own - HALO_BYTES, dx + offset, rest - offset, is_first);
+    }
+
+    // Sets elements of the lane's packet of a row's first tile that lie before the row to zero.
+    CAUSEWAY_DEVICE void clear_before(u32 own) const {
+        if (before <= 0 || before >= COUNT) return;
+        clear_first<X>(own, before);
+        clear_first<X>(own + RING, before);
     }
 
     CAUSEWAY_DEVICE void next_step() {
@@ -192,13 +205,13 @@ private:
         for (int i = 0; i < HALO; ++i) right[i] = 0.0f;
         left = zero_packet<HALO_BYTES>();
         const i32 piece = WHOLE_ROWS ? 0 : job - place.entry * (i32)a.pieces;
-        if constexpr (ODD) is_before = piece == 0 && lane * 16 < place.lead;
+        if constexpr (ODD) before = piece == 0 ? (place.lead - lane * 16) / SIZE : 0;
         if constexpr (!WHOLE_ROWS && HALO > 0) {
             const i32 begin = piece * (i32)a.piece - place.lead / SIZE, end = begin + (i32)a.piece;
-            if (piece > 0) left = load<HALO_BYTES>(start(a.x, place.entry) + (i64)begin * SIZE - HALO_BYTES);
+            if (piece > 0 && (!RAGGED || begin < (i32)a.seqlen)) left = load<HALO_BYTES>(start(a.x, place.entry) + (i64)begin * SIZE - HALO_BYTES);
             if (piece + 1 < (i32)a.pieces) {
                 float g = 0.0f;
-                if (lane < HALO) g = edge_gradient(place.entry, end + lane);
+                if (lane < HALO && (!RAGGED || end + lane < (i32)a.seqlen)) g = edge_gradient(place.entry, end + lane);
 #pragma unroll
                 for (int i = 0; i < HALO; ++i) right[i] = shuffle(g, i);
             }
@@ -220,10 +233,10 @@ private:
         return activation_gradient<Problem::silu>(pre, dy);
     }
 
-    // Computes the tile at `own` in shared memory, with the lane's halo of x at `before`. `is_first`: of its piece. Masked: the lane's packet
-    // lies in the row if `inside`. Behind it dy and x are zeros, but pre may overflow by the halo, and 0 times that is a NaN. (What 0 times an
-    // infinite x adds to dweight is left open.)
-    template <bool Masked> CAUSEWAY_DEVICE void compute(u32 own, u32 before, char* dx, bool inside, bool is_first) {
+    // Computes the tile at `own` in shared memory, with the lane's halo of x at `halo_at`. `is_first`: of its piece. Masked: `rest` bytes from
+    // the lane's packet on lie in the row. Behind it dy and x are zeros, but pre may overflow by the halo, and 0 times that is a NaN. (What 0
+    // times an infinite x adds to dweight is left open.)
+    template <bool Masked> CAUSEWAY_DEVICE void compute(u32 own, u32 halo_at, char* dx, i32 rest, bool is_first) {
         float x[HALO + COUNT], d[COUNT], g[COUNT + HALO], out[COUNT];
         {
             float part[COUNT];
@@ -234,7 +247,7 @@ private:
         }
         if constexpr (HALO > 0) {
             constexpr int HELD = ELEMENTS<X, HALO_BYTES>;
-            Packet<HALO_BYTES> halo = load_shared<HALO_BYTES>(before);
+            Packet<HALO_BYTES> halo = load_shared<HALO_BYTES>(halo_at);
 #pragma unroll
             for (int i = 0; i < HALO_BYTES / 4; ++i) halo.word[i] = is_first && lane == 0 ? left.word[i] : halo.word[i];
             float part[HELD];
@@ -250,7 +263,7 @@ private:
                 for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j], x[HALO + v - j], pre);
             }
             g[v] = activation_gradient<Problem::silu>(pre, d[v]);
-            if (Masked && !inside) g[v] = 0.0f;
+            if (Masked && rest <= (RAGGED ? v * SIZE : 0)) g[v] = 0.0f;
             if constexpr (Problem::dbias) sums[WIDTH] += g[v];
 #pragma unroll
             for (int j = 0; j < WIDTH; ++j) sums[j] = multiply_add(g[v], x[HALO + v - j], sums[j]);
@@ -266,7 +279,13 @@ private:
 #pragma unroll
             for (int j = 1; j < WIDTH; ++j) out[v] = multiply_add(weight[j], g[v + j], out[v]);
         }
-        if ((!Masked || inside) && !(ODD && is_first && is_before)) store(dx, pack<X, 16>(out));
+        const Packet<16> packet = pack<X, 16>(out);
+        const i32 from = ODD && is_first ? before : 0;  // the elements before it lie before the row
+        if ((!Masked || rest >= (RAGGED ? 16 : 1)) && from <= 0) {
+            store(dx, packet);
+        } else if constexpr (RAGGED) {
+            store_some<X>(dx, packet, from, Masked ? rest / SIZE : COUNT);
+        }
     }
 
     const BackwardArguments& a;
@@ -280,9 +299,9 @@ private:
     char* dx;
     i32 left_over;
     float weight[WIDTH], bias, sums[WIDTH + 1];
-    bool is_before;               // the lane's packet of the piece's first tile lies before the row
-    float right[HALO + 1];        // g to the right of the tile
-    Packet<HALO_BYTES> left;   // x to the left of the piece
+    i32 before;                  // elements of the lane's packet of the piece's first tile that lie before the row; 0 or less if none does
+    float right[HALO + 1];       // g to the right of the tile
+    Packet<HALO_BYTES> left;     // x to the left of the piece
 };
 
 template <class Problem, class Tile>

@@ -166,9 +166,8 @@ template <int Bytes> CAUSEWAY_DEVICE void store(void* address, const Packet<Byte
 
 // As store where `wanted`. On NVIDIA it is predicated, and the value is computed either way: the compiler would sink the arithmetic
 // into a branch, and its loads with it.
-template <int Bytes> CAUSEWAY_DEVICE void store_if(bool wanted, void* address, const Packet<Bytes>& p) {
+template <int Bytes> CAUSEWAY_DEVICE void store_if(u32 flag, void* address, const Packet<Bytes>& p) {
 #if defined(CAUSEWAY_NVIDIA)
-    const u32 flag = wanted;
     if constexpr (Bytes == 16) {
         asm volatile("{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(flag),
                      "l"(address), "r"(p.word[0]), "r"(p.word[1]), "r"(p.word[2]), "r"(p.word[3])
@@ -188,7 +187,7 @@ template <int Bytes> CAUSEWAY_DEVICE void store_if(bool wanted, void* address, c
                      : "memory");
     }
 #else
-    if (wanted) store<Bytes>(address, p);
+    if (flag != 0) store<Bytes>(address, p);
 #endif
 }
 

@@ -97,11 +97,23 @@ template <typename T> CAUSEWAY_DEVICE void store_some(char* address, const Packe
         const u32 whole = ~(~0u << (to >> 1)) & (~0u << ((from + 1) >> 1));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            store_if<4>((whole & 1u << i) != 0, address + i * 4, Packet<4>{{packet.word[i]}});
+            store_if<4>(whole & 1u << i, address + i * 4, Packet<4>{{packet.word[i]}});
         }
         store_if<2>((from & 1) != 0 && from < to, address + from * 2, Packet<2>{{word_of(packet, from >> 1) >> 16}});
         store_if<2>((to & 1) != 0 && from < to, address + to * 2 - 2, Packet<2>{{word_of(packet, to >> 1)}});
     }
+}
+
+// Sets the first `count` elements of a packet in shared memory to zero.
+template <typename T> CAUSEWAY_DEVICE void clear_first(u32 shared_offset, i32 count) {
+    constexpr int EACH = 4 / (int)sizeof(T);  // of a word
+    Packet<16> packet = load_shared<16>(shared_offset);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 word = packet.word[i], upper = EACH == 2 ? word & 0xffff0000u : 0;
+        packet.word[i] = count <= i * EACH ? word : count < (i + 1) * EACH ? upper : 0;
+    }
+    store_shared<16>(shared_offset, packet);
 }
 
 // Whether all of the bytes from … from+size-1 lie in the memory between two addresses.

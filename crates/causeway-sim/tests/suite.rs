@@ -97,9 +97,9 @@ fn waves_of_64_threads_match_the_oracle() {
     check(64);
 }
 
-/// Long rows that begin and end inside packets: shape, dtype, width and activation. Waves walk them two tiles at a time where code takes
-/// no more registers than on sm_90, with an empty tile where a row has an odd number: so this is that architecture, with few
-/// multiprocessors.
+/// Long rows that begin and end inside packets, where the memory before the first of them is another's: shape, dtype, width and
+/// activation. Waves walk them two tiles at a time where code takes no more registers than on sm_90, with an empty tile where a row has
+/// an odd number: so this is that architecture, with few multiprocessors.
 const RAGGED: [([i64; 3], &str, i64, &str); 4] = [
     ([2, 6, 12039], "bf16", 4, "silu"),
     ([5, 7, 4091], "f16", 3, "silu"),
@@ -116,7 +116,8 @@ fn ragged_rows_are_walked_two_tiles_at_a_time() {
     let row = |(shape, dtype, width, activation)| {
         format!(
             "[[conv1d]]\nname = \"ragged\"\nlayout = \"channel-first\"\nbias = true\nshape = {shape:?}\n\
-             dtype = \"{dtype}\"\nwidth = {width}\nactivation = \"{activation}\"\n"
+             dtype = \"{dtype}\"\nwidth = {width}\nactivation = \"{activation}\"\n\
+             memory = {{ x = {{ offset = 1 }}, dy = {{ offset = 1 }}, dx = {{ offset = 1 }} }}\n"
         )
     };
     let text = format!("name = \"ragged\"\nabout = \"Ragged rows\"\n{}", RAGGED.map(row).concat());

@@ -58,11 +58,13 @@ impl Planner<'_> {
             return None;
         }
         let aligned = self.all_streams().all(|view| view.access(2) >= bytes);
-        let whole = aligned.then_some(bytes);
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
         let plain = || {
-            let whole_tiles = self.whole_tiles_first(whole).or_else(|| self.flat_first(whole));
-            whole_tiles.or_else(|| self.short_first(bytes, ragged)).or_else(|| self.tiles_first(whole))
+            let whole_tiles =
+                self.whole_tiles_first(bytes, ragged).or_else(|| self.flat_first(bytes, ragged));
+            whole_tiles
+                .or_else(|| self.short_first(bytes, ragged))
+                .or_else(|| self.tiles_first(bytes, ragged))
         };
         if let Some(plain) = (!self.is_gated()).then(plain).flatten() {
             return Some(plain);

@@ -1,7 +1,7 @@
 //! The backward planner of plain calls where neighbouring positions are neighbours in memory, and rows are short: waves that walk the packets
 //! of all rows of a channel, one row behind the other.
 
-use super::super::{Constants, PACKET, kernel, weight_access};
+use super::super::{Constants, View, kernel, weight_access};
 use super::tiles::{self, FirstBlocks, Pace, Shares};
 use super::{BackwardArguments, Launch, Planner};
 use crate::causal_conv1d::Sizes;
@@ -12,8 +12,8 @@ kernel!(FLAT_FIRST, "backward_flat_first", "backward_flat_first", BackwardArgume
 const LEAST: u64 = 16 << 10;
 
 impl Planner<'_> {
-    /// Short rows of whole packets. `bytes`: the packets that all rows begin with.
-    pub(super) fn flat_first(&self, bytes: Option<u32>) -> Option<Launch> {
+    /// Short rows. `bytes`: the packets of which all rows of all tensors begin at the same distance from a multiple.
+    pub(super) fn flat_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
         const BLOCKS: FirstBlocks = FirstBlocks {
             threads: 128,
             resident_threads: 768,
@@ -24,19 +24,25 @@ impl Planner<'_> {
         };
         /// Packets of a line of memory.
         const LINE: u64 = 8;
-        /// Fewest packets of a row that divides a tile, and of one that does not.
+        /// Fewest packets of a row that divides a tile, of a ragged one in 16 bit with SiLU, and of any other.
         const FEWEST: u64 = 4;
+        const FEWEST_RAGGED: u64 = 6;
         const FEWEST_OF_OTHERS: u64 = 12;
+        /// Most packets of a ragged row. `tiles_first` walks most tiles of longer ones without masks.
+        const MOST_RAGGED: u64 = 200;
         /// Tiles of a run that is worth a block's start.
         const LEAST_TILES: u64 = 4;
         let Sizes { batch, dim, .. } = *self.sizes;
         let wave = u64::from(self.facts.wave_size);
         let multiprocessors = u64::from(self.facts.multiprocessors);
-        let packets = self.bytes_of_tiled_row(bytes)? / u64::from(PACKET);
-        let even = packets >= FEWEST && wave.is_multiple_of(packets);
+        if !self.is_tileable(bytes, ragged) {
+            return None;
+        }
+        let packets = View::of(&self.op.x).packets_of_row(2, ragged);
+        let divides = packets >= FEWEST && wave.is_multiple_of(packets);
         let all = packets.checked_mul(batch as u64).filter(|&all| all <= i32::MAX as u64 / 2)?;
         let (tiles, elements) = (all.div_ceil(wave), self.elements_per_multiprocessor());
-        if tiles < LEAST_TILES || elements < LEAST {
+        if tiles < LEAST_TILES || elements < LEAST || !self.steps_fit(wave / packets + 1) {
             return None;
         }
         // From three tiles on, those of a row are worth walking alone.
@@ -44,12 +50,17 @@ impl Planner<'_> {
         let in_lines = is_short && packets.is_multiple_of(LINE);
         // Tiles that begin anywhere in a line are slower: runs have to be long, and channels many.
         let others = is_short
-            && self.is_measured()
             && packets >= FEWEST_OF_OTHERS
             && tiles > 2 * LEAST_TILES
-            && dim as u64 >= 4 * multiprocessors
+            && dim as u64 >= 2 * multiprocessors
             && elements >= 2 * LEAST;
-        if !(even || in_lines || others) {
+        let wanted = if ragged {
+            let fewest = if self.is_measured() { FEWEST_RAGGED } else { FEWEST_OF_OTHERS };
+            (fewest..=MOST_RAGGED).contains(&packets)
+        } else {
+            divides || in_lines || others
+        };
+        if !wanted {
             return None;
         }
         let Shares { resident_threads, waves, threads, group_channels, channel_groups, parts, .. } =
@@ -72,7 +83,8 @@ impl Planner<'_> {
                 .int("threads", threads)
                 .int("waves_per_channel", waves)
                 .flag("split", parts > 1)
-                .flag("even", even)
+                .flag("even", divides)
+                .flag("ragged", ragged)
                 .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
             threads,
             resident: resident_threads / threads,
@@ -91,5 +103,14 @@ impl Planner<'_> {
             slices: 0,
         })
         .filter(|launch| self.is_launchable(launch))
+    }
+
+    /// Whether the bytes from a lane's packet to that of the tile before, at most so many rows back, fit 32 bits.
+    fn steps_fit(&self, rows: u64) -> bool {
+        let fits = |view: View<'_>| {
+            let most = i32::MAX as u64 / rows;
+            view.step_bytes(0).unsigned_abs() <= most
+        };
+        self.sizes.batch == 1 || self.streams().into_iter().all(fits)
     }
 }

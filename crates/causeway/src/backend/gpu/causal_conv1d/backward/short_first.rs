@@ -120,10 +120,10 @@ const SMALL: u64 = 32 << 10;
 
 /// Whether rows of `packets` packets cost walking waves more than they hold. Measured on an H200 (docs/kernels/history/backward.md).
 fn walks_badly(packets: u64, wave: u64, ragged: bool) -> bool {
-    // What a wave pays for a row, in percent of what its packets need: lanes without a packet, a quarter of a tile to enter the row,
-    // and a tile's worth of masks at ragged ends.
+    // What a wave pays for a row, in percent of what its packets need: lanes without a packet, a quarter of a tile to enter the row, or a
+    // whole one where it is ragged.
     let lanes = packets.next_power_of_two().clamp(wave / 4, wave);
-    (packets.div_ceil(lanes) * 100 + if ragged { 120 } else { 25 }) * lanes / packets > 130
+    (packets.div_ceil(lanes) * 100 + if ragged { 100 } else { 25 }) * lanes / packets > 130
 }
 
 /// Threads of a multiprocessor that `short_first` is compiled for: 1024 leave each 64 registers, 640 leave 96. Ragged rows with states

@@ -142,21 +142,21 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
         }
         "causal_conv1d_backward_tiles_first" => {
             let element = op.x.dtype().size() as u64;
-            let (seqlen, tiles, unroll) =
-                (sizes.seqlen as u64, piece * element / 512, number(plan, "unroll"));
-            assert_eq!(
-                (seqlen * element % 16, piece * element % 512),
-                (0, 0),
-                "whole packets and tiles: {plan}"
-            );
-            let odd = plan.constant("odd") == "true";
-            assert_eq!(odd, !(seqlen * element).is_multiple_of(32), "{plan}");
-            // With the packet before the row, too.
-            assert!((pieces - 1) * piece < seqlen, "no piece is empty: {plan}");
-            assert!(seqlen + u64::from(odd) * 16 / element <= pieces * piece, "all packets: {plan}");
+            let (row, tiles, unroll) =
+                (sizes.seqlen as u64 * element, piece * element / 512, number(plan, "unroll"));
+            assert_eq!(piece * element % 512, 0, "whole tiles: {plan}");
+            let row_bytes = number(plan, "row_bytes");
+            assert!([element, 16, 32].contains(&row_bytes) && row.is_multiple_of(row_bytes), "{plan}");
+            if row_bytes >= 16 {
+                assert_eq!(row_bytes == 32, row.is_multiple_of(32), "{plan}");
+                assert!((pieces - 1) * piece * element < row, "no piece is empty: {plan}");
+            }
+            // With what may lie before the row in its sector.
+            assert!(row + 32 - row_bytes <= pieces * piece * element, "all packets: {plan}");
             assert_eq!(tiles % unroll, 0, "whole steps: {plan}");
             assert_eq!(plan.constant("one_step") == "true", tiles == unroll, "{plan}");
-            assert_eq!(plan.constant("full") == "true", pieces * piece == seqlen, "{plan}");
+            let is_full = row_bytes >= 16 && pieces * piece * element == row;
+            assert_eq!(plan.constant("full") == "true", is_full, "{plan}");
             assert_eq!(plan.constant("whole_rows") == "true", pieces == 1, "{plan}");
             assert_eq!(plan.constant("split") == "true", a.parts > 1, "{plan}");
             let waves = number(plan, "waves_per_channel");
@@ -167,11 +167,11 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
             let packets = rows * pieces;
             let waves = number(plan, "waves_per_channel");
             let runs = u64::from(a.parts) * waves;
-            assert_eq!(
-                pieces * 16,
-                (sizes.seqlen as u64) * op.x.dtype().size() as u64,
-                "whole packets: {plan}"
-            );
+            let (element, ragged) = (op.x.dtype().size() as u64, plan.constant("ragged") == "true");
+            let lead = if ragged { 16 - element } else { 0 };
+            let row = sizes.seqlen as u64 * element + lead;
+            assert!(row <= pieces * 16 && pieces * 16 < row + 16, "all packets, and no more: {plan}");
+            assert!(ragged || row.is_multiple_of(16), "{plan}");
             assert_eq!(piece % 32, 0, "whole tiles: {plan}");
             assert!(runs * piece >= packets, "all packets: {plan}");
             assert!((u64::from(a.parts) - 1) * waves * piece < packets, "no block is without a run: {plan}");
@@ -293,20 +293,24 @@ fn memory_order_and_size_decide_the_kernel() {
     // Three tiles, the last of which is nearly empty, in rows that are too few to walk one behind the other; and ten tiles.
     assert_eq!(entry([3, 2048, 520], first([3, 2048, 520]), 4), "causal_conv1d_backward_short_first");
     assert_eq!(entry([8, 2048, 2504], first([8, 2048, 2504]), 4), "causal_conv1d_backward_tiles_first");
-    assert_eq!(entry([8, 2048, 1031], first([8, 2048, 1031]), 4), "causal_conv1d_backward_short_first");
-    assert_eq!(entry([8, 2048, 5119], first([8, 2048, 5119]), 4), "causal_conv1d_backward_channel_first");
+    // Ragged rows, short and long.
+    assert_eq!(entry([8, 2048, 1031], first([8, 2048, 1031]), 4), "causal_conv1d_backward_flat_first");
+    assert_eq!(entry([8, 2048, 5119], first([8, 2048, 5119]), 4), "causal_conv1d_backward_tiles_first");
     assert_eq!(entry(small, first(small), 4), "causal_conv1d_backward_short_first");
     assert_eq!(entry([2, 64, 127], first([2, 64, 127]), 4), "causal_conv1d_backward_short_first");
     // Short rows of whole packets: parts of a tile, whole lines of memory, and neither, in many channels and in few.
     assert_eq!(entry([64, 2048, 128], first([64, 2048, 128]), 4), "causal_conv1d_backward_flat_first");
     assert_eq!(entry([64, 1024, 384], first([64, 1024, 384]), 4), "causal_conv1d_backward_flat_first");
     assert_eq!(entry([40, 1000, 328], first([40, 1000, 328]), 4), "causal_conv1d_backward_flat_first");
-    assert_eq!(entry([40, 500, 328], first([40, 500, 328]), 4), "causal_conv1d_backward_short_first");
-    let plain = Backward {
-        activation: Activation::None,
-        ..call(DType::BF16, [40, 1000, 328], first([40, 1000, 328]), 4)
+    assert_eq!(entry([80, 250, 328], first([80, 250, 328]), 4), "causal_conv1d_backward_short_first");
+    let plain = |shape| {
+        let plain = Backward { activation: Activation::None, ..call(DType::BF16, shape, first(shape), 4) };
+        planned(&plain).entry()
     };
-    assert_eq!(planned(&plain).entry(), "causal_conv1d_backward_short_first");
+    assert_eq!(plain([40, 1000, 328]), "causal_conv1d_backward_flat_first");
+    // Ragged rows of nine packets are worth it with SiLU alone.
+    assert_eq!(entry([90, 1000, 61], first([90, 1000, 61]), 4), "causal_conv1d_backward_flat_first");
+    assert_eq!(plain([90, 1000, 61]), "causal_conv1d_backward_short_first");
     let full = [5, 2952, 7160];
     assert_eq!(
         planned(&call(DType::F32, full, first(full), 4)).entry(),
@@ -331,6 +335,9 @@ fn rows_of_whole_packets_are_walked_in_tiles() {
         ([1, 3934, 4008], Some((1, 1, 512, false))),
         // 143 tiles: pieces are rounded up to steps, and no block is left without one.
         ([1, 120, 36_600], Some((15, 2, 512, false))),
+        // Ragged rows are as long as with what may lie before them.
+        ([3, 1558, 2816 - 15], Some((1, 1, 768, false))),
+        ([1, 120, 36_345], Some((15, 2, 512, false))),
         // Large calls, in many rounds and in nearly two; and rows of four tiles.
         ([5, 2952, 7160], Some((1, 3, 640, false))),
         ([3, 1558, 5816], Some((1, 3, 640, false))),
@@ -592,8 +599,14 @@ fn blocks_of_a_group_are_a_cluster_in_calls_of_middling_size() {
 fn odd_rows_keep_wide_accesses_when_all_tensors_share_their_residues() {
     let shape = [40, 640, 4095];
     let mut op = call(DType::BF16, shape, first(shape), 4);
+    assert_eq!(number(&planned(&op), "row_bytes"), 2);
+    // What lies before the first row may not be memory.
+    op.x = read(X + 2, DType::BF16, &shape, &first(shape));
+    op.dy = read(DY + 2, DType::BF16, &shape, &first(shape));
+    op.dx = written(DX + 2, DType::BF16, &shape, &first(shape));
     let plan = planned(&op);
     assert_eq!((number(&plan, "bytes"), plan.constant("ragged")), (16, "true"));
+    op = call(DType::BF16, shape, first(shape), 4);
     op.dx = written(DX + 4, DType::BF16, &shape, &first(shape));
     let plan = planned(&op);
     assert_eq!((number(&plan, "bytes"), number(&plan, "packets")), (4, 4));

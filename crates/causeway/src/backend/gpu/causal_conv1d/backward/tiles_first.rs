@@ -1,6 +1,6 @@
 //! The backward planner of plain calls where neighbouring positions are neighbours in memory: tiles that waves with few registers walk.
 
-use super::super::{Constants, PACKET, kernel, weight_access};
+use super::super::{Constants, PACKET, View, kernel, weight_access};
 use super::tiles::{self, FirstBlocks, Pace, SECTOR, SHARED_RESERVED, Shares};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::DeviceFacts;
@@ -28,23 +28,24 @@ struct Cut {
 }
 
 impl Planner<'_> {
-    /// Rows that are whole tiles, in calls whose blocks are all resident at once or walk little. `bytes`: the packets that all rows begin with.
-    pub(super) fn whole_tiles_first(&self, bytes: Option<u32>) -> Option<Launch> {
+    /// Rows that are whole tiles, in calls whose blocks are all resident at once or walk little. `bytes`: the packets of which all rows of all
+    /// tensors begin at the same distance from a multiple.
+    pub(super) fn whole_tiles_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
         let Sizes { batch, dim, .. } = *self.sizes;
-        let row = self.bytes_of_tiled_row(bytes)?;
-        let tiles = row / self.tile_bytes();
+        let tiles = self.row_bytes() / self.tile_bytes();
         let elements = self.elements_per_multiprocessor();
         let enough = elements > if self.element() == 2 { 16 << 10 } else { 32 << 10 };
-        if !enough || !row.is_multiple_of(self.tile_bytes()) {
+        let whole = !ragged && self.row_bytes().is_multiple_of(self.tile_bytes());
+        if !enough || !whole || !self.is_tileable(bytes, ragged) {
             return None;
         }
         let room = Room::of(self.facts, self.shared_bytes_of_wave());
         let cut = whole_tiles(batch as u64, dim as u64, tiles, self.element(), room)?;
-        self.launch_tiles(&cut, tiles)
+        self.launch_tiles(&cut, tiles, ragged)
     }
 
-    /// Rows of whole packets. `bytes`: as for `whole_tiles_first`.
-    pub(super) fn tiles_first(&self, bytes: Option<u32>) -> Option<Launch> {
+    /// Rows of any length. `bytes`: as for `whole_tiles_first`.
+    pub(super) fn tiles_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
         /// Fitted to 540 ways to share out the rows of 18 drawn calls (docs/kernels/history/backward-first.md, "Rows that end inside a tile").
         const BLOCKS: FirstBlocks = FirstBlocks {
             threads: 128,
@@ -73,7 +74,12 @@ impl Planner<'_> {
         /// Fewest tiles of a row. With fewer, the last one, which is slower, is too large a part.
         const LEAST: u64 = 5;
         let Sizes { batch, dim, .. } = *self.sizes;
-        let tiles = self.bytes_of_tiled_row(bytes)?.div_ceil(self.tile_bytes());
+        if !self.is_tileable(bytes, ragged) {
+            return None;
+        }
+        // What may lie before a row in its first tile.
+        let lead = if ragged { u64::from(SECTOR - self.element()) } else { 0 };
+        let tiles = (self.row_bytes() + lead).div_ceil(self.tile_bytes());
         if tiles < LEAST {
             return None;
         }
@@ -100,20 +106,25 @@ impl Planner<'_> {
         let each = each.next_multiple_of(if each >= 16 { 4 } else { 2 });
         let parts = parts.min((batch as u64 * tiles.div_ceil(each)).div_ceil(waves));
         let resident = resident_threads / threads;
-        self.launch_tiles(&Cut { threads, resident, one_round: false, waves, parts, tiles: each }, tiles)
+        let cut = Cut { threads, resident, one_round: false, waves, parts, tiles: each };
+        self.launch_tiles(&cut, tiles, ragged)
     }
 
-    /// Bytes of a row, in a plain call with asynchronous copies whose rows are whole packets.
-    pub(super) fn bytes_of_tiled_row(&self, bytes: Option<u32>) -> Option<u64> {
-        let row = self.sizes.seqlen as u64 * u64::from(self.element());
-        let plain = bytes == Some(PACKET)
-            && row.is_multiple_of(u64::from(PACKET))
-            && row <= i32::MAX as u64 / 2
+    /// Whether waves can fetch whole packets of a plain call's rows. `bytes`: as for `whole_tiles_first`. What lies before a ragged row in its
+    /// first packet has to be the tensor's memory.
+    pub(super) fn is_tileable(&self, bytes: u32, ragged: bool) -> bool {
+        let begins_packet = |view: View<'_>| view.span().0.is_multiple_of(u64::from(PACKET));
+        bytes == PACKET
+            && self.row_bytes() <= i32::MAX as u64 / 2
             && self.sizes.width <= 4
             && self.has_async_copy(PACKET)
             && !self.has_boundaries()
-            && !self.meets_states();
-        plain.then_some(row)
+            && !self.meets_states()
+            && (!ragged || self.read_streams().all(begins_packet))
+    }
+
+    fn row_bytes(&self) -> u64 {
+        self.sizes.seqlen as u64 * u64::from(self.element())
     }
 
     /// Whether the call is one of those that the rules for large calls and for most short rows were measured with.
@@ -138,15 +149,20 @@ impl Planner<'_> {
     }
 
     /// `tiles`: of a row.
-    fn launch_tiles(&self, cut: &Cut, tiles: u64) -> Option<Launch> {
+    fn launch_tiles(&self, cut: &Cut, tiles: u64, ragged: bool) -> Option<Launch> {
         let &Cut { threads, resident, one_round, waves, parts, tiles: each } = cut;
         let block_waves = threads / self.facts.wave_size;
         let channels = u64::from(block_waves) / waves;
         let unroll = if each.is_multiple_of(4) { 4 } else { 2 };
         let piece = each * self.tile_bytes() / u64::from(self.element());
         let pieces = tiles.div_ceil(each);
-        // With the empty lane of a row that begins inside a sector, the row is as many tiles.
-        let odd = !(self.sizes.seqlen as u64 * u64::from(self.element())).is_multiple_of(u64::from(SECTOR));
+        // With the empty lane of a row of whole packets that begins inside a sector, the row is as many tiles.
+        let whole_sectors = self.row_bytes().is_multiple_of(u64::from(SECTOR));
+        let row_bytes = match (ragged, whole_sectors) {
+            (true, _) => self.element(),
+            (false, true) => SECTOR,
+            (false, false) => PACKET,
+        };
         // What blocks of a channel tell each other with, besides.
         let shared = block_waves * self.shared_bytes_of_wave() + 4;
         Some(Launch {
@@ -156,8 +172,8 @@ impl Planner<'_> {
                 .int("waves_per_channel", waves)
                 .flag("split", parts > 1)
                 .flag("whole_rows", pieces == 1)
-                .flag("full", (self.sizes.seqlen as u64).is_multiple_of(piece))
-                .flag("odd", odd)
+                .flag("full", !ragged && (self.sizes.seqlen as u64).is_multiple_of(piece))
+                .int("row_bytes", row_bytes)
                 .flag("one_step", each == unroll)
                 .int("unroll", unroll)
                 .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
