@@ -20,6 +20,9 @@ const LINE_PACKET: u32 = 8;
 /// Ways to share a call out that are compared: one tile, and three groupings of it; three where all blocks run at once.
 const MOST_WAYS: usize = 7;
 
+/// Elements of x for each multiprocessor in the calls with which joining entries to fill the device was measured.
+const LARGE: u64 = 240 << 10;
+
 impl Planner<'_> {
     pub(super) fn channel_last(&self) -> Option<Launch> {
         self.channel_last_with(true)
@@ -163,10 +166,15 @@ impl Planner<'_> {
         let best = all.iter().map(|(time, ..)| *time).min()?;
         let (sharing, walk) =
             candidates::least(all.into_iter().map(|(time, sharing, walk)| (time, (sharing, walk))))?;
-        // By more than the model is wrong by.
+        // By more than the model is wrong by. In large calls, also where a tenth of the device is idle otherwise: fewer blocks are faster each,
+        // but not by as much as the model says.
+        let idles = |walk: &tiles::LastWalk| walk.blocks < walk.resident / 10 * 9;
+        let fills = |walk: &tiles::LastWalk| !idles(walk) && walk.blocks <= walk.resident;
+        let unfilled = elements_each >= LARGE && idles(&walk);
         let joins = batch > 1
-            && timed(1, (batch * seqlen) as u64, Some(seqlen as u64))
-                .any(|(joined, ..)| joined < best / 20 * 19);
+            && timed(1, (batch * seqlen) as u64, Some(seqlen as u64)).any(|(joined, _, other)| {
+                joined < best / 20 * 19 || unfilled && fills(&other) && joined < best / 20 * 21
+            });
 
         let LastSharing { tile, lanes, .. } = sharing;
         let (shared_bytes, sums) = (shared_bytes(&sharing), sums(lanes));

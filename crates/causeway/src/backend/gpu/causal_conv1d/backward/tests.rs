@@ -694,6 +694,9 @@ fn entries_are_joined_where_that_fills_the_device() {
     let (many, even) = ([637, 256, 80], [8, 2048, 1024]);
     assert_eq!((length(many, last(many)), length(even, last(even))), (80, 0));
     assert_eq!(length(many, [256 * 81, 1, 256]), 0);
+    // A large call, of which 100 entries leave 18 of 132 multiprocessors idle; in one of 16 they leave two.
+    let (idle, full) = ([100, 704, 944], [16, 536, 3808]);
+    assert_eq!((length(idle, last(idle)), length(full, last(full))), (944, 0));
     let plan = planned(&call(DType::BF16, many, last(many), 4));
     assert_eq!(plan.constant("cu_seqlens"), "1", "{plan}");
     // A single position has no pitch.
