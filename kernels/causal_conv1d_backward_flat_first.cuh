@@ -9,8 +9,8 @@
 // tiles ahead; the next has already arrived. A lane reads its halo of x from there, where the packet before its own lies, and gets the
 // halo of g, width-1 gradients to its right, by shuffles. Both are zero at a row's ends.
 //
-// Ragged rows begin and end inside a packet, each at another element. All are taken as having as many packets, the last of which may lie behind
-// the row. Elements of a packet before its row belong to another row, and are set to zero in the ring. Those behind it are not fetched.
+// Ragged rows begin and end inside a packet, each at another element. All rows are given the same number of packets; the last may lie wholly behind
+// its row. Elements of a packet before its row belong to another row, and are set to zero in the ring. Elements behind the row are not fetched.
 //
 // Cost per element: x, dy and dx once. Instructions with SiLU: the 24.5 of channel-last, and 50 to 100 for addresses, loop, shuffles and
 // ends of rows, divided by COUNT, the positions of a packet; ragged rows take 75 more in each tile with an end of a row.
@@ -20,8 +20,8 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Rows have `pieces` packets, and begin at the same distance from a multiple of 16 bytes in all tensors. The packet in which a row begins lies in
-// the tensor's memory. A wave's run has `piece` packets.
+// Rows have `pieces` packets. A row begins equally far behind a multiple of 16 bytes in x, dy and dx; rows may differ. The packet in which a row
+// begins lies in the tensor's memory. A wave's run has `piece` packets.
 //
 //   struct Tile {
 //       static constexpr int threads;             of a block
@@ -62,7 +62,7 @@ private:
     // A lane's packet of a tile, walked from tile to tile.
     struct Place {
         i32 packet;  // of its row
-        char* at;    // in ragged rows, as if the row began with a packet
+        char* at;    // the row's begin + 16 · packet; in ragged rows that is inside the lane's packet in memory
     };
 
     // Bytes from a lane's packet to that of the tile before, where that is as many rows back as a tile has, and where it is one more.
@@ -77,7 +77,7 @@ private:
         load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
         lane = (i32)lane_index();
         const i32 count = minimum(all - begin, (i32)a.piece);
-        has_before = !EVEN && begin > 0 ? 1 : 0;
+        const i32 has_before = !EVEN && begin > 0 ? 1 : 0;  // there are packets before the run
         packets_back = LANES / (i32)a.pieces * (i32)a.pieces - LANES;
         x_steps = steps(a.x), dy_steps = steps(a.dy), dx_steps = steps(a.dx);
         // The lane's packet of the run's last tile: its number in the run, which may be behind its end, and in its row.
@@ -246,7 +246,6 @@ private:
     i32 channel, lane;
     i32 packets_back;                         // from a packet to that of the tile before, by its number in the row
     Steps x_steps, dy_steps, dx_steps;
-    i32 has_before;                           // 1 where there are packets before the run
     i32 fetch_number, fetch_count;            // the lane's packet that is fetched next: its number, with one before the run, and how many there are
     i32 fetch_packet;                         // as in Place
     char *x_from, *dy_from;

@@ -11,7 +11,7 @@
 // tile walked before. Where a piece ends inside its row, width-1 lanes compute one gradient each.
 //
 // A piece is whole steps of two or four tiles. Those that reach behind the row are walked tile by tile. A row's first tile begins with the sector
-// of 32 bytes in which the row does: its first lane may lie before the row. Ragged rows begin and end inside a packet. Elements of a packet
+// of 32 bytes in which the row does. Where that is the sector's second half, the first lane lies before the row. Ragged rows begin and end inside a packet. Elements of a packet
 // before its row belong to another row, and are set to zero in the ring. Those behind it are not fetched.
 //
 // Cost per element: x, dy and dx once. Instructions with SiLU: the 24.5 of channel-last, and 3 shuffles, 3 selects and 10 to 20
@@ -22,7 +22,8 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Rows begin at the same distance from a multiple of 16 bytes in all tensors. The packet in which a row begins lies in the tensor's memory.
+// A row begins equally far behind a multiple of 16 bytes in x, dy and dx; rows may differ. The packet in which a row begins lies in the
+// tensor's memory.
 //
 //   struct Tile {
 //       static constexpr int threads;             of a block
@@ -30,7 +31,8 @@ namespace causal_conv1d {
 //       static constexpr bool split;              there are several parts
 //       static constexpr bool whole_rows;         a row is one piece
 //       static constexpr bool full;               no piece reaches behind its row
-//       static constexpr int row_bytes;           rows begin and end on a multiple of so many bytes: 32, 16, or an element's
+//       static constexpr int row_bytes;           32 or 16: rows are whole packets, and their length is a multiple of so many bytes;
+//                                                 the size of an element: rows begin or end inside a packet
 //       static constexpr bool one_step;           a piece is one step of the walk
 //       static constexpr int unroll;              tiles of a step, 2 or 4
 //       static constexpr int weight_bytes;        see load_parameters
@@ -43,7 +45,7 @@ template <class Problem, class Tile> class TilesFirstBackward {
     // Tiles in the ring, and of a step.
     static constexpr int STAGES = 4, UNROLL = Tile::unroll;
     static constexpr bool WHOLE_ROWS = Tile::whole_rows, FULL = Tile::full, ONE_STEP = Tile::one_step;
-    static constexpr bool RAGGED = Tile::row_bytes < 16;  // rows begin and end inside a packet
+    static constexpr bool RAGGED = Tile::row_bytes < 16;  // rows begin or end inside a packet
     static constexpr bool ODD = Tile::row_bytes < 32;     // or inside a sector of memory
     static constexpr int HALO_BYTES = HALO * SIZE <= 4 ? 4 : HALO * SIZE <= 8 ? 8 : 16;
     static constexpr u32 TILE_BYTES = WAVE_SIZE * 16, RING = STAGES * TILE_BYTES;

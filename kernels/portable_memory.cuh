@@ -164,7 +164,7 @@ template <int Bytes> CAUSEWAY_DEVICE void store(void* address, const Packet<Byte
 #endif
 }
 
-// As store where `wanted`. On NVIDIA it is predicated, and the value is computed either way: the compiler would sink the arithmetic
+// As store where `flag` is not 0. On NVIDIA it is predicated, and the value is computed either way: the compiler would sink the arithmetic
 // into a branch, and its loads with it.
 template <int Bytes> CAUSEWAY_DEVICE void store_if(u32 flag, void* address, const Packet<Bytes>& p) {
 #if defined(CAUSEWAY_NVIDIA)

@@ -34,6 +34,9 @@ pub struct Placement {
     /// Axes with stride 0: every position is the same element. Inputs only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub broadcast: Vec<usize>,
+    /// The stride of each axis that has one element, where any number is as good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub single: Option<i64>,
     /// Elements by which the tensor's lowest address is off a multiple of 64 bytes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub offset: i64,
@@ -121,6 +124,11 @@ impl Placement {
                 strides[axis] = -stride;
             }
             stride = stride.saturating_mul(shape[axis].max(1));
+        }
+        for (axis, stride) in strides.iter_mut().enumerate() {
+            if let Some(single) = self.single.filter(|_| shape[axis] == 1) {
+                *stride = single;
+            }
         }
         Ok(Arrangement {
             dtype,

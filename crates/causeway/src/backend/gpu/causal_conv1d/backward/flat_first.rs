@@ -1,7 +1,7 @@
 //! The backward planner of plain calls where neighbouring positions are neighbours in memory, and rows are short: waves that walk the packets
 //! of all rows of a channel, one row behind the other.
 
-use super::super::{Constants, View, kernel, weight_access};
+use super::super::{Constants, PACKET, View, kernel, weight_access};
 use super::tiles::{self, FirstBlocks, Pace, Shares};
 use super::{BackwardArguments, Launch, Planner};
 use crate::causal_conv1d::Sizes;
@@ -12,7 +12,7 @@ kernel!(FLAT_FIRST, "backward_flat_first", "backward_flat_first", BackwardArgume
 const LEAST: u64 = 16 << 10;
 
 impl Planner<'_> {
-    /// Short rows. `bytes`: the packets of which all rows of all tensors begin at the same distance from a multiple.
+    /// Short rows. `bytes`: the widest packet for which the rows of all tensors have the same residue.
     pub(super) fn flat_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
         const BLOCKS: FirstBlocks = FirstBlocks {
             threads: 128,
@@ -42,7 +42,7 @@ impl Planner<'_> {
         let divides = packets >= FEWEST && wave.is_multiple_of(packets);
         let all = packets.checked_mul(batch as u64).filter(|&all| all <= i32::MAX as u64 / 2)?;
         let (tiles, elements) = (all.div_ceil(wave), self.elements_per_multiprocessor());
-        if tiles < LEAST_TILES || elements < LEAST || !self.steps_fit(wave / packets + 1) {
+        if tiles < LEAST_TILES || elements < LEAST || !self.steps_fit(wave, packets) {
             return None;
         }
         // From three tiles on, those of a row are worth walking alone.
@@ -105,12 +105,12 @@ impl Planner<'_> {
         .filter(|launch| self.is_launchable(launch))
     }
 
-    /// Whether the bytes from a lane's packet to that of the tile before, at most so many rows back, fit 32 bits.
-    fn steps_fit(&self, rows: u64) -> bool {
-        let fits = |view: View<'_>| {
-            let most = i32::MAX as u64 / rows;
-            view.step_bytes(0).unsigned_abs() <= most
-        };
-        self.sizes.batch == 1 || self.streams().into_iter().all(fits)
+    /// Whether the bytes from a lane's packet to that of the tile before fit 32 bits. Lanes behind the last row of a single entry go by its
+    /// stride, too, before they come back to that row.
+    fn steps_fit(&self, wave: u64, packets: u64) -> bool {
+        let (rows, own) = (wave / packets + 1, u64::from(PACKET) * (wave + packets));
+        let most = (i32::MAX as u64).saturating_sub(own) / rows;
+        let element = u64::from(self.element());
+        self.streams().into_iter().all(|view| view.stride(0).unsigned_abs().saturating_mul(element) <= most)
     }
 }

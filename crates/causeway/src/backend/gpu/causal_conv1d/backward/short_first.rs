@@ -118,7 +118,8 @@ impl Planner<'_> {
 /// Elements of x for each multiprocessor up to which waves that walk rows do not fill the device.
 const SMALL: u64 = 32 << 10;
 
-/// Whether rows of `packets` packets cost walking waves more than they hold. Measured on an H200 (docs/kernels/history/backward.md).
+/// Whether rows of `packets` packets cost walking waves more than they hold. Measured on an H200 (docs/kernels/history/backward.md,
+/// and for ragged rows backward-first.md).
 fn walks_badly(packets: u64, wave: u64, ragged: bool) -> bool {
     // What a wave pays for a row, in percent of what its packets need: lanes without a packet, a quarter of a tile to enter the row, or a
     // whole one where it is ragged.

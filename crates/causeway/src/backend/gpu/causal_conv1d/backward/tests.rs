@@ -168,7 +168,7 @@ fn assert_covers(op: &Backward<'_>, plan: &Plan, facts: &DeviceFacts) {
             let waves = number(plan, "waves_per_channel");
             let runs = u64::from(a.parts) * waves;
             let (element, ragged) = (op.x.dtype().size() as u64, plan.constant("ragged") == "true");
-            let lead = if ragged { 16 - element } else { 0 };
+            let lead = if ragged { 16 - u64::from(View::of(&op.x).access(2)) } else { 0 };
             let row = sizes.seqlen as u64 * element + lead;
             assert!(row <= pieces * 16 && pieces * 16 < row + 16, "all packets, and no more: {plan}");
             assert!(ragged || row.is_multiple_of(16), "{plan}");
@@ -326,7 +326,7 @@ fn memory_order_and_size_decide_the_kernel() {
 }
 
 #[test]
-fn rows_of_whole_packets_are_walked_in_tiles() {
+fn long_rows_are_walked_in_tiles() {
     // Pieces, parts, threads that should be resident, and whether all pieces are whole tiles.
     for (shape, expected) in [
         ([1, 136, 581_416], Some((15, 15, 512, false))),
@@ -335,7 +335,7 @@ fn rows_of_whole_packets_are_walked_in_tiles() {
         ([1, 3934, 4008], Some((1, 1, 512, false))),
         // 143 tiles: pieces are rounded up to steps, and no block is left without one.
         ([1, 120, 36_600], Some((15, 2, 512, false))),
-        // Ragged rows are as long as with what may lie before them.
+        // Ragged rows: up to 30 bytes before a row count as well.
         ([3, 1558, 2816 - 15], Some((1, 1, 768, false))),
         ([1, 120, 36_345], Some((15, 2, 512, false))),
         // Large calls, in many rounds and in nearly two; and rows of four tiles.
@@ -685,6 +685,46 @@ fn f64_is_refused() {
     let sizes = call(DType::F32, shape, first(shape), 4).validate().unwrap();
     let op = call(DType::F64, shape, first(shape), 4);
     assert!(matches!(plan(&op, &sizes, &DeviceFacts::h200()), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn ragged_short_rows_are_covered() {
+    for (dtype, shape) in [
+        (DType::BF16, [16, 1907, 710]),
+        (DType::BF16, [16, 1907, 714]),
+        (DType::F16, [33, 646, 703]),
+        (DType::F32, [28, 2370, 113]),
+        (DType::F32, [28, 2370, 114]),
+        (DType::BF16, [1, 1400, 1571]),
+    ] {
+        let op = call(dtype, shape, first(shape), 4);
+        let plan = planned(&op);
+        assert_eq!(plan.entry(), "causal_conv1d_backward_flat_first", "{plan}");
+        assert_covers(&op, &plan, &DeviceFacts::h200());
+    }
+    // Rows without slack: each begins with a packet.
+    let (shape, strides) = ([40, 1600, 205], [1600 * 208, 208, 1]);
+    let op = call(DType::BF16, shape, strides, 4);
+    let plan = planned(&op);
+    assert_eq!((plan.entry(), arguments(&plan).pieces), ("causal_conv1d_backward_flat_first", 26), "{plan}");
+    assert_covers(&op, &plan, &DeviceFacts::h200());
+}
+
+#[test]
+fn entries_too_far_apart_for_32_bits_are_not_walked_one_behind_the_other() {
+    let entry = |shape: [i64; 3], stride| {
+        planned(&call(DType::BF16, shape, [stride, shape[2], 1], 4)).entry()
+            == "causal_conv1d_backward_flat_first"
+    };
+    // Steps of one row, and of two where a row has fewer packets than a tile.
+    assert!(entry([2, 1400, 1571], (1 << 30) - (1 << 12)));
+    assert!(!entry([2, 1400, 1571], 1 << 30));
+    assert!(entry([40, 3000, 205], (1 << 29) - (1 << 12)));
+    assert!(!entry([40, 3000, 205], 1 << 29));
+    // Lanes behind the last row of a single entry go by its stride.
+    assert!(entry([1, 1400, 1571], 1400 * 1571));
+    assert!(!entry([1, 1400, 1571], 1 << 31));
+    assert!(!entry([1, 700_000, 1571], 700_000 * 1571));
 }
 
 #[test]

@@ -28,20 +28,20 @@ struct Cut {
 }
 
 impl Planner<'_> {
-    /// Rows that are whole tiles, in calls whose blocks are all resident at once or walk little. `bytes`: the packets of which all rows of all
-    /// tensors begin at the same distance from a multiple.
+    /// Rows that are whole tiles, in calls whose blocks are all resident at once or walk little. `bytes`: the widest packet
+    /// for which the rows of all tensors have the same residue.
     pub(super) fn whole_tiles_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
         let Sizes { batch, dim, .. } = *self.sizes;
         let tiles = self.row_bytes() / self.tile_bytes();
         let elements = self.elements_per_multiprocessor();
         let enough = elements > if self.element() == 2 { 16 << 10 } else { 32 << 10 };
         let whole = !ragged && self.row_bytes().is_multiple_of(self.tile_bytes());
-        if !enough || !whole || !self.is_tileable(bytes, ragged) {
+        if !enough || !whole || !self.is_tileable(bytes, false) {
             return None;
         }
         let room = Room::of(self.facts, self.shared_bytes_of_wave());
         let cut = whole_tiles(batch as u64, dim as u64, tiles, self.element(), room)?;
-        self.launch_tiles(&cut, tiles, ragged)
+        self.launch_tiles(&cut, tiles, false)
     }
 
     /// Rows of any length. `bytes`: as for `whole_tiles_first`.
@@ -127,7 +127,7 @@ impl Planner<'_> {
         self.sizes.seqlen as u64 * u64::from(self.element())
     }
 
-    /// Whether the call is one of those that the rules for large calls and for most short rows were measured with.
+    /// Whether the call is one of those that the rules for large calls, and for ragged rows of few packets, were measured with.
     pub(super) fn is_measured(&self) -> bool {
         self.element() == 2 && self.op.activation == Activation::Silu
     }
