@@ -164,9 +164,9 @@ template <int Bytes> CAUSEWAY_DEVICE void store(void* address, const Packet<Byte
 #endif
 }
 
-// As store where `flag` is not 0. On NVIDIA it is predicated, and the value is computed either way: the compiler would sink the arithmetic
-// into a branch, and its loads with it.
-template <int Bytes> CAUSEWAY_DEVICE void store_if(u32 flag, void* address, const Packet<Bytes>& p) {
+// As store where `flag` is not 0, which may be a bit of a mask. On NVIDIA it is predicated, and the value is computed either way: the compiler
+// would sink the arithmetic into a branch, and its loads with it.
+template <int Bytes> CAUSEWAY_DEVICE void store_flagged(u32 flag, void* address, const Packet<Bytes>& p) {
 #if defined(CAUSEWAY_NVIDIA)
     if constexpr (Bytes == 16) {
         asm volatile("{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5}; }" ::"r"(flag),
@@ -188,6 +188,15 @@ template <int Bytes> CAUSEWAY_DEVICE void store_if(u32 flag, void* address, cons
     }
 #else
     if (flag != 0) store<Bytes>(address, p);
+#endif
+}
+
+// The same where `wanted`.
+template <int Bytes> CAUSEWAY_DEVICE void store_if(bool wanted, void* address, const Packet<Bytes>& p) {
+#if defined(CAUSEWAY_NVIDIA)
+    store_flagged<Bytes>(wanted, address, p);
+#else
+    if (wanted) store<Bytes>(address, p);
 #endif
 }
 

@@ -97,7 +97,7 @@ template <typename T> CAUSEWAY_DEVICE void store_some(char* address, const Packe
         const u32 whole = ~(~0u << (to >> 1)) & (~0u << ((from + 1) >> 1));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            store_if<4>(whole & 1u << i, address + i * 4, Packet<4>{{packet.word[i]}});
+            store_flagged<4>(whole & 1u << i, address + i * 4, Packet<4>{{packet.word[i]}});
         }
         store_if<2>((from & 1) != 0 && from < to, address + from * 2, Packet<2>{{word_of(packet, from >> 1) >> 16}});
         store_if<2>((to & 1) != 0 && from < to, address + to * 2 - 2, Packet<2>{{word_of(packet, to >> 1)}});
