@@ -11,8 +11,10 @@
 // tile walked before. Where a piece ends inside its row, width-1 lanes compute one gradient each.
 //
 // A piece is whole steps of two or four tiles. Those that reach behind the row are walked tile by tile. A row's first tile begins with the sector
-// of 32 bytes in which the row does. Where that is the sector's second half, the first lane lies before the row. Ragged rows begin and end inside a packet. Elements of a packet
-// before its row belong to another row, and are set to zero in the ring. Those behind it are not fetched.
+// of 32 bytes in which the row does. Where that is the sector's second half, the first lane lies before the row.
+//
+// Ragged rows begin and end inside a packet. Elements of a packet before its row belong to another row, and are set to zero in the ring.
+// Elements behind the row are not fetched.
 //
 // Cost per element: x, dy and dx once. Instructions with SiLU: the 24.5 of channel-last, and 3 shuffles, 3 selects and 10 to 20
 // for addresses and loop, divided by COUNT, the positions of a packet.

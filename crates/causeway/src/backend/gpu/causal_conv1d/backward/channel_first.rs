@@ -60,9 +60,8 @@ impl Planner<'_> {
         let aligned = self.all_streams().all(|view| view.access(2) >= bytes);
         let ragged = bytes > element && !(aligned && seqlen % i64::from(bytes / element) == 0);
         let plain = || {
-            let whole_tiles =
-                self.whole_tiles_first(bytes, ragged).or_else(|| self.flat_first(bytes, ragged));
-            whole_tiles
+            self.whole_tiles_first(bytes, ragged)
+                .or_else(|| self.flat_first(bytes, ragged))
                 .or_else(|| self.short_first(bytes, ragged))
                 .or_else(|| self.tiles_first(bytes, ragged))
         };
