@@ -418,6 +418,9 @@ fn placement(random: &mut Random, rank: usize, role: Role) -> Placement {
     }
     placement.order = order;
     placement.reversed = (0..rank).filter(|_| random.once_in(12)).collect();
+    if random.once_in(2) {
+        placement.single = Some(*random.one_of(&[-1, 0, 1, 3, 1 << 20, 1 << 33, -(1 << 33)]));
+    }
     if role == Role::Input && random.once_in(6) {
         placement.broadcast = vec![random.below(rank)];
     }

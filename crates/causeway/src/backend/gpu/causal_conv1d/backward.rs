@@ -295,7 +295,7 @@ impl Planner<'_> {
     fn general(&self) -> Launch {
         let Sizes { batch, dim, seqlen, width, .. } = *self.sizes;
         let x = View::of(&self.op.x);
-        let dim_fastest = x.stride(1).unsigned_abs() < x.stride(2).unsigned_abs();
+        let dim_fastest = x.is_nearer(1, 2);
         let General { threads, channels, positions, slices, shared_bytes } =
             tiles::general(width, dim_fastest);
         let channel_groups = (dim as u64).div_ceil(u64::from(channels));

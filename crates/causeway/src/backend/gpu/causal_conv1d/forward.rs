@@ -386,7 +386,7 @@ impl Planner<'_> {
         const THREADS: u32 = 128;
         const RUN: i64 = 4;
         let x = View::of(&self.op.x);
-        let dim_fastest = x.stride(1).unsigned_abs() < x.stride(2).unsigned_abs();
+        let dim_fastest = x.is_nearer(1, 2);
         let tile = Constants::new("Tile").int("threads", THREADS).flag("dim_fastest", dim_fastest);
         let Sizes { batch, dim, seqlen, .. } = *self.sizes;
         // Threads: one for each run of a channel, or a wave for each head at a position.

@@ -162,8 +162,16 @@ impl View<'_> {
         self.meta.shape[axis]
     }
 
+    /// Elements between neighbours along an axis; 0 where there is only one, whose stride may be any number. So kernels that let idle lanes
+    /// go on to places that no element has stay at that one, and no choice depends on such a stride.
     fn stride(&self, axis: usize) -> i64 {
-        self.meta.strides[axis]
+        if self.size(axis) <= 1 { 0 } else { self.meta.strides[axis] }
+    }
+
+    /// Whether neighbours along axis `one` are nearer in memory than those along `other`. Without neighbours there is nothing to be near.
+    fn is_nearer(&self, one: usize, other: usize) -> bool {
+        let steps = self.stride(one).unsigned_abs() < self.stride(other).unsigned_abs();
+        self.size(one) > 1 && (self.size(other) <= 1 || steps)
     }
 
     /// True if neighbours along the axis are neighbours in memory (or there is only one).
@@ -173,7 +181,7 @@ impl View<'_> {
 
     /// Bytes between neighbours along an axis; 0 where there is only one.
     fn step_bytes(&self, axis: usize) -> i64 {
-        if self.size(axis) <= 1 { 0 } else { self.stride(axis).saturating_mul(self.meta.dtype.size() as i64) }
+        self.stride(axis).saturating_mul(self.meta.dtype.size() as i64)
     }
 
     /// The lowest address of the view, and the one after its highest element. Meaningless for an empty view.

@@ -194,7 +194,7 @@ fn arguments(op: &Update<'_>, sizes: &UpdateSizes) -> UpdateArguments {
     let strides = |view: View<'_>| Strides3 {
         batch: view.stride(0),
         dim: view.stride(1),
-        seqlen: view.meta.strides.get(2).copied().unwrap_or(0),
+        seqlen: if view.meta.shape.len() > 2 { view.stride(2) } else { 0 },
     };
     UpdateArguments {
         x_strides: strides(View::of(&op.x)),

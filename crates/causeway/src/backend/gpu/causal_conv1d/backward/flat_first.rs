@@ -105,12 +105,10 @@ impl Planner<'_> {
         .filter(|launch| self.is_launchable(launch))
     }
 
-    /// Whether the bytes from a lane's packet to that of the tile before fit 32 bits. Lanes behind the last row of a single entry go by its
-    /// stride, too, before they come back to that row.
+    /// Whether the bytes from a lane's packet to that of the tile before fit 32 bits.
     fn steps_fit(&self, wave: u64, packets: u64) -> bool {
         let (rows, own) = (wave / packets + 1, u64::from(PACKET) * (wave + packets));
         let most = (i32::MAX as u64).saturating_sub(own) / rows;
-        let element = u64::from(self.element());
-        self.streams().into_iter().all(|view| view.stride(0).unsigned_abs().saturating_mul(element) <= most)
+        self.streams().into_iter().all(|view| view.step_bytes(0).unsigned_abs() <= most)
     }
 }

@@ -721,10 +721,34 @@ fn entries_too_far_apart_for_32_bits_are_not_walked_one_behind_the_other() {
     assert!(!entry([2, 1400, 1571], 1 << 30));
     assert!(entry([40, 3000, 205], (1 << 29) - (1 << 12)));
     assert!(!entry([40, 3000, 205], 1 << 29));
-    // Lanes behind the last row of a single entry go by its stride.
-    assert!(entry([1, 1400, 1571], 1400 * 1571));
-    assert!(!entry([1, 1400, 1571], 1 << 31));
-    assert!(!entry([1, 700_000, 1571], 700_000 * 1571));
+    // A single entry has none that it is apart from.
+    assert!(entry([1, 1400, 1571], 1 << 31));
+    assert!(entry([1, 700_000, 1571], 700_000 * 1571));
+}
+
+#[test]
+fn the_stride_of_an_axis_of_one_element_changes_nothing() {
+    let cases = [
+        ([1, 1400, 1571], [0, 1571, 1], 0),
+        ([1, 4096, 1024], [0, 1, 4096], 0),
+        ([16, 1, 4096], [4096, 0, 1], 1),
+        ([16, 1, 4096], [8192, 0, 2], 1),
+        ([16, 2048, 1], [2048, 1, 0], 2),
+        ([16, 2048, 1], [4096, 2, 0], 2),
+    ];
+    for (shape, strides, axis) in cases {
+        for width in [4, 33] {
+            let plan = |single| {
+                let mut strides = strides;
+                strides[axis] = single;
+                planned(&call(DType::BF16, shape, strides, width))
+            };
+            let expected = plan(0);
+            for single in [1, -1, 3, i64::from(i32::MAX), 1 << 33, -(1 << 33), i64::MAX, i64::MIN] {
+                assert!(plan(single) == expected, "{shape:?}, width {width}, stride {single} of axis {axis}");
+            }
+        }
+    }
 }
 
 #[test]
