@@ -6,6 +6,7 @@ use causeway::{Device, Error};
 use causeway_sim::{Settings, Simulator};
 
 use crate::failure::Failure;
+use crate::number::within;
 
 /// More would take minutes to start, and no machine has so many cores.
 const MOST_THREADS: usize = 4096;
@@ -22,8 +23,8 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
 
-    /// Threads on a CPU [default: one per core]
-    #[arg(long, value_name = "N")]
+    /// Threads on a CPU, 1 to 4096 [default: one per core]
+    #[arg(long, value_name = "N", value_parser = within(1, MOST_THREADS))]
     threads: Option<usize>,
 }
 
@@ -68,13 +69,7 @@ impl DeviceArgs {
         let (name, from_variable) = self.name();
         let device =
             open(&name).map_err(|error| if from_variable { error.within(VARIABLE) } else { error })?;
-        match self.threads {
-            None => Ok((device, 0)),
-            Some(threads @ 1..=MOST_THREADS) => Ok((device, threads)),
-            Some(threads) => {
-                Err(Failure::input(format!("--threads is {threads}: expected 1 to {MOST_THREADS}")))
-            }
-        }
+        Ok((device, self.threads.unwrap_or(0)))
     }
 }
 

@@ -4,12 +4,13 @@ mod commands;
 mod device;
 mod failure;
 mod kernels;
+mod number;
 mod table;
 mod terminal;
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use commands::{bench, compile, doctor, gemm_oneshot, plan, report, run, serve, verify};
 use failure::Failure;
@@ -62,7 +63,7 @@ where
     I::Item: Into<OsString> + Clone,
 {
     terminal::show_warnings();
-    let outcome = match Cli::try_parse_from(arguments) {
+    let outcome = match parse(arguments) {
         Err(error) => Err(Failure::Usage(error)),
         Ok(Cli { command: None }) => terminal::print(&Cli::command().render_long_help().ansi().to_string()),
         Ok(Cli { command: Some(command) }) => command.execute(),
@@ -71,6 +72,16 @@ where
         Ok(()) => 0,
         Err(failure) => failure.report(),
     }
+}
+
+fn parse<I>(arguments: I) -> Result<Cli, clap::Error>
+where
+    I: IntoIterator,
+    I::Item: Into<OsString> + Clone,
+{
+    let mut command = number::with_negative_numbers(Cli::command());
+    let matches = command.try_get_matches_from_mut(arguments)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 impl Command {

@@ -103,7 +103,11 @@ fn flags_without_a_meaning_are_refused() {
         ("conv1d-forward", &["--activation", "relu"], "none, silu or swish"),
         ("conv1d-forward", &["--layout", "nhwc"], "channel-first"),
         ("gemm-forward", &["--algorithm", "slow"], "slow"),
-        ("conv1d-forward", &["--threads", "two"], "--threads"),
+        ("conv1d-forward", &["--threads", "two"], "'two' for '--threads <N>': expected 1 to 4096"),
+        ("conv1d-forward", &["--threads", "0"], "'0' for '--threads <N>': expected 1 to 4096"),
+        ("conv1d-forward", &["--threads", "4097"], "'4097' for '--threads <N>': expected 1 to 4096"),
+        ("conv1d-forward", &["--threads", "-1"], "'-1' for '--threads <N>': expected 1 to 4096"),
+        ("conv1d-forward", &["--threads", "18446744073709551616"], "expected 1 to 4096"),
     ] {
         let files = Files::new();
         let paths = (files.path("in.npz"), files.path("out.npz"));
@@ -113,16 +117,12 @@ fn flags_without_a_meaning_are_refused() {
 }
 
 #[test]
-fn devices_and_threads_that_do_not_exist_are_refused() {
+fn devices_that_do_not_exist_are_refused() {
     let (x, weight) = (ones(DType::F32, &[1, 1, 1]), ones(DType::F32, &[1, 1]));
     let tensors = [("x", &x), ("weight", &weight)];
     assert!(
         forward_error(&tensors, &["--device", "abacus"]).contains("device is \"abacus\": expected best, cpu")
     );
-    for threads in ["0", "4097", "100000", "18446744073709551615"] {
-        let sentence = format!("--threads is {threads}: expected 1 to 4096");
-        assert!(forward_error(&tensors, &["--threads", threads]).contains(&sentence));
-    }
 }
 
 #[test]

@@ -35,6 +35,23 @@ fn no_calls_do_not_pass() {
 }
 
 #[test]
+fn numbers_that_are_too_small_or_too_large_are_answered_with_the_range() {
+    let random = ["verify", "--random", "3"];
+    for (arguments, sentence) in [
+        (&["verify", "--random", "-1"][..], "'-1' for '--random <N>': expected 1 to 4294967295"),
+        (&["verify", "--repeat", "-3"], "'-3' for '--repeat <N>': expected 1 to 4294967295"),
+        (&[&random[..], &["--seed", "-1"]].concat(), "--seed <S>': expected 0 to 18446744073709551615"),
+        (&[&random[..], &["--seconds", "-1"]].concat(), "--seconds <T>': expected 0 to 1000000000"),
+        (&[&random[..], &["--seconds", "18446744073709551615"]].concat(), "expected 0 to 1000000000"),
+        (&[&random[..], &["--elements", "-1"]].concat(), "--elements <N>': expected 1 to 2147483648"),
+        (&[&random[..], &["--elements", "0"]].concat(), "--elements <N>': expected 1 to 2147483648"),
+    ] {
+        let said = refusal(arguments);
+        assert!(said.contains(sentence), "{said:?} does not say {sentence:?}");
+    }
+}
+
+#[test]
 fn sound_results_pass() {
     let files = Files::new();
     let printed = success(&["verify", "--suite", &suite(&files, ""), "--device", "cpu"]);

@@ -27,6 +27,7 @@ use causeway_verify::suite::{Case, Layout, Problem, Suite};
 use crate::VERSION;
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
+use crate::number::within;
 use crate::table::{Cell, Column, FAIL, PASS, Table, WARN};
 use crate::{kernels, terminal};
 use buffers::{Call, Inputs};
@@ -110,7 +111,7 @@ pub(crate) struct Args {
 
     /// MiB of tensors that calls go through before they return to the same ones [default: twice the last-level
     /// cache, on a GPU three times]
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(..=1 << 20))]
+    #[arg(long, value_name = "MIB", value_parser = within(0, 1u64 << 20))]
     rotation: Option<u64>,
 
     /// Write a report of the run, as JSON (`causeway report` makes a page of it)

@@ -10,6 +10,7 @@ use causeway_verify::suite::{Coverage, Reachable};
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::number::within;
 use crate::table::{Column, FAIL, PASS, Table};
 use crate::terminal;
 
@@ -30,7 +31,7 @@ pub(super) struct CoverageArgs {
 
     /// Most elements of x in these draws
     #[arg(long, value_name = "N", default_value = "262144", requires = "coverage",
-          value_parser = clap::value_parser!(i64).range(1..=1 << 31))]
+          value_parser = within(1, 1i64 << 31))]
     elements: i64,
 
     /// Write the calls that are missing as a suite

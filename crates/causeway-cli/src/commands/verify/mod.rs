@@ -15,6 +15,7 @@ use causeway_verify::suite::{
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
+use crate::number::within;
 use crate::table::{Cell, Column, FAIL, PASS, Table};
 use crate::{VERSION, kernels, terminal};
 
@@ -50,8 +51,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT")]
     case: Option<String>,
 
-    /// Make every call this often; each time has to give the bits of the first
-    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_count)]
+    /// Make every call N times; each must give the bits of the first
+    #[arg(long, value_name = "N", default_value = "1", value_parser = within(NonZero::<u32>::MIN, NonZero::<u32>::MAX))]
     repeat: NonZero<u32>,
 
     /// Write run.json, report.md and report.html to this directory
@@ -67,10 +68,6 @@ pub(crate) struct Args {
     /// Print as JSON
     #[arg(long)]
     json: bool,
-}
-
-fn parse_count(text: &str) -> Result<NonZero<u32>, String> {
-    text.parse().map_err(|_| format!("expected 1 to {}", u32::MAX))
 }
 
 /// Runs, prints and reports.

@@ -11,30 +11,34 @@ use causeway_verify::suite::random_calls::{Calls, MOST_FAILURES, OPERATIONS, Out
 
 use super::Args;
 use crate::failure::Failure;
+use crate::number::within;
 use crate::table::{FAIL, PASS};
 use crate::{VERSION, terminal};
+
+/// More than anybody waits, and what a clock can add.
+const MOST_SECONDS: u64 = 1_000_000_000;
 
 /// `--random` and what belongs to it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RandomArgs {
-    /// Instead of a suite: N calls drawn at random from everything that the operations allow
-    #[arg(long, value_name = "N", conflicts_with_all = ["suites", "case", "repeat"], value_parser = super::parse_count)]
+    /// Run N calls instead of a suite, drawn at random from everything that the operations allow
+    #[arg(long, value_name = "N", conflicts_with_all = ["suites", "case", "repeat"], value_parser = within(NonZero::<u32>::MIN, NonZero::<u32>::MAX))]
     pub random: Option<NonZero<u32>>,
 
-    /// Decides the draws of --random [default: 1]
-    #[arg(long, value_name = "S", requires = "random")]
+    /// Seed of --random: the same seed draws the same calls [default: 1]
+    #[arg(long, value_name = "S", requires = "random", value_parser = within(0, u64::MAX))]
     seed: Option<u64>,
 
-    /// Begin no call of --random after so many seconds
-    #[arg(long, value_name = "T", requires = "random")]
+    /// Start no call of --random after this many seconds
+    #[arg(long, value_name = "T", requires = "random", value_parser = within(0, MOST_SECONDS))]
     seconds: Option<u64>,
 
     /// Of --random, only this operation; may be repeated
     #[arg(long, value_name = "OP", requires = "random", value_parser = parse_operation)]
     op: Vec<&'static str>,
 
-    /// Most elements of x in a call of --random [default: 2^16, in a simulator 2^18, on a GPU 2^23]
-    #[arg(long, value_name = "N", requires = "random", value_parser = clap::value_parser!(i64).range(1..=1 << 31))]
+    /// Largest number of elements of x in a call of --random [default: 2^16 on a CPU, 2^18 in a simulator, 2^23 on a GPU]
+    #[arg(long, value_name = "N", requires = "random", value_parser = within(1, 1i64 << 31))]
     elements: Option<i64>,
 }
 
