@@ -470,7 +470,7 @@ def verify(
     device : str or torch.device, optional
         "cpu", "cpu:avx2", "cuda", "cuda:1", "hip", … or "best", the default, unless CAUSEWAY_DEVICE says otherwise.
     threads : int
-        Of a processor, up to 1024; 0 for one per core.
+        Of a processor, up to 4096, as for the command; 0 for one per core.
     progress : bool or callable, optional
         A line on stderr while it runs, by default on a terminal; or a function that is called with the numbers of calls
         that are done, asked for and wrong.

@@ -19,6 +19,9 @@ def is_unwatched(tensors: tuple[object, ...], is_recorded: bool = False) -> bool
 MESSAGE_FLAG_BYTES: int
 """Bytes of a room in front of a message's elements; 0 before the first message."""
 
+MOST_THREADS: int
+"""Of a verification."""
+
 def send(tensor: object, room: int) -> None:
     """Puts a tensor on a GPU into the room at an address, behind the message before."""
 

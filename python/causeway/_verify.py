@@ -171,9 +171,6 @@ class Report:
         )
 
 
-# More only wait for each other, and each takes memory.
-_MOST_THREADS = 1024
-
 # Of calls and repeats, of elements, as the command has them, and of seconds.
 _MOST, _MOST_ELEMENTS, _MOST_SECONDS = 2**32 - 1, 2**31, 1e9
 
@@ -236,7 +233,7 @@ def verify(random, suite, case, repeat, seed, seconds, op, elements, device, thr
         operations=_names("op", op),
         elements=None if elements is None else _count("elements", elements, 1, _MOST_ELEMENTS),
         device=str((os.environ.get("CAUSEWAY_DEVICE") or "best") if device is None else device),
-        threads=_count("threads", threads, 0, _MOST_THREADS),
+        threads=_count("threads", threads, 0, _native.MOST_THREADS),
     )
     if progress is None:
         progress = sys.stderr is not None and sys.stderr.isatty()

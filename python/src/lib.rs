@@ -52,6 +52,9 @@ mod _native {
     const MESSAGE_FLAG_BYTES: u64 = causeway::backend::gpu::message::FLAG_BYTES;
 
     #[pymodule_export]
+    const MOST_THREADS: usize = causeway_cli::MOST_THREADS;
+
+    #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name for it")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
 

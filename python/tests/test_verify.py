@@ -124,6 +124,7 @@ def test_what_a_notebook_shows_is_escaped(suite):
         (dict(random="cuda"), "; of a suite, pass suite='cuda'; of a device, device='cuda'"),
         (dict(op="conv2d"), 'op is "conv2d": expected conv1d, conv1d-update'),
         (dict(device="tpu"), 'device is "tpu": expected best, cpu'),
+        (dict(threads=4097), "threads is 4097: expected an int, 0 to 4096"),
         (dict(seconds=-1), "seconds is -1: expected a number, 0 or more"),
         (dict(elements=0), "elements is 0: expected an int, 1 to 2147483648"),
         (dict(suite=["conv1d-last", 3]), "suite is ['conv1d-last', 3]: expected a name or several"),
@@ -136,7 +137,7 @@ def test_what_a_notebook_shows_is_escaped(suite):
         (dict(suite="small", case=3), "case is 3: expected a str"),
         (dict(progress=3), "progress is 3: expected True, False or a function of three numbers"),
         (dict(seed=1 << 64), "expected an int, 0 to 18446744073709551615"),
-        (dict(threads=100_000), "threads is 100000: expected an int, 0 to 1024"),
+        (dict(threads=100_000), "threads is 100000: expected an int, 0 to 4096"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

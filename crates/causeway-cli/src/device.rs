@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::number::within;
 
 /// More would take minutes to start, and no machine has so many cores.
-const MOST_THREADS: usize = 4096;
+pub const MOST_THREADS: usize = 4096;
 
 /// Chooses the device where `--device` does not.
 const VARIABLE: &str = "CAUSEWAY_DEVICE";

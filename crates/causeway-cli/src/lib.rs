@@ -12,6 +12,8 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+pub use device::MOST_THREADS;
+
 use commands::{bench, compile, doctor, gemm_oneshot, plan, report, run, serve, verify};
 use failure::Failure;
 
