@@ -468,7 +468,8 @@ def verify(
     elements : int, optional
         Most elements of x in a random call.
     device : str or torch.device, optional
-        "cpu", "cpu:avx2", "cuda", "cuda:1", "hip", … or "best", the default, unless CAUSEWAY_DEVICE says otherwise.
+        "cpu", "cpu:avx2", "cuda", "cuda:1", "hip", … or "best", the default, unless CAUSEWAY_DEVICE says otherwise. "sim:32" and
+        "sim:64" are simulated GPUs: they run the GPU's kernels on the processor, slowly, and need clang++ 16 or later.
     threads : int
         Of a processor, up to 4096, as for the command; 0 for one per core.
     progress : bool or callable, optional
@@ -483,7 +484,8 @@ def verify(
 
     Raises
     ------
-    ValueError for a suite, an operation or a device that there is none of; RuntimeError for what drivers say.
+    ValueError for a suite, an operation or a device that there is none of; RuntimeError for what drivers say, and for a
+    simulated GPU where there is no clang++.
 
     Examples
     --------

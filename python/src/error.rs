@@ -49,7 +49,8 @@ pub fn exception(error: Error, renamed: Renamed) -> PyErr {
         | Error::NormNumber { .. }
         | Error::UnknownNorm { .. }
         | Error::UnknownAlgorithm { .. }
-        | Error::UnknownDevice { .. } => PyValueError::new_err(text),
+        | Error::UnknownDevice { .. }
+        | Error::UnknownSimulator { .. } => PyValueError::new_err(text),
         _ => PyRuntimeError::new_err(text),
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use causeway::backend::cpu::Ieee754;
 use causeway::{Device, Error};
-use causeway_cli::VERSION;
+use causeway_cli::{SIMULATED, VERSION, open_device};
 use causeway_verify::evidence::{Content, Report, Verification, complaints};
 use causeway_verify::suite::random_calls::{Calls, MOST_FAILURES, OPERATIONS, Outcome, Space, run};
 use causeway_verify::suite::{Case, Suite, SuiteError, prepare, run_case_noting};
@@ -56,6 +56,9 @@ impl From<Error> for Failure {
 impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         match failure {
+            Failure::Library(error @ Error::UnknownDevice { .. }) => {
+                PyValueError::new_err(format!("{error}; {SIMULATED}"))
+            }
             Failure::Library(error) => exception(error, &[]),
             Failure::Suite(error) => PyValueError::new_err(error.to_string()),
             Failure::Input(words) => PyValueError::new_err(words),
@@ -164,7 +167,7 @@ fn with_threads(threads: usize, work: impl FnOnce() -> Result<Report, Failure> +
 
 impl Request {
     fn run(self, device: &str, now: &Now) -> Result<Report, Failure> {
-        let device = Device::open(device)?;
+        let device = open_device(device)?;
         let start = Instant::now();
         let mut report = Report::begin(&device, VERSION, Content::Verification(Verification::default()));
         let content = match self {

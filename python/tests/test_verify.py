@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,20 @@ def test_random_calls(device):
     assert all(part <= 1 for part in report.worst.values()) and any(report.worst.values())
     assert report.evidence and report.non_claims
     assert repr(report).startswith("<causeway.verify: all right: 60 random calls (seed 3) on ")
+
+
+def test_a_simulated_gpu():
+    if not any(shutil.which(f"clang++{version}") for version in ("", *(f"-{n}" for n in range(16, 22)))):
+        pytest.skip("the simulator compiles kernels with clang++")
+    report = causeway.verify(3, op="conv1d-update", elements=500, device="sim:32")
+    assert report.passed and report.count == 3 and report.device == "sim:32"
+    assert any(sentence.startswith("No GPU ran") for sentence in report.non_claims)
+
+
+def test_a_simulated_gpu_without_a_compiler(monkeypatch):
+    monkeypatch.setenv("CAUSEWAY_SIM_CXX", "/nonexistent/clang++")
+    with pytest.raises(RuntimeError, match="CAUSEWAY_SIM_CXX is /nonexistent/clang"):
+        causeway.verify(3, device="sim:32")
 
 
 def test_the_calls_are_those_of_the_command():
@@ -124,6 +139,8 @@ def test_what_a_notebook_shows_is_escaped(suite):
         (dict(random="cuda"), "; of a suite, pass suite='cuda'; of a device, device='cuda'"),
         (dict(op="conv2d"), 'op is "conv2d": expected conv1d, conv1d-update'),
         (dict(device="tpu"), 'device is "tpu": expected best, cpu'),
+        (dict(device="tpu"), "; sim:32 and sim:64 are simulated GPUs"),
+        (dict(device="sim:33"), 'device is "sim:33": expected sim:32, sim:64'),
         (dict(threads=4097), "threads is 4097: expected an int, 0 to 4096"),
         (dict(seconds=-1), "seconds is -1: expected a number, 0 or more"),
         (dict(elements=0), "elements is 0: expected an int, 1 to 2147483648"),

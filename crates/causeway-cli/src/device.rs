@@ -88,15 +88,24 @@ fn no_threads(error: rayon::ThreadPoolBuildError) -> Failure {
     Failure::input(format!("the threads cannot be started: {error}"))
 }
 
-/// A device of the library, or a simulated one.
+/// The device of this name, or what `--device` has to say.
 fn open(name: &str) -> Result<Device, Failure> {
+    open_device(name).map_err(|error| match error {
+        Error::UnknownDevice { .. } => Failure::from(error).with_help(SIMULATED),
+        error => error.into(),
+    })
+}
+
+/// What the message of an unknown device leaves out.
+pub const SIMULATED: &str = "sim:32 and sim:64 are simulated GPUs";
+
+/// A device of the library, or a simulated one, by the name that `--device` has for it.
+///
+/// # Errors
+/// Those of [`Device::open`], and [`Error::UnknownSimulator`] and [`Error::SimulatorCompiler`] of a simulated one.
+pub fn open_device(name: &str) -> causeway::Result<Device> {
     match Settings::parse(name)? {
         Some(settings) => Ok(Device::Simulated(Arc::new(Simulator::new(settings)?))),
-        None => Device::open(name).map_err(|error| match error {
-            Error::UnknownDevice { .. } => {
-                Failure::from(error).with_help("sim:32 and sim:64 are simulated GPUs")
-            }
-            error => error.into(),
-        }),
+        None => Device::open(name),
     }
 }

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-pub use device::MOST_THREADS;
+pub use device::{MOST_THREADS, SIMULATED, open_device};
 
 use commands::{bench, compile, doctor, gemm_oneshot, plan, report, run, serve, verify};
 use failure::Failure;
