@@ -8,7 +8,7 @@ use causeway::causal_conv1d::{Activation, HeadNorm};
 use causeway::files::{self, TensorFile};
 use causeway::gemm::Algorithm;
 use causeway::named::{Call, CallError, Inputs, Layout, Operation};
-use causeway::{Device, HostTensor};
+use causeway::{DType, Device, Dims, HostTensor};
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
 use serde_json::json;
@@ -96,7 +96,9 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     call.check_options().map_err(with_flag)?;
     // Both names are checked before anything is read or computed.
     files::Format::of_path(&args.output)?;
-    let inputs = read(&call, &args.input)?;
+    let stored = read(&call, &args.input)?;
+    let read = Described::of(stored.iter().map(|(name, tensor)| (name.as_str(), tensor)));
+    let inputs = Inputs::new(stored, call.layout.unwrap_or_default());
     args.device.with(|device| {
         let results = call.run(device, &inputs).map_err(|error| failure(&error, error.to_string()))?;
         let outputs: Vec<_> = results.tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
@@ -104,12 +106,12 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         metadata.insert("causeway".to_string(), VERSION.to_string());
         metadata.insert("device".to_string(), device.to_string());
         files::write(&args.output, &outputs, &metadata)?;
-        args.report(device, &inputs.iter().collect::<Vec<_>>(), &outputs, results.elapsed)
+        args.report(device, &read, &Described::of(outputs.iter().copied()), results.elapsed)
     })
 }
 
-/// Every tensor of the file, once it is known that the operation reads them all.
-fn read(call: &Call, path: &Path) -> Result<Inputs, Failure> {
+/// Every tensor of the file as it is stored, once it is known that the operation reads them all.
+fn read(call: &Call, path: &Path) -> Result<BTreeMap<String, HostTensor>, Failure> {
     let mut file = TensorFile::open(path)?;
     let in_file = |error: CallError| failure(&error, format!("{}: {error}", path.display()));
     call.check_names(file.names().into_iter()).map_err(in_file)?;
@@ -120,7 +122,7 @@ fn read(call: &Call, path: &Path) -> Result<Inputs, Failure> {
             tensors.insert(name, tensor);
         }
     }
-    Ok(Inputs::new(tensors, call.layout.unwrap_or_default()))
+    Ok(tensors)
 }
 
 /// A call's error, in these words.
@@ -158,8 +160,8 @@ impl Args {
     fn report(
         &self,
         device: &Device,
-        inputs: &[(&str, &HostTensor)],
-        outputs: &[(&str, &HostTensor)],
+        inputs: &Described,
+        outputs: &Described,
         elapsed: Duration,
     ) -> Result<(), Failure> {
         if self.json {
@@ -168,29 +170,42 @@ impl Args {
                 "device": device.to_string(),
                 "threads": rayon::current_num_threads(),
                 "seconds": elapsed.as_secs_f64(),
-                "inputs": describe_json(inputs),
-                "outputs": describe_json(outputs),
+                "inputs": inputs.json(),
+                "outputs": outputs.json(),
                 "out": self.output.display().to_string(),
             }));
         }
         let milliseconds = elapsed.as_secs_f64() * 1e3;
         terminal::print(&format!("{} on {device}, {milliseconds:.3} ms (one call)", self.operation))?;
-        terminal::print(&format!("  read   {}", describe(inputs)))?;
-        terminal::print(&format!("  wrote  {} to {}", describe(outputs), self.output.display()))
+        terminal::print(&format!("  read   {}", inputs.text()))?;
+        terminal::print(&format!("  wrote  {} to {}", outputs.text(), self.output.display()))
     }
 }
 
-/// `x f32 (2, 64, 128), weight f32 (64, 4)`
-fn describe(tensors: &[(&str, &HostTensor)]) -> String {
-    let one = |(name, tensor): &(&str, &HostTensor)| {
-        format!("{name} {} {}", tensor.dtype(), tensor.view().meta().shape)
-    };
-    tensors.iter().map(one).collect::<Vec<_>>().join(", ")
-}
+/// The names, dtypes and shapes of tensors, as a file has them.
+struct Described(Vec<(String, DType, Dims)>);
 
-fn describe_json(tensors: &[(&str, &HostTensor)]) -> serde_json::Value {
-    let one = |(name, tensor): &(&str, &HostTensor)| {
-        ((*name).to_string(), json!({ "dtype": tensor.dtype().name(), "shape": tensor.shape() }))
-    };
-    tensors.iter().map(one).collect::<serde_json::Map<_, _>>().into()
+impl Described {
+    fn of<'a>(tensors: impl Iterator<Item = (&'a str, &'a HostTensor)>) -> Self {
+        let one = |(name, tensor): (&str, &HostTensor)| {
+            (name.to_string(), tensor.dtype(), tensor.view().meta().shape)
+        };
+        Described(tensors.map(one).collect())
+    }
+
+    /// `x f32 (2, 64, 128), weight f32 (64, 4)`
+    fn text(&self) -> String {
+        self.0
+            .iter()
+            .map(|(name, dtype, shape)| format!("{name} {dtype} {shape}"))
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let one = |(name, dtype, shape): &(String, DType, Dims)| {
+            (name.clone(), json!({ "dtype": dtype.name(), "shape": **shape }))
+        };
+        self.0.iter().map(one).collect::<serde_json::Map<_, _>>().into()
+    }
 }

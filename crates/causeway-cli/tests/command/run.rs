@@ -45,7 +45,15 @@ fn channel_last_files_hold_the_same_numbers_transposed() {
     let input = files.write("in.safetensors", &[("x", &x), ("weight", &small.weight), ("bias", &small.bias)]);
     let output = files.path("out.safetensors");
     let more = ["--layout", "channel-last", "--return-final-states"];
-    success(&run_arguments("conv1d-forward", &input, &output, &more));
+    let printed = success(&run_arguments("conv1d-forward", &input, &output, &more));
+    // Shapes of the files, not those that x and y have for the operation.
+    assert!(printed.contains("weight f32 (2, 2), x f32 (1, 3, 2)\n"), "{printed}");
+    assert!(printed.contains("wrote  y f32 (1, 3, 2), final_states f32 (1, 2, 1) to "), "{printed}");
+    let json = [&more[..], &["--json"]].concat();
+    let json: serde_json::Value =
+        serde_json::from_str(&success(&run_arguments("conv1d-forward", &input, &output, &json))).unwrap();
+    let shape = serde_json::json!([1, 3, 2]);
+    assert_eq!((&json["inputs"]["x"]["shape"], &json["outputs"]["y"]["shape"]), (&shape, &shape));
     let y = read(&output, "y");
     assert_eq!(y.shape(), [1, 3, 2]);
     assert_eq!(y.permuted(&[0, 2, 1]).to_f64(), Y);
