@@ -25,7 +25,8 @@ Examples:
   causeway run gemm-grad-ab --in ab.safetensors --out grads.safetensors --algorithm exact
 
 Files are .safetensors or .npz, by extension. Results have the dtype of the inputs (gradients of weights: weight's). \
-The output is written beside its destination and renamed: a failure leaves what was there.
+The output is written beside its destination and renamed: a failure leaves what was there. \
+NumPy has no bf16: it loads such an array of an .npz as V2, and array.view(ml_dtypes.bfloat16) has the numbers.
 
 Tensors, by operation ([..] where present); A is (M, K), B (K, N), C (M, N):";
 

@@ -7,7 +7,8 @@
 //! [`TensorStream`] and [`TensorImage`].
 //!
 //! npz details: both byte orders and both element orders are read; bfloat16 is what `ml_dtypes` writes
-//! (`<V2`); arrays of Python objects are refused.
+//! (`<V2`; NumPy loads it as raw bytes, and `array.view(ml_dtypes.bfloat16)` has the numbers); arrays of Python objects are
+//! refused.
 
 mod entry;
 mod error;
