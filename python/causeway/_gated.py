@@ -37,7 +37,7 @@ def causal_conv1d_gated(
     return_final_states, final_states_out : as in `causal_conv1d_fn`, of B ⊙ x
     round_products : bool
         Round B ⊙ x, the activation, and what they become in the backward pass to x's dtype, as separate operations do;
-        otherwise they stay in float32.
+        otherwise they stay in float32. Without gates it changes nothing.
 
     B, x and C may be views of one tensor, in any strides.
 

@@ -56,7 +56,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "none|silu")]
     activation: Option<Activation>,
 
-    /// conv1d with gates (B, C): round products to the dtype of x, as separate kernels do
+    /// conv1d with gates (B, C): round products to the dtype of x, as separate kernels do; without gates it
+    /// changes nothing
     #[arg(long)]
     round_products: bool,
 

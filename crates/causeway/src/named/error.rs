@@ -18,7 +18,7 @@ pub enum CallError {
     },
     /// Text that names no option.
     #[error(
-        "option {found:?} is not known: expected activation, norm, layout, return_final_states or algorithm"
+        "option {found:?} is not known: expected activation, round_products, norm, layout, return_final_states or algorithm"
     )]
     UnknownOption {
         /// The text that was given.
