@@ -35,7 +35,11 @@ FORWARD = [
         ValueError,
         "x has shape (2, 4, 8) and weight has shape (3, 3): expected the same dim in both, the second axis of x and the first of weight",
     ),
-    (dict(weight=WEIGHT[:, None]), ValueError, "weight has shape (4, 1, 3)"),
+    (
+        dict(weight=WEIGHT[:, None]),
+        ValueError,
+        "weight has shape (4, 1, 3): expected (dim, width); of a torch.nn.Conv1d's (dim, 1, width), take weight[:, 0]",
+    ),
     (dict(weight=torch.randn(4, 257)), ValueError, "width 257"),
     (dict(weight=torch.randn(4, 0)), ValueError, "width 0"),
     (dict(weight=WEIGHT.double()), TypeError, "weight has dtype float64"),

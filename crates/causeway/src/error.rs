@@ -17,7 +17,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     // ---- tensors --------------------------------------------------------------------------------
     /// A tensor has the wrong number of axes.
-    #[error("{argument} has shape {found}: expected {expected}")]
+    #[error("{argument} has shape {found}: expected {expected}{}", of_conv1d(argument, found))]
     Rank {
         /// Name of the argument.
         argument: &'static str,
@@ -511,5 +511,13 @@ pub enum Error {
 impl From<TooManyAxes> for Error {
     fn from(TooManyAxes(axes): TooManyAxes) -> Self {
         Error::AxisCount { shape: axes, strides: axes }
+    }
+}
+
+/// What to do with a weight that has the shape of a module's.
+fn of_conv1d(argument: &str, shape: &Dims) -> &'static str {
+    match (argument, &**shape) {
+        ("weight", [_, 1, _]) => "; of a torch.nn.Conv1d's (dim, 1, width), take weight[:, 0]",
+        _ => "",
     }
 }

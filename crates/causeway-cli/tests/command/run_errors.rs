@@ -36,6 +36,10 @@ fn tensors_that_do_not_belong_have_their_sentence() {
             vec![("x", x.clone()), ("weight", ones(DType::F32, &[8, 3]))],
             "x has shape (2, 4, 8) and weight has shape (8, 3): expected the same dim",
         ),
+        (
+            vec![("x", x.clone()), ("weight", ones(DType::F32, &[4, 1, 3]))],
+            "weight has shape (4, 1, 3): expected (dim, width); of a torch.nn.Conv1d's (dim, 1, width), take weight[:, 0]",
+        ),
         (vec![("x", x.clone()), ("weight", ones(DType::F32, &[4, 0]))], "widths 1 to 256"),
         (vec![("x", x.clone()), ("weight", ones(DType::F32, &[4, 300]))], "widths 1 to 256"),
         (vec![("x", x.clone()), ("weight", ones(DType::I32, &[4, 3]))], "weight has dtype i32"),

@@ -110,7 +110,10 @@ const SHARED: &[(Change, &str)] = &[
         |a| a.replace("x", DType::I32, &[2, 3, 5]),
         "x has dtype i32: expected f32, f16, bf16 or f64, the dtypes of a convolution on a CPU",
     ),
-    (|a| a.replace("weight", DType::BF16, &[3, 1, 4]), "weight has shape (3, 1, 4): expected (dim, width)"),
+    (
+        |a| a.replace("weight", DType::BF16, &[3, 1, 4]),
+        "weight has shape (3, 1, 4): expected (dim, width); of a torch.nn.Conv1d's (dim, 1, width), take weight[:, 0]",
+    ),
     (
         |a| a.replace("weight", DType::BF16, &[4, 4]),
         "x has shape (2, 3, 5) and weight has shape (4, 4): expected the same dim in both, the second axis of x and the first of weight",
