@@ -126,17 +126,27 @@ impl Device {
     unsafe fn execute(&self, plan: impl FnOnce(&DeviceFacts) -> Result<Option<Plan>>) -> Result<()> {
         match self {
             Device::Cpu(_) => Err(self.lacks("a kernel launch")),
-            Device::Gpu(stream) => match plan(stream.device().facts())? {
+            Device::Gpu(stream) => match plan(stream.device().facts()).map_err(|error| self.named(error))? {
                 // SAFETY: the views that the plan was made from vouch for the addresses, until the stream has
                 // come this far; the stream is live and of its own device.
                 Some(plan) => unsafe { stream.device().launch(&plan, stream.handle(), None) },
                 None => Ok(()),
             },
-            Device::Simulated(executor) => match plan(executor.facts())? {
+            Device::Simulated(executor) => match plan(executor.facts()).map_err(|error| self.named(error))? {
                 // SAFETY: the views vouch for the addresses, and the executor is done when it returns.
                 Some(plan) => unsafe { executor.execute(&plan) },
                 None => Ok(()),
             },
+        }
+    }
+
+    /// The error of a planner, which knows the device by its architecture, with the device's name.
+    fn named(&self, error: Error) -> Error {
+        match error {
+            Error::Unsupported { what, instead, .. } => {
+                Error::Unsupported { what, device: self.to_string(), instead }
+            }
+            error => error,
         }
     }
 

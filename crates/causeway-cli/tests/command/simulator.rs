@@ -20,6 +20,17 @@ fn run_computes_with_the_gpu_kernels() {
 }
 
 #[test]
+fn a_refusal_names_the_device_as_it_was_asked_for() {
+    let files = Files::new();
+    let ones = |shape: &[i64]| HostTensor::from_fn(DType::F64, shape, |_| 1.0).unwrap();
+    let input = files.write("in.npz", &[("x", &ones(&[1, 2, 3])), ("weight", &ones(&[2, 2]))]);
+    let arguments =
+        run_arguments("conv1d-forward", &input, &files.path("out.npz"), &["--device", "sim:64:descending"]);
+    let message = refusal(&arguments);
+    assert!(message.contains("dtype f64 is not supported on sim:64:descending: use f32"), "{message}");
+}
+
+#[test]
 fn verify_reports_that_no_gpu_ran() {
     let arguments = ["verify", "--suite", "sim", "--case", "residual-2x40x129-channel-last-f32", "--json"];
     let printed = success(&[&arguments[..], &["--device", "sim:64:shuffled:3"]].concat());

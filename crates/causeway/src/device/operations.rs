@@ -82,7 +82,8 @@ macro_rules! together {
                 let Some(facts) = device.facts() else {
                     return calls.iter_mut().try_for_each(|call| call.run(device));
                 };
-                for plan in Self::plans_together(calls, facts)? {
+                let plans = Self::plans_together(calls, facts).map_err(|error| device.named(error))?;
+                for plan in plans {
                     // SAFETY: the planner gets the validated views, which are where the device is.
                     unsafe { device.execute(|_| Ok(Some(plan))) }?;
                 }
