@@ -40,9 +40,30 @@ fn filters_leave_what_they_say() {
     let printed =
         success(&bench(&files, &["--dtype", "bf16", "--layout", "channel-last", "--shape", "2,16,512"]));
     assert_eq!(printed.lines().filter(|line| line.ends_with("right")).count(), 2, "{printed}");
-    assert!(refusal(&bench(&files, &["--activation", "none"])).contains("no case"));
+    let none = refusal(&bench(&files, &["--activation", "none"]));
+    assert!(
+        none.contains("no case of suite") && none.contains("--suite FILE.toml measures cases of"),
+        "{none}"
+    );
     assert!(refusal(&bench(&files, &["--shape", "2,16"])).contains("batch,dim,seqlen"));
     assert!(refusal(&bench(&files, &["--dtype", "f8"])).contains("dtype"));
+}
+
+#[test]
+fn what_has_nothing_to_measure_is_named_with_the_reason() {
+    let files = Files::new();
+    let path = files.path("rest.toml");
+    let rows = "name = \"rest\"\nabout = \"x\"\n\n[[conv1d]]\nname = \"none\"\nshape = [2, 0, 512]\nwidth = 4\n\
+                layout = \"channel-first\"\nactivation = \"none\"\ndtype = \"f32\"\n";
+    fs::write(&path, rows).unwrap();
+    let rest = ["bench", "--device", "cpu", "--suite", path.to_str().unwrap()];
+    let message = refusal(&rest);
+    assert!(
+        message.contains("can be measured on cpu (") && message.contains(": it has an axis of size 0"),
+        "{message}"
+    );
+    let message = refusal(&bench(&files, &["--device", "cpu", "--call", "update"]));
+    assert!(message.contains("f32-silu: --call for it is forward or backward"), "{message}");
 }
 
 #[test]

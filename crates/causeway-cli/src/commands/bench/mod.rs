@@ -42,6 +42,9 @@ const ASSUMED_CACHE: u64 = 64 << 20;
 /// What the tensors of one case may take of the memory that is free.
 const MEMORY_SHARE: f64 = 0.6;
 
+/// For who wants to measure another shape than those of a suite.
+const FILTERS: &str = "--shape and the other filters choose among the cases of a suite; --suite FILE.toml measures cases of your own";
+
 const EXAMPLES: &str = "\
 Examples:
   causeway bench
@@ -201,23 +204,47 @@ impl Args {
 
     /// The cases of the suite that the filters leave.
     fn cases(&self, device: &Device) -> Result<Vec<Case>, Failure> {
-        let suite = Suite::open(&self.suite).map_err(|error| Failure::input(error.to_string()))?;
-        let mut cases = Vec::new();
-        for case in suite.cases {
-            let has_calls = match products::comparable(&case) {
-                Some(_) => Product::ALL.iter().any(|product| self.measures(product.name())),
-                None => self.calls(&case).next().is_some() && !is_empty(&case.problem),
-            };
-            if has_calls && self.chooses(&case) && case.not_asked_of(device)?.is_none() {
-                cases.push(case);
+        let name = &self.suite;
+        let suite = Suite::open(name).map_err(|error| Failure::input(error.to_string()))?;
+        let (mut cases, mut left_out) = (Vec::new(), None);
+        for case in suite.cases.into_iter().filter(|case| self.chooses(case)) {
+            match self.not_measured(&case, device)? {
+                None => cases.push(case),
+                Some(reason) => left_out = left_out.or(Some(format!("{}: {reason}", case.name))),
             }
         }
-        if cases.is_empty() {
-            let message = format!("no case of suite {} is left by these filters on {device}", self.suite);
-            return Err(Failure::input(message)
-                .with_help("bench measures convolutions, updates, states and products that are not empty"));
+        if !cases.is_empty() {
+            return Ok(cases);
         }
-        Ok(cases)
+        Err(match left_out {
+            Some(first) => {
+                Failure::input(format!("nothing of suite {name} can be measured on {device}: {first}"))
+            }
+            None => {
+                Failure::input(format!("no case of suite {name} is left by these filters")).with_help(FILTERS)
+            }
+        })
+    }
+
+    /// Why a case has nothing to measure here.
+    fn not_measured(&self, case: &Case, device: &Device) -> Result<Option<String>, Failure> {
+        let problem = &case.problem;
+        let names: Vec<_> = match problem {
+            Problem::Gemm(_) => Product::ALL.iter().map(|product| product.name()).collect(),
+            _ => Call::of(problem).iter().map(|call| call.name()).collect(),
+        };
+        let reason = if names.is_empty() {
+            "bench measures convolutions, updates, states and products".to_string()
+        } else if is_empty(problem) {
+            "it has an axis of size 0".to_string()
+        } else if matches!(problem, Problem::Gemm(_)) && products::comparable(case).is_none() {
+            "of products, those of dense row-major matrices are measured".to_string()
+        } else if !names.iter().any(|name| self.measures(name)) {
+            format!("--call for it is {}", names.join(" or "))
+        } else {
+            return Ok(case.not_asked_of(device)?);
+        };
+        Ok(Some(reason))
     }
 
     fn chooses(&self, case: &Case) -> bool {
