@@ -1,5 +1,7 @@
 //! `causeway report`: saved runs as a page, and saved runs checked again.
 
+use std::fs::{self, DirEntry};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use causeway::files;
@@ -16,6 +18,7 @@ Examples:
   causeway report out/run.json bench.json --out report.html
   causeway report bench.json --compare before.json --out report.html
   causeway report --check out/run.json bench.json
+  causeway report --check docs/reports/
 
 The page is one file that loads nothing: summary, evidence and non-claims, errors against their bounds, speed \
 against the floor and against another run, device, program and kernels with their digests.
@@ -32,8 +35,9 @@ Exit status:
 #[derive(Debug, clap::Args)]
 #[command(after_help = NOTES)]
 pub(crate) struct Args {
-    /// Reports: run.json of `verify --report`, or what `bench --save` wrote
-    #[arg(value_name = "FILE", required = true)]
+    /// Reports: run.json of `verify --report`, or what `bench --save` wrote; of a folder, all .json files in it and in
+    /// its folders
+    #[arg(value_name = "FILE|FOLDER", required = true)]
     files: Vec<PathBuf>,
 
     /// Write the page to this file; as Markdown if it ends in .md
@@ -63,7 +67,9 @@ struct Finding {
 
 /// Writes the page, checks, or both.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
-    let sources: Vec<Source> = args.files.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
+    let mut paths = Vec::new();
+    args.files.iter().try_for_each(|path| add(path, &mut paths))?;
+    let sources: Vec<Source> = paths.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
     let before = args.compare.as_deref().map(read).transpose()?;
     if let Some(before) = before.as_ref().filter(|b| !matches!(b.report.content, Content::Benchmark(_))) {
         let message = format!("--compare is {}: it is {:?}", before.file, before.report.title());
@@ -72,7 +78,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         );
     }
     if let Some(out) = &args.out {
-        let inputs = args.files.iter().chain(&args.compare);
+        let inputs = paths.iter().chain(&args.compare);
         let is_input =
             |path: &PathBuf| matches!((path.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b);
         if let Some(input) = inputs.into_iter().find(|path| is_input(path)) {
@@ -90,7 +96,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         };
         files::write_bytes(out, page.as_bytes())?;
     }
-    let mut files = args.files.iter().zip(&sources);
+    let mut files = paths.iter().zip(&sources);
     if !args.check {
         let mut unsound = files.filter(|(_, source)| !source.mismatches.is_empty());
         return unsound.try_for_each(|(path, source)| print(path, source));
@@ -107,7 +113,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
 
 /// Writes a report to a directory, as JSON, Markdown and a page.
 pub(super) fn write(directory: &Path, report: &Report) -> Result<(), Failure> {
-    std::fs::create_dir_all(directory)
+    fs::create_dir_all(directory)
         .map_err(|error| Failure::input(format!("{}: {error}", directory.display())))?;
     let source = Source { file: "run.json".to_string(), report: report.clone(), mismatches: Vec::new() };
     let page = html::page(&[source], None);
@@ -115,6 +121,35 @@ pub(super) fn write(directory: &Path, report: &Report) -> Result<(), Failure> {
         [("run.json", report.to_json()), ("report.md", report.to_markdown()), ("report.html", page)]
     {
         files::write_bytes(&directory.join(name), text.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Adds a file, or the reports of a folder and of those in it, in the order of their names.
+fn add(path: &Path, reports: &mut Vec<PathBuf>) -> Result<(), Failure> {
+    if !path.is_dir() {
+        reports.push(path.to_path_buf());
+        return Ok(());
+    }
+    let before = reports.len();
+    add_folder(path, reports).map_err(|error| Failure::input(format!("{}: {error}", path.display())))?;
+    if reports.len() == before {
+        let message = format!("{}: this folder has no report, which is a .json file", path.display());
+        return Err(Failure::input(message).with_help("`causeway verify --report DIR` writes DIR/run.json"));
+    }
+    Ok(())
+}
+
+fn add_folder(folder: &Path, reports: &mut Vec<PathBuf>) -> io::Result<()> {
+    let mut entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
+    entries.sort_by_key(DirEntry::path);
+    for entry in entries {
+        // A link to a folder is none here, so that there is an end.
+        if entry.file_type()?.is_dir() {
+            add_folder(&entry.path(), reports)?;
+        } else if entry.path().extension().is_some_and(|extension| extension == "json") {
+            reports.push(entry.path());
+        }
     }
     Ok(())
 }

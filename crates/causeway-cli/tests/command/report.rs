@@ -95,6 +95,25 @@ fn the_page_is_written_beside_the_report_and_from_reports() {
 }
 
 #[test]
+fn a_folder_stands_for_the_reports_in_it() {
+    let files = Files::new();
+    let path = verified(&files);
+    // Beside it, and in a folder of its own.
+    fs::create_dir(files.path("report/later")).unwrap();
+    fs::copy(&path, files.path("report/later/other.json")).unwrap();
+    let folder = files.path("report");
+    let printed = success(&["report", "--check", folder.to_str().unwrap()]);
+    let lines: Vec<_> = printed.lines().collect();
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains(": sound (Verification")), "{printed}");
+    assert!(lines[0].contains("later/other.json") && lines[1].contains("report/run.json"), "{printed}");
+
+    let empty = files.path("empty");
+    fs::create_dir(&empty).unwrap();
+    let message = refusal(&["report", "--check", empty.to_str().unwrap()]);
+    assert!(message.contains("empty: this folder has no report, which is a .json file"), "{message}");
+}
+
+#[test]
 fn what_cannot_be_read_is_refused() {
     let files = Files::new();
     let path = files.path("poem.json");
