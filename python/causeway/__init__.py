@@ -148,7 +148,7 @@ def causal_conv1d_fn(
         ``[initial_states, x]``. With seq_idx, padded positions count as zeros there, and initial_states have the index of the
         first position: they are padding if it is.
     final_states_out : optional
-        Tensor that final_states are written to; under autocast it may be float32.
+        Tensor that final_states are written to, also where return_final_states is False; under autocast it may be float32.
     activation : None, "silu" or "swish"
     cu_seqlens : (n+1,) int32 or int64, optional
         x is n sequences packed into ``(1, dim, total)``; sequence i lies at ``cu_seqlens[i]:cu_seqlens[i+1]``.

@@ -128,6 +128,14 @@ def test_final_states_out_is_written_and_keeps_no_graph():
     assert same is out and torch.equal(out, x[..., -3:]) and out._version > version + 2
 
 
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_final_states_out_is_written_where_it_is_not_returned(library):
+    x, weight, out = draw(2, 3, 7).detach(), draw(3, 4).detach(), torch.zeros(2, 3, 3, dtype=torch.float64)
+    given = [tensor.numpy() if library == "numpy" else tensor for tensor in (x, weight, out)]
+    y = causeway.causal_conv1d_fn(*given[:2], final_states_out=given[2])
+    assert y.shape == x.shape and torch.equal(out, x[..., -3:])
+
+
 def test_a_changed_input_is_noticed_by_backward():
     conv_state, weight = torch.zeros(2, 3, 3), torch.ones(3, 4)
     factor = torch.ones(2, 3, 3, requires_grad=True)
