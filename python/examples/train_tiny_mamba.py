@@ -70,12 +70,15 @@ def read_text(path):
     """The bytes of a file, or of this project's documentation."""
     if path is not None:
         return path.read_bytes()
-    root = pathlib.Path(__file__).resolve().parents[2]
-    pages = sorted(root.glob("docs/**/*.md"))
-    text = b"\n".join(page.read_bytes() for page in [root / "README.md", *pages] if page.is_file())
-    if len(text) < 10_000:
-        sys.exit(f"error: {root} holds no documentation to train on: name a file with --text")
-    return text
+    examples = pathlib.Path(__file__).resolve().parent
+    root = examples.parent.parent
+    if examples.parts[-2:] != ("python", "examples") or not (root / "README.md").is_file():
+        sys.exit(
+            "error: the text to train on is missing: it is the project's documentation, and "
+            f"{examples} is not in the project; name a file with --text"
+        )
+    pages = [root / "README.md", *sorted(root.glob("docs/**/*.md"))]
+    return b"\n".join(page.read_bytes() for page in pages)
 
 
 def show_progress(name, step, steps, loss, seconds):

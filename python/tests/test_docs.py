@@ -3,6 +3,7 @@
 import doctest
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -85,3 +86,17 @@ def test_examples(root, name, device, tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     assert float(re.search(r"difference of the two losses: (\S+)", done.stdout)[1]) < 1e-4
     assert plot.read_text().startswith("<svg")
+
+
+def test_an_example_outside_of_the_project_asks_for_a_text(root, tmp_path):
+    """Wherever it lies: also right below a root, as in /tmp."""
+    program = shutil.copy(root / "python" / "examples" / "train_tiny_mamba.py", tmp_path)
+    command = [sys.executable, program, "--device", "cpu", "--steps", "1", "--plot", tmp_path / "loss.svg"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == (
+        "error: the text to train on is missing: it is the project's documentation, and "
+        f"{tmp_path} is not in the project; name a file with --text\n"
+    )
+    text = tmp_path / "text"
+    text.write_bytes(bytes(range(256)) * 4)
+    assert subprocess.run([*command, "--text", text], capture_output=True).returncode == 0
