@@ -466,7 +466,7 @@ def verify(
     op : str or several
         Of random calls, only these operations: "conv1d", "conv1d-update", "conv1d-varlen-states", "gemm", "parity".
     elements : int, optional
-        Most elements of x in a random call.
+        Most elements of x in a random call: by default 2^16 on a CPU, 2^18 in a simulator and 2^23 on a GPU.
     device : str or torch.device, optional
         "cpu", "cpu:avx2", "cuda", "cuda:1", "hip", … or "best", the default, unless CAUSEWAY_DEVICE says otherwise. "sim:32" and
         "sim:64" are simulated GPUs: they run the GPU's kernels on the processor, slowly, and need clang++ 16 or later.

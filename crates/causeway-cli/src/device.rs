@@ -17,8 +17,9 @@ const VARIABLE: &str = "CAUSEWAY_DEVICE";
 /// Where to compute.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
-    /// cpu, cpu:portable (or neon, avx2, avx512: with these vector instructions), cuda, cuda:N, hip, hip:N,
-    /// best: the first of cuda, hip and cpu that is present, or a simulated GPU with waves of 32 or 64 threads: sim:32, sim:64:descending, sim:gfx942:shuffled:7
+    /// cpu, cuda, cuda:N, hip, hip:N, or best: the first of cuda, hip and cpu that is present. cpu:portable, cpu:neon,
+    /// cpu:avx2 and cpu:avx512 choose vector instructions. sim:32 and sim:64 simulate a GPU with waves of so many threads;
+    /// sim:64:descending or sim:gfx942:shuffled:7 choose the order of threads, or the architecture too
     /// [default: what the environment variable CAUSEWAY_DEVICE says, else best]
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,

@@ -33,7 +33,7 @@ pub(crate) struct RandomArgs {
     #[arg(long, value_name = "T", requires = "random", value_parser = within(0, MOST_SECONDS))]
     seconds: Option<u64>,
 
-    /// Of --random, only this operation; may be repeated
+    /// Draw only calls of this operation; may be repeated
     #[arg(long, value_name = "OP", requires = "random", value_parser = parse_operation)]
     op: Vec<&'static str>,
 
