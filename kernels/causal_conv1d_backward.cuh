@@ -218,6 +218,40 @@ CAUSEWAY_DEVICE float gated_tap(const BackwardArguments& a, const Span<i64>& seq
 // gates, newest first, where products are rounded as by separate kernels.
 template <class Problem> inline constexpr bool FORWARD_ORDER = Problem::dC && !Problem::round_products;
 
+// What taps read of a packet of x: x times its gate.
+template <class Problem, int Bytes, int Count>
+CAUSEWAY_DEVICE void unpack_product(const Packet<Bytes>& x, const Packet<Bytes>& b, float (&values)[Count]) {
+    using X = typename Problem::X;
+    float factors[Count];
+    unpack<X>(x, values);
+    unpack<X>(b, factors);
+#pragma unroll
+    for (int c = 0; c < Count; ++c) values[c] = gated<Problem>(factors[c], values[c]);
+}
+
+// dx and dB of a packet, from the gradient of the product and what it was made of.
+template <class Problem, int Bytes, int Count>
+CAUSEWAY_DEVICE void gradients_of_factors(const float (&sum)[Count], const Packet<Bytes>& x, const Packet<Bytes>& b, float (&dx)[Count],
+                                          float (&db)[Count]) {
+    using X = typename Problem::X;
+    unpack<X>(x, db);
+    unpack<X>(b, dx);
+#pragma unroll
+    for (int c = 0; c < Count; ++c) {
+        const float product = kept<Problem>(sum[c]);
+        db[c] = multiply_rn(db[c], product);
+        dx[c] = multiply_rn(dx[c], product);
+    }
+}
+
+// g of an element of dy with its gate, from the sum of its taps, newest first, and from that of forward's order, which dC is made of.
+template <class Problem>
+CAUSEWAY_DEVICE float gated_gradient(float pre, float forward_pre, float dy, float gate, float& dc) {
+    if constexpr (Problem::dC) dc = multiply_rn(dy, kept<Problem>(activate<Problem>(forward_pre)));
+    if constexpr (FORWARD_ORDER<Problem>) pre = forward_pre;
+    return activation_gradient<Problem::silu>(pre, gated<Problem>(gate, dy));
+}
+
 // pre and g at a position of a call with gates.
 template <class Problem, bool OldestFirst = FORWARD_ORDER<Problem>>
 CAUSEWAY_DEVICE float gated_pre_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel, i64 position,

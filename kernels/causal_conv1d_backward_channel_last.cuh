@@ -175,7 +175,7 @@ private:
             const i32 start = PACKED<Problem> ? sequence_now.start : 0;
             if (first - j >= start) {
                 if constexpr (Problem::B) {
-                    unpack_product(before[j], before_gate[j], window[(PERIOD - j) % PERIOD]);
+                    unpack_product<Problem>(before[j], before_gate[j], window[(PERIOD - j) % PERIOD]);
                 } else {
                     unpack<X>(before[j], window[(PERIOD - j) % PERIOD]);
                 }
@@ -252,15 +252,6 @@ private:
         }
     }
 
-    // What taps read of a row: x times its gate.
-    static CAUSEWAY_DEVICE void unpack_product(const Packet<BYTES>& x, const Packet<BYTES>& b, float (&values)[CHANNELS]) {
-        float factors[CHANNELS];
-        unpack<X>(x, values);
-        unpack<X>(b, factors);
-#pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) values[c] = gated<Problem>(factors[c], values[c]);
-    }
-
     CAUSEWAY_DEVICE void load_weights() {
         float weights[CHANNELS][WIDTH];
         if constexpr (IN_LINES) {
@@ -307,7 +298,7 @@ private:
             if (!Inside && t + p >= last + HALO) continue;
             float d[CHANNELS];
             if constexpr (Problem::B) {
-                unpack_product(x_packet, b_packet, window[p % PERIOD]);
+                unpack_product<Problem>(x_packet, b_packet, window[p % PERIOD]);
                 factors[p % PERIOD][0] = x_packet;
                 factors[p % PERIOD][1] = b_packet;
             } else {
@@ -344,24 +335,10 @@ private:
     // Stores a row of dx and of dB, from the gradient of the product and what it was made of.
     CAUSEWAY_DEVICE void store_products(i32 t, const float (&sum)[CHANNELS], const Packet<BYTES>& x_packet,
                                         const Packet<BYTES>& b_packet) const {
-        float x_factors[CHANNELS], b_factors[CHANNELS];
-        unpack<X>(x_packet, x_factors);
-        unpack<X>(b_packet, b_factors);
-#pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) {
-            const float product = kept<Problem>(sum[c]);
-            x_factors[c] = multiply_rn(x_factors[c], product);
-            b_factors[c] = multiply_rn(b_factors[c], product);
-        }
-        store(dx + (i64)t * a.dx_pitch, b_factors);
-        if constexpr (Problem::dB) store(db + (i64)t * a.db_pitch, x_factors);
-    }
-
-    // g of a channel of a row with its gate, from dy and the sum in forward's order. dC is left in row_dc.
-    CAUSEWAY_DEVICE float gated_gradient(float pre, float forward_pre, float dy, int c) {
-        if constexpr (Problem::dC) row_dc[c] = multiply_rn(dy, kept<Problem>(activate<Problem>(forward_pre)));
-        if constexpr (FORWARD_ORDER<Problem>) pre = forward_pre;
-        return activation_gradient<Problem::silu>(pre, gated<Problem>(row_gate[c], dy));
+        float dx_row[CHANNELS], db_row[CHANNELS];
+        gradients_of_factors<Problem>(sum, x_packet, b_packet, dx_row, db_row);
+        store(dx + (i64)t * a.dx_pitch, dx_row);
+        if constexpr (Problem::dB) store(db + (i64)t * a.db_pitch, db_row);
     }
 
     // Where a thread leaves its share of dx[first - HALO + i].
@@ -430,7 +407,7 @@ private:
             }
             float g;
             if constexpr (Problem::C) {
-                g = gated_gradient(pre, forward_pre, d[c], c);
+                g = gated_gradient<Problem>(pre, forward_pre, d[c], row_gate[c], row_dc[c]);
             } else if constexpr (Problem::norm) {
                 g = head.template gradient<Problem>(a, pre, d[c]);
             } else {
@@ -506,7 +483,7 @@ private:
             }
             float g;
             if constexpr (Problem::C) {
-                g = gated_gradient(pre, forward_pre, d[c], c);
+                g = gated_gradient<Problem>(pre, forward_pre, d[c], row_gate[c], row_dc[c]);
             } else if constexpr (Problem::norm) {
                 g = head.template gradient<Problem>(a, pre, d[c]);
             } else {

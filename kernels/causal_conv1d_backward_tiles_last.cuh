@@ -1,4 +1,4 @@
-// Causal conv1d backward where neighbouring channels are neighbours in memory, for plain calls that are large.
+// Causal conv1d backward where neighbouring channels are neighbours in memory, for large calls without states and boundaries.
 //
 //              dim →
 //   t   ┌────────────────┬────────────────┬──
@@ -15,6 +15,9 @@
 // unfinished sums of dx. Its first width-1 rows also contribute to the last width-1 rows of dx of the wave above: such shares are
 // left in shared memory, and the wave above adds them behind the next barrier. The last width-1 rows of a tile are computed again,
 // as the first ones of the next tile, which alone counts and stores them.
+//
+// Gates are copied with x and dy. A tile of x and B has their products' taps, and is read again for the rows of dx and dB that are
+// finished.
 //
 // Tiles whose rows all exist are computed without masks.
 //
@@ -39,7 +42,7 @@ template <class Problem, class Tile> class TilesLastBackward {
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1;
     static constexpr int THREADS = WAVES * (int)WAVE_SIZE;
     static_assert(ROWS >= HALO, "shares are for the wave above alone");
-    static_assert(!PACKED<Problem> && !Problem::seq_idx && !Problem::B && !Problem::C && !Problem::norm, "plain calls alone");
+    static_assert(!PACKED<Problem> && !Problem::seq_idx && !Problem::norm, "neither boundaries nor norms");
     static_assert(HAS_ASYNC_COPY, "tiles come by asynchronous copies");
 
     // A lane's packet of a row, and a line of them: the channels of a block. Rows of x in a stage, and of dy; the rows that a tile stores.
@@ -49,9 +52,13 @@ template <class Problem, class Tile> class TilesLastBackward {
     static constexpr int COPY = 16, COPIERS = LINE / COPY, AT_ONCE = THREADS / COPIERS;
     static constexpr int TOGETHER = ROWS % 2 == 0 ? 2 : 1;  // rows that are computed together
     static constexpr int X_COPIES = (X_ROWS + AT_ONCE - 1) / AT_ONCE, DY_COPIES = (DY_ROWS + AT_ONCE - 1) / AT_ONCE;
+    // Tensors that are copied: x, dy, and then the gates. Those of which taps are made, x and B, begin width-1 rows before the tile.
+    static constexpr int B_TENSOR = 2, C_TENSOR = Problem::B ? 3 : 2, TENSORS = 2 + Problem::B + Problem::C, OF_TAPS = 1 + Problem::B;
+    static constexpr int COPIES = OF_TAPS * X_COPIES + (TENSORS - OF_TAPS) * DY_COPIES;
     // Shared memory: stages, in whose place the sums of each wave and a flag lie after the last tile; shares of two tiles.
     static constexpr int SUMS = Problem::dbias ? WIDTH + 1 : WIDTH, BLOCK_SUMS = BLOCK_CHANNELS * SUMS;
-    static constexpr u32 STAGE_BYTES = (X_ROWS + DY_ROWS) * LINE, DY_AT = X_ROWS * LINE, SHARES_AT = STAGES * STAGE_BYTES;
+    static constexpr u32 DY_AT = X_ROWS * LINE, B_AT = DY_AT + DY_ROWS * LINE, C_AT = B_AT + (Problem::B ? X_ROWS * LINE : 0);
+    static constexpr u32 STAGE_BYTES = C_AT + (Problem::C ? DY_ROWS * LINE : 0), SHARES_AT = STAGES * STAGE_BYTES;
     static constexpr u32 SHARE = BLOCK_CHANNELS * 4, FLAG_AT = WAVES * BLOCK_SUMS * 4;
     static_assert(FLAG_AT + 4 <= SHARES_AT, "sums lie in the place of stages");
 
@@ -65,48 +72,63 @@ public:
         wave = (i32)(thread_index() / WAVE_SIZE);
         const i64 channel = first_channel + (i64)lane_index() * CHANNELS;
         stores = channel < a.dim;
-        dx_at = (char*)a.dx.data + channel * (i64)sizeof(X) + (i64)(wave * ROWS) * a.dx_pitch;
+        to = places(channel * (i64)sizeof(X), wave * ROWS);
         begin_copies(first_channel);
 #pragma unroll
         for (int s = 0; s < STAGES - 1; ++s) {
             enter_copies(part + s * a.parts, tiles, s);
 #pragma unroll
-            for (int i = 0; i < X_COPIES + DY_COPIES; ++i) copy<false>(i);
+            for (int i = 0; i < COPIES; ++i) copy<false>(i);
             async_commit();
         }
         load_weights(channel);
         Pace<1> pace(step_counter(), a.sum_blocks, steps);
         u32 stage = 0;
-        char* dx_before = nullptr;  // of the tile before
+        Places before{};  // of the tile before
         i32 left_before = 0;
         for (u32 n = 0, tile = part; n < steps; ++n, tile += a.parts) {
             pace.begin(n);
             async_wait<STAGES - 2>();
             block_barrier();  // everybody sees the stage, has left the one before it, and has written its shares
-            if (n > 0) finish(n - 1, dx_before, left_before);
+            if (n > 0) finish(n - 1, before, left_before);
             enter_copies(tile + (STAGES - 1) * a.parts, tiles, stage == 0 ? STAGES - 1 : stage - 1);
             const u32 entry = quotient(tile, a.pieces_divisor);
             const i32 first = (i32)(tile - entry * a.pieces) * TILE_ROWS;
             const i32 left = tile < tiles ? seqlen - first - wave * ROWS : 0;  // rows from the wave's first on
-            char* const dx = dx_at + ((i64)entry * a.dx.entry * (i64)sizeof(X) + (i64)first * a.dx_pitch);
+            const Places rows = places_of_tile(entry, first);
             if (copies_whole && tile < tiles && first + DY_ROWS <= seqlen) {
-                compute<true>(stage, n, dx, left);
+                compute<true>(stage, n, rows, left);
             } else {
-                compute<false>(stage, n, dx, left);
+                compute<false>(stage, n, rows, left);
             }
             async_commit();
-            dx_before = dx;
+            before = rows;
             left_before = left;
             stage = stage == STAGES - 1 ? 0 : stage + 1;
         }
         async_wait<0>();
         block_barrier();
-        finish(steps - 1, dx_before, left_before);
+        finish(steps - 1, before, left_before);
         reduce(group, part, first_channel);
     }
 
 private:
     // ---- copies ----------------------------------------------------------------------------------------------------
+
+    // A thread's copies of a tensor: where its first row of a tile is at row 0 of entry 0, where the next copy is from, and how far the one
+    // after it is.
+    struct Copies {
+        const char *first, *next;
+        i64 step;
+
+        CAUSEWAY_DEVICE void begin(const Memory& memory, i64 bytes, i32 row, i32 pitch) {
+            first = opaque((const char*)memory.data + bytes + (i64)row * pitch);
+            step = (i64)AT_ONCE * pitch;
+        }
+        CAUSEWAY_DEVICE void enter(const Memory& memory, u32 entry, i32 row, i32 pitch) {
+            next = first + ((i64)entry * memory.entry * (i64)sizeof(X) + (i64)row * pitch);
+        }
+    };
 
     CAUSEWAY_DEVICE void begin_copies(i64 first_channel) {
         const i32 thread = (i32)thread_index(), column = thread % COPIERS;
@@ -114,10 +136,10 @@ private:
         // Threads behind the last channel copy the row's first ones, which nobody reads. Many copies of one packet would take far longer.
         const i64 own = first_channel * (i64)sizeof(X) + column * COPY, row = a.dim * (i64)sizeof(X);
         const i64 bytes = own < row ? own : minimum<i64>(own - row, row - COPY);
-        x_at = opaque((const char*)a.x.data + bytes + (i64)(row_of_thread - HALO) * a.x_pitch);
-        dy_at = opaque((const char*)a.dy.data + bytes + (i64)row_of_thread * a.dy_pitch);
-        x_step = (i64)AT_ONCE * a.x_pitch;
-        dy_step = (i64)AT_ONCE * a.dy_pitch;
+        x_copies.begin(a.x, bytes, row_of_thread - HALO, a.x_pitch);
+        dy_copies.begin(a.dy, bytes, row_of_thread, a.dy_pitch);
+        if constexpr (Problem::B) b_copies.begin(a.b, bytes, row_of_thread - HALO, a.b_pitch);
+        if constexpr (Problem::C) c_copies.begin(a.c, bytes, row_of_thread, a.c_pitch);
         copy_at = thread * COPY;
     }
 
@@ -129,48 +151,94 @@ private:
         const i32 first = (i32)(tile - entry * a.pieces) * TILE_ROWS;
         copies_whole = there && first >= HALO && first + DY_ROWS <= seqlen;
         copied_row = there ? first + row_of_thread : seqlen + HALO;
-        x_next = x_at + ((i64)entry * a.x.entry * (i64)sizeof(X) + (i64)first * a.x_pitch);
-        dy_next = dy_at + ((i64)entry * a.dy.entry * (i64)sizeof(X) + (i64)first * a.dy_pitch);
+        x_copies.enter(a.x, entry, first, a.x_pitch);
+        dy_copies.enter(a.dy, entry, first, a.dy_pitch);
+        if constexpr (Problem::B) b_copies.enter(a.b, entry, first, a.b_pitch);
+        if constexpr (Problem::C) c_copies.enter(a.c, entry, first, a.c_pitch);
         copy_to = copy_at + stage * STAGE_BYTES;
     }
 
-    // Starts copy number i of a stage: those of x and dy in turns. Whole: all rows of the tile exist.
+    // Starts copy number i of a stage: those of all tensors in turns. Whole: all rows of the tile exist.
     template <bool Whole> CAUSEWAY_DEVICE void copy(int i) {
-        const bool is_dy = i < 2 * DY_COPIES && i % 2 == 1;
-        const int k = i < 2 * DY_COPIES ? i / 2 : i - DY_COPIES;
-        const int rows = is_dy ? DY_ROWS : X_ROWS;
-        const i32 row = copied_row + k * AT_ONCE - (is_dy ? 0 : HALO);
-        const bool exists = Whole || (u32)row < (u32)seqlen;
-        if ((k + 1) * AT_ONCE <= rows || row_of_thread + k * AT_ONCE < rows) {
-            const char* const from = is_dy ? dy_next : x_next;
-            async_copy<COPY>(copy_to + k * AT_ONCE * LINE + (is_dy ? DY_AT : 0), exists ? from : (const char*)a.x.data, exists);
-        }
-        if (is_dy) {
-            dy_next += dy_step;
+        const bool in_turns = i < TENSORS * DY_COPIES;
+        const int more = i - TENSORS * DY_COPIES;
+        const int tensor = in_turns ? i % TENSORS : more % OF_TAPS * B_TENSOR;
+        const int k = in_turns ? i / TENSORS : DY_COPIES + more / OF_TAPS;
+        // Not an array of copies: the compiler would keep it in memory.
+        if (tensor == 0) {
+            copy_rows<Whole, X_ROWS, HALO>(x_copies, k, 0);
+        } else if (tensor == 1) {
+            copy_rows<Whole, DY_ROWS, 0>(dy_copies, k, DY_AT);
+        } else if (Problem::B && tensor == B_TENSOR) {
+            copy_rows<Whole, X_ROWS, HALO>(b_copies, k, B_AT);
         } else {
-            x_next += x_step;
+            copy_rows<Whole, DY_ROWS, 0>(c_copies, k, C_AT);
+        }
+    }
+
+    // Rows of one tensor that the block copies at once, a packet for each thread.
+    template <bool Whole, int Rows, int Before> CAUSEWAY_DEVICE void copy_rows(Copies& copies, int k, u32 place) {
+        const bool exists = Whole || (u32)(copied_row + k * AT_ONCE - Before) < (u32)seqlen;
+        if ((k + 1) * AT_ONCE <= Rows || row_of_thread + k * AT_ONCE < Rows) {
+            async_copy<COPY>(copy_to + k * AT_ONCE * LINE + place, exists ? copies.next : (const char*)a.x.data, exists);
+        }
+        copies.next += copies.step;
+    }
+
+    // ---- where results go ------------------------------------------------------------------------------------------
+
+    struct Places {
+        char *dx, *db, *dc;
+    };
+
+    CAUSEWAY_DEVICE Places places(i64 bytes, i32 row) const {
+        Places places{};
+        places.dx = (char*)a.dx.data + bytes + (i64)row * a.dx_pitch;
+        if constexpr (Problem::dB) places.db = (char*)a.db.data + bytes + (i64)row * a.db_pitch;
+        if constexpr (Problem::dC) places.dc = (char*)a.dc.data + bytes + (i64)row * a.dc_pitch;
+        return places;
+    }
+
+    // The wave's first row of a tile whose first row is `first`.
+    CAUSEWAY_DEVICE Places places_of_tile(u32 entry, i32 first) const {
+        const auto from = [&](char* start, i64 stride, i32 pitch) { return start + ((i64)entry * stride * (i64)sizeof(X) + (i64)first * pitch); };
+        Places places{};
+        places.dx = from(to.dx, a.dx.entry, a.dx_pitch);
+        if constexpr (Problem::dB) places.db = from(to.db, a.db.entry, a.db_pitch);
+        if constexpr (Problem::dC) places.dc = from(to.dc, a.dc.entry, a.dc_pitch);
+        return places;
+    }
+
+    // Stores a finished row of dx; with a gate, of dx and dB, from the gradient of the product and what it was made of.
+    CAUSEWAY_DEVICE void store_finished(bool wanted, char* dx, char* db, const float (&finished)[CHANNELS], const Packet<BYTES> (&factors)[2]) const {
+        if constexpr (!Problem::B) {
+            store_if<BYTES>(wanted, dx, pack<X, BYTES>(finished));
+        } else {
+            float dx_row[CHANNELS], db_row[CHANNELS];
+            gradients_of_factors<Problem>(finished, factors[0], factors[1], dx_row, db_row);
+            store_if<BYTES>(wanted, dx, pack<X, BYTES>(dx_row));
+            if constexpr (Problem::dB) store_if<BYTES>(wanted, db, pack<X, BYTES>(db_row));
         }
     }
 
     // ---- a tile ----------------------------------------------------------------------------------------------------
 
     // Whole: all rows of this tile exist, and of the tile that is copied meanwhile.
-    template <bool Whole> CAUSEWAY_DEVICE void compute(u32 stage, u32 n, char* dx, i32 left) {
+    template <bool Whole> CAUSEWAY_DEVICE void compute(u32 stage, u32 n, const Places& places, i32 left) {
         const u32 at = stage * STAGE_BYTES + (u32)(wave * ROWS * LINE) + lane_index() * BYTES;
         const u32 share_at = shares_of(n, wave);
         float before[WIDTH][CHANNELS];  // the rows of x before those that are computed
 #pragma unroll
-        for (int i = 0; i < HALO; ++i) unpack<X>(load_shared<BYTES>(at, i * LINE), before[i]);
+        for (int i = 0; i < HALO; ++i) read_taps(at, i, before[i]);
 #pragma unroll
         for (int k = 0; k <= HALO; ++k) {
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) unfinished[k][c] = 0.0f;
         }
-        char* row = dx;
+        char *row = places.dx, *db_row = places.db, *dc_row = places.dc;
 #pragma unroll
         for (int first = 0; first < ROWS; first += TOGETHER) {
             // A few copies at a time: memory takes them worse in a burst.
-            constexpr int COPIES = X_COPIES + DY_COPIES;
 #pragma unroll
             for (int k = first * COPIES / ROWS; k < (first + TOGETHER) * COPIES / ROWS; ++k) copy<Whole>(k);
             // Rows whose special functions are under way at the same time.
@@ -181,21 +249,34 @@ private:
 #pragma unroll
                     for (int c = 0; c < CHANNELS; ++c) x[i][c] = before[i][c];
                 } else {
-                    unpack<X>(load_shared<BYTES>(at, (first + i) * LINE), x[i]);
+                    read_taps(at, first + i, x[i]);
                 }
             }
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) unpack<X>(load_shared<BYTES>(at, (int)DY_AT + (first + i) * LINE), g[i]);
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) {
+                float gate[CHANNELS], dc[CHANNELS];
+                if constexpr (Problem::C) unpack<X>(load_shared<BYTES>(at, (int)C_AT + (first + i) * LINE), gate);
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) {
-                    float pre = bias[c];
+                    float pre = bias[c], forward_pre = bias[c];
 #pragma unroll
-                    for (int j = 0; j < WIDTH; ++j) pre = multiply_add(weight[j][c], x[i + HALO - j][c], pre);
-                    g[i][c] = activation_gradient<Problem::silu>(pre, g[i][c]);
+                    for (int j = 0; j < WIDTH; ++j) {
+                        pre = multiply_add(weight[j][c], x[i + HALO - j][c], pre);
+                        if constexpr (Problem::dC) forward_pre = multiply_add(weight[HALO - j][c], x[i + j][c], forward_pre);
+                    }
+                    if constexpr (Problem::C) {
+                        g[i][c] = gated_gradient<Problem>(pre, forward_pre, g[i][c], gate[c], dc[c]);
+                    } else {
+                        g[i][c] = activation_gradient<Problem::silu>(pre, g[i][c]);
+                    }
                     // Rows past the end have no g. A 0 that is computed would be a NaN where pre overflows, or where a tap reads an infinity.
                     if (!Whole && first + i >= left) g[i][c] = 0.0f;
+                }
+                if constexpr (Problem::dC) {
+                    store_if<BYTES>(stores && is_counted(first + i) && (Whole || first + i < left), dc_row, pack<X, BYTES>(dc));
+                    dc_row += a.dc_pitch;
                 }
             }
 #pragma unroll
@@ -210,7 +291,7 @@ private:
                     }
                 }
                 // The tile's last rows are counted by the next tile, and rows past the end by nobody: 0 times an infinite tap would be a NaN.
-                if ((first + i < ROWS - HALO || wave != WAVES - 1) && (Whole || first + i < left)) {
+                if (is_counted(first + i) && (Whole || first + i < left)) {
 #pragma unroll
                     for (int c = 0; c < CHANNELS; ++c) {
                         sums[WIDTH][c] += g[i][c];
@@ -221,8 +302,11 @@ private:
                 if (first + i < HALO) {
                     store_shared<CHANNELS * 4>(share_at + (first + i) * SHARE, pack<float, CHANNELS * 4>(finished));
                 } else {
-                    store_if<BYTES>(stores && (Whole || first + i - HALO < left), row, pack<X, BYTES>(finished));
+                    Packet<BYTES> factors[2];
+                    if constexpr (Problem::B) read_factors(at, first + i, factors);
+                    store_finished(stores && (Whole || first + i - HALO < left), row, db_row, finished, factors);
                     row += a.dx_pitch;
+                    if constexpr (Problem::dB) db_row += a.db_pitch;
                 }
             }
 #pragma unroll
@@ -231,10 +315,33 @@ private:
                 for (int c = 0; c < CHANNELS; ++c) before[i][c] = x[TOGETHER + i][c];
             }
         }
+        // Its last rows are finished behind the next barrier, where others may copy to its place already.
+        if constexpr (Problem::B) {
+#pragma unroll
+            for (int i = 0; i < HALO; ++i) read_factors(at, ROWS + i, last_factors[i]);
+        }
+    }
+
+    // Whether this tile counts a row of the wave: the tile's last rows are the next one's first.
+    CAUSEWAY_DEVICE bool is_counted(int row) const { return row < ROWS - HALO || wave != WAVES - 1; }
+
+    // What taps read of row i of those that a wave has of x.
+    static CAUSEWAY_DEVICE void read_taps(u32 at, int i, float (&values)[CHANNELS]) {
+        if constexpr (Problem::B) {
+            unpack_product<Problem>(load_shared<BYTES>(at, i * LINE), load_shared<BYTES>(at, (int)B_AT + i * LINE), values);
+        } else {
+            unpack<X>(load_shared<BYTES>(at, i * LINE), values);
+        }
+    }
+
+    // The same, as it was made of x and B.
+    static CAUSEWAY_DEVICE void read_factors(u32 at, int i, Packet<BYTES> (&factors)[2]) {
+        factors[0] = load_shared<BYTES>(at, i * LINE);
+        factors[1] = load_shared<BYTES>(at, (int)B_AT + i * LINE);
     }
 
     // Stores the last rows of a wave: what it has of their sums, and the shares of the wave below.
-    CAUSEWAY_DEVICE void finish(u32 n, char* dx, i32 left) const {
+    CAUSEWAY_DEVICE void finish(u32 n, const Places& places, i32 left) const {
         if (wave == WAVES - 1) return;
         const u32 share_at = shares_of(n, wave + 1);
 #pragma unroll
@@ -244,7 +351,8 @@ private:
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) finished[c] = unfinished[HALO - 1 - i][c] + as_float(share.word[c]);
             const int row = ROWS - HALO + i;
-            store_if<BYTES>(stores && row < left, dx + (i64)row * a.dx_pitch, pack<X, BYTES>(finished));
+            char* const db = Problem::dB ? places.db + (i64)row * a.db_pitch : nullptr;
+            store_finished(stores && row < left, places.dx + (i64)row * a.dx_pitch, db, finished, last_factors[i]);
         }
     }
 
@@ -311,16 +419,15 @@ private:
     const i32 seqlen;
     i32 wave;
     bool stores;  // the lane has channels
-    char* dx_at;  // the wave's first row of a tile at row 0 of entry 0
-    // Copies: where the thread's first row of a tile is at row 0 of entry 0, and in a stage; where the next copies are from and to.
-    const char *x_at, *dy_at, *x_next, *dy_next;
-    i64 x_step, dy_step;
+    Places to;    // the wave's first row of a tile at row 0 of entry 0
+    Copies x_copies, dy_copies, b_copies, c_copies;
     i32 row_of_thread, copied_row;
-    u32 copy_at, copy_to;
+    u32 copy_at, copy_to;  // where the thread's first row of a tile is in a stage, and in that of the next copies
     bool copies_whole;
     float weight[WIDTH][CHANNELS], bias[CHANNELS];
     float unfinished[WIDTH][CHANNELS];  // sums of dx[t-k]
     float sums[WIDTH + 1][CHANNELS];    // dweight of tap j, then dbias
+    Packet<BYTES> last_factors[HALO + 1][2];  // x and B of the wave's last rows
 };
 
 template <class Problem, class Tile>

@@ -53,7 +53,8 @@ impl Planner<'_> {
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);
         }
-        if let Some(tiles) = (plain && !self.has_boundaries()).then(|| self.tiles_last(legal)).flatten() {
+        let tiled = self.op.norm.is_none() && !self.beside && !self.has_boundaries();
+        if let Some(tiles) = tiled.then(|| self.tiles_last(legal)).flatten() {
             return Some(tiles);
         }
         let in_lines = in_lines

@@ -53,6 +53,17 @@ fn call<'a>(dtype: DType, shape: [i64; 3], strides: [i64; 3], width: i64) -> Bac
     }
 }
 
+/// The same with both gates and their gradients.
+fn gated(mut op: Backward<'_>) -> Backward<'_> {
+    let (dtype, shape) = (op.x.dtype(), op.x.shape().to_vec());
+    let strides = op.x.strides().to_vec();
+    op.b = Some(read(0xb00_0000, dtype, &shape, &strides));
+    op.c = Some(read(0xc00_0000, dtype, &shape, &strides));
+    op.db = Some(written(0xd00_0000, dtype, &shape, &strides));
+    op.dc = Some(written(0xe00_0000, dtype, &shape, &strides));
+    op
+}
+
 /// The same with states and all of their gradients.
 fn with_states(mut op: Backward<'_>, sequences: i64) -> Backward<'_> {
     let dtype = op.x.dtype();
@@ -263,11 +274,7 @@ fn large_plain_calls_have_tiles_side_by_side_where_these_are_full() {
     // Options, wide windows and members of a larger launch.
     let plain = || call(DType::BF16, large, last(large), 4);
     let wide = call(DType::BF16, large, last(large), 5);
-    let gated = Backward {
-        b: Some(plain().x),
-        db: Some(written(0xb00_0000, DType::BF16, &large, &last(large))),
-        ..plain()
-    };
+    let gated = gated(plain());
     let (indices, bounds) = (read(0xc00_0000, DType::I32, &[4, 4096], &[4096, 1]), [1, 5376, 16384]);
     let indexed = Backward { seq_idx: Some(indices), ..plain() };
     let packed = Backward {
@@ -279,6 +286,28 @@ fn large_plain_calls_have_tiles_side_by_side_where_these_are_full() {
     }
     let beside = plan_beside(&plain(), &plain().validate().unwrap(), &h100).unwrap().unwrap();
     assert_ne!(beside.entry(), tiles);
+}
+
+#[test]
+fn gated_calls_have_tiles_side_by_side_where_that_was_measured() {
+    let (h200, h100) = (DeviceFacts::h200(), DeviceFacts::h100());
+    let planned = |shape: [i64; 3], width, activation, facts| {
+        let op = Backward { activation, ..gated(call(DType::BF16, shape, last(shape), width)) };
+        let plan = planned_for(&op, facts);
+        assert_covers(&op, &plan, facts);
+        (plan.entry() == "causal_conv1d_backward_tiles_last").then(|| number(&plan, "rows"))
+    };
+    // Two gates leave room for half as many rows.
+    let model = [4, 2048, 4096];
+    assert_eq!(planned(model, 3, Activation::None, &h200), Some(8));
+    assert_eq!(planned(model, 4, Activation::Silu, &h200), Some(8));
+    assert_eq!(planned(model, 3, Activation::None, &h100), None);
+    // Few tiles for each block; windows for which shared memory has no room.
+    assert_eq!(planned([1, 3400, 592], 3, Activation::None, &h200), None);
+    assert_eq!(planned(model, 7, Activation::None, &h200), None);
+    // One gate.
+    let op = Backward { c: None, dc: None, ..gated(call(DType::BF16, model, last(model), 3)) };
+    assert_eq!(number(&planned_for(&op, &h200), "rows"), 10);
 }
 
 #[test]

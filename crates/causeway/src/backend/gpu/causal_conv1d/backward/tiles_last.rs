@@ -1,9 +1,12 @@
-//! The backward planner of large plain calls where neighbouring channels are neighbours in memory: tiles that blocks take side by side.
+//! The backward planner of large calls where neighbouring channels are neighbours in memory, without states and boundaries: tiles that
+//! blocks take side by side.
+
+use std::ops::Range;
 
 use super::super::{Constants, kernel, weight_access};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::candidates;
-use crate::causal_conv1d::Sizes;
+use crate::causal_conv1d::{Activation, Sizes};
 
 kernel!(TILES_LAST, "backward_tiles_last", "backward_tiles_last", BackwardArguments);
 
@@ -15,14 +18,22 @@ const STAGES: u32 = 3;
 const PACKET: u32 = 8;
 const COPY: u32 = 16;
 
-/// Rows of a wave: what is under way has to be what memory brings while it answers. With less it waits, and with more blocks drift apart.
-const fn rows(memory_gigabytes_per_second: u32) -> u32 {
-    if memory_gigabytes_per_second < 4000 { 8 } else { 16 }
+/// Gigabytes in a second from which more has to be under way, and those of H100s, on which gates were not measured.
+const FAST: u32 = 4000;
+const H100: Range<u32> = 1500..FAST;
+
+/// Rows of a wave, of so many tensors that are copied: what is under way has to be what memory brings while it answers. With less it waits, and
+/// with more blocks drift apart.
+const fn rows(memory_gigabytes_per_second: u32, tensors: u32) -> u32 {
+    let of_one = if memory_gigabytes_per_second < FAST { 16 } else { 32 };
+    // Rows are computed in pairs.
+    of_one / tensors / 2 * 2
 }
 
-/// Picoseconds of a row of a tile that memory does not hold up: what it takes once, and for each tap.
+/// Picoseconds of a row of a tile that memory does not hold up: what it takes once, for each tap, and for each gate without SiLU and with it.
 const LEAST_ROW: u64 = 14_000;
 const LEAST_TAP: u64 = 2_100;
+const LEAST_GATE: (u64, u64) = (9_000, 15_500);
 /// Nanoseconds of a block's first copies, of its last tile and of its sums; and of the shortest step, which its copies have to arrive in.
 const START: u64 = 6000;
 const LEAST_STEP: u64 = 1600;
@@ -35,11 +46,13 @@ impl Planner<'_> {
         let plain = op.initial_states.is_none() && op.dfinal_states.is_none() && op.dinitial_states.is_none();
         // Nothing later was measured.
         let hopper = self.facts.compute_capability() == 90 && self.facts.memory_gigabytes_per_second > 0;
-        if !plain || !hopper || width > 4 || legal * self.element() < COPY {
+        let measured = hopper && !(self.is_gated() && H100.contains(&self.facts.memory_gigabytes_per_second));
+        if !plain || !measured || width > 4 || legal * self.element() < COPY {
             return None;
         }
         let (halo, wave) = (width as u32 - 1, self.facts.wave_size);
-        let rows = rows(self.facts.memory_gigabytes_per_second);
+        let tensors = self.fetched();
+        let rows = rows(self.facts.memory_gigabytes_per_second, tensors);
         let channels = PACKET / self.element();
         let piece = WAVES * rows - halo;
         let channel_groups = u32::try_from((dim as u64).div_ceil(u64::from(wave * channels))).ok()?;
@@ -50,7 +63,9 @@ impl Planner<'_> {
             return None;
         }
         // Stages, and the shares of two tiles.
-        let (stage, shares) = ((2 * WAVES * rows + halo) * wave * PACKET, WAVES * halo * wave * channels * 4);
+        let of_taps = 1 + u32::from(op.b.is_some());
+        let stage = (tensors * WAVES * rows + of_taps * halo) * wave * PACKET;
+        let shares = WAVES * halo * wave * channels * 4;
         Some(Launch {
             kernel: &TILES_LAST,
             tile: Constants::new("Tile")
@@ -84,19 +99,24 @@ impl Planner<'_> {
         // 4 %.
         let moved = self.floor(u64::from(parts) * u64::from(piece)).saturating_mul(104) / 100;
         let width = width as u64;
-        let tile = (u64::from(piece) + width - 1) * (LEAST_ROW + LEAST_TAP * width) / 1000;
+        let gate = if self.op.activation == Activation::Silu { LEAST_GATE.1 } else { LEAST_GATE.0 };
+        let gates = u64::from(self.fetched() - 2);
+        let row = LEAST_ROW + LEAST_TAP * width + gate * gates;
+        let tile = (u64::from(piece) + width - 1) * row / 1000;
         // The last tile of an entry has masks: the shorter entries are, the more of a block's tiles are such.
         let masks = (45 / u64::from(pieces)).min(8);
         let step = moved.max(tile * (104 + masks) / 100).max(LEAST_STEP);
-        // A walk takes 1.16 to 1.37 of the floor.
-        let walk = self.floor((batch * seqlen) as u64).saturating_mul(121) / 100;
+        // A walk takes 1.16 to 1.37 of the floor, with gates 1.18 to 1.52.
+        let of_floor = if self.is_gated() { 127 } else { 121 };
+        let walk = self.floor((batch * seqlen) as u64).saturating_mul(of_floor) / 100;
         let tiles = START + u64::from(steps) * step;
         candidates::least([(tiles, true), (walk, false)].into_iter()) == Some(true)
     }
 
-    /// Nanoseconds that memory takes for `rows` of x, dy and dx, at nine tenths of what its clock gives.
+    /// Nanoseconds that memory takes for `rows` of x, dy and dx, and of the gates with their gradients, at nine tenths of what its clock gives.
     fn floor(&self, rows: u64) -> u64 {
-        let bytes = 3 * u64::from(self.element()) * self.sizes.dim as u64 * rows;
+        let tensors = self.all_streams().count() as u64;
+        let bytes = tensors * u64::from(self.element()) * self.sizes.dim as u64 * rows;
         bytes.saturating_mul(10) / (9 * u64::from(self.facts.memory_gigabytes_per_second))
     }
 }
