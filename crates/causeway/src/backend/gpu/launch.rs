@@ -9,6 +9,9 @@ use crate::operation::Operation;
 /// Widest access of one thread, in bytes.
 pub(super) const PACKET: u32 = 16;
 
+/// Bytes of a sector of memory.
+pub(super) const SECTOR: u32 = 32;
+
 /// The largest power of two, at most [`PACKET`], that divides the number.
 pub(super) fn power_of_two_in(number: u64) -> u32 {
     1 << (number | u64::from(PACKET)).trailing_zeros()

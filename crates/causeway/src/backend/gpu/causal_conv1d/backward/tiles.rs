@@ -1,9 +1,7 @@
 //! Tile sizes of the backward kernels, measured on an H200 (docs/kernels/history/backward.md).
 
+use super::super::SECTOR;
 use crate::backend::gpu::candidates::{self, Kept};
-
-/// Bytes of a sector of memory.
-pub(super) const SECTOR: u32 = 32;
 
 /// Segments, or pieces of rows, are numbered in 31 bits with room for this many steps past the last.
 pub(super) const MOST_STEPS: u64 = 8;

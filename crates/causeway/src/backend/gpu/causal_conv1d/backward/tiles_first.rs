@@ -1,7 +1,7 @@
 //! The backward planner of plain calls where neighbouring positions are neighbours in memory: tiles that waves with few registers walk.
 
-use super::super::{Constants, PACKET, View, kernel, weight_access};
-use super::tiles::{self, FirstBlocks, Pace, SECTOR, SHARED_RESERVED, Shares};
+use super::super::{Constants, PACKET, SECTOR, View, kernel, weight_access};
+use super::tiles::{self, FirstBlocks, Pace, SHARED_RESERVED, Shares};
 use super::{BackwardArguments, Launch, Planner};
 use crate::backend::gpu::plan::DeviceFacts;
 use crate::causal_conv1d::{Activation, Sizes};
