@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -151,6 +152,10 @@ def test_memory_is_the_outputs_and_the_planned_workspace(planned_workspaces, lay
     torch.cuda.reset_peak_memory_stats()
     for _ in range(1000):
         run()
+    # The thread of autograd may hold the last results for a moment longer than their reader does, where others keep the host busy.
+    until = time.monotonic() + 2
+    while torch.cuda.memory_allocated() != allocated and time.monotonic() < until:
+        time.sleep(0.01)
     assert torch.cuda.memory_allocated() == allocated
     # y is there while the gradients are made.
     outputs = x.nbytes + sum(leaf.nbytes for leaf in leaves)
