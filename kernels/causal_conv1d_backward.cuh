@@ -12,7 +12,7 @@
 // weight[width-1-j]. Arrays of weights in registers are in this order: weight[j] is the weight of tap j.
 //
 //   causal_conv1d_backward_channel_last.cuh    stride 1 along dim: a thread walks down a segment of rows
-//   causal_conv1d_backward_tiles_last.cuh      the same for plain calls that are large: blocks take tiles side by side
+//   causal_conv1d_backward_tiles_last.cuh      the same for large calls, plain or gated: blocks take tiles side by side
 //   causal_conv1d_backward_short_last.cuh      the same where a call is small: a thread has few rows, all in registers
 //   causal_conv1d_backward_channel_first.cuh   stride 1 along seqlen: a wave walks a row from its end
 //   causal_conv1d_backward_tiles_first.cuh     the same for plain calls of long rows: more waves, fewer registers

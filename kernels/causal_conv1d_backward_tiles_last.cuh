@@ -16,7 +16,7 @@
 // left in shared memory, and the wave above adds them behind the next barrier. The last width-1 rows of a tile are computed again,
 // as the first ones of the next tile, which alone counts and stores them.
 //
-// Gates are copied with x and dy. A tile of x and B has their products' taps, and is read again for the rows of dx and dB that are
+// Gates are copied with x and dy. Taps are products of the tiles of x and B, and both are read a second time when a row of dx and dB is
 // finished.
 //
 // Tiles whose rows all exist are computed without masks.
@@ -315,7 +315,7 @@ private:
                 for (int c = 0; c < CHANNELS; ++c) before[i][c] = x[TOGETHER + i][c];
             }
         }
-        // Its last rows are finished behind the next barrier, where others may copy to its place already.
+        // The wave's last rows are finished after the next barrier, when other waves may already be copying to this stage.
         if constexpr (Problem::B) {
 #pragma unroll
             for (int i = 0; i < HALO; ++i) read_factors(at, ROWS + i, last_factors[i]);

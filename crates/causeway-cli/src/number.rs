@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::Command;
 
-/// A parser of the numbers from `least` to `most`, whose sentence names these, whatever the text is.
+/// A parser of the whole numbers from `least` to `most`, whose sentence names these, whatever the text is.
 pub(crate) fn within<T>(
     least: T,
     most: T,
@@ -15,11 +15,11 @@ where
 {
     move |text| {
         let number = text.parse().ok().filter(|number| (&least..=&most).contains(&number));
-        number.ok_or_else(|| format!("expected {least} to {most}"))
+        number.ok_or_else(|| format!("expected a whole number from {least} to {most}"))
     }
 }
 
-/// The command with a number below 0 behind an option as its value, so that the option says what it takes.
+/// Lets options take negative numbers as values, so that an option's own parser can refuse them.
 pub(crate) fn with_negative_numbers(command: Command) -> Command {
     let own = command.mut_args(|argument| {
         let takes_values = argument.get_action().takes_values() && !argument.is_positional();

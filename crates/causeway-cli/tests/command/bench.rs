@@ -63,7 +63,10 @@ fn what_has_nothing_to_measure_is_named_with_the_reason() {
         "{message}"
     );
     let message = refusal(&bench(&files, &["--device", "cpu", "--call", "update"]));
-    assert!(message.contains("f32-silu: --call for it is forward or backward"), "{message}");
+    assert!(
+        message.contains("f32-silu: its calls are forward and backward, and --call names another"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -114,5 +117,8 @@ fn runs_that_cannot_be_compared_are_refused_before_anything_is_measured() {
     let host = refusal(&bench(&files, &["--host", "--device", "cpu"]));
     assert!(host.contains("--host measures launches, and cpu"), "{host}");
     let rotation = refusal(&["bench", "--rotation", "99999999999"]);
-    assert!(rotation.contains("'99999999999' for '--rotation <MIB>': expected 0 to 1048576"), "{rotation}");
+    assert!(
+        rotation.contains("'99999999999' for '--rotation <MIB>': expected a whole number from 0 to 1048576"),
+        "{rotation}"
+    );
 }

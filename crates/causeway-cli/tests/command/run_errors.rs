@@ -107,11 +107,27 @@ fn flags_without_a_meaning_are_refused() {
         ("conv1d-forward", &["--activation", "relu"], "none, silu or swish"),
         ("conv1d-forward", &["--layout", "nhwc"], "channel-first"),
         ("gemm-forward", &["--algorithm", "slow"], "slow"),
-        ("conv1d-forward", &["--threads", "two"], "'two' for '--threads <N>': expected 1 to 4096"),
-        ("conv1d-forward", &["--threads", "0"], "'0' for '--threads <N>': expected 1 to 4096"),
-        ("conv1d-forward", &["--threads", "4097"], "'4097' for '--threads <N>': expected 1 to 4096"),
-        ("conv1d-forward", &["--threads", "-1"], "'-1' for '--threads <N>': expected 1 to 4096"),
-        ("conv1d-forward", &["--threads", "18446744073709551616"], "expected 1 to 4096"),
+        (
+            "conv1d-forward",
+            &["--threads", "two"],
+            "'two' for '--threads <N>': expected a whole number from 1 to 4096",
+        ),
+        (
+            "conv1d-forward",
+            &["--threads", "0"],
+            "'0' for '--threads <N>': expected a whole number from 1 to 4096",
+        ),
+        (
+            "conv1d-forward",
+            &["--threads", "4097"],
+            "'4097' for '--threads <N>': expected a whole number from 1 to 4096",
+        ),
+        (
+            "conv1d-forward",
+            &["--threads", "-1"],
+            "'-1' for '--threads <N>': expected a whole number from 1 to 4096",
+        ),
+        ("conv1d-forward", &["--threads", "18446744073709551616"], "expected a whole number from 1 to 4096"),
     ] {
         let files = Files::new();
         let paths = (files.path("in.npz"), files.path("out.npz"));

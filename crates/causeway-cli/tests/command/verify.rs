@@ -20,7 +20,10 @@ const FAULT: &str = "fault = { output = \"dx\", coordinate = [1, 2, 3], add = 0.
 #[test]
 fn no_calls_do_not_pass() {
     let message = refusal(&["verify", "--random", "0"]);
-    assert!(message.contains("'0' for '--random <N>': expected 1 to 4294967295"), "{message}");
+    assert!(
+        message.contains("'0' for '--random <N>': expected a whole number from 1 to 4294967295"),
+        "{message}"
+    );
     let nothing = ["verify", "--random", "3", "--seconds", "0", "--device", "cpu"];
     let ran = output(&nothing);
     let printed = text(&ran.stdout);
@@ -38,13 +41,34 @@ fn no_calls_do_not_pass() {
 fn numbers_that_are_too_small_or_too_large_are_answered_with_the_range() {
     let random = ["verify", "--random", "3"];
     for (arguments, sentence) in [
-        (&["verify", "--random", "-1"][..], "'-1' for '--random <N>': expected 1 to 4294967295"),
-        (&["verify", "--repeat", "-3"], "'-3' for '--repeat <N>': expected 1 to 4294967295"),
-        (&[&random[..], &["--seed", "-1"]].concat(), "--seed <S>': expected 0 to 18446744073709551615"),
-        (&[&random[..], &["--seconds", "-1"]].concat(), "--seconds <T>': expected 0 to 1000000000"),
-        (&[&random[..], &["--seconds", "18446744073709551615"]].concat(), "expected 0 to 1000000000"),
-        (&[&random[..], &["--elements", "-1"]].concat(), "--elements <N>': expected 1 to 2147483648"),
-        (&[&random[..], &["--elements", "0"]].concat(), "--elements <N>': expected 1 to 2147483648"),
+        (
+            &["verify", "--random", "-1"][..],
+            "'-1' for '--random <N>': expected a whole number from 1 to 4294967295",
+        ),
+        (
+            &["verify", "--repeat", "-3"],
+            "'-3' for '--repeat <N>': expected a whole number from 1 to 4294967295",
+        ),
+        (
+            &[&random[..], &["--seed", "-1"]].concat(),
+            "--seed <S>': expected a whole number from 0 to 18446744073709551615",
+        ),
+        (
+            &[&random[..], &["--seconds", "-1"]].concat(),
+            "--seconds <T>': expected a whole number from 0 to 1000000000",
+        ),
+        (
+            &[&random[..], &["--seconds", "18446744073709551615"]].concat(),
+            "expected a whole number from 0 to 1000000000",
+        ),
+        (
+            &[&random[..], &["--elements", "-1"]].concat(),
+            "--elements <N>': expected a whole number from 1 to 2147483648",
+        ),
+        (
+            &[&random[..], &["--elements", "0"]].concat(),
+            "--elements <N>': expected a whole number from 1 to 2147483648",
+        ),
     ] {
         let said = refusal(arguments);
         assert!(said.contains(sentence), "{said:?} does not say {sentence:?}");
@@ -114,7 +138,10 @@ fn repeats_are_counted_in_the_output_and_in_the_report() {
     );
     for wrong in ["0", "4294967296", "two"] {
         let said = refusal(&["verify", "--repeat", wrong]);
-        assert!(said.contains("--repeat") && said.contains("expected 1 to 4294967295"), "{said}");
+        assert!(
+            said.contains("--repeat") && said.contains("expected a whole number from 1 to 4294967295"),
+            "{said}"
+        );
     }
 }
 

@@ -126,7 +126,7 @@ macro_rules! together {
         }
     };
 }
-together!(Forward, "x": x, gpu: gpu::causal_conv1d::forward::plan);
+together!(Forward, "x": x, gpu: gpu::causal_conv1d::forward::plan_beside);
 together!(Backward, "x": x, gpu: gpu::causal_conv1d::backward::plan_beside);
 together!(Update, "x": x, gpu: gpu::causal_conv1d::update::plan);
 

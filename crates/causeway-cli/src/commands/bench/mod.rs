@@ -240,7 +240,7 @@ impl Args {
         } else if matches!(problem, Problem::Gemm(_)) && products::comparable(case).is_none() {
             "of products, those of dense row-major matrices are measured".to_string()
         } else if !names.iter().any(|name| self.measures(name)) {
-            format!("--call for it is {}", names.join(" or "))
+            format!("its calls are {}, and --call names another", names.join(" and "))
         } else {
             return Ok(case.not_asked_of(device)?);
         };

@@ -11,6 +11,7 @@ use super::{
     Strides3, Traffic, View, WIDEST, blocks_of, common_residue, device_struct, head_lanes, head_packet,
     kernel, layers, most_blocks, refuse_f64, striding_blocks, takes_more_registers, weight_access,
 };
+use crate::backend::gpu::candidates::Kept;
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Forward, Sizes};
 use crate::error::Result;
@@ -84,13 +85,25 @@ kernel!(GENERAL, "forward_general", "forward_general", ForwardArguments);
 /// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) for f64.
 pub fn plan(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Option<Plan>> {
+    planned(op, sizes, facts, false)
+}
+
+/// The launch as part of a larger one, whose members have blocks of one size.
+///
+/// # Errors
+/// As for [`plan`].
+pub fn plan_beside(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Option<Plan>> {
+    planned(op, sizes, facts, true)
+}
+
+fn planned(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts, beside: bool) -> Result<Option<Plan>> {
     refuse_f64(op.x.dtype(), facts)?;
     let has_states = op.final_states.is_some() && sizes.width > 1 && sizes.sequences > 0;
     let has_output = sizes.batch > 0 && sizes.seqlen > 0 && (!sizes.packed || sizes.sequences > 0);
     if sizes.dim == 0 || !(has_states || has_output) {
         return Ok(None);
     }
-    let planner = Planner { op, sizes, facts, has_states, traffic: Traffic::of(op) };
+    let planner = Planner { op, sizes, facts, has_states, beside, traffic: Traffic::of(op) };
     // The fast paths read indices and boundaries side by side.
     let indices_dense = op.seq_idx.as_ref().is_none_or(|idx| View::of(idx).is_dense(1))
         && op.cu_seqlens.as_ref().is_none_or(|boundaries| View::of(boundaries).is_dense(0));
@@ -104,6 +117,8 @@ struct Planner<'a> {
     sizes: &'a Sizes,
     facts: &'a DeviceFacts,
     has_states: bool,
+    /// Part of a larger launch.
+    beside: bool,
     traffic: Traffic,
 }
 
@@ -199,9 +214,11 @@ impl Planner<'_> {
         let segments = u64::from(tile.threads / lanes).min(reach) as u32;
         let threads = (lanes * segments).max(self.facts.wave_size);
         let (lanes, segments) = (lanes.max(threads / segments), segments);
-        let rows = (seqlen as u64).div_ceil(u64::from(tile.rows));
-        let (lanes, segments) = if packets == 1 && self.op.norm.is_none() && !self.has_boundaries() {
-            full_block(across as u64, rows, bytes, self.facts.wave_size, (lanes, segments))
+        let alone = !self.beside && self.op.norm.is_none() && !self.has_boundaries();
+        let (lanes, segments) = if packets == 1 && alone {
+            let rows = (seqlen as u64).div_ceil(u64::from(tile.rows));
+            Lanes { packets: across as u64, bytes, segments: rows, wave: self.facts.wave_size }
+                .full_block((lanes, segments))
         } else {
             (lanes, segments)
         };
@@ -245,8 +262,9 @@ impl Planner<'_> {
         } else {
             resident
         };
-        // Blocks of more threads.
-        let resident = (resident * usual_threads / threads).clamp(1, resident);
+        // As many threads in larger blocks.
+        let whole_waves = threads.next_multiple_of(self.facts.wave_size);
+        let resident = (resident * usual_threads / whole_waves).clamp(1, resident);
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
             .int("more_packets", packets - 1)
@@ -481,24 +499,52 @@ fn last_shape(packets: u64, bytes: u32, widest: u32, most: u32) -> (u32, u32) {
     (lanes, each)
 }
 
-/// Threads along dim and along the sequence of a channel-last block, for rows of `packets` of `bytes` in `segments`: those that need
-/// the fewest waves for a call, if that saves a fifth of what `usual` needs. Waves of 32 lanes have a third of them idle where a row has 42
-/// packets.
-fn full_block(packets: u64, segments: u64, bytes: u32, wave: u32, usual: (u32, u32)) -> (u32, u32) {
-    const LANES: [u32; 2] = [16, 32];
-    const THREADS: [u32; 2] = [64, 256];
-    let waves = |(lanes, of_block): (u32, u32)| {
-        let blocks = packets.div_ceil(u64::from(lanes)) * segments.div_ceil(u64::from(of_block));
-        blocks * u64::from((lanes * of_block).div_ceil(wave))
-    };
-    // Groups of lanes begin with a sector of memory, where rows do.
-    let step = (SECTOR / bytes).max(1);
-    let lanes = (LANES[0]..=LANES[1]).filter(|lanes| lanes.is_multiple_of(step));
-    let lanes = lanes.filter(|&lanes| u64::from(lanes) <= packets.next_multiple_of(u64::from(step)));
-    let blocks = lanes.flat_map(|lanes| (1..=8).map(move |of_block| (lanes, of_block)));
-    let blocks = blocks.filter(|(lanes, of_block)| (THREADS[0]..=THREADS[1]).contains(&(lanes * of_block)));
-    let fewest = blocks.min_by_key(|&block| (waves(block), block.0 * block.1));
-    fewest.filter(|&block| 5 * waves(block) <= 4 * waves(usual)).unwrap_or(usual)
+/// A channel-last call whose blocks may have idle lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Lanes {
+    /// Packets of a row, and their bytes.
+    packets: u64,
+    bytes: u32,
+    /// Segments of a row's sequence, one for each thread along it.
+    segments: u64,
+    wave: u32,
+}
+
+impl Lanes {
+    /// Threads along dim and along the sequence of a block: the shape that needs the fewest waves for the call, if it saves at least a fifth of
+    /// those of `usual`. With 32 lanes, a row of 42 packets leaves a third of them idle.
+    fn full_block(self, usual: (u32, u32)) -> (u32, u32) {
+        thread_local! {
+            static BLOCKS: Kept<Lanes, Option<(u32, u32)>> = const { Kept::new() };
+        }
+        let saves = |waves: u64| 5 * waves <= 4 * self.waves(usual);
+        // Nothing takes fewer than full ones.
+        if !saves((self.packets * self.segments).div_ceil(u64::from(self.wave))) {
+            return usual;
+        }
+        let fewest = BLOCKS.with(|blocks| blocks.get(self, || self.fewest_waves()));
+        fewest.filter(|&block| saves(self.waves(block))).unwrap_or(usual)
+    }
+
+    fn fewest_waves(self) -> Option<(u32, u32)> {
+        const LANES: [u32; 2] = [16, 32];
+        const THREADS: [u32; 2] = [64, 256];
+        // Groups of lanes begin with a sector of memory, where rows do.
+        let step = (SECTOR / self.bytes).max(1);
+        let most = self.packets.next_multiple_of(u64::from(step));
+        let lanes =
+            (LANES[0]..=LANES[1]).filter(|&lanes| lanes.is_multiple_of(step) && u64::from(lanes) <= most);
+        let blocks = lanes.flat_map(|lanes| (1..=8).map(move |segments| (lanes, segments)));
+        let blocks =
+            blocks.filter(|(lanes, segments)| (THREADS[0]..=THREADS[1]).contains(&(lanes * segments)));
+        blocks.min_by_key(|&block| (self.waves(block), block.0 * block.1))
+    }
+
+    /// Waves of a call in blocks of so many lanes and segments.
+    fn waves(self, (lanes, segments): (u32, u32)) -> u64 {
+        let blocks = self.packets.div_ceil(u64::from(lanes)) * self.segments.div_ceil(u64::from(segments));
+        blocks * u64::from((lanes * segments).div_ceil(self.wave))
+    }
 }
 
 /// Threads of a group and packets per thread, at most `most`, that waste the fewest places on a row of `packets`; the

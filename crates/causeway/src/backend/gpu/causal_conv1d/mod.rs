@@ -162,8 +162,8 @@ impl View<'_> {
         self.meta.shape[axis]
     }
 
-    /// Elements between neighbours along an axis; 0 where there is only one, whose stride may be any number. So kernels that let idle lanes
-    /// go on to places that no element has stay at that one, and no choice depends on such a stride.
+    /// Elements between neighbours along an axis; 0 where there is only one, whose stride may be any number. So idle lanes
+    /// that step past the only element stay on it, and no plan depends on that stride.
     fn stride(&self, axis: usize) -> i64 {
         if self.size(axis) <= 1 { 0 } else { self.meta.strides[axis] }
     }

@@ -18,19 +18,20 @@ const STAGES: u32 = 3;
 const PACKET: u32 = 8;
 const COPY: u32 = 16;
 
-/// Gigabytes in a second from which more has to be under way, and those of H100s, on which gates were not measured.
+/// Memory speed in GB/s from which more bytes must be in flight; and that of H100s, on which gates were not measured. Slower devices of this
+/// generation are simulated ones.
 const FAST: u32 = 4000;
 const H100: Range<u32> = 1500..FAST;
 
-/// Rows of a wave, of so many tensors that are copied: what is under way has to be what memory brings while it answers. With less it waits, and
-/// with more blocks drift apart.
+/// Rows of a wave when `tensors` are copied. The bytes in flight must cover the latency of memory; with more of them blocks drift apart.
 const fn rows(memory_gigabytes_per_second: u32, tensors: u32) -> u32 {
     let of_one = if memory_gigabytes_per_second < FAST { 16 } else { 32 };
     // Rows are computed in pairs.
     of_one / tensors / 2 * 2
 }
 
-/// Picoseconds of a row of a tile that memory does not hold up: what it takes once, for each tap, and for each gate without SiLU and with it.
+/// Picoseconds of a row of a tile that memory does not hold up: a fixed part, a part for each tap, and a part for each gate (without SiLU, with
+/// SiLU).
 const LEAST_ROW: u64 = 14_000;
 const LEAST_TAP: u64 = 2_100;
 const LEAST_GATE: (u64, u64) = (9_000, 15_500);

@@ -36,7 +36,14 @@ pub fn plan_halo(
 ) -> Result<Option<Plan>> {
     refuse_f64(op.x.dtype(), facts)?;
     let halo = HaloIndices::new(indices, sizes)?;
-    let planner = Planner { op, sizes, facts, has_states: false, traffic: Traffic { read: 0, written: 0 } };
+    let planner = Planner {
+        op,
+        sizes,
+        facts,
+        has_states: false,
+        beside: true,
+        traffic: Traffic { read: 0, written: 0 },
+    };
     let states = sizes.width - 1;
     let is_known = op.initial_states.is_some()
         && op.seq_idx.is_some()

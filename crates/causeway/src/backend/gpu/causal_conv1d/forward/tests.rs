@@ -213,14 +213,13 @@ fn the_argument_block_holds_addresses_strides_and_sizes() {
 
 #[test]
 fn blocks_of_narrow_dims_have_no_idle_lanes() {
+    let block = |packets, segments| Lanes { packets, bytes: 8, segments, wave: 32 }.full_block((32, 2));
     // 42 packets leave a third of two groups of 32 lanes idle. Three of 16, in blocks of as many threads, need three quarters of the waves.
-    assert_eq!(full_block(42, 336, 8, 32, (32, 2)), (16, 4));
+    assert_eq!(block(42, 336), (16, 4));
     // 20 of 32; eight of them are five waves.
-    assert_eq!(full_block(20, 1000, 8, 32, (32, 2)), (20, 8));
+    assert_eq!(block(20, 1000), (20, 8));
     // What saves less than a fifth of the waves is left as it is: 28 of 32, and whole groups. So are rows of few packets.
     for packets in [28, 32, 64, 142, 1000, 4, 8] {
-        assert_eq!(full_block(packets, 1000, 8, 32, (32, 2)), (32, 2), "{packets}");
+        assert_eq!(block(packets, 1000), (32, 2), "{packets}");
     }
-    // Nothing to do.
-    assert_eq!(full_block(42, 0, 8, 32, (32, 2)).0 * 2 % 32, 0);
 }
