@@ -122,6 +122,13 @@ impl<'a> View<'a> {
         View { address: tensor.pointer().addr() as u64, meta: tensor.meta() }
     }
 
+    /// Elements between neighbours along an axis; 0 where there is only one, whose stride may be any number. Kernels are given this one, so idle
+    /// lanes that step past the only element stay on it, and no plan depends on the caller's number.
+    #[inline]
+    pub fn stride(&self, axis: usize) -> i64 {
+        if self.meta.shape[axis] <= 1 { 0 } else { self.meta.strides[axis] }
+    }
+
     /// Bytes of its elements, each once.
     pub fn bytes(&self) -> u64 {
         self.meta.element_count() as u64 * self.meta.dtype.size() as u64

@@ -80,7 +80,7 @@ impl OfTensor for u64 {
 impl OfTensor for i64 {
     #[inline]
     fn of(view: View<'_>) -> Self {
-        view.meta.strides[0]
+        view.stride(0)
     }
 }
 

@@ -162,12 +162,6 @@ impl View<'_> {
         self.meta.shape[axis]
     }
 
-    /// Elements between neighbours along an axis; 0 where there is only one, whose stride may be any number. So idle lanes
-    /// that step past the only element stay on it, and no plan depends on that stride.
-    fn stride(&self, axis: usize) -> i64 {
-        if self.size(axis) <= 1 { 0 } else { self.meta.strides[axis] }
-    }
-
     /// Whether neighbours along axis `one` are nearer in memory than those along `other`. Without neighbours there is nothing to be near.
     fn is_nearer(&self, one: usize, other: usize) -> bool {
         let steps = self.stride(one).unsigned_abs() < self.stride(other).unsigned_abs();

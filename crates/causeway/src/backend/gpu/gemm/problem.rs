@@ -2,7 +2,8 @@
 
 use crate::backend::gpu::launch::Traffic;
 use crate::gemm::{Algorithm, Forward, GradA, GradAB, GradB, Sizes};
-use crate::tensor::{DType, Meta, TensorMut, TensorRef};
+use crate::operation::View;
+use crate::tensor::{DType, TensorMut, TensorRef};
 
 /// A matrix in memory. Its sizes are the [`Problem`]'s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,16 +18,15 @@ pub struct Matrix {
 
 impl Matrix {
     fn read(tensor: &TensorRef<'_>) -> Self {
-        Self::new(tensor.pointer().addr() as u64, tensor.meta())
+        Self::new(View::of(tensor))
     }
 
     fn written(tensor: &TensorMut<'_>) -> Self {
-        Self::new(tensor.pointer().addr() as u64, tensor.meta())
+        Self::new(View::of_mut(tensor))
     }
 
-    fn new(address: u64, meta: &Meta) -> Self {
-        let stride = |axis: usize| if meta.shape[axis] > 1 { meta.strides[axis] } else { 0 };
-        Matrix { address, row_stride: stride(0), column_stride: stride(1) }
+    fn new(view: View<'_>) -> Self {
+        Matrix { address: view.address, row_stride: view.stride(0), column_stride: view.stride(1) }
     }
 
     /// The same memory with rows and columns swapped.
