@@ -47,7 +47,8 @@
     extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
 #define CAUSEWAY_MFMA_KERNEL(threads) CAUSEWAY_KERNEL(threads, 2) __attribute__((amdgpu_waves_per_eu(2)))
 #else
-#define CAUSEWAY_DEVICE inline __attribute__((always_inline))
+// The simulator's compiler does not optimise, and takes three times as long where it has to inline everything.
+#define CAUSEWAY_DEVICE inline
 // Several kernels share a translation unit in the simulator, each in a namespace of its own.
 #define CAUSEWAY_KERNEL(threads, blocks) void
 #define CAUSEWAY_CLUSTER_KERNEL(threads, blocks, cluster) void

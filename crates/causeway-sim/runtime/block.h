@@ -72,7 +72,8 @@ struct Mailbox {
 // A block that is under way. It is reused for one block of the grid after the other.
 class Block {
 public:
-    Block(unsigned threads, unsigned shared_bytes) : threads(threads), shared_bytes(shared_bytes), stacks(threads) {
+    Block(unsigned threads, unsigned shared_bytes, StackPool& pool)
+        : threads(threads), shared_bytes(shared_bytes), pool(pool), stacks(pool.take(threads)) {
         fibers.resize(threads);
         // Allocated to the byte, so that a sanitizer sees the first access past the end.
         void* memory = nullptr;
@@ -80,11 +81,15 @@ public:
             shared = static_cast<unsigned char*>(memory);
         }
     }
-    ~Block() { free(shared); }
+    ~Block() {
+        free(shared);
+        pool.give_back(std::move(stacks));
+    }
     Block(const Block&) = delete;
     Block& operator=(const Block&) = delete;
 
-    bool ready() const { return stacks.ready() && shared; }
+    bool ready() const { return stacks->ready() && shared; }
+    unsigned char* stack(unsigned thread) const { return (*stacks)[thread]; }
 
     void begin(const unsigned (&at)[3], void (*entry)()) {
         memcpy(index, at, sizeof index);
@@ -101,7 +106,8 @@ public:
         mailbox = Mailbox();
         for (unsigned t = 0; t < threads; ++t) {
             fibers[t] = Fiber();
-            prepare_context(fibers[t].context, stacks[t], entry);
+            // Frames that begin at the same place of a page would push each other out of the cache.
+            prepare_context(fibers[t].context, stack(t), STACK_BYTES - t % 64 * 64, entry);
         }
     }
 
@@ -138,7 +144,10 @@ public:
     unsigned group_slots[2][MAX_THREADS];
     Mailbox mailbox;
     unsigned char* shared = nullptr;
-    const Stacks stacks;
+
+private:
+    StackPool& pool;
+    std::unique_ptr<Stacks> stacks;
 };
 
 // Blocks that run together: one, unless the kernel has clusters.

@@ -38,6 +38,7 @@ struct Launch {
     unsigned shared_bytes;
     unsigned order;
     unsigned seed;
+    StackPool* stacks;
     uint64_t clusters;
     std::atomic<uint64_t> next{0};
     std::atomic<bool> failed{false};
@@ -255,7 +256,7 @@ private:
         current = thread;
 #if defined(CAUSEWAY_ADDRESS_SANITIZER)
         void* fake = nullptr;
-        __sanitizer_start_switch_fiber(&fake, block->stacks[thread], STACK_BYTES);
+        __sanitizer_start_switch_fiber(&fake, block->stack(thread), STACK_BYTES);
 #endif
         switch_context(scheduler, block->fibers[thread].context);
 #if defined(CAUSEWAY_ADDRESS_SANITIZER)
@@ -371,10 +372,10 @@ void Worker::run() {
     const unsigned most = launch.order == SHUFFLED ? INTERLEAVED : 1;
     bool queue = true;
     while (!failed()) {
-        while (queue && clusters.size() < most) {
+        while (queue && clusters.size() < most && launch.next.load() < launch.clusters) {
             clusters.push_back(std::make_unique<Cluster>());
             for (unsigned i = 0; i < launch.cluster; ++i) {
-                clusters.back()->blocks.push_back(std::make_unique<Block>(launch.threads, launch.shared_bytes));
+                clusters.back()->blocks.push_back(std::make_unique<Block>(launch.threads, launch.shared_bytes, *launch.stacks));
                 block = clusters.back()->blocks.back().get();
                 if (!block->ready()) return record("no memory for the threads' stacks");
             }
@@ -424,10 +425,12 @@ void receive(unsigned mailbox, Site site) { worker->receive(mailbox, site); }
 
 // ---- what the host calls -------------------------------------------------------------------------------------------
 
-// Runs a grid to its end. Returns 0, or 1 with a sentence in `message`.
+// Runs a grid to its end. Returns 0, or 1 with a sentence in `message`. `stacks` is where the process keeps the address of stacks that
+// launches take over from each other: null at first.
 extern "C" int causeway_simulator_launch(void (*call)(const void*), const void* arguments, const unsigned* grid,
                                          unsigned threads, unsigned cluster, unsigned shared_bytes, unsigned order,
-                                         unsigned seed, unsigned workers, char* message, size_t message_bytes) {
+                                         unsigned seed, unsigned workers, std::atomic<causeway_simulator::StackPool*>* stacks,
+                                         char* message, size_t message_bytes) {
     using namespace causeway_simulator;
     if (threads == 0 || threads > MAX_THREADS) {
         snprintf(message, message_bytes, "a block has 1 to %u threads, not %u", MAX_THREADS, threads);
@@ -446,6 +449,7 @@ extern "C" int causeway_simulator_launch(void (*call)(const void*), const void* 
     launch.shared_bytes = shared_bytes;
     launch.order = order;
     launch.seed = seed;
+    launch.stacks = &StackPool::at(*stacks);
     launch.clusters = static_cast<uint64_t>(grid[0] / cluster) * grid[1] * grid[2];
     launch.message = message;
     launch.message_bytes = message_bytes;

@@ -16,6 +16,7 @@ mod modules;
 use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 
 use causeway::backend::gpu::artifact::Artifact;
 use causeway::backend::gpu::compiler::Target;
@@ -47,7 +48,7 @@ pub enum Order {
 #[derive(Clone)]
 pub struct Simulator {
     settings: Settings,
-    workers: u32,
+    workers: Option<u32>,
     compiler: Arc<Compiler>,
     modules: Arc<Modules>,
 }
@@ -160,7 +161,7 @@ impl Simulator {
     /// [`Error::SimulatorCompiler`] if no clang++ of version 16 or later is found.
     pub fn new(settings: Settings) -> Result<Self> {
         Ok(Simulator {
-            workers: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            workers: None,
             compiler: Arc::new(Compiler::find(&settings.facts)?),
             modules: Arc::default(),
             settings,
@@ -194,9 +195,9 @@ impl Simulator {
         self
     }
 
-    /// The same device with this many blocks running at a time.
+    /// The same device with this many blocks running at a time, instead of as many as the caller's rayon pool has threads.
     pub fn with_workers(mut self, workers: u32) -> Self {
-        self.workers = workers.max(1);
+        self.workers = Some(workers.max(1));
         self
     }
 
@@ -217,6 +218,9 @@ impl std::fmt::Debug for Simulator {
         write!(f, "Simulator({})", self.name())
     }
 }
+
+/// Where launches find the stacks of those before. Units of all simulators of the process are compiled from one runtime.
+static STACKS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Byte that fills a workspace before a launch: its contents need no initialisation, so they are NaNs here.
 const POISON: u8 = 0xff;
@@ -303,7 +307,8 @@ impl Executor for Simulator {
                 plan.shared_bytes,
                 order,
                 seed,
-                self.workers,
+                self.workers.unwrap_or_else(|| rayon::current_num_threads() as u32),
+                STACKS.as_ptr(),
                 message.as_mut_ptr().cast::<c_char>(),
                 message.len(),
             )
@@ -331,6 +336,7 @@ type LaunchFunction = unsafe extern "C" fn(
     order: u32,
     seed: u32,
     workers: u32,
+    stacks: *mut *mut c_void,
     message: *mut c_char,
     message_bytes: usize,
 ) -> c_int;

@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io::Write;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 
 use crate::Raw;
 
@@ -42,6 +43,9 @@ pub struct CodeObject {
     name: String,
 }
 
+/// Where launches find the stacks of those before.
+static STACKS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
 /// `causeway_simulator_launch` of the simulator's runtime.
 type Launch = unsafe extern "C" fn(
     Raw,
@@ -53,6 +57,7 @@ type Launch = unsafe extern "C" fn(
     c_uint,
     c_uint,
     c_uint,
+    *mut *mut c_void,
     *mut c_char,
     usize,
 ) -> c_int;
@@ -147,6 +152,7 @@ impl CodeObject {
                 order,
                 seed,
                 workers,
+                STACKS.as_ptr(),
                 message.as_mut_ptr(),
                 message.len(),
             )
