@@ -1,4 +1,4 @@
-"""Causal depthwise conv1d and half-precision GEMM gradients, for PyTorch tensors and NumPy arrays.
+"""Causal depthwise conv1d and f16/bf16 GEMM with gradients, for PyTorch tensors and NumPy arrays.
 
 Tensors are taken as they are: any strides, no copies. PyTorch's may be on an NVIDIA or AMD GPU, where work goes to the
 current stream, or on the CPU; they are differentiable and can be compiled. NumPy needs no PyTorch.
@@ -484,7 +484,7 @@ def verify(
 
     Raises
     ------
-    ValueError for a suite, an operation or a device that there is none of; RuntimeError for what drivers say, and for a
+    ValueError for a suite, an operation or a device that does not exist; RuntimeError for what drivers say, and for a
     simulated GPU where there is no clang++.
 
     Examples

@@ -13,7 +13,7 @@ __version__: str
 
 def empty_cache() -> None: ...
 def is_unwatched(tensors: tuple[object, ...], is_recorded: bool = False) -> bool:
-    """True if nobody wants to see what is done with PyTorch's tensors, and all are plain ones with memory. Autograd does not count for
+    """True if nothing intercepts operations on PyTorch's tensors, and all are plain ones with memory. Autograd does not count for
     a caller that records the call itself."""
 
 MESSAGE_FLAG_BYTES: int
@@ -43,7 +43,7 @@ def backward_halo(inputs: Sequence[object | None], silu: bool, results: Sequence
 
 def main(arguments: Sequence[str]) -> int: ...
 def prefer_large_pages(tensor: _Tensor) -> _Tensor:
-    """The tensor, whose memory was just allocated; results that operations make need no such word."""
+    """The tensor, just allocated, with large pages advised; operations do so for their results."""
 
 def result_like(tensor: _Tensor) -> _Tensor:
     """Room for a result like a tensor of PyTorch's, as operations make it."""
@@ -111,7 +111,7 @@ class Operation:
     def run_together(self, calls: Sequence[tuple[tuple[Any, ...], _Option, _Outputs]]) -> list[Any]:
         """The results of several calls, three at most, that know nothing of each other; on a GPU in one launch where that can be."""
     def eager(self, inputs: tuple[Any, ...], option: _Option, outputs: _Outputs = None) -> Any | None:
-        """As `run`; None if somebody wants to see the call, or for arguments that only Python has words for."""
+        """As `run`; None if something intercepts the call, or if Python has to report a bad argument."""
     def record(
         self, inputs: tuple[Any, ...], option: _Option, outputs: _Outputs, is_cast: bool
     ) -> Any | int | None:

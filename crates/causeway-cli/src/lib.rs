@@ -21,7 +21,7 @@ use failure::Failure;
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("CAUSEWAY_COMMIT"), ")");
 
 const ABOUT: &str = "\
-Causal depthwise conv1d and half-precision GEMM gradients, on NVIDIA, AMD and CPU, checked against a float64 \
+Causal depthwise conv1d and half-precision GEMM with its gradients, on NVIDIA, AMD and CPU, checked against a float64 \
 oracle";
 
 const AFTER_HELP: &str = "\

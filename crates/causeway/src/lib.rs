@@ -1,4 +1,4 @@
-//! Causal depthwise conv1d and half-precision GEMM gradients, on NVIDIA, AMD and CPU.
+//! Causal depthwise conv1d and f16/bf16 GEMM with gradients, on NVIDIA, AMD and CPU.
 
 mod arrangement;
 pub mod backend;

@@ -158,7 +158,7 @@ pub trait Operation {
     }
 }
 
-/// Most tensors of an operation.
+/// Most tensors that a call can have.
 pub const MOST: usize = 16;
 
 /// Where in a table the arguments are that another one names. Names are compared by the compiler, not in every call.
