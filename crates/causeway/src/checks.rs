@@ -43,6 +43,14 @@ pub(crate) fn location(
     Err(Error::WrongLocation { argument, found: meta.location, expected, because })
 }
 
+/// The device that runs the call.
+pub(crate) fn device(argument: &'static str, found: Location, expected: Location) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::WrongLocation { argument, found, expected, because: "where the operation runs" })
+}
+
 /// An output needs a place for each element.
 pub(crate) fn output(argument: &'static str, meta: &Meta) -> Result<()> {
     if meta.is_injective() {

@@ -8,6 +8,7 @@ use crate::backend::cpu::{Cpu, Level};
 use crate::backend::gpu::artifact::Artifact;
 use crate::backend::gpu::plan::{DeviceFacts, Plan, Vendor};
 use crate::backend::gpu::{Executor, GpuDevice, Stream};
+use crate::checks;
 use crate::error::{Error, Result};
 use crate::tensor::Location;
 
@@ -161,15 +162,7 @@ impl Device {
 
     /// Checks that the tensors of a call, of which `argument` is one, can be used here.
     fn expect(&self, argument: &'static str, location: Location) -> Result<()> {
-        if location == self.location() {
-            return Ok(());
-        }
-        Err(Error::WrongLocation {
-            argument,
-            found: location,
-            expected: self.location(),
-            because: "where the operation runs",
-        })
+        checks::device(argument, location, self.location())
     }
 }
 

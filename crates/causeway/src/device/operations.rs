@@ -9,6 +9,7 @@ use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::backend::gpu::{GpuDevice, Ready, together};
 use crate::backend::{cpu, gpu};
 use crate::causal_conv1d::{Backward, Forward, Update, VarlenStates};
+use crate::checks;
 use crate::error::Result;
 use crate::gemm;
 use crate::operation::Operation as _;
@@ -120,6 +121,10 @@ macro_rules! together {
             /// # Errors
             /// As for `ready`.
             pub fn ready_together(calls: &[Self], device: &GpuDevice) -> Result<Vec<Ready>> {
+                // The tensors of one call lie on one device. Which one, each call says for itself.
+                for call in calls {
+                    checks::device($first, call.$argument.location(), device.location())?;
+                }
                 let plans = Self::plans_together(calls, device.facts())?.into_iter();
                 plans.filter_map(|plan| device.ready(Some(plan)).transpose()).collect()
             }
