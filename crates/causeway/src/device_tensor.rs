@@ -5,11 +5,14 @@ use crate::backend::gpu::{DeviceBuffer, Stream};
 use crate::error::Result;
 use crate::host_tensor::HostTensor;
 use crate::spares::Spares;
-use crate::tensor::{DType, Dims, Location, TensorMut, TensorRef};
+use crate::tensor::{DType, Dims, Location, Meta, TensorMut, TensorRef};
 
 /// A tensor in the memory of a GPU, with the layout of the host tensor that it was copied from.
 ///
 /// The storage between strided elements is copied too, so views and guard zones mean the same on both sides.
+///
+/// It belongs to its stream. What another stream computes with it is for the caller to order, by an [`Event`](crate::backend::gpu::Event) before and
+/// one behind.
 #[derive(Debug)]
 pub struct DeviceTensor {
     buffer: DeviceBuffer,
@@ -57,6 +60,8 @@ impl DeviceTensor {
 
     fn arranged(stream: &Stream, arrangement: &Arrangement) -> Result<Self> {
         let Arrangement { dtype, offset, shape, strides, .. } = *arrangement;
+        // What a view of it has to be.
+        Meta::new(dtype, &shape, &strides, stream.device().location())?;
         // As on the host, storage is whole lines of 64 bytes.
         let buffer = DeviceBuffer::new(stream, arrangement.bytes().next_multiple_of(64))?;
         Ok(DeviceTensor { buffer, dtype, offset, shape, strides })
@@ -112,7 +117,7 @@ impl DeviceTensor {
     /// A view to read.
     pub fn view(&self) -> TensorRef<'_> {
         // SAFETY: the layout lies inside the buffer, as it did in the host tensor. The buffer is freed behind
-        // the work of its stream, and operations run on that stream.
+        // the work of its stream, where operations run, or which was told to wait for them.
         let view = unsafe {
             TensorRef::from_raw(self.first(), self.dtype, &self.shape, &self.strides, self.location())
         };

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::host_storage::Storage;
 use crate::rounding::{bf16_from_f64, f16_from_f64};
 use crate::runs::Runs;
-use crate::tensor::{DType, Dims, Element, Location, TensorMut, TensorRef};
+use crate::tensor::{DType, Dims, Element, Location, Meta, TensorMut, TensorRef};
 
 /// A tensor in host memory: dense storage seen through a shape and strides.
 ///
@@ -38,18 +38,18 @@ impl HostTensor {
         memory: impl FnOnce(usize) -> Option<Storage>,
     ) -> Result<Self> {
         let shape = Dims::new(shape)?;
-        if shape.iter().any(|&size| size < 0) {
-            return Err(Error::NegativeSize { shape });
-        }
+        let strides = shape.contiguous_strides();
+        // What a view of it has to be: strides may be too large where there is no element, too.
+        let meta = Meta::new(dtype, &shape, &strides, Location::Host)?;
         let too_large = Error::TooLarge { shape, dtype };
-        let bytes = shape
+        let bytes = meta
             .element_count()
-            .and_then(|count| count.checked_mul(dtype.size() as i64))
+            .checked_mul(dtype.size() as i64)
             .and_then(|bytes| usize::try_from(bytes).ok())
             .ok_or(too_large.clone())?;
         // Refuses instead of aborting when the memory is not there; the pages themselves come zeroed.
         let storage = memory(bytes).ok_or(too_large)?;
-        Ok(HostTensor { storage, dtype, offset: 0, shape, strides: shape.contiguous_strides() })
+        Ok(HostTensor { storage, dtype, offset: 0, shape, strides })
     }
 
     /// The memory alone, to be used again.
@@ -339,6 +339,13 @@ mod tests {
         assert_eq!(tensor.to_f64(), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
         assert!(!tensor.is_contiguous());
         assert_eq!(tensor.to_contiguous().to_f64(), tensor.to_f64());
+    }
+
+    #[test]
+    fn strides_that_are_too_large_are_refused_without_elements() {
+        let error = HostTensor::zeros(DType::F32, &[1 << 40, 1 << 40, 0]).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        assert!(HostTensor::zeros(DType::F32, &[1 << 40, 0, 4]).unwrap().to_f64().is_empty());
     }
 
     #[test]
