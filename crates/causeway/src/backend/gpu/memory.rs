@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::argument::Workspace;
 use super::runtime::GpuDevice;
-use super::stream::Stream;
+use super::stream::{Event, Stream};
 use crate::error::{Error, Result};
 
 /// Device memory, freed in the order of its stream when dropped.
@@ -135,7 +135,7 @@ impl DeviceBuffer {
         unsafe { current.fill(self.address, value, self.bytes, self.stream.handle().0) }
     }
 
-    /// Copies another buffer of the same length, in the order of this one's stream.
+    /// Copies another buffer of the same length, in the order of both streams.
     ///
     /// # Errors
     /// [`Error::CopyLength`], or what the driver says.
@@ -145,8 +145,17 @@ impl DeviceBuffer {
             return Ok(());
         }
         let current = self.device().enter()?;
-        // SAFETY: both are live, of this length, and distinct, since one is borrowed mutably.
-        unsafe { current.copy_on_device(self.address, other.address, self.bytes, self.stream.handle().0) }
+        let others = (self.stream.handle() != other.stream.handle()).then_some(&other.stream);
+        if let Some(others) = others {
+            self.stream.wait(&Event::of(others)?)?;
+        }
+        // SAFETY: both are live until the copy is done, of this length, and distinct, since one is borrowed mutably.
+        unsafe { current.copy_on_device(self.address, other.address, self.bytes, self.stream.handle().0) }?;
+        match others {
+            // Which may free the other one next.
+            Some(others) => others.wait(&Event::of(&self.stream)?),
+            None => Ok(()),
+        }
     }
 
     /// Fills the buffer with whole copies of a pattern, and a part of one at its end, in the order of the stream.

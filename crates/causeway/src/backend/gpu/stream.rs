@@ -139,6 +139,16 @@ impl Event {
         Ok(Event { device, handle: device.enter()?.create_event()? })
     }
 
+    /// One behind everything that is on the stream now.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn of(stream: &Stream) -> Result<Self> {
+        let event = Event::new(stream.device())?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
     /// Puts the event behind everything that is on the stream.
     ///
     /// # Errors
