@@ -103,6 +103,9 @@ impl<'a> Check<'a> {
             if before != total {
                 return Err(Error::CuSeqlensEnd { found: before, total });
             }
+        } else if count == 1 && total > 0 {
+            // Values on a GPU are not read, but the only boundary is the first one, which is 0.
+            return Err(Error::CuSeqlensEnd { found: 0, total });
         }
         Ok(count - 1)
     }
