@@ -24,6 +24,9 @@ use crate::tensor::{DType, TensorRef};
 /// The widest convolution that the unrolled kernels serve.
 const WIDEST: i64 = 8;
 
+/// Longest state that vector kernels keep in registers.
+const LONGEST_STATE: i64 = 9;
+
 /// The kernel of a name, in the file and with the function that are called like it.
 macro_rules! kernel {
     ($static:ident, $header:literal, $name:literal, $argument:ident) => {

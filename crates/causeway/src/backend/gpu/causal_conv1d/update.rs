@@ -1,13 +1,13 @@
 //! Planner of the decode update: kernels/causal_conv1d_update.cuh.
 
 use super::{
-    Constants, Entry, LaunchBounds, NormArguments, PACKET, Strides2, Strides3, Traffic, View, WIDEST,
-    blocks_of, device_struct, head_lanes, head_packet, kernel, layers, most_blocks, power_of_two_in,
+    Constants, Entry, LONGEST_STATE, LaunchBounds, NormArguments, PACKET, Strides2, Strides3, Traffic, View,
+    WIDEST, blocks_of, device_struct, head_lanes, head_packet, kernel, layers, most_blocks, power_of_two_in,
     refuse_f64, striding_blocks, weight_access,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Update, UpdateSizes};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The constant `layout`, a `StateLayout` of causal_conv1d_update.cuh.
 const COLUMNS: &str = "layout = causeway::causal_conv1d::StateLayout::columns";
@@ -53,9 +53,6 @@ device_struct! {
     }
 }
 
-/// Longest state that the vector kernel keeps in registers.
-const LONGEST_STATE: i64 = 9;
-
 /// Bytes of a thread's packet, and batch entries per thread; the first row whose limit holds is taken.
 /// Measured on an H200 (docs/kernels/history/forward.md).
 struct Rule {
@@ -73,11 +70,19 @@ const RULES: &[Rule] =
 /// `None` if y is empty; the state does not change then.
 ///
 /// # Errors
-/// [`Error::Unsupported`](crate::Error::Unsupported) for f64.
+/// [`Error::Unsupported`] for f64, and for a ring of more slots than `cache_seqlens` can tell apart.
 pub fn plan(op: &Update<'_>, sizes: &UpdateSizes, facts: &DeviceFacts) -> Result<Option<Plan>> {
     refuse_f64(op.x.dtype(), facts)?;
     if sizes.batch == 0 || sizes.dim == 0 || sizes.seqlen == 0 {
         return Ok(None);
+    }
+    // Kernels divide counts of 32 bits.
+    if op.cache_seqlens.is_some() && u32::try_from(sizes.state_len).is_err() {
+        return Err(Error::Unsupported {
+            what: format!("a ring of {} slots", sizes.state_len),
+            device: facts.architecture.clone(),
+            instead: "pass a conv_state of at most 4294967295 positions",
+        });
     }
     let row = sizes.dim as u64 * op.x.dtype().size() as u64;
     let rows = sizes.batch as u64 * row;
@@ -248,6 +253,18 @@ mod tests {
             norm: None,
             y: written(0x80_0000, dtype, &[batch, dim], &[dim, 1]),
         }
+    }
+
+    #[test]
+    fn a_ring_has_at_most_as_many_slots_as_counts_of_32_bits() {
+        let ring = |slots: i64| {
+            let lengths = Some(read(0x3000, DType::I32, &[1], &[1]));
+            let op = Update { cache_seqlens: lengths, ..call(1, 1, [slots, 1]) };
+            plan(&op, &op.validate().unwrap(), &DeviceFacts::h200())
+        };
+        assert!(ring((1 << 32) - 1).unwrap().is_some());
+        let error = ring(1 << 32).unwrap_err();
+        assert!(error.to_string().contains("a ring of 4294967296 slots"), "{error}");
     }
 
     fn planned(op: &Update<'_>) -> Option<Plan> {

@@ -1,8 +1,8 @@
 //! Planner of the states of a packed batch: kernels/causal_conv1d_varlen_states.cuh.
 
 use super::{
-    Constants, Entry, LaunchBounds, Strides2, Strides3, Traffic, View, blocks_of, device_struct, kernel,
-    layers, power_of_two_in, refuse_f64, striding_blocks,
+    Constants, Entry, LONGEST_STATE, LaunchBounds, Strides2, Strides3, Traffic, View, blocks_of,
+    device_struct, kernel, layers, power_of_two_in, refuse_f64, striding_blocks,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{VarlenStates, VarlenStatesSizes};
@@ -10,9 +10,6 @@ use crate::error::Result;
 
 kernel!(VECTOR, "varlen_states", "varlen_states_vector", VarlenStatesArguments);
 kernel!(GENERAL, "varlen_states", "varlen_states_general", VarlenStatesArguments);
-
-/// Longest state that the vector kernel keeps in registers.
-const LONGEST_STATE: i64 = 9;
 
 device_struct! {
     /// What the kernels are given.
