@@ -232,8 +232,10 @@ CAUSEWAY_DEVICE bool last_warp_to_arrive(u32* counter, u32 warps) {
     u32 before = 0;
     wave_barrier();
     if (lane_index() == 0) before = count_arrival(counter, warps);
-    // A vote: the compiler knows that its result is the same in all lanes.
-    return __any_sync(0xffffffffu, lane_index() == 0 && before == warps - 1);
+    // A vote: the compiler knows that its result is the same in all lanes. It does not order memory.
+    const bool is_last = __any_sync(0xffffffffu, lane_index() == 0 && before == warps - 1);
+    wave_barrier();
+    return is_last;
 }
 
 }  // namespace causeway
