@@ -1,7 +1,7 @@
 //! From what a call was given to its results.
 
 use causeway::DType;
-use causeway::operation::MOST;
+use causeway::operation::{MOST, Role};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -39,6 +39,10 @@ impl<'a, 'py> Given<'a, 'py> {
             let (library, object) = given.read(&mut tensors)?;
             let made = given.prepare(&library, &mut tensors)?;
             size = size.saturating_add(given.operation.entry.size(&tensors));
+            for (_, others) in &all_read {
+                given.expect_apart(&tensors, others)?;
+                given.expect_apart(others, &tensors)?;
+            }
             first.get_or_insert((object, tensors[0]));
             all_read.push((choice, tensors));
             all_made.push((library, made));
@@ -217,6 +221,25 @@ impl<'a, 'py> Given<'a, 'py> {
                          one of them"
                     )));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// What one call changes in place shares no memory with the tensors of another that is launched with it. Their other outputs are
+    /// made for them.
+    fn expect_apart(&self, tensors: &Tensors, others: &Tensors) -> PyResult<()> {
+        let changed = self.operation.arguments().iter().enumerate();
+        for (at, _) in changed.filter(|(_, argument)| argument.role == Role::InPlace) {
+            let Some(tensor) = &tensors[at] else { continue };
+            let shared =
+                others.iter().position(|other| other.is_some_and(|other| other.shares_memory(tensor)));
+            if let Some(other) = shared {
+                let (name, other) = (self.operation.named[at].name, self.operation.named[other].name);
+                return Err(PyRuntimeError::new_err(format!(
+                    "{name} of one call shares memory with {other} of another: they are computed together; pass a clone \
+                     of one of them"
+                )));
             }
         }
         Ok(())

@@ -136,7 +136,7 @@ impl Tensor {
         if found.may_be_negated() && object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()? {
             return Ok(None);
         }
-        Ok(Some(found.into()))
+        Ok(Some(found.into()).filter(Tensor::is_aligned))
     }
 
     /// As [`Tensor::read`], for a tensor of PyTorch's that was just made, and so holds no negated values.
@@ -228,7 +228,18 @@ impl Tensor {
                 "{argument} cannot be read: it has no memory of its own; pass {argument}.clone() of a tensor that holds values"
             )));
         }
-        Ok(Tensor { pointer: pointer as *mut u8, meta, is_torch: true, read_only: false })
+        let tensor = Tensor { pointer: pointer as *mut u8, meta, is_torch: true, read_only: false };
+        // As one of bytes from anywhere in a buffer.
+        if !tensor.is_aligned() {
+            return Err(PyValueError::new_err(format!(
+                "{argument} has elements that are not aligned to their size: pass {argument}.clone()"
+            )));
+        }
+        Ok(tensor)
+    }
+
+    fn is_aligned(&self) -> bool {
+        self.meta.is_empty() || self.pointer.addr().is_multiple_of(self.dtype().size())
     }
 
     fn of_numpy(named: &Named, object: &Bound<'_, PyAny>, ndarray: &Bound<'_, PyType>) -> PyResult<Self> {
@@ -338,8 +349,8 @@ impl Tensor {
     /// # Safety
     /// For `'a`, the Python object is kept alive, and nobody writes to its memory.
     pub unsafe fn view<'a>(&self) -> TensorRef<'a> {
-        // SAFETY: the object vouches for its shape, strides and place; alignment was checked or is PyTorch's
-        // promise; the rest is the caller's promise.
+        // SAFETY: the object vouches for its shape, strides and place; alignment was checked; the rest is the
+        // caller's promise.
         unsafe { TensorRef::from_meta(self.pointer, self.meta) }
     }
 

@@ -546,6 +546,38 @@ def test_tensors_on_different_devices():
         causeway.causal_conv1d_fn(X.cuda(), WEIGHT)
     with pytest.raises(RuntimeError, match="bias is on cuda:0"):
         causeway.causal_conv1d_fn(X, WEIGHT, BIAS.cuda())
+    # Each of q, k and v has its own device, and they share one launch.
+    q, k, v = (torch.randn(1, 64, 8) for _ in range(3))
+    weights = [torch.randn(64, 4) for _ in range(3)]
+    for here in (0, 1, 2):
+        there = [tensor if at == here else tensor.cuda() for at, tensor in enumerate((q, k, v))]
+        with pytest.raises(RuntimeError, match="x is on"):
+            causeway.causal_conv1d_qkv(
+                tuple(there), tuple(weight.to(x.device) for weight, x in zip(weights, there)), head_dim=32
+            )
+
+
+def test_calls_that_are_launched_together_share_no_memory():
+    memory = torch.zeros(2, 256, 4)
+    x, state = memory[:, 64:256, 0], memory[:, :192, :3]
+    before = memory.clone()
+    with pytest.raises(RuntimeError, match="conv_state of one call shares memory with x of another"):
+        causeway.causal_conv1d_qkv_update(x, state, torch.randn(192, 4), sizes=(64, 64, 64), head_dim=32)
+    assert torch.equal(memory, before)
+
+
+def test_tensors_that_are_not_aligned():
+    x = torch.frombuffer(bytearray(4 * 64 * 8 + 1), dtype=torch.float32, offset=1).view(1, 64, 8)
+    with pytest.raises(ValueError, match=r"x has elements that are not aligned to their size: pass x.clone\(\)"):
+        causeway.causal_conv1d_fn(x, torch.randn(64, 4))
+    assert causeway.causal_conv1d_fn(x.clone(), torch.randn(64, 4)).shape == x.shape
+
+
+@pytest.mark.gpu
+def test_one_boundary_on_a_gpu():
+    boundaries = torch.zeros(1, dtype=torch.int32, device="cuda")
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        causeway.causal_conv1d_fn(X[:1].cuda(), WEIGHT.cuda(), cu_seqlens=boundaries)
 
 
 GEMM = [
