@@ -76,6 +76,10 @@ def causal_conv1d_ref(
     history = _concatenate([initial_states, x])
     y = _convolve(history, weight, bias, silu, x.dtype, seq_idx)
     final_states = history[..., seqlen:]
+    if seq_idx is not None:
+        # What lies before the first position carries its index, and padding is no part of a state.
+        indices = _concatenate([seq_idx[:, :1]] * (weight.shape[1] - 1) + [seq_idx])
+        final_states = _where((indices[:, seqlen:] >= 0)[:, None], final_states)
     if final_states_out is not None:
         final_states_out[...] = final_states
         final_states = final_states_out

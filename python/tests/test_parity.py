@@ -138,11 +138,14 @@ def test_the_reference_takes_seq_idx(width, states, silu):
     leaves = [x, weight, bias] + ([draw(2, 3, width - 1)] if states else [])
     initial_states = leaves[3] if states else None
     activation = "silu" if silu else None
-    found = causeway.causal_conv1d_ref(
-        x, weight, bias, initial_states=initial_states, activation=activation, seq_idx=seq_idx
+    found, final = causeway.causal_conv1d_ref(
+        x, weight, bias, initial_states=initial_states, return_final_states=True, activation=activation, seq_idx=seq_idx
     )
-    expected = causeway.causal_conv1d_fn(x, weight, bias, seq_idx, initial_states, activation=activation)
+    expected, expected_final = causeway.causal_conv1d_fn(
+        x, weight, bias, seq_idx, initial_states, return_final_states=True, activation=activation
+    )
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+    assert torch.equal(final, expected_final)
     assert not found.masked_select((seq_idx < 0)[:, None]).any()
     dy = torch.rand(2, 3, 21, generator=generator, dtype=torch.float64)
     for a, b in zip(torch.autograd.grad(found, leaves, dy), torch.autograd.grad(expected, leaves, dy)):
