@@ -56,12 +56,12 @@ impl Planner<'_> {
             least_waves: 1,
             pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
         };
-        /// Of large calls of many rows, in 16 bit with SiLU: those of the walk. Blocks that run in many rounds do not stay in step, so the
-        /// last round is as short as its blocks are few.
+        /// Of large calls of many rows, in 16 bit with SiLU. Fitted to 500 ways to share out the rows of 50 drawn calls (the same page, "Large
+        /// calls of many rows"): many blocks of few rows take longer than what they add up to.
         const BLOCKS_OF_LARGE: FirstBlocks = FirstBlocks {
             resident_threads: 640,
             more_threads: None,
-            pace: Pace { start: 20, sums: 20, sum: 3, crowding: 0, last_is_full: false },
+            pace: Pace { sum: 30, ..BLOCKS.pace },
             ..BLOCKS
         };
         /// Tiles and rows for each multiprocessor that such calls have.
