@@ -308,7 +308,7 @@ def test_indices_that_change_between_the_passes_are_refused():
 
 
 @pytest.mark.parametrize("width", [1, 4])
-@pytest.mark.parametrize("boundaries", [[0, 5], [0, 9, 8, 12], [1, 12], [0, 13]])
+@pytest.mark.parametrize("boundaries", [[0], [0, 5], [0, 9, 8, 12], [1, 12], [0, 13]])
 def test_boundaries_are_checked(width, boundaries, monkeypatch):
     whole = dict(x=torch.zeros(1, 3, 12), weight=torch.zeros(3, width), cu_seqlens=torch.tensor(boundaries))
 

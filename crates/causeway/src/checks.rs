@@ -33,22 +33,19 @@ pub(crate) fn dtype(
 /// The memory that the rest of the call is in.
 pub(crate) fn location(
     argument: &'static str,
-    meta: &Meta,
+    found: Location,
     expected: Location,
     because: &'static str,
 ) -> Result<()> {
-    if meta.location == expected {
+    if found == expected {
         return Ok(());
     }
-    Err(Error::WrongLocation { argument, found: meta.location, expected, because })
+    Err(Error::WrongLocation { argument, found, expected, because })
 }
 
 /// The device that runs the call.
 pub(crate) fn device(argument: &'static str, found: Location, expected: Location) -> Result<()> {
-    if found == expected {
-        return Ok(());
-    }
-    Err(Error::WrongLocation { argument, found, expected, because: "where the operation runs" })
+    location(argument, found, expected, "where the operation runs")
 }
 
 /// An output needs a place for each element.

@@ -267,7 +267,7 @@ impl Given<'_> {
             DTypes::Among(allowed, because) => checks::dtype(name, meta, allowed, because)?,
             DTypes::Own => {}
         }
-        checks::location(name, meta, self.0[0].unwrap_or(meta).location, place)?;
+        checks::location(name, meta.location, self.0[0].unwrap_or(meta).location, place)?;
         if argument.role == Role::Input { Ok(()) } else { checks::output(name, meta) }
     }
 }

@@ -24,7 +24,7 @@ use tiles::{General, MOST_STEPS, SHARED_RESERVED};
 
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, OfTensor, Strides2, Traffic,
-    View, WIDEST, device_struct, kernel, knows_early, most_blocks, refuse_f64,
+    View, WIDEST, device_struct, kernel, knows_early, most_blocks, refuse_f64, refuse_no_sequence,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
@@ -138,7 +138,8 @@ kernel!(GENERAL, "backward_general", "backward_general", BackwardArguments);
 /// dbias are zeros, which the kernel writes.
 ///
 /// # Errors
-/// [`Error::Unsupported`](crate::Error::Unsupported) for f64.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for f64, [`Error::CuSeqlensEnd`](crate::Error::CuSeqlensEnd) for positions without
+/// a sequence.
 pub fn plan(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Option<Plan>> {
     planned(op, sizes, facts, false)
 }
@@ -153,6 +154,7 @@ pub fn plan_beside(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Res
 
 fn planned(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts, beside: bool) -> Result<Option<Plan>> {
     refuse_f64(op.x.dtype(), facts)?;
+    refuse_no_sequence(sizes)?;
     if sizes.dim == 0 {
         return Ok(None);
     }

@@ -9,7 +9,8 @@ use tiles::{CheckedCall, LastTile, first_tile, last_tile};
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, PACKET, SECTOR, Strides2,
     Strides3, Traffic, View, WIDEST, blocks_of, common_residue, device_struct, head_lanes, head_packet,
-    kernel, layers, most_blocks, refuse_f64, striding_blocks, takes_more_registers, weight_access,
+    kernel, layers, most_blocks, refuse_f64, refuse_no_sequence, striding_blocks, takes_more_registers,
+    weight_access,
 };
 use crate::backend::gpu::candidates::Kept;
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
@@ -80,10 +81,11 @@ kernel!(GENERAL, "forward_general", "forward_general", ForwardArguments);
 
 /// Plans a forward call whose arguments have been validated.
 ///
-/// `None` if y and final_states are empty, or if `cu_seqlens` names no sequence.
+/// `None` if y and final_states are empty.
 ///
 /// # Errors
-/// [`Error::Unsupported`](crate::Error::Unsupported) for f64.
+/// [`Error::Unsupported`](crate::Error::Unsupported) for f64, [`Error::CuSeqlensEnd`](crate::Error::CuSeqlensEnd) for positions without
+/// a sequence.
 pub fn plan(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Result<Option<Plan>> {
     planned(op, sizes, facts, false)
 }
@@ -98,8 +100,9 @@ pub fn plan_beside(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Resu
 
 fn planned(op: &Forward<'_>, sizes: &Sizes, facts: &DeviceFacts, beside: bool) -> Result<Option<Plan>> {
     refuse_f64(op.x.dtype(), facts)?;
+    refuse_no_sequence(sizes)?;
     let has_states = op.final_states.is_some() && sizes.width > 1 && sizes.sequences > 0;
-    let has_output = sizes.batch > 0 && sizes.seqlen > 0 && (!sizes.packed || sizes.sequences > 0);
+    let has_output = sizes.batch > 0 && sizes.seqlen > 0;
     if sizes.dim == 0 || !(has_states || has_output) {
         return Ok(None);
     }

@@ -249,6 +249,14 @@ fn refuse_f64(x: DType, facts: &DeviceFacts) -> Result<()> {
     })
 }
 
+/// Boundaries in a GPU's memory are not read, but the only one of them is the first, which is 0.
+fn refuse_no_sequence(sizes: &Sizes) -> Result<()> {
+    if sizes.packed && sizes.sequences == 0 && sizes.seqlen > 0 {
+        return Err(Error::CuSeqlensEnd { found: 0, total: sizes.seqlen });
+    }
+    Ok(())
+}
+
 impl Constants {
     fn silu(self, activation: Activation) -> Self {
         self.flag("silu", activation == Activation::Silu)

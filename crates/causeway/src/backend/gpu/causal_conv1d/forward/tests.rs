@@ -55,6 +55,17 @@ fn planned(op: &Forward<'_>) -> Option<Plan> {
 }
 
 #[test]
+fn positions_without_a_sequence_are_refused() {
+    let packed = |seqlen| {
+        let boundaries = Some(read(0x40_0000, DType::I32, &[1], &[1]));
+        let op = Forward { cu_seqlens: boundaries, ..call(DType::BF16, Layout::Last, [1, 64, seqlen], 4) };
+        plan(&op, &op.validate().unwrap(), &DeviceFacts::h200())
+    };
+    assert!(matches!(packed(128), Err(Error::CuSeqlensEnd { found: 0, total: 128 })));
+    assert!(packed(0).unwrap().is_none());
+}
+
+#[test]
 fn channel_last_takes_the_widest_packet_that_divides_a_row() {
     let plan = planned(&call(DType::BF16, Layout::Last, [8, 2048, 1024], 4)).unwrap();
     assert_eq!(plan.header(), "causal_conv1d_forward_channel_last.cuh");
