@@ -46,6 +46,11 @@ def _where(condition, x):
     return numpy.where(condition, x, x.dtype.type(0))
 
 
+def _indices_of_history(seq_idx, width):
+    """(batch, width - 1 + seqlen): what lies before the first position carries its index."""
+    return _concatenate([seq_idx[:, :1]] * (width - 1) + [seq_idx])
+
+
 def _convolve(history, weight, bias, silu, dtype, seq_idx=None):
     """Of `history (..., dim, width - 1 + seqlen)`: the sum over the taps, in the order of time."""
     width = weight.shape[1]
@@ -53,8 +58,7 @@ def _convolve(history, weight, bias, silu, dtype, seq_idx=None):
     history = _cast(history, weight.dtype)
     taps = [history[..., tap : tap + seqlen] for tap in range(width)]
     if seq_idx is not None:
-        # What lies before the first position carries its index.
-        indices = _concatenate([seq_idx[:, :1]] * (width - 1) + [seq_idx])
+        indices = _indices_of_history(seq_idx, width)
         inside = seq_idx >= 0
         counts = [inside & (indices[:, tap : tap + seqlen] == seq_idx) for tap in range(width)]
         taps = [_where(c[:, None], tap) for c, tap in zip(counts, taps)]
@@ -77,9 +81,9 @@ def causal_conv1d_ref(
     y = _convolve(history, weight, bias, silu, x.dtype, seq_idx)
     final_states = history[..., seqlen:]
     if seq_idx is not None:
-        # What lies before the first position carries its index, and padding is no part of a state.
-        indices = _concatenate([seq_idx[:, :1]] * (weight.shape[1] - 1) + [seq_idx])
-        final_states = _where((indices[:, seqlen:] >= 0)[:, None], final_states)
+        # Padding is no part of a state.
+        inside = _indices_of_history(seq_idx, weight.shape[1])[:, seqlen:] >= 0
+        final_states = _where(inside[:, None], final_states)
     if final_states_out is not None:
         final_states_out[...] = final_states
         final_states = final_states_out

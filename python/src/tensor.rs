@@ -231,9 +231,7 @@ impl Tensor {
         let tensor = Tensor { pointer: pointer as *mut u8, meta, is_torch: true, read_only: false };
         // As one of bytes from anywhere in a buffer.
         if !tensor.is_aligned() {
-            return Err(PyValueError::new_err(format!(
-                "{argument} has elements that are not aligned to their size: pass {argument}.clone()"
-            )));
+            return Err(misaligned(argument, "clone"));
         }
         Ok(tensor)
     }
@@ -281,9 +279,7 @@ impl Tensor {
         // NumPy gives axes that are never stepped along any stride.
         let is_whole = |(count, step): (&i64, &i64)| *count <= 1 || step % size == 0;
         if !aligned || !shape.iter().zip(&*steps).all(is_whole) {
-            return Err(PyValueError::new_err(format!(
-                "{argument} has elements that are not aligned to their size: pass {argument}.copy()"
-            )));
+            return Err(misaligned(argument, "copy"));
         }
         let strides: Vec<i64> = steps.iter().map(|step| step / size).collect();
         let strides = Dims::new(&strides).map_err(|error| exception(error.into(), &[]))?;
@@ -422,6 +418,13 @@ impl Tensor {
         }
         layout
     }
+}
+
+/// `copy`: the method that gives an aligned one.
+fn misaligned(argument: &str, copy: &str) -> PyErr {
+    PyValueError::new_err(format!(
+        "{argument} has elements that are not aligned to their size: pass {argument}.{copy}()"
+    ))
 }
 
 /// The values of a tuple of integers.
