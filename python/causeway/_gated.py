@@ -108,10 +108,15 @@ def causal_conv1d_gated_packed(
     return calls.causal_conv1d_gated_packed(packed, order, others, option, return_final_states)
 
 
+def is_order(order):
+    """Whether it names x and gates, each once."""
+    letters = set(order) if isinstance(order, str) else set()
+    return "x" in letters and letters <= set("BCx") and len(order) == len(letters)
+
+
 def require_parts(packed, order):
     """A packed tensor has the parts that its order names."""
-    letters = set(order) if isinstance(order, str) else set()
-    if "x" not in letters or not letters <= set("BCx") or len(order) != len(letters):
+    if not is_order(order):
         raise ValueError(f'order is {order!r}: expected the letters "B", "x" and "C", each once; without a gate, without its letter')
     if packed.ndim != 3 or packed.shape[1] % len(order) != 0:
         found, expected = tuple(packed.shape), f"(batch, {len(order)} * dim, seqlen)"

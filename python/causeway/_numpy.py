@@ -6,7 +6,7 @@ from causeway import _native
 from causeway._activation import kernel_option
 from causeway._gated import inputs_of_packed, require_parts
 from causeway._integer import integer
-from causeway._qkv import INPUTS, STEP_INPUTS, each, parts_of, sizes_of, step_sizes_of, steps_of
+from causeway._qkv import INPUTS, STEP_INPUTS, checked, each, parts_of, sizes_of, step_sizes_of, steps_of
 
 
 def causal_conv1d_fn(inputs, option, return_final_states, final_states_out):
@@ -27,8 +27,9 @@ def causal_conv1d_gated_packed(packed, order, others, option, return_final_state
     return causal_conv1d_fn(inputs_of_packed(packed, order, others), option, return_final_states, None)
 
 
-def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
+def causal_conv1d_qkv(given, sizes, named, indices, returns_states):
     """See `causeway.causal_conv1d_qkv`: q, k and v, and their final states, in one array where x is one."""
+    options = checked(INPUTS, given, named)
     _expect_arrays(INPUTS, given)
     sizes = sizes_of(given, sizes)
     parts = parts_of(given, sizes, options)
@@ -55,8 +56,9 @@ def _expect_arrays(names, given):
             raise TypeError(f"{name} is a {type(value).__name__}: expected a numpy.ndarray, as x is{fix}")
 
 
-def causal_conv1d_qkv_update(given, sizes, options, others):
+def causal_conv1d_qkv_update(given, sizes, named, others):
     """See `causeway.causal_conv1d_qkv_update`: q, k and v, of the axes of x."""
+    options = checked(STEP_INPUTS, given, named)
     _expect_arrays(STEP_INPUTS, given)
     sizes = step_sizes_of(given, sizes, others[1])
     x, conv_state, *_ = given

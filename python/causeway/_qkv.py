@@ -111,12 +111,10 @@ def causal_conv1d_qkv(
     torch.Size([2, 128, 2, 32])
     """
     calls = _calls_of(x)
-    options = options_of(head_dim, l2norm, scale, eps, activation)
-    given = x, weight, bias, initial_states
-    _expect_as_x(INPUTS, given)
     if type(return_final_states) is not bool:
         return_final_states = flag("return_final_states", return_final_states)
-    results, states = calls.causal_conv1d_qkv(given, sizes, options, (seq_idx, cu_seqlens), return_final_states)
+    given, named = (x, weight, bias, initial_states), (head_dim, l2norm, scale, eps, activation)
+    results, states = calls.causal_conv1d_qkv(given, sizes, named, (seq_idx, cu_seqlens), return_final_states)
     return (results, states) if return_final_states else results
 
 
@@ -160,10 +158,8 @@ def causal_conv1d_qkv_update(
     calls = _calls_of(x)
     if type(x) is tuple:
         raise TypeError("x is a tuple: expected one tensor of q, k and v, since conv_state is one")
-    options = options_of(head_dim, l2norm, scale, eps, activation)
-    given = x, conv_state, weight, bias
-    _expect_as_x(STEP_INPUTS, given)
-    return calls.causal_conv1d_qkv_update(given, sizes, options, (cache_seqlens, conv_state_indices))
+    given, named = (x, conv_state, weight, bias), (head_dim, l2norm, scale, eps, activation)
+    return calls.causal_conv1d_qkv_update(given, sizes, named, (cache_seqlens, conv_state_indices))
 
 
 def _calls_of(x):
@@ -171,6 +167,13 @@ def _calls_of(x):
     if isinstance(x, list) or (type(x) is tuple and len(x) != 3):
         raise TypeError(f"x is a {type(x).__name__} of {len(x)}: expected one tensor, or a tuple of three, for q, k and v")
     return causeway._calls(x[0] if type(x) is tuple else x)
+
+
+def checked(names, given, named):
+    """The option of each part, of what options are called, where tensors are one or three as x is."""
+    options = options_of(*named)
+    _expect_as_x(names, given)
+    return options
 
 
 def options_of(head_dim, l2norm, scale, eps, activation):

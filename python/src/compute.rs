@@ -1,8 +1,8 @@
 //! From what a call was given to its results.
 
 use causeway::DType;
-use causeway::operation::{MOST, Role};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use causeway::operation::MOST;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -40,8 +40,8 @@ impl<'a, 'py> Given<'a, 'py> {
             let made = given.prepare(&library, &mut tensors)?;
             size = size.saturating_add(given.operation.entry.size(&tensors));
             for (_, others) in &all_read {
-                given.expect_apart(&tensors, others)?;
-                given.expect_apart(others, &tensors)?;
+                given.operation.expect_apart(&tensors, others)?;
+                given.operation.expect_apart(others, &tensors)?;
             }
             first.get_or_insert((object, tensors[0]));
             all_read.push((choice, tensors));
@@ -135,7 +135,7 @@ impl<'a, 'py> Given<'a, 'py> {
 
     /// Checks outputs, and makes the results that have no place yet.
     fn prepare(&self, library: &Library<'_>, tensors: &mut Tensors) -> PyResult<Made<'py>> {
-        self.check_outputs(tensors)?;
+        self.operation.check_outputs(tensors)?;
         let made = self.make(library, &Sizes::Read(tensors))?;
         for (at, result) in made.iter().enumerate() {
             if let Some(result) = result {
@@ -206,43 +206,6 @@ impl<'a, 'py> Given<'a, 'py> {
             }
         }
         Ok(made)
-    }
-
-    /// Outputs can be written to, and none shares memory with another tensor. Those that are made have memory of their own.
-    fn check_outputs(&self, tensors: &Tensors) -> PyResult<()> {
-        let there = |range: std::ops::Range<usize>| range.filter_map(|at| Some((at, tensors[at].as_ref()?)));
-        for (at, output) in there(self.operation.inputs..MOST) {
-            output.expect_writable(self.operation.named[at].name)?;
-            for (other, tensor) in there(0..at) {
-                if tensor.shares_memory(output) {
-                    let (name, other) = (self.operation.named[at].name, self.operation.named[other].name);
-                    return Err(PyRuntimeError::new_err(format!(
-                        "{name} shares memory with {other}: it is written while {other} is in use; pass a clone of \
-                         one of them"
-                    )));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What one call changes in place shares no memory with the tensors of another that is launched with it. Their other outputs are
-    /// made for them.
-    fn expect_apart(&self, tensors: &Tensors, others: &Tensors) -> PyResult<()> {
-        let changed = self.operation.arguments().iter().enumerate();
-        for (at, _) in changed.filter(|(_, argument)| argument.role == Role::InPlace) {
-            let Some(tensor) = &tensors[at] else { continue };
-            let shared =
-                others.iter().position(|other| other.is_some_and(|other| other.shares_memory(tensor)));
-            if let Some(other) = shared {
-                let (name, other) = (self.operation.named[at].name, self.operation.named[other].name);
-                return Err(PyRuntimeError::new_err(format!(
-                    "{name} of one call shares memory with {other} of another: they are computed together; pass a clone \
-                     of one of them"
-                )));
-            }
-        }
-        Ok(())
     }
 
     /// All results, None where there is none; the first alone where there is no other.

@@ -1,9 +1,11 @@
 //! An operation's table, and what follows from it for calls from Python.
 
-use causeway::operation::{self as table, Role};
+use causeway::operation::{self as table, MOST, Role};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
 
 use crate::dense::Dense;
-use crate::table::Entry;
+use crate::table::{Entry, Tensors};
 use crate::tensor::Named;
 
 /// An operation of the library.
@@ -49,5 +51,42 @@ impl Described {
     /// Its tensors.
     pub fn arguments(&self) -> &'static [table::Argument] {
         self.entry.arguments
+    }
+
+    /// Outputs can be written to, and none shares memory with another tensor. Those that are made have memory of their own.
+    pub fn check_outputs(&self, tensors: &Tensors) -> PyResult<()> {
+        let there = |range: std::ops::Range<usize>| range.filter_map(|at| Some((at, tensors[at].as_ref()?)));
+        for (at, output) in there(self.inputs..MOST) {
+            output.expect_writable(self.named[at].name)?;
+            for (other, tensor) in there(0..at) {
+                if tensor.shares_memory(output) {
+                    let (name, other) = (self.named[at].name, self.named[other].name);
+                    return Err(PyRuntimeError::new_err(format!(
+                        "{name} shares memory with {other}: it is written while {other} is in use; pass a clone of \
+                         one of them"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What one call changes in place shares no memory with the tensors of another that is launched with it. Their other outputs are
+    /// made for them.
+    pub fn expect_apart(&self, tensors: &Tensors, others: &Tensors) -> PyResult<()> {
+        let changed = self.arguments().iter().enumerate();
+        for (at, _) in changed.filter(|(_, argument)| argument.role == Role::InPlace) {
+            let Some(tensor) = &tensors[at] else { continue };
+            let shared =
+                others.iter().position(|other| other.is_some_and(|other| other.shares_memory(tensor)));
+            if let Some(other) = shared {
+                let (name, other) = (self.named[at].name, self.named[other].name);
+                return Err(PyRuntimeError::new_err(format!(
+                    "{name} of one call shares memory with {other} of another: they are computed together; pass a clone \
+                     of one of them"
+                )));
+            }
+        }
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use causeway::tensor::{MAX_RANK, Meta};
+use causeway::tensor::{Dims, Meta};
 use causeway::{DType, Location};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -108,6 +108,42 @@ impl Exchange {
 
     /// Describes a tensor of that type; None for one that the library has no word for.
     pub fn read(self, object: &Bound<'_, PyAny>) -> Option<Description> {
+        self.read_axes(object, |shape, strides| Some((Dims::new(shape).ok()?, Dims::new(strides).ok()?)))
+    }
+
+    /// The same of (batch, heads, head_dim), or (batch, seqlen, heads, head_dim), as (batch, channels) or (batch, channels, seqlen). None
+    /// also where channels have no common stride.
+    pub fn read_heads(self, object: &Bound<'_, PyAny>) -> Option<Description> {
+        self.read_axes(object, |shape, strides| {
+            let (&[ref positions @ .., heads, head_dim], &[ref steps @ .., of_heads, step]) =
+                (shape, strides)
+            else {
+                return None;
+            };
+            let step = match (heads, head_dim) {
+                (_, 1) => of_heads,
+                (1, _) => step,
+                _ if step.checked_mul(head_dim) == Some(of_heads) => step,
+                _ => return None,
+            };
+            let channels = heads.checked_mul(head_dim)?;
+            let (shape, strides) = match (positions, steps) {
+                (&[batch], &[of_batch]) => (Dims::new(&[batch, channels]), Dims::new(&[of_batch, step])),
+                (&[batch, seqlen], &[of_batch, of_seqlen]) => {
+                    (Dims::new(&[batch, channels, seqlen]), Dims::new(&[of_batch, step, of_seqlen]))
+                }
+                _ => return None,
+            };
+            Some((shape.ok()?, strides.ok()?))
+        })
+    }
+
+    /// Describes a tensor by the sizes and strides that are made of its own.
+    fn read_axes(
+        self,
+        object: &Bound<'_, PyAny>,
+        axes: impl FnOnce(&[i64], &[i64]) -> Option<(Dims, Dims)>,
+    ) -> Option<Description> {
         let mut raw = RawTensor {
             data: std::ptr::null_mut(),
             device_type: 0,
@@ -142,7 +178,7 @@ impl Exchange {
             10 => Location::Hip(ordinal),
             _ => return None,
         };
-        let rank = usize::try_from(raw.ndim).ok().filter(|rank| *rank <= MAX_RANK)?;
+        let rank = usize::try_from(raw.ndim).ok()?;
         let (mut shape, mut strides): (&[i64], &[i64]) = (&[], &[]);
         if rank > 0 {
             if raw.shape.is_null() || raw.strides.is_null() {
@@ -153,7 +189,8 @@ impl Exchange {
                 (std::slice::from_raw_parts(raw.shape, rank), std::slice::from_raw_parts(raw.strides, rank))
             };
         }
-        let meta = Meta::new(dtype, shape, strides, location).ok()?;
+        let (shape, strides) = axes(shape, strides)?;
+        let meta = Meta::new(dtype, &shape, &strides, location).ok()?;
         Some(Description { pointer: raw.data.wrapping_add(raw.byte_offset as usize), meta })
     }
 }

@@ -18,6 +18,8 @@ mod message;
 mod openmp;
 mod operation;
 mod overlap;
+mod packed;
+mod part;
 mod recorded;
 mod results;
 mod table;
@@ -41,6 +43,8 @@ mod _native {
     use super::message::{backward_halo, forward_halo, receive, send, send_halo_gradient};
     #[pymodule_export]
     use super::operation::{Argument, Operation};
+    #[pymodule_export]
+    use super::packed::Packed;
     #[pymodule_export]
     use super::recorded::Recorded;
     #[pymodule_export]

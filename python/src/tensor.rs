@@ -129,7 +129,15 @@ impl Tensor {
 
     /// The short way; None for a tensor that only [`Tensor::of_torch`] has words for.
     pub fn of_dlpack(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Self>> {
-        let Some(found) = torch.describe(object) else { return Ok(None) };
+        torch.describe(object).map_or(Ok(None), |found| Self::described(found, object))
+    }
+
+    /// The same of (batch, heads, head_dim), or (batch, seqlen, heads, head_dim), as (batch, channels) or (batch, channels, seqlen).
+    pub fn of_heads(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Self>> {
+        torch.describe_heads(object).map_or(Ok(None), |found| Self::described(found, object))
+    }
+
+    fn described(found: Description, object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         if found.has_no_memory() {
             return Ok(None);
         }
@@ -311,6 +319,26 @@ impl Tensor {
     pub fn on_host(mut self) -> Self {
         self.meta.location = Location::Host;
         self
+    }
+
+    /// So many places of an axis from `start` on; None if it has fewer.
+    pub fn part(mut self, axis: usize, start: i64, size: i64) -> Option<Self> {
+        let whole = *self.meta.shape.get(axis)?;
+        if start < 0 || size < 0 || start.checked_add(size)? > whole {
+            return None;
+        }
+        let Meta { dtype, shape, strides, location } = self.meta;
+        let mut places = [0; MAX_RANK];
+        let places = &mut places[..shape.len()];
+        places.copy_from_slice(&shape);
+        places[axis] = size;
+        self.meta = Meta::new(dtype, places, &strides, location).ok()?;
+        if !self.meta.is_empty() {
+            // The first element of the part is one of the whole, whose elements all lie in memory that can be addressed.
+            self.pointer =
+                self.pointer.wrapping_offset((start * strides[axis]) as isize * dtype.size() as isize);
+        }
+        Some(self)
     }
 
     /// Whether another tensor has the same sizes and strides.

@@ -245,6 +245,12 @@ impl Torch {
         self.exchange.and_then(|exchange| exchange.read(object))
     }
 
+    /// The same of a tensor of heads, with all their channels as its second axis; None also where these have no common stride.
+    #[inline]
+    pub fn describe_heads(&self, object: &Bound<'_, PyAny>) -> Option<Description> {
+        self.exchange.and_then(|exchange| exchange.read_heads(object))
+    }
+
     /// A dtype that kernels know.
     pub fn dtype(&self, object: &Bound<'_, PyAny>) -> Option<DType> {
         self.dtypes.iter().find(|(known, _)| known.is(object)).map(|(_, dtype)| *dtype)

@@ -1,16 +1,54 @@
 """The gated convolution of one packed projection; see `causeway.causal_conv1d_gated_packed`."""
 
+import functools
+
 import torch
 
 from causeway import _native
 from causeway._activation import kernel_option
-from causeway._gated import inputs_of_packed, parts, require_parts
+from causeway._gated import inputs_of_packed, is_order, parts, require_parts
 from causeway._torch import operators
 from causeway._torch.conv1d import causal_conv1d_fn, is_watched_gradient
-from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_distributed, naming
+from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_distributed, is_dynamo_compiling, naming
+from causeway._torch.packed import PackedCalls, cached
 from causeway._torch.twice import made_by
 
 _NAME = "causal_conv1d_gated_packed"
+
+
+# The inputs of a packed call; the last ones may be missing.
+_INPUTS = "packed", "weight", "bias", "initial_states", "seq_idx", "cu_seqlens"
+
+
+def _all(others):
+    """With None for the last ones, where they are missing."""
+    return *others, *(None,) * (len(_INPUTS) - 1 - len(others))
+
+
+def _gradients(order, option, saved, dy, dfinal_states):
+    """The gradients of a packed tensor and of the others that were saved."""
+    packed, *others = saved
+    weight, bias, initial_states, seq_idx, cu_seqlens = _all(others)
+    B, x, C = parts(packed, order)
+    if dy is None:
+        dy = torch.zeros_like(x)
+    inputs = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, B, C
+    if is_compiling():
+        # The operator that writes where it is told to.
+        dpacked = torch.empty_like(packed)
+        dB, dx, dC = parts(dpacked, order)
+        gradients = [None if t is None else torch.empty_like(t) for t in (weight, bias, initial_states)]
+        operators.write("causal_conv1d_backward", inputs, option, (dx, *gradients, dB, dC))
+    elif is_watched_gradient((dy, dfinal_states)):
+        with made_by(_NAME):
+            dx, *gradients, dB, dC = operators.backward_results(inputs, option)
+        found = {"B": dB, "x": dx, "C": dC}
+        dpacked = torch.cat([found[letter] for letter in order], 1)
+    else:
+        dpacked = _native.result_like(packed)
+        dB, dx, dC = parts(dpacked, order)
+        _, *gradients, _, _ = _native.causal_conv1d_backward.run(inputs, option, (dx, ..., ..., ..., dB, dC))
+    return dpacked, *(*gradients, None, None)[: len(others)]
 
 
 class CausalConv1dGated(torch.autograd.Function):
@@ -21,7 +59,7 @@ class CausalConv1dGated(torch.autograd.Function):
         ctx.order, ctx.option = order, option
         ctx.save_for_backward(packed, *others)
         ctx.set_materialize_grads(False)
-        inputs, outputs = inputs_of_packed(packed, order, others), (..., ... if returns_states else None)
+        inputs, outputs = inputs_of_packed(packed, order, _all(others)), (..., ... if returns_states else None)
         if is_compiling():
             y, final_states = operators.forward(inputs, option, outputs)
             return (y, final_states) if returns_states else y
@@ -29,29 +67,22 @@ class CausalConv1dGated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, dfinal_states=None):
-        packed, weight, bias, initial_states, seq_idx, cu_seqlens = ctx.saved_tensors
-        B, x, C = parts(packed, ctx.order)
-        if dy is None:
-            dy = torch.zeros_like(x)
-        inputs = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, B, C
-        if is_compiling():
-            # The operator that writes where it is told to.
-            dpacked = torch.empty_like(packed)
-            dB, dx, dC = parts(dpacked, ctx.order)
-            like = weight, bias, initial_states
-            gradients = [None if t is None else torch.empty_like(t) for t in like]
-            operators.write("causal_conv1d_backward", inputs, ctx.option, (dx, *gradients, dB, dC))
-        elif is_watched_gradient((dy, dfinal_states)):
-            with made_by(_NAME):
-                dx, *gradients, dB, dC = operators.backward_results(inputs, ctx.option)
-            found = {"B": dB, "x": dx, "C": dC}
-            dpacked = torch.cat([found[letter] for letter in ctx.order], 1)
-        else:
-            dpacked = _native.result_like(packed)
-            dB, dx, dC = parts(dpacked, ctx.order)
-            outputs = dx, ..., ..., ..., dB, dC
-            _, *gradients, _, _ = _native.causal_conv1d_backward.run(inputs, ctx.option, outputs)
-        return None, None, None, dpacked, *gradients, None, None
+        return None, None, None, *_gradients(ctx.order, ctx.option, ctx.saved_tensors, dy, dfinal_states)
+
+
+@functools.lru_cache(256)
+def _calls(order, option):
+    """Eager calls without views of PyTorch's; None for an order that is none."""
+    if not is_order(order):
+        return None
+    option = kernel_option(option)
+    parts_of_packed = {name: (0, 1, at, len(order)) for at, name in enumerate(order)}
+    others = {name: at for at, name in enumerate(_INPUTS)}
+
+    def gradients(saved, given):
+        return _gradients(order, option, saved, *given, None)
+
+    return PackedCalls("CausalConv1dGated", [(option, {**others, **parts_of_packed, "y": "new"})], gradients)
 
 
 # Whose compiler has been seen to follow such a function.
@@ -80,6 +111,10 @@ def causal_conv1d_gated_packed(packed, order, others, option, return_final_state
 
 def _packed(given, order, others, option, return_final_states, is_cast=False):
     (packed,) = given
+    if not return_final_states and not is_dynamo_compiling():
+        calls = cached(_calls, order, option)
+        if calls is not None and (y := calls((packed, *others), is_cast)) is not None:
+            return y
     require_parts(packed, order)
     if not is_cast and (dtype := autocast_dtype(packed)) is not None:
         weight, bias, initial_states, *indices = others

@@ -1,20 +1,61 @@
 """Query, key and value of a delta net on PyTorch tensors; see `causeway.causal_conv1d_qkv`."""
 
+import functools
+
 import torch
 
 from causeway import _native
 from causeway._activation import kernel_option
-from causeway._qkv import AXES, INPUTS, STEP_INPUTS, parts_of, sizes_of, split, step_sizes_of, steps_of
+from causeway._qkv import AXES, INPUTS, STEP_AXES, STEP_INPUTS, checked, options_of, parts_of, sizes_of, split, step_sizes_of, steps_of
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, is_watched_gradient
-from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, naming
+from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_dynamo_compiling, naming
 from causeway._torch.operators import backward_results
+from causeway._torch.packed import PackedCalls, PackedSteps, cached
 from causeway._torch.twice import made_by
 
 _NAME = "causal_conv1d_qkv"
 
 
-def causal_conv1d_qkv_update(given, sizes, options, others):
+def _places(names, axes, sizes, at):
+    """Where one of q, k and v finds its part of each tensor: a part of one, or one of three."""
+    if sizes is None:
+        return {name: 3 * place + at for place, name in enumerate(names)}
+    return {name: (place, axis, at, sizes) for place, (name, axis) in enumerate(zip(names, axes))}
+
+
+# A model has few kinds of calls.
+@functools.lru_cache(256, typed=True)
+def _calls(sizes, *named):
+    """Eager calls without views of PyTorch's, of x, weight, bias and initial_states, three of each without sizes, and indices."""
+    options, first = options_of(*named), len(INPUTS) * (1 if sizes else 3)
+    indices = {"seq_idx": first, "cu_seqlens": first + 1}
+
+    def gradients(saved, dys):
+        return _gradients(sizes, options, (*saved, *(None,) * (first + 2 - len(saved))), dys, ())[: len(saved)]
+
+    return PackedCalls("CausalConv1dQKV", [
+        (kernel_option(option), {**_places(INPUTS, AXES, sizes, at), **indices, "y": ("heads", dim)})
+        for at, (dim, option) in enumerate(options)
+    ], gradients)  # fmt: skip
+
+
+@functools.lru_cache(256, typed=True)
+def _steps(sizes, *named):
+    """The same of updates: x, conv_state, weight and bias, each one tensor, and indices."""
+    indices = {"cache_seqlens": len(STEP_INPUTS), "conv_state_indices": len(STEP_INPUTS) + 1}
+    return PackedSteps([
+        (kernel_option(option), {**_places(STEP_INPUTS, STEP_AXES, sizes, at), **indices, "out": ("heads", dim)})
+        for at, (dim, option) in enumerate(options_of(*named))
+    ])  # fmt: skip
+
+
+def causal_conv1d_qkv_update(given, sizes, named, others):
     """See `causeway.causal_conv1d_qkv_update`: q, k and v, of the axes of x."""
+    if not is_dynamo_compiling() and type(sizes) is tuple:
+        steps = cached(_steps, sizes, *named)
+        if steps is not None and (found := steps((*given, *others))) is not None:
+            return found
+    options = checked(STEP_INPUTS, given, named)
     return naming(STEP_INPUTS, given, _update, sizes, options, others)
 
 
@@ -86,30 +127,39 @@ class CausalConv1dQKV(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dq, dk, dv, *dstates):
-        *tensors, seq_idx, cu_seqlens = ctx.saved_tensors
-        sizes, dys = ctx.sizes, (dq, dk, dv)
-        watched = is_watched_gradient((*dys, *dstates))
-        parts = parts_of(_given(tensors, sizes), sizes, ctx.options)
-        gradients = [None if t is None or watched else torch.empty_like(t) for t in tensors]
-        places = parts_of(_given(gradients, sizes), sizes, ctx.options) if not watched else parts
-        if sizes is not None:
-            dstates = split(*dstates, 1, sizes) if dstates else dstates
-        calls = []
-        for part, place, dy, dstate in zip(parts, places, dys, dstates or (None,) * 3):
-            dy = torch.zeros_like(part.x) if dy is None else dy.flatten(2).transpose(1, 2)
-            inputs = part.x, part.weight, part.bias, dy, part.initial_states, seq_idx, cu_seqlens, dstate
-            outputs = place.x, place.weight, place.bias, place.initial_states, None, None
-            calls.append((inputs, kernel_option(part.option), outputs))
-        if watched:
-            with made_by(_NAME):
-                found = list(zip(*[backward_results(inputs, option)[:4] for inputs, option, _ in calls]))
-            if sizes is None:
-                gradients = [one for three in found for one in three]
-            else:
-                gradients = [None if three[0] is None else torch.cat(three, axis) for three, axis in zip(found, AXES)]
+        return None, None, None, *_gradients(ctx.sizes, ctx.options, ctx.saved_tensors, (dq, dk, dv), dstates)
+
+
+def _gradients(sizes, options, saved, dys, dstates):
+    """The gradients of what was saved."""
+    *tensors, seq_idx, cu_seqlens = saved
+    watched = is_watched_gradient((*dys, *dstates))
+    parts = parts_of(_given(tensors, sizes), sizes, options)
+    gradients = [None if t is None or watched else torch.empty_like(t) for t in tensors]
+    places = parts_of(_given(gradients, sizes), sizes, options) if not watched else parts
+    if sizes is not None:
+        dstates = split(*dstates, 1, sizes) if dstates else dstates
+    calls = []
+    for part, place, dy, dstate in zip(parts, places, dys, dstates or (None,) * 3):
+        dy = torch.zeros_like(part.x) if dy is None else dy.flatten(2).transpose(1, 2)
+        inputs = part.x, part.weight, part.bias, dy, part.initial_states, seq_idx, cu_seqlens, dstate
+        outputs = place.x, place.weight, place.bias, place.initial_states, None, None
+        calls.append((inputs, kernel_option(part.option), outputs))
+    if watched:
+        with made_by(_NAME):
+            found = list(zip(*[backward_results(inputs, option)[:4] for inputs, option, _ in calls]))
+        if sizes is None:
+            gradients = [one for three in found for one in three]
         else:
-            _native.causal_conv1d_backward.run_together(calls)
-        return None, None, None, *gradients, None, None
+            gradients = [None if three[0] is None else torch.cat(three, axis) for three, axis in zip(found, AXES)]
+    else:
+        _native.causal_conv1d_backward.run_together(calls)
+    return *gradients, None, None
+
+
+def _flat(given, sizes):
+    """x, weight, bias and initial_states in one list, three of each without sizes."""
+    return given if sizes is not None else [one for three in given for one in (three if type(three) is tuple else (three,) * 3)]
 
 
 def _given(tensors, sizes):
@@ -120,11 +170,16 @@ def _given(tensors, sizes):
     return [None if three[0] is None else three for three in threes]
 
 
-def causal_conv1d_qkv(given, sizes, options, indices, returns_states):
+def causal_conv1d_qkv(given, sizes, named, indices, returns_states):
     """See `causeway.causal_conv1d_qkv`: q, k and v, and their final states, in one tensor where x is one.
 
     The tensors given are x, weight, bias and initial_states, each a tuple of three without sizes.
     """
+    if not returns_states and not is_dynamo_compiling() and (sizes is None) == (type(given[0]) is tuple):
+        calls = cached(_calls, sizes, *named)
+        if calls is not None and (found := calls((*_flat(given, sizes), *indices))) is not None:
+            return found, None
+    options = checked(INPUTS, given, named)
     return naming(INPUTS, given, _qkv, sizes, options, indices, returns_states)
 
 
@@ -144,8 +199,7 @@ def _qkv(given, sizes, options, indices, returns_states):
     needs_gradient = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
     states = (None,) * 3
     if direct and needs_gradient:
-        flat = given if sizes is not None else [one for three in given for one in three or (None,) * 3]
-        results = CausalConv1dQKV.apply(sizes, options, returns_states, *flat, *indices)
+        results = CausalConv1dQKV.apply(sizes, options, returns_states, *_flat(given, sizes), *indices)
         if returns_states:
             results, states = results[:3], results[3] if sizes is not None else results[3:]
     elif direct:
