@@ -65,12 +65,13 @@ macro_rules! operation {
     };
 }
 
-/// An operation whose calls can be launched together: its first tensor, and the planner of a call beside others.
+/// An operation whose calls can be launched together: its first tensor, the planner of a call beside others, and whether those with a norm and
+/// those without are faster in two launches, by an element's bytes and the bytes that each of the two move.
 macro_rules! together {
-    ($operation:ident, $first:literal: $argument:ident, gpu: $plan:expr) => {
+    ($operation:ident, $first:literal: $argument:ident, gpu: $plan:expr, in_two: $in_two:expr) => {
         impl $operation<'_> {
             /// Validates several calls that know nothing of each other, then computes them: on a GPU in one launch where their kernels
-            /// have blocks of one size, else one after the other. Each has the bits of a call of its own, but for the order of sums over
+            /// have blocks of one size, or in two where that is faster, else one after the other. Each has the bits of a call of its own, but for the order of sums over
             /// positions, which may be cut in other places.
             ///
             /// # Errors
@@ -96,14 +97,30 @@ macro_rules! together {
             /// # Errors
             /// As for `plan`.
             pub fn plans_together(calls: &[Self], facts: &DeviceFacts) -> Result<Vec<Plan>> {
-                let bytes = |call: &Self| {
-                    let (read, written) = call.traffic();
-                    read + written
-                };
-                let total = calls.iter().map(bytes).sum();
-                let beside = |call: &Self| {
+                let (with_norms, plain): (Vec<_>, Vec<_>) =
+                    calls.iter().partition(|call| call.norm.is_some());
+                let bytes = |calls: &[&Self]| calls.iter().map(|call| call.bytes_moved()).sum();
+                let in_two: fn(usize, [u64; 2]) -> bool = $in_two;
+                let element = calls.first().map_or(0, |call| call.$argument.dtype().size());
+                if in_two(element, [bytes(&with_norms), bytes(&plain)]) {
+                    let mut plans = Self::plans_of_one(&with_norms, facts)?;
+                    plans.extend(Self::plans_of_one(&plain, facts)?);
+                    return Ok(plans);
+                }
+                Self::plans_of_one(&calls.iter().collect::<Vec<_>>(), facts)
+            }
+
+            fn bytes_moved(&self) -> u64 {
+                let (read, written) = self.traffic();
+                read + written
+            }
+
+            /// As one launch, if calls can be.
+            fn plans_of_one(calls: &[&Self], facts: &DeviceFacts) -> Result<Vec<Plan>> {
+                let total = calls.iter().map(|call| call.bytes_moved()).sum();
+                let beside = |call: &&Self| {
                     let plan: fn(&Self, &_, &DeviceFacts) -> Result<Option<Plan>> = $plan;
-                    plan(call, &call.validate()?, &together::share(facts, bytes(call), total))
+                    plan(call, &call.validate()?, &together::share(facts, call.bytes_moved(), total))
                 };
                 if calls.len() > 1 {
                     let plans = calls.iter().map(beside).collect::<Result<Vec<_>>>()?;
@@ -131,9 +148,9 @@ macro_rules! together {
         }
     };
 }
-together!(Forward, "x": x, gpu: gpu::causal_conv1d::forward::plan_beside);
-together!(Backward, "x": x, gpu: gpu::causal_conv1d::backward::plan_beside);
-together!(Update, "x": x, gpu: gpu::causal_conv1d::update::plan);
+together!(Forward, "x": x, gpu: gpu::causal_conv1d::forward::plan_beside, in_two: |_, _| false);
+together!(Backward, "x": x, gpu: gpu::causal_conv1d::backward::plan_beside, in_two: gpu::causal_conv1d::backward::gains_in_two);
+together!(Update, "x": x, gpu: gpu::causal_conv1d::update::plan, in_two: |_, _| false);
 
 operation!(
     Forward<'_>, "x": x,

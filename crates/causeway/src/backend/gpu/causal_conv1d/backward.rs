@@ -152,6 +152,15 @@ pub fn plan_beside(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Res
     planned(op, sizes, facts, true)
 }
 
+/// Whether calls with a norm and calls without, which move so many bytes, are faster in two launches than in one, by what an H200 took
+/// (docs/kernels/history/backward.md): blocks of both on one multiprocessor slow each other down, and alone a plain call may have another
+/// kernel.
+pub fn gains_in_two(element: usize, bytes: [u64; 2]) -> bool {
+    const LEAST: u64 = 20_000_000;
+    let least_of_both = if element < 4 { 70_000_000 } else { 500_000_000 };
+    bytes.iter().all(|bytes| *bytes >= LEAST) && bytes[0] + bytes[1] >= least_of_both
+}
+
 fn planned(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts, beside: bool) -> Result<Option<Plan>> {
     refuse_f64(op.x.dtype(), facts)?;
     refuse_no_sequence(sizes)?;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::Error;
 use crate::backend::gpu::compiler::Target;
+use crate::causal_conv1d::HeadNorm;
 use crate::tensor::{DType, Location, TensorMut};
 
 const X: u64 = 0x100_0000;
@@ -811,4 +812,31 @@ fn lanes_share_out_a_dim_evenly() {
     };
     // Packets of four channels: 32, 22, 30, and two groups of 17, which begin with sectors of 32 bytes.
     assert_eq!([lanes(128), lanes(88), lanes(120), lanes(136)], [32, 22, 32, 20]);
+}
+
+#[test]
+fn large_calls_with_norms_and_without_have_two_launches() {
+    let facts = DeviceFacts::h200();
+    let launches = |dtype, [batch, seqlen]: [i64; 2], dims: [i64; 3], norms: [bool; 3]| {
+        let pitch = dims.iter().sum::<i64>();
+        let part = |(&dim, &norm): (&i64, &bool)| Backward {
+            norm: norm.then(|| HeadNorm::new(128)),
+            ..call(dtype, [batch, dim, seqlen], [seqlen * pitch, 1, pitch], 4)
+        };
+        let calls: Vec<_> = dims.iter().zip(&norms).map(part).collect();
+        let plans = Backward::plans_together(&calls, &facts).unwrap();
+        assert_eq!(plans[0].entry(), "causal_conv1d_together");
+        plans.len()
+    };
+    let (half, qk) = (DType::BF16, [true, true, false]);
+    let dims = [2048, 2048, 4096];
+    assert_eq!(launches(half, [4, 4096], dims, qk), 2);
+    assert_eq!(launches(half, [1, 2048], dims, qk), 2);
+    // A small part, or small calls; dtypes with fewer instructions for a byte; members of one kind.
+    assert_eq!(launches(half, [1, 1024], dims, qk), 1);
+    assert_eq!(launches(half, [4, 2048], [2048, 256, 256], qk), 1);
+    assert_eq!(launches(DType::F32, [1, 4096], dims, qk), 1);
+    assert_eq!(launches(DType::F32, [4, 4096], dims, qk), 2);
+    assert_eq!(launches(half, [4, 4096], dims, [false; 3]), 1);
+    assert_eq!(launches(half, [4, 4096], dims, [true; 3]), 1);
 }
