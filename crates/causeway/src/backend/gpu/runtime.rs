@@ -45,6 +45,8 @@ pub(super) struct Kernel {
     function: usize,
     /// Bytes of dynamic shared memory that the driver has been asked to allow.
     shared_allowed: AtomicU32,
+    /// Held while it is asked: of two threads the one that asks for less must not be the last.
+    allowing: Mutex<()>,
     origin: Origin,
     key: Option<CacheKey>,
     compiler: String,
@@ -331,6 +333,7 @@ impl GpuDevice {
         let kernel: &Kernel = Box::leak(Box::new(Kernel {
             function,
             shared_allowed: AtomicU32::new(0),
+            allowing: Mutex::default(),
             origin: code.origin,
             key: code.key,
             compiler: code.compiler,
@@ -351,9 +354,12 @@ impl GpuDevice {
                 format!("it asks for {} bytes of shared memory; a block can have {most}", plan.shared_bytes);
             return Err(invalid(plan, because));
         }
-        // SAFETY: the kernel's module stays loaded.
-        unsafe { current.allow_shared(kernel.function, plan.shared_bytes, plan.cluster) }?;
-        kernel.shared_allowed.fetch_max(plan.shared_bytes, Ordering::Relaxed);
+        let _asking = kernel.allowing.lock().unwrap_or_else(PoisonError::into_inner);
+        if plan.shared_bytes > kernel.shared_allowed.load(Ordering::Relaxed) {
+            // SAFETY: the kernel's module stays loaded.
+            unsafe { current.allow_shared(kernel.function, plan.shared_bytes, plan.cluster) }?;
+            kernel.shared_allowed.store(plan.shared_bytes, Ordering::Relaxed);
+        }
         Ok(())
     }
 

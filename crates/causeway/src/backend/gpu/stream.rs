@@ -1,6 +1,7 @@
 //! Streams, events and graphs of this crate's own, for callers that have none.
 
 use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::handle::StreamHandle;
@@ -95,11 +96,12 @@ impl Stream {
         let current = self.0.device.enter()?;
         // SAFETY: the stream lives as long as `self`.
         unsafe { current.begin_capture(self.0.handle) }?;
-        let done = work();
-        // SAFETY: as above. Ends the recording whatever `work` said, so that the stream can be used again.
+        // Ends the recording whatever `work` does, a panic among it, so that the stream can be used again.
+        let done = panic::catch_unwind(AssertUnwindSafe(work));
+        // SAFETY: as above.
         let executable = unsafe { current.end_capture(self.0.handle) };
         let graph = executable.map(|executable| Graph { device: self.0.device, executable });
-        done?;
+        done.unwrap_or_else(|panic| panic::resume_unwind(panic))?;
         graph
     }
 }
