@@ -72,11 +72,16 @@ fn token(line: &[u8], start: usize) -> String {
     String::from_utf8_lossy(&token[..token.len().min(20)]).into_owned()
 }
 
+/// The bytes that [`write_numbers`] appends.
+pub(super) fn length_of_numbers(bits: &[u16]) -> u64 {
+    bits.iter().map(|&value| digits(value.into()) as u64 + 1).sum::<u64>().max(1)
+}
+
 /// Appends the numbers with blanks between them, and ends the line.
 pub(super) fn write_numbers(text: &mut Vec<u8>, bits: &[u16]) {
-    // Five digits and a blank each; the last number is written as eight bytes, too.
+    // A number is written as eight bytes, of which the next ones overwrite what is not its own.
     let mut at = text.len();
-    text.resize(at + bits.len() * 6 + 8, 0);
+    text.resize(at + length_of_numbers(bits) as usize + 8, 0);
     for &value in bits {
         let (bytes, length) = digits_and_blank(value);
         text[at..at + 8].copy_from_slice(&bytes);
@@ -89,15 +94,19 @@ pub(super) fn write_numbers(text: &mut Vec<u8>, bits: &[u16]) {
     }
 }
 
+#[inline]
+fn digits(value: u64) -> usize {
+    1 + usize::from(value >= 10)
+        + usize::from(value >= 100)
+        + usize::from(value >= 1000)
+        + usize::from(value >= 10_000)
+}
+
 /// A number's text with a blank behind it, and the bytes of both; what comes after them means nothing.
 #[inline]
 fn digits_and_blank(value: u16) -> ([u8; 8], usize) {
     let value = u64::from(value);
-    let digits = 1
-        + usize::from(value >= 10)
-        + usize::from(value >= 100)
-        + usize::from(value >= 1000)
-        + usize::from(value >= 10_000);
+    let digits = digits(value);
     let digit = |power: u64| value / power % 10;
     let word = digit(10_000) | (digit(1000) << 8) | (digit(100) << 16) | (digit(10) << 24) | (digit(1) << 32);
     let text = (word | 0x20_30_30_30_30_30) >> (8 * (5 - digits));

@@ -177,6 +177,11 @@ impl Reply {
                 Some("ask for less at a time, or start the server with a larger --max-frame".to_string());
             refuse(&mut self.metadata, Problem { code: "reply-too-large", message, help });
             image = TensorImage::new(&[], &self.metadata);
+            if image.length() > self.max_frame.into() {
+                // What came with the request, and goes back with the reply, may fill a frame by itself.
+                self.metadata.retain(|name, _| ["error", "message", "help"].contains(&name.as_str()));
+                image = TensorImage::new(&[], &self.metadata);
+            }
         }
         frame::write_count(output, image.length())?;
         let any_lent = Cell::new(false);

@@ -23,7 +23,7 @@ use causeway::gemm::{Algorithm, GradA, GradB};
 use causeway::placement::{Input, Output};
 use causeway::tensor::DType;
 
-use super::decimal::{read_numbers, write_numbers};
+use super::decimal::{length_of_numbers, read_numbers, write_numbers};
 
 /// Why a request is not answered with results. The number of each is its status: the exit status of a one-shot call,
 /// and the number after `ERROR=`.
@@ -215,11 +215,12 @@ impl Request {
         let mut reply = self.facts(device, geometry, seconds * 1e3);
         let result = result.fetch()?;
         let bits: &[u16] = &bytemuck::cast_slice(result.bytes())[..result.element_count()];
-        write_numbers(&mut reply, bits);
-        if reply.len() as u64 > limit.into() {
-            let message = format!("the reply has {} bytes: at most {limit} are allowed", reply.len());
+        let length = reply.len() as u64 + length_of_numbers(bits);
+        if length > limit.into() {
+            let message = format!("the reply has {length} bytes: at most {limit} are allowed");
             return Err(Problem::Device { message });
         }
+        write_numbers(&mut reply, bits);
         Ok((reply, seconds))
     }
 
