@@ -200,6 +200,33 @@ struct Info {
     data_offsets: (u64, u64),
 }
 
+/// Metadata in which no key occurs twice: of two readers, each might take another value.
+struct UniqueKeys(Metadata);
+
+impl<'de> Deserialize<'de> for UniqueKeys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct KeysVisitor;
+        impl<'de> Visitor<'de> for KeysVisitor {
+            type Value = UniqueKeys;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of strings")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<UniqueKeys, M::Error> {
+                let mut metadata = Metadata::new();
+                while let Some((key, value)) = map.next_entry::<String, String>()? {
+                    if let Some(key) = metadata.insert(key.clone(), value).map(|_| key) {
+                        return Err(de::Error::custom(format_args!("metadata has {key:?} twice")));
+                    }
+                }
+                Ok(UniqueKeys(metadata))
+            }
+        }
+        deserializer.deserialize_map(KeysVisitor)
+    }
+}
+
 impl<'de> Deserialize<'de> for Header {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct HeaderVisitor;
@@ -211,10 +238,14 @@ impl<'de> Deserialize<'de> for Header {
             }
 
             fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Header, M::Error> {
-                let mut header = Header::default();
+                let (mut header, mut has_metadata) = (Header::default(), false);
                 while let Some(name) = map.next_key::<String>()? {
                     if name == METADATA_KEY {
-                        header.metadata = map.next_value()?;
+                        if has_metadata {
+                            return Err(de::Error::custom(format_args!("{name:?} occurs twice")));
+                        }
+                        has_metadata = true;
+                        header.metadata = map.next_value::<UniqueKeys>()?.0;
                     } else {
                         let info = map
                             .next_value()
