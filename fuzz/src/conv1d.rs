@@ -215,7 +215,7 @@ fn check_update(draw: &mut Draw<'_, '_>) -> Result<()> {
         activation,
     };
     // A place for each element, and poison between them.
-    let values = draw.base(dtype, &[rows, dim, state_len])?.to_contiguous();
+    let values = draw.base(dtype, &[rows, dim, state_len])?.to_contiguous().expect("it is small");
     let mut conv_state = draw.output("conv_state", dtype, &[rows, dim, state_len])?;
     let mut y = draw.output("y", dtype, &shape)?;
     if draw.mistake.is_none() {

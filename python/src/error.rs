@@ -14,6 +14,7 @@ pub fn exception(error: Error, renamed: Renamed) -> PyErr {
     let mut text = match error {
         Error::DTypeMismatch { .. }
         | Error::TooLarge { .. }
+        | Error::OutOfMemory { .. }
         | Error::ResultTooLarge { .. }
         | Error::Unsupported { .. }
         | Error::NormNumber { .. } => with_python_names(&error.to_string()),

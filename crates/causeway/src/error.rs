@@ -149,6 +149,16 @@ pub enum Error {
         /// The dtype that was given.
         dtype: DType,
     },
+    /// Memory that the system does not give.
+    #[error("no memory for a tensor of shape {shape} and dtype {dtype}, {bytes} bytes")]
+    OutOfMemory {
+        /// The shape that was asked for.
+        shape: Dims,
+        /// Its dtype.
+        dtype: DType,
+        /// Bytes that it would have.
+        bytes: usize,
+    },
 
     /// A result larger than the caller allows.
     #[error(

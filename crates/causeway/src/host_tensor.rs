@@ -41,14 +41,13 @@ impl HostTensor {
         let strides = shape.contiguous_strides();
         // What a view of it has to be: strides may be too large where there is no element, too.
         let meta = Meta::new(dtype, &shape, &strides, Location::Host)?;
-        let too_large = Error::TooLarge { shape, dtype };
         let bytes = meta
             .element_count()
             .checked_mul(dtype.size() as i64)
             .and_then(|bytes| usize::try_from(bytes).ok())
-            .ok_or(too_large.clone())?;
+            .ok_or(Error::TooLarge { shape, dtype })?;
         // Refuses instead of aborting when the memory is not there; the pages themselves come zeroed.
-        let storage = memory(bytes).ok_or(too_large)?;
+        let storage = memory(bytes).ok_or(Error::OutOfMemory { shape, dtype, bytes })?;
         Ok(HostTensor { storage, dtype, offset: 0, shape, strides })
     }
 
@@ -279,8 +278,11 @@ impl HostTensor {
     }
 
     /// A dense copy with the same elements.
-    pub fn to_contiguous(&self) -> HostTensor {
-        let mut copy = Self::zeros(self.dtype, &self.shape).expect("the shape was checked before");
+    ///
+    /// # Errors
+    /// If there is no memory for it, or no size that it could have: strides of 0 take none.
+    pub fn to_contiguous(&self) -> Result<HostTensor> {
+        let mut copy = Self::zeros(self.dtype, &self.shape)?;
         let size = self.dtype.size();
         let source = self.bytes();
         let mut at = 0;
@@ -296,7 +298,7 @@ impl HostTensor {
                 });
             }
         });
-        copy
+        Ok(copy)
     }
 
     fn storage_mut<T: Element>(&mut self) -> &mut [T] {
@@ -338,7 +340,7 @@ mod tests {
         assert_eq!(tensor.shape(), [3, 2]);
         assert_eq!(tensor.to_f64(), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
         assert!(!tensor.is_contiguous());
-        assert_eq!(tensor.to_contiguous().to_f64(), tensor.to_f64());
+        assert_eq!(tensor.to_contiguous().unwrap().to_f64(), tensor.to_f64());
     }
 
     #[test]
@@ -387,6 +389,17 @@ mod tests {
         assert_eq!(tensor.bytes()[tensor.bytes().len() - 1], 0);
         // Tests beside this one take some, too: far less than the 4 GiB of this tensor.
         assert!(resident() < before + (2 << 30), "{} bytes more", resident() - before);
+    }
+
+    #[test]
+    fn a_copy_that_has_no_memory_is_an_error() {
+        // One element, seen so many times.
+        let many = HostTensor::zeros(DType::F32, &[1]).unwrap().restrided(0, &[1 << 58], &[0]).unwrap();
+        let error = many.to_contiguous().unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory { bytes, .. } if bytes == 1 << 60), "{error}");
+        let expected =
+            "no memory for a tensor of shape (288230376151711744,) and dtype f32, 1152921504606846976 bytes";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

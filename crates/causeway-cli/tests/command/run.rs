@@ -41,7 +41,7 @@ fn forward_is_the_formula_in_both_formats() {
 #[test]
 fn channel_last_files_hold_the_same_numbers_transposed() {
     let (files, small) = (Files::new(), small());
-    let x = small.x.permuted(&[0, 2, 1]).to_contiguous();
+    let x = small.x.permuted(&[0, 2, 1]).to_contiguous().unwrap();
     let input = files.write("in.safetensors", &[("x", &x), ("weight", &small.weight), ("bias", &small.bias)]);
     let output = files.path("out.safetensors");
     let more = ["--layout", "channel-last", "--return-final-states"];

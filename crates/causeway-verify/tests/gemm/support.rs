@@ -41,7 +41,7 @@ pub fn of_bits(dtype: DType, shape: &[i64], mut bits: impl FnMut() -> u16) -> Ho
 
 /// The elements' bits, row by row.
 pub fn bits(tensor: &HostTensor) -> Vec<u16> {
-    let dense = tensor.to_contiguous();
+    let dense = tensor.to_contiguous().unwrap();
     let elements = dense.bytes().chunks_exact(2).take(dense.element_count());
     elements.map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect()
 }

@@ -17,6 +17,7 @@ impl Error {
             Error::NegativeSize { .. } => "negative-size",
             Error::AxisCount { .. } => "axis-count",
             Error::TooLarge { .. } => "too-large",
+            Error::OutOfMemory { .. } => "out-of-memory",
             Error::ResultTooLarge { .. } => "result-too-large",
             Error::IndexOutOfRange { .. } => "index-out-of-range",
             Error::DuplicateIndex { .. } => "duplicate-index",

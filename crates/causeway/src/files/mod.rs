@@ -180,8 +180,11 @@ fn element_bytes(tensor: &HostTensor) -> &[u8] {
 
 /// The elements in row-major order, little-endian.
 fn write_elements<W: Write>(writer: &mut W, tensor: &HostTensor) -> io::Result<()> {
-    let dense =
-        if tensor.is_contiguous() { Cow::Borrowed(tensor) } else { Cow::Owned(tensor.to_contiguous()) };
+    let dense = if tensor.is_contiguous() {
+        Cow::Borrowed(tensor)
+    } else {
+        Cow::Owned(tensor.to_contiguous().map_err(io::Error::other)?)
+    };
     let bytes = element_bytes(&dense);
     if HOST_IS_BIG_ENDIAN {
         let mut bytes = bytes.to_vec();

@@ -60,7 +60,7 @@ fn outputs(device: &Device, inputs: &Inputs, arguments: &'static [Argument], ask
             continue;
         }
         let room = if argument.role == Role::InPlace {
-            Output::place(device, inputs.required(argument.name).to_contiguous())
+            inputs.required(argument.name).to_contiguous().and_then(|copy| Output::place(device, copy))
         } else if argument.shape == arguments[0].shape {
             inputs.room_like(device, arguments[0].name)
         } else {

@@ -60,7 +60,7 @@ fn the_reference_implementation_reads_what_is_written() {
         let read = reference.tensor(name).unwrap();
         let shape: Vec<i64> = read.shape().iter().map(|&size| size as i64).collect();
         assert_eq!(shape, tensor.shape());
-        let dense = tensor.to_contiguous();
+        let dense = tensor.to_contiguous().unwrap();
         assert_eq!(read.data(), &dense.bytes()[..read.data().len()], "{name}");
         let size = tensor.dtype().size();
         assert_eq!((read.data().as_ptr() as usize - image.as_ptr() as usize) % size, 0, "{name} is aligned");
