@@ -46,6 +46,8 @@ fn each_lie_has_its_sentence() {
             r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#,
             "occurs twice",
         ),
+        (r#"{"__metadata__":{"a":"1"},"__metadata__":{}}"#, "occurs twice"),
+        (r#"{"__metadata__":{"a":"1","b":"2","a":"3"}}"#, r#"metadata has "a" twice"#),
         (r#"{"x":{"dtype":"F32","shape":[1,1,1,1,2],"data_offsets":[0,8]}}"#, "has 5 axes"),
         (
             r#"{"x":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}}"#,
