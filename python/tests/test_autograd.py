@@ -371,3 +371,54 @@ def test_errors_of_autograd_name_the_call(kind):
 def test_the_name_of_a_product():
     c = causeway.gemm(draw(4, 4, dtype=torch.float16), draw(4, 4, dtype=torch.float16, seed=1))
     assert c.grad_fn.name() == "GemmBackward"
+
+
+def test_the_function_of_the_drop_in_is_not_differentiated_twice():
+    from causeway.drop_in.interface import CausalConv1dFn
+
+    x, weight = draw(1, 2, 5), draw(2, 3)
+    (dx,) = torch.autograd.grad(CausalConv1dFn.apply(x, weight).square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="cannot be differentiated twice"):
+        torch.autograd.grad(dx.square().sum(), x)
+    (expected,) = torch.autograd.grad(causeway.causal_conv1d_ref(x, weight).square().sum(), x)
+    torch.testing.assert_close(dx, expected)
+
+
+@pytest.mark.parametrize("kind", ["qkv"])
+def test_gradients_of_several_at_once(kind):
+    x = draw(2, 12, 8)
+    results = CALLS[kind][1](x)
+    many = [draw(3, *result.shape, grad=False, seed=at) for at, result in enumerate(results)]
+    (found,) = torch.autograd.grad(results, x, many, retain_graph=True, is_grads_batched=True)
+    one = [torch.autograd.grad(results, x, [each[at] for each in many], retain_graph=True)[0] for at in range(3)]
+    torch.testing.assert_close(found, torch.stack(one))
+
+
+def test_what_is_written_has_no_gradient():
+    x, weight = draw(2, 3, 8), draw(3, 4)
+    out = draw(2, 3, 3) * 2
+    with pytest.raises(RuntimeError, match="final_states_out requires a gradient, and is written to"):
+        causeway.causal_conv1d_fn(x, weight, final_states_out=out)
+    with torch.no_grad():
+        causeway.causal_conv1d_fn(x, weight, final_states_out=out)
+
+
+def test_compiled_steps_have_no_gradient():
+    step = torch.compile(lambda x, state, weight: causeway.causal_conv1d_update(x, state, weight), fullgraph=True, backend="aot_eager")
+    x, state, weight = draw(2, 3, grad=False), draw(2, 3, 3, grad=False), draw(3, 4)
+    expected = causeway.causal_conv1d_update(x, state.clone(), weight)
+    y = step(x, state, weight)
+    assert not y.requires_grad and not expected.requires_grad
+    torch.testing.assert_close(y, expected)
+    states = torch.compile(
+        lambda x, ends: causeway.causal_conv1d_varlen_states(x, ends, 2), fullgraph=True, backend="aot_eager"
+    )
+    assert not states(draw(5, 3), torch.tensor([0, 2, 5])).requires_grad
+
+
+def test_compiled_calls_refuse_states_of_another_dtype():
+    call = torch.compile(
+        lambda x, weight, out: causeway.causal_conv1d_fn(x, weight, final_states_out=out), backend="aot_eager"
+    )
+    with pytest.raises(Exception, match="final_states_out has dtype float32: expected float64, the dtype of x"):
+        call(draw(2, 3, 8), draw(3, 4), torch.zeros(2, 3, 3))

@@ -88,6 +88,8 @@ def _recorded(count, named_option, returns_states, has_states):
 def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_cast=False):
     """See `causeway.causal_conv1d_fn`; the option is an activation, or a pair of it and whether products are rounded."""
     outputs = None
+    if final_states_out is not None and _is_grad_enabled() and getattr(final_states_out, "requires_grad", False):
+        raise RuntimeError("final_states_out requires a gradient, and is written to: pass final_states_out.detach()")
     if return_final_states or final_states_out is not None:
         outputs = ..., ... if final_states_out is None else final_states_out
     if not is_dynamo_compiling():
@@ -139,6 +141,9 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
     else:
         y, final_states = operators.forward(inputs, option, wanted)
     if final_states_out is not None:
+        if final_states_out.dtype != final_states.dtype:
+            found, expected = (str(tensor.dtype).removeprefix("torch.") for tensor in (final_states_out, final_states))
+            raise TypeError(f"final_states_out has dtype {found}: expected {expected}, the dtype of x")
         _write_final_states(final_states_out, final_states)
     return (y, final_states) if return_final_states else y
 
@@ -167,9 +172,7 @@ def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
             expect_tensors(_UPDATE, *inputs, conv_state)
             raise
         if type(result) is int:
-            raise RuntimeError(
-                "conv_state requires a gradient, and is changed in place: pass conv_state.detach()"
-            )
+            _refuse_gradient_of_state()
         if result is not None:
             return result
     x = inputs[0]
@@ -183,11 +186,19 @@ def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
         return causal_conv1d_update(inputs, conv_state, option, True)
     option = kernel_option(option)
     expect_tensors(_UPDATE, *inputs, conv_state)
+    if _is_grad_enabled() and getattr(conv_state, "requires_grad", False):
+        _refuse_gradient_of_state()
     if is_distributed(*inputs[:2], conv_state):
         from causeway._torch import dtensor
 
         return dtensor.update(inputs, option, conv_state)
-    return operators.update(inputs, option, (conv_state,))
+    # Not differentiable, as without a compiler.
+    with torch.no_grad():
+        return operators.update(inputs, option, (conv_state,))
+
+
+def _refuse_gradient_of_state():
+    raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
@@ -198,5 +209,6 @@ def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
 
         cu_seqlens = dtensor.replicated(cu_seqlens, x)
     if is_compiling() or not is_direct(x, cu_seqlens):
-        return operators.varlen_states(x, cu_seqlens, state_len)
+        with torch.no_grad():
+            return operators.varlen_states(x, cu_seqlens, state_len)
     return operators.make_varlen_states(x, cu_seqlens, state_len)

@@ -62,7 +62,7 @@ def causal_conv1d_qkv_update(given, sizes, named, others):
 def _update(given, sizes, options, others):
     sizes = step_sizes_of(given, sizes, others[1])
     x, conv_state, *_ = given
-    if conv_state.requires_grad:
+    if torch.is_grad_enabled() and conv_state.requires_grad:
         raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
     is_cast = autocast_dtype(x) is not None
     if conv_state.dtype != x.dtype and not is_cast:
@@ -141,7 +141,8 @@ def _gradients(sizes, options, saved, dys, dstates):
         dstates = split(*dstates, 1, sizes) if dstates else dstates
     calls = []
     for part, place, dy, dstate in zip(parts, places, dys, dstates or (None,) * 3):
-        dy = torch.zeros_like(part.x) if dy is None else dy.flatten(2).transpose(1, 2)
+        # Batched gradients have no `flatten`.
+        dy = torch.zeros_like(part.x) if dy is None else dy.reshape(*dy.shape[:2], dy.shape[2] * dy.shape[3]).transpose(1, 2)
         inputs = part.x, part.weight, part.bias, dy, part.initial_states, seq_idx, cu_seqlens, dstate
         outputs = place.x, place.weight, place.bias, place.initial_states, None, None
         calls.append((inputs, kernel_option(part.option), outputs))

@@ -8,6 +8,8 @@ import torch
 
 import causeway
 from causeway._activation import is_silu
+from causeway._torch.operators import backward_results
+from causeway._torch.twice import made_by
 from causeway.drop_in.cpp_functions import (
     causal_conv1d_bwd_function,
     causal_conv1d_fwd_function,
@@ -61,6 +63,12 @@ class CausalConv1dFn(torch.autograd.Function):
         """Gradients of x, weight, bias and initial_states."""
         x, weight, bias, seq_idx, initial_states = ctx.saved_tensors
         has_states = initial_states is not None
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # Who differentiates this again is told that it cannot be.
+            inputs = x, weight, bias, dout, initial_states, seq_idx, None, dfinal_states
+            with made_by("causal_conv1d_fn"):
+                dx, dweight, dbias, dinitial_states, *_ = backward_results(inputs, ctx.silu)
+            return dx, dweight, dbias, None, dinitial_states, None, None, None
         dx, dweight, dbias, dinitial_states = causal_conv1d_bwd_function(
             x, weight, bias, dout, seq_idx, initial_states, dfinal_states, None, has_states, ctx.silu
         )

@@ -342,12 +342,9 @@ const WIDE_HEADS: u64 = 64 << 10;
 /// The tile for a call with a norm: packets so wide that a wave holds a head, and as many threads side by side.
 pub(super) fn last_of_heads(call: &LastCall, head_dim: i64, element: u32, wave: u32) -> LastTile {
     let wave = i64::from(wave);
-    // Wide packets keep more bytes on their way where a call has work for the fewer threads. Beside others they gained nothing.
-    let wide = element == 2
-        && !call.beside
-        && call.elements >= WIDE_HEADS
-        && head_dim % 8 == 0
-        && (head_dim / 8).count_ones() == 1;
+    // Wide packets keep more bytes on their way where a call has work for the fewer threads.
+    let wide =
+        element == 2 && call.elements >= WIDE_HEADS && head_dim % 8 == 0 && (head_dim / 8).count_ones() == 1;
     // Wider taps leave no registers for more.
     let channels = if call.width > 4 {
         2
