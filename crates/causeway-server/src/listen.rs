@@ -350,6 +350,8 @@ mod tests {
         let mut taken = Vec::new();
         silent.read_to_end(&mut taken).unwrap();
         assert!(!taken.is_empty() && taken.len() < whole, "{} of {whole} bytes", taken.len());
-        assert_eq!(read_frame(&mut ask()).unwrap().unwrap().len(), whole);
+        // A time in the reply may have a digit more or less.
+        let again = read_frame(&mut ask()).unwrap().unwrap().len();
+        assert!(again.abs_diff(whole) < 8, "{again} and {whole} bytes");
     }
 }
