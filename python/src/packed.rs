@@ -1,4 +1,4 @@
-//! Calls of parts of packed tensors, which one launch computes: the gated convolution of a projection, and q, k and v of another. What
+//! Calls of parts of packed tensors, which are launched together: the gated convolution of a projection, and q, k and v of another. What
 //! surrounds their kernels, in one crossing from Python for each pass.
 
 use causeway::operation::MOST;
