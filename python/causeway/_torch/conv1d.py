@@ -172,7 +172,7 @@ def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
             expect_tensors(_UPDATE, *inputs, conv_state)
             raise
         if type(result) is int:
-            _refuse_gradient_of_state()
+            refuse_gradient(conv_state)
         if result is not None:
             return result
     x = inputs[0]
@@ -186,8 +186,7 @@ def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
         return causal_conv1d_update(inputs, conv_state, option, True)
     option = kernel_option(option)
     expect_tensors(_UPDATE, *inputs, conv_state)
-    if _is_grad_enabled() and getattr(conv_state, "requires_grad", False):
-        _refuse_gradient_of_state()
+    refuse_gradient(conv_state)
     if is_distributed(*inputs[:2], conv_state):
         from causeway._torch import dtensor
 
@@ -197,8 +196,10 @@ def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
         return operators.update(inputs, option, (conv_state,))
 
 
-def _refuse_gradient_of_state():
-    raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
+def refuse_gradient(conv_state):
+    """Raises the error for a state that autograd follows."""
+    if _is_grad_enabled() and getattr(conv_state, "requires_grad", False):
+        raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):

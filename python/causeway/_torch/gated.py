@@ -59,7 +59,7 @@ class CausalConv1dGated(torch.autograd.Function):
         ctx.order, ctx.option = order, option
         ctx.save_for_backward(packed, *others)
         ctx.set_materialize_grads(False)
-        inputs, outputs = inputs_of_packed(packed, order, _all(others)), (..., ... if returns_states else None)
+        inputs, outputs = inputs_of_packed(packed, order, others), (..., ... if returns_states else None)
         if is_compiling():
             y, final_states = operators.forward(inputs, option, outputs)
             return (y, final_states) if returns_states else y

@@ -7,7 +7,7 @@ import torch
 from causeway import _native
 from causeway._activation import kernel_option
 from causeway._qkv import AXES, INPUTS, STEP_AXES, STEP_INPUTS, checked, options_of, parts_of, sizes_of, split, step_sizes_of, steps_of
-from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, is_watched_gradient
+from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, is_watched_gradient, refuse_gradient
 from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_dynamo_compiling, naming
 from causeway._torch.operators import backward_results
 from causeway._torch.packed import PackedCalls, PackedSteps, cached
@@ -62,8 +62,7 @@ def causal_conv1d_qkv_update(given, sizes, named, others):
 def _update(given, sizes, options, others):
     sizes = step_sizes_of(given, sizes, others[1])
     x, conv_state, *_ = given
-    if torch.is_grad_enabled() and conv_state.requires_grad:
-        raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
+    refuse_gradient(conv_state)
     is_cast = autocast_dtype(x) is not None
     if conv_state.dtype != x.dtype and not is_cast:
         found, expected = (str(tensor.dtype).removeprefix("torch.") for tensor in (conv_state, x))

@@ -71,8 +71,8 @@ macro_rules! together {
     ($operation:ident, $first:literal: $argument:ident, gpu: $plan:expr, in_two: $in_two:expr) => {
         impl $operation<'_> {
             /// Validates several calls that know nothing of each other, then computes them: on a GPU in one launch where their kernels
-            /// have blocks of one size, or in two where that is faster, else one after the other. Each has the bits of a call of its own, but for the order of sums: over
-            /// positions, which may be cut in other places, and in backward over the channels of a head.
+            /// have blocks of one size, or in two where that is faster, else one after the other. Each has the bits of a call of its own,
+            /// but for the order of sums: over positions, which may be cut in other places, and in backward over the channels of a head.
             ///
             /// # Errors
             /// As for `run`. After an error of arguments nothing has been written.

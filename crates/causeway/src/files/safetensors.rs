@@ -216,9 +216,10 @@ impl<'de> Deserialize<'de> for UniqueKeys {
             fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<UniqueKeys, M::Error> {
                 let mut metadata = Metadata::new();
                 while let Some((key, value)) = map.next_entry::<String, String>()? {
-                    if let Some(key) = metadata.insert(key.clone(), value).map(|_| key) {
+                    if metadata.contains_key(&key) {
                         return Err(de::Error::custom(format_args!("metadata has {key:?} twice")));
                     }
+                    metadata.insert(key, value);
                 }
                 Ok(UniqueKeys(metadata))
             }
