@@ -386,18 +386,18 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& s
 //
 // If the sequence begins with padding, its initial states are padding too, and all of this is 0.
 //
-// A block takes Threads / (width-1) pairs (n, c). Thread u · pairs + i first computes g at the u-th position of pair i,
+// A group of Threads / (width-1) pairs (n, c) is a block's. Thread u · pairs + i first computes g at the u-th position of pair i,
 // then element k = u of its result. Only positions with the index of the sequence's first one count: no other tap can
 // reach initial_states. Cost: width + k multiply-adds per element, one read of each input.
 
 template <class Problem, int Threads>
-CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, u32 block) {
+CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, i64 group) {
     using X = typename Problem::X;
     const int width = Problem::width ? Problem::width : a.width;
     const int states = width - 1;
     const int pairs = Threads / states;
     const int u = (int)thread_index() / pairs, i = (int)thread_index() - u * pairs;
-    const i64 pair = (i64)block * pairs + i;
+    const i64 pair = group * pairs + i;
     const i64 all = a.sequences * a.dim;
     const bool active = u < states && pair < all;
     // Short divisions are faster.

@@ -278,7 +278,15 @@ private:
 template <class Problem, class Tile>
 CAUSEWAY_DEVICE void backward_general(const BackwardArguments& a, u32 block = block_index<0>()) {
     if constexpr (Problem::dinitial_states) {
-        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
+        if (block >= a.sum_blocks) {
+            const int pairs = Tile::threads / (a.width - 1);
+            const i64 groups = (a.sequences * a.dim + pairs - 1) / pairs;
+            for (i64 group = block - a.sum_blocks; group < groups; group += a.state_blocks) {
+                initial_states_gradient<Problem, Tile::threads>(a, group);
+                block_barrier();
+            }
+            return;
+        }
     }
     GeneralBackward<Problem, Tile>(a).run(block);
 }

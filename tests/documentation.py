@@ -8,6 +8,7 @@ A table between one of these marks and `<!-- end -->` is generated:
     <!-- figures ENTRY -->      calls of a kernel in the saved runs of GPUs in docs/performance/, by the name of its entry point
     <!-- registers ENTRY -->    its registers, from crates/code-objects/snapshots/
     <!-- run NAME -->           all of one saved run
+    <!-- spills all -->         what spills, by the tables in crates/code-objects/snapshots/
 """
 
 import json
@@ -164,12 +165,30 @@ def registers(entry):
     return table([head[i] for i in keep], [[row[i] for i in keep] for row in rows])
 
 
+def spills(_):
+    """Of each table, the variants that use private memory, by their widths, and those that spill scalar registers."""
+    rows = []
+    for path in sorted((ROOT / "crates/code-objects/snapshots").glob("*.tsv")):
+        text = path.read_text().rstrip("\n").split("\n")[1:]
+        columns = text[0].split("\t")
+        variants = [dict(zip(columns, line.split("\t"))) for line in text[1:]]
+        number = lambda variant, column: 0 if variant[column] == "-" else int(variant[column])
+        reached = [variant for variant in variants if number(variant, "private_accesses") or number(variant, "vector_spills")]
+        widths = sorted({int(width) for variant in reached for width in re.findall(r" width=(\d+)", variant["kernel"])})
+        most = max((number(variant, "private") for variant in reached), default=0)
+        idle = sum(number(variant, "private") > 0 for variant in variants if variant not in reached)
+        scalar = sum(number(variant, "scalar_spills") > 0 for variant in variants)
+        rows.append([path.stem, str(len(variants)), str(len(reached) or ""), ", ".join(map(str, widths)), str(most or ""), str(idle or ""), str(scalar or "")])
+    head = ["table", "variants", "of them use private memory", "of widths", "bytes at most", "reserve it without use", "spill scalar registers"]
+    return table(head, rows)
+
+
 def renewed(text):
     def replace(match):
-        lines = {"figures": figures, "registers": registers, "run": whole_run}[match[1]](match[2])
+        lines = {"figures": figures, "registers": registers, "run": whole_run, "spills": spills}[match[1]](match[2])
         return f"<!-- {match[1]} {match[2]} -->\n" + "\n".join(lines) + "\n<!-- end -->"
 
-    return re.sub(r"<!-- (figures|registers|run) ([\w-]+) -->\n.*?<!-- end -->", replace, text, flags=re.S)
+    return re.sub(r"<!-- (figures|registers|run|spills) ([\w-]+) -->\n.*?<!-- end -->", replace, text, flags=re.S)
 
 
 def main():

@@ -126,7 +126,7 @@ macro_rules! together {
                     let plans = calls.iter().map(beside).collect::<Result<Vec<_>>>()?;
                     let plans: Vec<_> =
                         plans.into_iter().flatten().filter(|plan| !plan.grid.contains(&0)).collect();
-                    if let Some(plan) = together::join(&plans) {
+                    if let Some(plan) = together::join(&plans, facts) {
                         return Ok(vec![plan]);
                     }
                 }

@@ -9,6 +9,7 @@
 //! member. A member has the bits that it has alone under the same plan.
 
 use super::choice::{ArgumentType, Attribute, Choice, LaunchBounds, Together};
+use super::launch::most_blocks;
 use super::plan::{DeviceFacts, Plan};
 
 /// Most bytes of an argument block.
@@ -24,7 +25,7 @@ pub(crate) fn share(facts: &DeviceFacts, bytes: u64, total: u64) -> DeviceFacts 
 }
 
 /// One launch of several, if it can be: blocks of one size, which need not meet those of others in clusters.
-pub(crate) fn join(plans: &[Plan]) -> Option<Plan> {
+pub(crate) fn join(plans: &[Plan], facts: &DeviceFacts) -> Option<Plan> {
     let kernels: Vec<_> = plans.iter().map(|plan| plan.choice.kernel()).collect::<Option<_>>()?;
     let &[(_, first), _, ..] = &*kernels else { return None };
     let is_plain = |bounds: &LaunchBounds| {
@@ -36,8 +37,9 @@ pub(crate) fn join(plans: &[Plan]) -> Option<Plan> {
         return None;
     }
 
+    let most = most_blocks(facts, first.threads);
     let ends = plans.iter().scan(0u32, |end, plan| {
-        *end = end.checked_add(plan.grid[0]).filter(|end| *end <= i32::MAX as u32)?;
+        *end = end.checked_add(plan.grid[0]).filter(|&end| u64::from(end) <= most)?;
         Some(*end)
     });
     let ends: Vec<u32> = ends.collect();

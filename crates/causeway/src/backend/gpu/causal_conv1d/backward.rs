@@ -124,6 +124,8 @@ device_struct! {
         c_begin: i64,
         c_end: i64,
         norm: NormArguments,
+        /// general kernel: blocks that compute dinitial_states; each takes every `state_blocks`-th group of states
+        state_blocks: i64,
     }
 }
 
@@ -364,8 +366,14 @@ impl Planner<'_> {
 
     fn finish(&self, launch: Launch) -> Plan {
         let sum_blocks = launch.channel_groups * launch.parts;
+        let mut state_blocks = self.state_blocks(launch.threads);
+        if std::ptr::eq(launch.kernel, &GENERAL) {
+            // Its blocks take several groups of states, since a grid may have no room for all. These fill the device.
+            state_blocks = state_blocks.min(u64::from(self.facts.multiprocessors.max(1)) * 8);
+        }
+        let state_blocks = state_blocks as u32;
         // A grid is whole clusters; blocks past the last state find nothing to do.
-        let blocks = (sum_blocks + self.state_blocks(launch.threads) as u32).next_multiple_of(launch.cluster);
+        let blocks = (sum_blocks + state_blocks).next_multiple_of(launch.cluster);
         let traffic = Traffic::of(self.op);
         let each = blocks.div_ceil(self.facts.multiprocessors.max(1));
         // Clusters are sure to run all at once where the planner has seen to it, with one block for each multiprocessor.
@@ -387,6 +395,7 @@ impl Planner<'_> {
             piece: launch.piece,
             tile_channels: launch.tile_channels,
             slices: launch.slices,
+            state_blocks: i64::from(state_blocks),
             ..self.arguments()
         };
         let entry = Entry {

@@ -206,8 +206,10 @@ impl Planner<'_> {
         let across = dim / i64::from(channels);
         let most = self.most_packets(tile.bytes / bytes);
         let (lanes, packets) = last_shape(across as u64, bytes, tile.lanes, most);
-        let is_narrow =
-            View::of(&self.op.x).step_bytes(2).unsigned_abs() <= u64::from(PACKET) && tile.rows == 8;
+        // The threads of a head are waves of their own, and all of a block.
+        let is_narrow = View::of(&self.op.x).step_bytes(2).unsigned_abs() <= u64::from(PACKET)
+            && tile.rows == 8
+            && self.op.norm.is_none();
         let usual_threads = tile.threads;
         if is_narrow {
             tile = tile.of_narrow_rows();

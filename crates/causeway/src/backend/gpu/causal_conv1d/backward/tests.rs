@@ -3,6 +3,7 @@
 use super::*;
 use crate::Error;
 use crate::backend::gpu::compiler::Target;
+use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::HeadNorm;
 use crate::tensor::{DType, Location, TensorMut};
 
@@ -839,4 +840,29 @@ fn large_calls_with_norms_and_without_have_two_launches() {
     assert_eq!(launches(DType::F32, [4, 4096], dims, qk), 2);
     assert_eq!(launches(half, [4, 4096], dims, [false; 3]), 1);
     assert_eq!(launches(half, [4, 4096], dims, [true; 3]), 1);
+}
+
+#[test]
+fn a_grid_has_room_for_the_states_of_any_call() {
+    // HIP counts the threads of a grid in 32 bits. A block for each group of these states would have more.
+    let facts = DeviceFacts { vendor: Vendor::Amd, architecture: "gfx942".to_string(), ..DeviceFacts::h200() };
+    for (shape @ [batch, dim, _], width) in [([4096, 4097, 1], 130), ([65536, 22000, 1], 4)] {
+        let op = with_states(call(DType::BF16, shape, first(shape), width), batch);
+        let [strides, states] = [first(shape), first([batch, dim, width - 1])];
+        let state_shape = [batch, dim, width - 1];
+        let op = Backward {
+            x: read(1 << 40, DType::BF16, &shape, &strides),
+            dy: read(2 << 40, DType::BF16, &shape, &strides),
+            dx: written(3 << 40, DType::BF16, &shape, &strides),
+            initial_states: Some(read(4 << 40, DType::BF16, &state_shape, &states)),
+            dfinal_states: Some(read(5 << 40, DType::BF16, &state_shape, &states)),
+            dinitial_states: Some(written(6 << 40, DType::BF16, &state_shape, &states)),
+            ..op
+        };
+        let plan = planned_for(&op, &facts);
+        let arguments = arguments(&plan);
+        assert_eq!(plan.entry(), "causal_conv1d_backward_general");
+        assert_eq!((i64::from(plan.grid[0] - arguments.sum_blocks), arguments.state_blocks), (8 * 132, 8 * 132), "{plan}");
+        assert!(u64::from(plan.grid[0]) * u64::from(plan.block[0]) < 1 << 32, "{plan}");
+    }
 }
