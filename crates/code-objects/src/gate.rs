@@ -35,7 +35,10 @@ pub fn violations(name: &str, before: Option<&Facts>, now: &Facts) -> Vec<String
 /// True of a walk by heads of 32 threads with eight channels each, on AMD's devices with waves of 32. A thread has 256 registers there at the
 /// most, and narrower packets would take more threads than a wave has.
 fn is_full(name: &str, now: &Facts) -> bool {
-    now.vector_spills.is_some() && now.wave == 32 && name.contains(" channels=8 ") && name.contains(" head_lanes=32 ")
+    now.vector_spills.is_some()
+        && now.wave == 32
+        && name.contains(" channels=8 ")
+        && name.contains(" head_lanes=32 ")
 }
 
 /// What holds for any code, whatever it was before.
@@ -135,7 +138,8 @@ mod tests {
 
     #[test]
     fn heads_that_fill_a_wave_of_32_threads_may_spill_on_amd_alone() {
-        let name = "causal_conv1d_backward_channel_last X=bf16 width=4 norm | channels=8 head_lanes=32 | (128, 2)";
+        let name =
+            "causal_conv1d_backward_channel_last X=bf16 width=4 norm | channels=8 head_lanes=32 | (128, 2)";
         let spilling = Facts { private_accesses: 3, vector_spills: Some(2), wave: 32, ..base() };
         assert!(violations(name, None, &spilling).is_empty());
         let found = [

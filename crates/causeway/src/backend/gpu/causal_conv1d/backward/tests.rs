@@ -845,7 +845,8 @@ fn large_calls_with_norms_and_without_have_two_launches() {
 #[test]
 fn a_grid_has_room_for_the_states_of_any_call() {
     // HIP counts the threads of a grid in 32 bits. A block for each group of these states would have more.
-    let facts = DeviceFacts { vendor: Vendor::Amd, architecture: "gfx942".to_string(), ..DeviceFacts::h200() };
+    let facts =
+        DeviceFacts { vendor: Vendor::Amd, architecture: "gfx942".to_string(), ..DeviceFacts::h200() };
     for (shape @ [batch, dim, _], width) in [([4096, 4097, 1], 130), ([65536, 22000, 1], 4)] {
         let op = with_states(call(DType::BF16, shape, first(shape), width), batch);
         let [strides, states] = [first(shape), first([batch, dim, width - 1])];
@@ -862,7 +863,11 @@ fn a_grid_has_room_for_the_states_of_any_call() {
         let plan = planned_for(&op, &facts);
         let arguments = arguments(&plan);
         assert_eq!(plan.entry(), "causal_conv1d_backward_general");
-        assert_eq!((i64::from(plan.grid[0] - arguments.sum_blocks), arguments.state_blocks), (8 * 132, 8 * 132), "{plan}");
+        assert_eq!(
+            (i64::from(plan.grid[0] - arguments.sum_blocks), arguments.state_blocks),
+            (8 * 132, 8 * 132),
+            "{plan}"
+        );
         assert!(u64::from(plan.grid[0]) * u64::from(plan.block[0]) < 1 << 32, "{plan}");
     }
 }
