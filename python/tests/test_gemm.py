@@ -127,3 +127,61 @@ def test_a_perceptron_learns_as_with_pytorch(device, dtype, algorithm):
     assert found[-1] < 0.1 * found[0]
     for ours, theirs in zip(found, expected):
         assert abs(ours - theirs) <= 4 * torch.finfo(dtype).eps * theirs
+
+
+def of(*shape, dtype=torch.float16):
+    return torch.ones(*shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "matrices", "kind", "words"),
+    [
+        ("gemm_grad_ab", (of(5, 6), of(5, 7), of(8, 6)), ValueError, "b has K 8: expected 7, the K of A"),
+        ("gemm_grad_a", (of(5, 6), of(7, 9)), ValueError, "b has N 9: expected 6, the N of grad_C"),
+        ("gemm_grad_b", (of(5, 6), of(4, 9)), ValueError, "a has M 4: expected 5, the M of grad_C"),
+        ("gemm_grad_a", (of(5, 6), of(6)), ValueError, r"b has shape \(6,\): expected \(K, N\)"),
+        ("gemm_grad_b", (of(5, 6), of(4)), ValueError, r"a has shape \(4,\): expected \(M, K\)"),
+        (
+            "gemm_grad_a",
+            (of(5, 6), of(7, 6, dtype=torch.bfloat16)),
+            TypeError,
+            "b has dtype bfloat16: expected float16, the dtype of grad_C",
+        ),
+        (
+            "gemm_grad_b",
+            (of(5, 6, dtype=torch.float32), of(5, 6, dtype=torch.float32)),
+            TypeError,
+            "grad_c has dtype float32: expected float16 or bfloat16, the dtypes of a GEMM",
+        ),
+    ],
+)
+@pytest.mark.parametrize("way", ["plain", "recorded", "mapped", "autocast"])
+def test_wrong_matrices_have_the_same_words_whoever_watches(function, matrices, kind, words, way):
+    call = getattr(causeway, function)
+    grad_c, *others = matrices
+    with pytest.raises(kind, match=words):
+        if way == "recorded":
+            call(grad_c.clone().requires_grad_(), *others)
+        elif way == "mapped":
+            torch.func.vmap(call, (0, *[None] * len(others)))(torch.stack([grad_c] * 3), *others)
+        else:
+            with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+                call(*matrices)
+
+
+def test_wrong_matrices_are_refused_where_they_are_compiled():
+    compiled = torch.compile(causeway.gemm_grad_ab, fullgraph=True, backend="aot_eager", dynamic=True)
+    assert [tuple(g.shape) for g in compiled(of(5, 6), of(5, 7), of(7, 6))] == [(5, 7), (7, 6)]
+    with pytest.raises(Exception, match="b has K 8: expected 7, the K of A"):
+        compiled(of(5, 6), of(5, 7), of(8, 6))
+
+
+def test_autocast_casts_products_and_no_gradients():
+    """Whether somebody differentiates a gradient changes nothing of it."""
+    grad_c, b = torch.randn(5, 6).half(), torch.randn(7, 6).half()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert causeway.gemm(grad_c, b.T).dtype == torch.bfloat16
+        plain = causeway.gemm_grad_a(grad_c, b)
+        recorded = causeway.gemm_grad_a(grad_c.clone().requires_grad_(), b)
+    assert plain.dtype == recorded.dtype == torch.float16
+    assert torch.equal(plain, recorded)

@@ -13,6 +13,8 @@ from causeway._torch.eager import (
     is_distributed,
     is_transformed,
     refuse_forward_mode,
+    require_axes,
+    require_one_device,
     resolved,
 )
 from causeway._torch.tables import Table
@@ -65,9 +67,44 @@ class _Eager:
         return result
 
 
-_gemm, _grad_a, _grad_b, _grad_ab = (
-    _Eager(operation)
-    for operation in (_native.gemm, _native.gemm_grad_a, _native.gemm_grad_b, _native.gemm_grad_ab)
+class _Gradient(_Eager):
+    """Eager calls of a gradient. It is a product of other operands where somebody wants to see the call."""
+
+    def __init__(self, operation):
+        super().__init__(operation)
+        self._axes = tuple(argument.axes for argument in operation.inputs)
+
+    def expect(self, *inputs):
+        """They are matrices that fit, in the words of the kernels: as operands of a product they would have other names."""
+        super().expect(*inputs)
+        names, dtype, sizes = self._table.inputs, inputs[0].dtype, {}
+        if dtype not in (torch.float16, torch.bfloat16):
+            found = _plain(dtype)
+            raise TypeError(f"{names[0]} has dtype {found}: expected float16 or bfloat16, the dtypes of a GEMM")
+        for name, axes, matrix in zip(names, self._axes, inputs):
+            for axis, size in zip(axes, require_axes(name, matrix, f"({axes[0]}, {axes[1]})")):
+                expected, source = sizes.setdefault(axis, (size, name))
+                if size != expected:
+                    raise ValueError(f"{name} has {axis} {size}: expected {expected}, the {axis} of {_said(source)}")
+            if matrix.dtype != dtype:
+                found, expected = _plain(matrix.dtype), _plain(dtype)
+                raise TypeError(f"{name} has dtype {found}: expected {expected}, the dtype of {_said(names[0])}")
+        require_one_device(dict(zip(names, inputs)))
+
+
+def _plain(dtype):
+    """A dtype without the name of PyTorch's module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _said(name):
+    """What formulas and errors call a matrix: grad_C, A, B."""
+    return name[:-1] + name[-1].upper()
+
+
+_gemm = _Eager(_native.gemm)
+_grad_a, _grad_b, _grad_ab = (
+    _Gradient(operation) for operation in (_native.gemm_grad_a, _native.gemm_grad_b, _native.gemm_grad_ab)
 )
 
 
@@ -76,17 +113,26 @@ def gemm(a, b, algorithm):
     result = _gemm((a, b), algorithm, False)
     if result is None:
         _gemm.expect(a, b)
-        if is_compiling():
-            refuse_forward_mode("gemm", "a @ b of PyTorch's")
-        if is_distributed(a, b):
-            from causeway._torch import dtensor  # noqa: F401: gives the operator its strategies
         if (dtype := autocast_dtype(a)) is not None:
-            a, b = cast(a, dtype), cast(b, dtype)
-            result = _gemm((a, b), algorithm)
+            return _product(cast(a, dtype), cast(b, dtype), algorithm)
+    return _finished(result, a, b, algorithm)
+
+
+def _product(a, b, algorithm):
+    """`gemm` of matrices that autocast leaves as they are: cast ones, and those of gradients."""
+    return _finished(_gemm((a, b), algorithm), a, b, algorithm)
+
+
+def _finished(result, a, b, algorithm):
+    """The result of `_gemm`, or one that whoever watches the call has seen."""
     if type(result) is int:
         return Gemm.apply(a, b, algorithm)
     if result is not None:
         return result
+    if is_compiling():
+        refuse_forward_mode("gemm", "a @ b of PyTorch's")
+    if is_distributed(a, b):
+        from causeway._torch import dtensor  # noqa: F401: gives the operator its strategies
     if is_transformed():
         return transforms.Gemm.apply(a, b, algorithm)
     return operators.gemm((a, b), algorithm)
@@ -99,7 +145,7 @@ def gemm_grad_a(grad_c, b, algorithm):
         _grad_a.expect(grad_c, b)
     elif type(result) is not int:
         return result
-    return gemm(grad_c, b.transpose(0, 1), algorithm)
+    return _product(grad_c, b.transpose(0, 1), algorithm)
 
 
 def gemm_grad_b(grad_c, a, algorithm):
@@ -109,7 +155,7 @@ def gemm_grad_b(grad_c, a, algorithm):
         _grad_b.expect(grad_c, a)
     elif type(result) is not int:
         return result
-    return gemm(a.transpose(0, 1), grad_c, algorithm)
+    return _product(a.transpose(0, 1), grad_c, algorithm)
 
 
 def gemm_grad_ab(grad_c, a, b, algorithm):

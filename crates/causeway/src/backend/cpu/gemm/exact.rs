@@ -20,10 +20,17 @@ const LARGEST_TILE: (usize, usize) = (256, 576);
 /// The [`work`](super::tiles::work) below which another thread costs more than it gives.
 pub const WORTH_A_THREAD: usize = 1 << 20;
 
-/// `output = left · right`, by chains. `right` is transposed: its rows are the output's columns.
-pub fn multiply<T: Half>(cpu: Cpu, left: &Matrix<T>, right: &Matrix<T>, output: &MatrixMut<T>) {
+/// `output = left · right`, by chains. `right` is transposed: its rows are the output's columns. Another thread has to be worth
+/// `worth_a_thread` of [`work`](super::tiles::work).
+pub fn multiply<T: Half>(
+    cpu: Cpu,
+    left: &Matrix<T>,
+    right: &Matrix<T>,
+    output: &MatrixMut<T>,
+    worth_a_thread: usize,
+) {
     let (kernel, register) = kernel(cpu);
-    let cut = Cut { register, largest: LARGEST_TILE, worth_a_thread: WORTH_A_THREAD };
+    let cut = Cut { register, largest: LARGEST_TILE, worth_a_thread };
     cut.for_each(output.rows, output.columns, left.columns, |tile| {
         // SAFETY: this processor runs the kernel; tiles lie inside the output and no two overlap.
         unsafe { kernel(left, right, output, &tile) };

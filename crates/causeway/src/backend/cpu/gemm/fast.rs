@@ -40,9 +40,16 @@ impl Fast for bf16 {
     }
 }
 
-/// `output = left · right`. `right` is transposed: its rows are the output's columns.
-pub fn multiply<T: Fast>(cpu: Cpu, left: &Matrix<T>, right: &Matrix<T>, output: &MatrixMut<T>) {
+/// `output = left · right`. `right` is transposed: its rows are the output's columns. `worth_a_thread` is what pairs take for it, so that
+/// a product has threads, or none, whichever way it is computed.
+pub fn multiply<T: Fast>(
+    cpu: Cpu,
+    left: &Matrix<T>,
+    right: &Matrix<T>,
+    output: &MatrixMut<T>,
+    worth_a_thread: usize,
+) {
     if !T::multiply_in_pairs(cpu, left, right, output) {
-        exact::multiply(cpu, left, right, output);
+        exact::multiply(cpu, left, right, output, worth_a_thread);
     }
 }

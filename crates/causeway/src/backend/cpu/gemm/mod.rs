@@ -27,14 +27,19 @@ pub(crate) fn is_worth_threads(
     output: &[i64],
     terms: Option<&i64>,
 ) -> bool {
-    let for_a_thread = match dtype {
+    // Shapes have not been checked yet.
+    let size = |size: Option<&i64>| size.map_or(0, |&size| usize::try_from(size).unwrap_or(0));
+    let work = tiles::work(size(output.first()), size(output.get(1)), size(terms));
+    work >= 2 * worth_a_thread(algorithm, dtype)
+}
+
+/// The work below which another thread costs more than it gives.
+fn worth_a_thread(algorithm: Algorithm, dtype: DType) -> usize {
+    match dtype {
         #[cfg(target_arch = "x86_64")]
         DType::BF16 if algorithm == Algorithm::Fast => pairs::worth_a_thread(),
         _ => exact::WORTH_A_THREAD,
-    };
-    // Shapes have not been checked yet.
-    let size = |size: Option<&i64>| size.map_or(0, |&size| usize::try_from(size).unwrap_or(0));
-    tiles::work(size(output.first()), size(output.get(1)), size(terms)) >= 2 * for_a_thread
+    }
 }
 
 /// `C = A · B`.
@@ -80,6 +85,7 @@ fn of_type<T: Fast>(
     right: TensorRef<'_>,
     mut output: TensorMut<'_>,
 ) {
+    let dtype = output.dtype();
     // Both operands as rows of terms: the right one is transposed.
     let (mut left, mut right) = (Matrix::<T>::new(&left), Matrix::<T>::new(&right).transposed());
     let mut output = MatrixMut::<T>::new(&mut output);
@@ -88,8 +94,10 @@ fn of_type<T: Fast>(
     if output.column_stride.unsigned_abs() > output.row_stride.unsigned_abs() {
         (left, right, output) = (right, left, output.transposed());
     }
+    // Callers that were told of no threads have none to give, so this is the number that they were told by.
+    let worth_a_thread = worth_a_thread(algorithm, dtype);
     match algorithm {
-        Algorithm::Fast => fast::multiply(cpu, &left, &right, &output),
-        Algorithm::Exact => exact::multiply(cpu, &left, &right, &output),
+        Algorithm::Fast => fast::multiply(cpu, &left, &right, &output, worth_a_thread),
+        Algorithm::Exact => exact::multiply(cpu, &left, &right, &output, worth_a_thread),
     }
 }
