@@ -1,14 +1,30 @@
 //! One result against the oracle, and the memory around it against what it was.
 
 use causeway::HostTensor;
-use causeway::error::Result;
-use causeway::tensor::{DType, TensorRef};
+use causeway::error::{Error, Result};
+use causeway::tensor::{DType, Dims, TensorRef};
 
 use super::case::{Case, Fault};
 use super::report::OutputReport;
 use super::sample::{count_other_than_poison, count_poison, gather};
 use crate::oracle::gemm::Chain;
 use crate::oracle::{Comparison, Expected, POISON, WorstElement};
+
+/// Asks for the memory that the truth of a result takes, and gives it back. Where the oracle found none, the process would end, and its
+/// report with it.
+///
+/// # Errors
+/// If there is too little.
+pub(super) fn room_for_truth(shape: &[i64]) -> Result<()> {
+    // Of each element its value, its bound, and what both are computed in and compared with.
+    const EACH: usize = 40;
+    let elements: i64 = shape.iter().product();
+    let bytes = (elements as usize).saturating_mul(EACH);
+    match Vec::<u8>::new().try_reserve_exact(bytes) {
+        Ok(()) => Ok(()),
+        Err(_) => Err(Error::OutOfMemory { shape: Dims::new(shape)?, dtype: DType::F64, bytes }),
+    }
+}
 
 /// Compares an output that was poisoned, or whose surroundings were, before the call.
 pub(super) fn output(case: &Case, name: &str, truth: &Expected, found: HostTensor) -> OutputReport {
@@ -133,6 +149,13 @@ fn apply_fault(case: &Case, name: &str, tensor: &mut HostTensor) {
 mod tests {
     use super::*;
     use crate::suite::Suite;
+
+    #[test]
+    fn a_truth_without_room_is_an_error() {
+        assert!(room_for_truth(&[2, 0, 1 << 40]).is_ok() && room_for_truth(&[2, 3, 4]).is_ok());
+        let error = room_for_truth(&[1 << 30, 1 << 29, 1]).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory { dtype: DType::F64, .. }), "{error}");
+    }
 
     #[test]
     fn the_sign_of_a_zero_is_a_bit_and_a_nan_is_a_nan() {

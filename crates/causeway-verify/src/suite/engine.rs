@@ -248,6 +248,11 @@ impl Run<'_> {
         with_call: impl Fn(&mut R, &mut dyn FnMut(&mut dyn Call) -> Result<()>) -> Result<()>,
     ) -> Result<R> {
         let (repeats, device) = (self.report.repeats, self.device);
+        if !self.case.sample {
+            for (_, result) in results.tensors() {
+                check::room_for_truth(result.view().shape())?;
+            }
+        }
         let mut run = |call: &mut dyn Call| call.run(device);
         with_call(&mut results, &mut |call| self.note_launches(operation, call))?;
         let bytes = self.case.problem.moved_bytes(operation)?;
