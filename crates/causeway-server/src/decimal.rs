@@ -7,7 +7,6 @@ const fn is_blank(byte: u8) -> bool {
 /// Reads exactly as many numbers as `bits` has places. One pass, no allocation.
 pub(super) fn read_numbers(line: &[u8], bits: &mut [u16]) -> Result<(), String> {
     let mut at = 0;
-    let count = bits.len();
     for (index, place) in bits.iter_mut().enumerate() {
         // A number and the one blank behind it, wherever there are eight bytes to look at.
         if let Some(word) = line.get(at..at + 8).and_then(|bytes| bytes.try_into().ok())
@@ -21,7 +20,7 @@ pub(super) fn read_numbers(line: &[u8], bits: &mut [u16]) -> Result<(), String> 
     }
     match line[at..].iter().all(|&byte| is_blank(byte)) {
         true => Ok(()),
-        false => Err(format!("more than {count} numbers come")),
+        false => Err("there are more".to_string()),
     }
 }
 
@@ -51,7 +50,7 @@ fn one_number(line: &[u8], mut at: usize, index: usize) -> Result<(u16, usize), 
         at += 1;
     }
     if at == line.len() {
-        return Err(format!("it has {index} numbers"));
+        return Err(format!("there are {index}"));
     }
     let start = at;
     let mut value = 0u32;
@@ -156,7 +155,7 @@ mod tests {
                 (at, bits) = (next, [bits, vec![value]].concat());
             }
             let rest = line.as_bytes()[at..].iter().all(|&byte| is_blank(byte));
-            if rest { Ok(bits) } else { Err(format!("more than {count} numbers come")) }
+            if rest { Ok(bits) } else { Err("there are more".to_string()) }
         };
         for first in tokens {
             for second in tokens {

@@ -82,7 +82,7 @@ impl Request {
 
     fn read_wish<R: Read>(stream: TensorStream<R>, worker: &Worker) -> Result<Wish, Problem> {
         if stream.metadata().get("operation").is_some_and(|operation| operation == HELLO) {
-            return Ok(Wish::Facts(stream.metadata().get(TAKES_COPIES).is_some_and(|said| said == "true")));
+            return takes_copies(stream.metadata()).map(Wish::Facts);
         }
         let call = Call::from_metadata(stream.metadata(), &[ID])?;
         call.check_names(stream.names())?;
@@ -129,6 +129,27 @@ impl Request {
         };
         Reply { tensors, metadata, max_frame: worker.max_frame }
     }
+}
+
+/// Whether a client that says hello takes copies.
+fn takes_copies(metadata: &Metadata) -> Result<bool, Problem> {
+    let mut taken = false;
+    for (key, value) in metadata {
+        taken = match (key.as_str(), value.as_str()) {
+            ("operation" | ID, _) => continue,
+            (TAKES_COPIES, "true") => true,
+            (TAKES_COPIES, "false") => false,
+            (TAKES_COPIES, _) => {
+                let message = format!("{TAKES_COPIES} is {value:?}: expected true or false");
+                return Err(Problem { code: "bad-option", message, help: None });
+            }
+            _ => {
+                let message = format!("{key:?} is no option of {HELLO}: expected {TAKES_COPIES} or {ID}");
+                return Err(Problem { code: "unknown-option", message, help: None });
+            }
+        };
+    }
+    Ok(taken)
 }
 
 fn refuse(metadata: &mut Metadata, problem: Problem) {

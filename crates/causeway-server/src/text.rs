@@ -31,7 +31,9 @@ use super::decimal::{length_of_numbers, read_numbers, write_numbers};
 #[non_exhaustive]
 pub enum Problem {
     /// The first line is not four integers.
-    #[error("the header is {found:?}: expected KERNEL_ID M N K, four integers with blanks between them")]
+    #[error(
+        "the header is {found:?}: expected KERNEL_ID M N K, four integers of 64 bits with blanks between them"
+    )]
     Header {
         /// The line, or its beginning.
         found: String,
@@ -51,7 +53,7 @@ pub enum Problem {
         found: i64,
     },
     /// A matrix has too few or too many numbers, or something that is no bit pattern.
-    #[error("{matrix} is not {expected} bit patterns: {because}")]
+    #[error("{matrix}: expected {expected} bit patterns, but {because}")]
     Matrix {
         /// `grad_C`, `B` or `A`.
         matrix: &'static str,

@@ -43,7 +43,8 @@ pub enum Error {
     /// x and weight of a convolution have different numbers of channels. Either may be the wrong one.
     #[error(
         "x has shape {x} and weight has shape {weight}: expected the same dim in both, the second axis of x and \
-         the first of weight"
+         the first of weight{}",
+        transposed(x, weight)
     )]
     Channels {
         /// The shape of x.
@@ -261,7 +262,7 @@ pub enum Error {
         dim: i64,
     },
     /// A number of a norm that it cannot have.
-    #[error("norm has {name} {found:e}: expected a number {expected}")]
+    #[error("norm has {name} {found:?}: expected a number {expected}")]
     NormNumber {
         /// Which one.
         name: &'static str,
@@ -338,7 +339,7 @@ pub enum Error {
         fix: &'static str,
     },
     /// The driver is there, but no device is.
-    #[error("no {vendor} device: {because}")]
+    #[error("no {vendor} device: {because}; {}", where_to_look(vendor))]
     NoDevice {
         /// `cuda` or `hip`.
         vendor: &'static str,
@@ -525,9 +526,26 @@ impl From<TooManyAxes> for Error {
 }
 
 /// What to do with a weight that has the shape of a module's.
+/// What decides whether a process sees a GPU.
+fn where_to_look(vendor: &str) -> &'static str {
+    match vendor {
+        "hip" => "check that rocminfo lists one, and HIP_VISIBLE_DEVICES",
+        _ => "check that nvidia-smi lists one, and CUDA_VISIBLE_DEVICES",
+    }
+}
+
+/// Which of the two was most likely given with its axes the other way round.
+fn transposed(x: &Dims, weight: &Dims) -> &'static str {
+    match (&**x, &**weight) {
+        (&[_, channels, _], &[_, dim]) if channels == dim => "; if weight is (width, dim), transpose it",
+        (&[_, _, last], &[dim, _]) if last == dim => "; if x is (batch, seqlen, dim), swap its last two axes",
+        _ => "",
+    }
+}
+
 fn of_conv1d(argument: &str, shape: &Dims) -> &'static str {
     match (argument, &**shape) {
-        ("weight", [_, 1, _]) => "; of a torch.nn.Conv1d's (dim, 1, width), take weight[:, 0]",
+        ("weight", [_, 1, _]) => "; for the (dim, 1, width) of a torch.nn.Conv1d, pass weight[:, 0]",
         _ => "",
     }
 }

@@ -16,13 +16,13 @@ grad_A) or A (M·K; kernel 2, grad_B): f16, decimal, blanks between them. The al
 
 Exit status:
   0   the reply is on stdout
-  2   unreadable header
+  2   unreadable header, or more than --max-frame bytes
   3   the kernel id is not 1 or 2
   4   a size is not positive
   7   grad_C is short or malformed
   8   B is short or malformed
   9   A is short or malformed
-  10  the device failed";
+  10  the device failed, or the result does not fit a reply";
 
 /// One gradient of a half-precision product, as text from stdin to stdout
 #[derive(Debug, clap::Args)]

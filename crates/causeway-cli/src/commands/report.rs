@@ -28,20 +28,19 @@ verdicts and sentences follow from the facts. Saved bench runs of format 1 have 
 
 Exit status:
   0  the page is written; with --check, every report is as it was written
-  1  with --check: a report was changed, is not complete, or contradicts itself
+  1  with --check: a report was changed, is not complete, contradicts itself, or has no digest
   2  a file cannot be read, or is no report";
 
 /// Saved runs as one self-contained page, or checked again
 #[derive(Debug, clap::Args)]
 #[command(after_help = NOTES)]
 pub(crate) struct Args {
-    /// Reports: run.json of `verify --report`, or what `bench --save` wrote; of a folder, all .json files in it and in
-    /// its folders
+    /// Reports: run.json of `verify --report`, or what `bench --save` wrote; of a folder, all reports in it and in its folders
     #[arg(value_name = "FILE|FOLDER", required = true)]
     files: Vec<PathBuf>,
 
-    /// Write the page to this file; as Markdown if it ends in .md
-    #[arg(long, value_name = "FILE", required_unless_present = "check")]
+    /// Write the page to this file: .html, or .md for Markdown
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["check", "json"])]
     out: Option<PathBuf>,
 
     /// A saved bench run to stand beside those on the page
@@ -67,9 +66,20 @@ struct Finding {
 
 /// Writes the page, checks, or both.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
-    let mut paths = Vec::new();
-    args.files.iter().try_for_each(|path| add(path, &mut paths))?;
-    let sources: Vec<Source> = paths.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
+    let (mut given, mut paths, mut sources) = (Vec::new(), Vec::new(), Vec::<Source>::new());
+    args.files.iter().try_for_each(|path| add(path, &mut given))?;
+    let count = given.len();
+    for path in given {
+        match read(&path) {
+            Ok(source) => {
+                paths.push(path);
+                sources.push(source);
+            }
+            // The others are checked all the same.
+            Err(failure) if args.check => drop(failure.report()),
+            Err(failure) => return Err(failure),
+        }
+    }
     let before = args.compare.as_deref().map(read).transpose()?;
     if let Some(before) = before.as_ref().filter(|b| !matches!(b.report.content, Content::Benchmark(_))) {
         let message = format!("--compare is {}: it is {:?}", before.file, before.report.title());
@@ -86,6 +96,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
                 format!("--out is {}: it would replace the report that it is made of", input.display());
             return Err(Failure::input(message).with_help("name another file, such as report.html"));
         }
+        expect_page(out)?;
         let page = match out.extension().is_some_and(|extension| extension == "md") {
             true if before.is_some() => {
                 let message = format!("--compare is for a page in HTML: --out is {}", out.display());
@@ -95,6 +106,9 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
             false => html::page(&sources, before.as_ref()),
         };
         files::write_bytes(out, page.as_bytes())?;
+        if !args.json {
+            terminal::print(&format!("report: {}", out.display()))?;
+        }
     }
     let mut files = paths.iter().zip(&sources);
     if !args.check {
@@ -107,14 +121,28 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     } else {
         files.try_for_each(|(path, source)| print(path, source))?;
     }
+    if sources.len() < count {
+        let unread = count - sources.len();
+        return Err(Failure::input(format!("{unread} of {count} files are no reports that can be read")));
+    }
     let sound = sources.iter().all(|source| source.mismatches.is_empty());
     if sound { Ok(()) } else { Err(Failure::Negative) }
 }
 
+/// Makes the directory of a report.
+pub(super) fn make_directory(directory: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(directory).map_err(|error| {
+        let message = match directory.exists() && !directory.is_dir() {
+            true => format!("--report is {}: it is a file", directory.display()),
+            false => format!("--report is {}: {error}", directory.display()),
+        };
+        Failure::input(message).with_help("name a directory, which may be new")
+    })
+}
+
 /// Writes a report to a directory, as JSON, Markdown and a page.
 pub(super) fn write(directory: &Path, report: &Report) -> Result<(), Failure> {
-    fs::create_dir_all(directory)
-        .map_err(|error| Failure::input(format!("{}: {error}", directory.display())))?;
+    make_directory(directory)?;
     let source = Source { file: "run.json".to_string(), report: report.clone(), mismatches: Vec::new() };
     let page = html::page(&[source], None);
     for (name, text) in
@@ -123,6 +151,18 @@ pub(super) fn write(directory: &Path, report: &Report) -> Result<(), Failure> {
         files::write_bytes(&directory.join(name), text.as_bytes())?;
     }
     Ok(())
+}
+
+/// A page has a name that says which of the two kinds it is.
+fn expect_page(out: &Path) -> Result<(), Failure> {
+    let known = ["html", "htm", "md"];
+    match out.extension() {
+        Some(extension) if !known.iter().any(|known| extension == *known) => Err(Failure::input(format!(
+            "--out is {}: expected a name that ends in .html or .md",
+            out.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Adds a file, or the reports of a folder and of those in it, in the order of their names.

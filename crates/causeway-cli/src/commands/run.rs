@@ -53,7 +53,7 @@ pub(crate) struct Args {
     output: PathBuf,
 
     /// conv1d: what is applied to the sum [default: none]
-    #[arg(long, value_name = "none|silu")]
+    #[arg(long, value_name = "none|silu|swish")]
     activation: Option<Activation>,
 
     /// conv1d with gates (B, C): round products to the dtype of x, as separate kernels do; without gates it

@@ -83,12 +83,17 @@ pub(super) fn parse_bytes(text: &str) -> Result<u32, String> {
         _ => (text, 1),
     };
     let bytes = digits.parse::<u32>().ok().and_then(|count| count.checked_mul(unit));
-    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "expected 1 to 4294967295 bytes".to_string())
+    bytes
+        .filter(|&bytes| bytes > 0)
+        .ok_or_else(|| "expected 1 to 4294967295 bytes, or a number of K, M or G (KiB, MiB, GiB)".to_string())
 }
 
 /// Serves until the input ends or a signal comes.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let (device, threads) = args.device.open()?;
+    if let Some(directory) = &args.report {
+        super::report::make_directory(directory)?;
+    }
     let report = args.report.clone().map(|directory| {
         let content = Content::Service(causeway_verify::evidence::Service::default());
         let mut report = threads.install(|| Report::begin(&device, VERSION, content));

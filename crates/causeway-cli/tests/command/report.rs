@@ -107,6 +107,13 @@ fn a_folder_stands_for_the_reports_in_it() {
     assert!(lines.len() == 2 && lines.iter().all(|line| line.contains(": sound (Verification")), "{printed}");
     assert!(lines[0].contains("later/other.json") && lines[1].contains("report/run.json"), "{printed}");
 
+    // One that is no report keeps nobody from checking the others.
+    fs::write(files.path("report/later/poem.json"), "[]").unwrap();
+    let output = output(&["report", "--check", folder.to_str().unwrap()]);
+    let (printed, said) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!((output.status.code(), printed.matches(": sound (").count()), (Some(2), 2), "{printed}");
+    assert!(said.contains("poem.json is not a report") && said.contains("1 of 3 files"), "{said}");
+
     let empty = files.path("empty");
     fs::create_dir(&empty).unwrap();
     let message = refusal(&["report", "--check", empty.to_str().unwrap()]);
@@ -130,6 +137,20 @@ fn what_cannot_be_read_is_refused() {
     assert!(message.contains("is not JSON: invalid utf-8 sequence"), "{message}");
     assert!(refusal(&["report", "--check", "absent.json"]).contains("absent.json: "));
     assert!(refusal(&["report"]).contains("FILE"));
+}
+
+#[test]
+fn a_page_has_a_name_that_says_what_it_is() {
+    let files = Files::new();
+    let path = verified(&files);
+    let pdf = files.path("page.pdf");
+    let message = refusal(&["report", &path, "--out", pdf.to_str().unwrap()]);
+    assert!(
+        message.contains("page.pdf: expected a name that ends in .html or .md") && !pdf.exists(),
+        "{message}"
+    );
+    let message = refusal(&["report", &path, "--json"]);
+    assert!(message.contains("--check") && !message.contains("--out"), "{message}");
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn tensors_that_do_not_belong_have_their_sentence() {
         ),
         (
             vec![("x", x.clone()), ("weight", ones(DType::F32, &[4, 1, 3]))],
-            "weight has shape (4, 1, 3): expected (dim, width); of a torch.nn.Conv1d's (dim, 1, width), take weight[:, 0]",
+            "weight has shape (4, 1, 3): expected (dim, width); for the (dim, 1, width) of a torch.nn.Conv1d, pass weight[:, 0]",
         ),
         (vec![("x", x.clone()), ("weight", ones(DType::F32, &[4, 0]))], "widths 1 to 256"),
         (vec![("x", x.clone()), ("weight", ones(DType::F32, &[4, 300]))], "widths 1 to 256"),

@@ -194,5 +194,8 @@ fn suites_and_cases_that_do_not_exist_are_refused() {
     let file = suite(&files, "");
     let message = refusal(&["verify", "--suite", &file, "--report", &file]);
     assert!(message.contains("mine.toml: it is a file"), "{message}");
+    let below = format!("{file}/report");
+    let message = refusal(&["verify", "--suite", &file, "--report", &below]);
+    assert!(message.contains("--report is ") && message.contains("name a directory"), "{message}");
     assert!(refusal(&["verify", "--case", "gigantic"]).contains("no case of conv1d-first, conv1d-last"));
 }

@@ -23,6 +23,11 @@ fn hello_tells_what_the_server_is() {
         ("1", "65536", "2")
     );
     assert!(facts["device"].starts_with("cpu"), "{facts:?}");
+    for (option, value, code) in [("foo", "1", "unknown-option"), ("takes_copies", "yes", "bad-option")] {
+        let (_, facts) = parse(&server.ask(&request(&[("operation", "hello"), (option, value)], &[])));
+        assert_eq!(facts["error"], code, "{facts:?}");
+        assert!(facts["message"].contains(option), "{facts:?}");
+    }
     let (status, said) = server.finish();
     assert_eq!((status.code(), said.as_str()), (Some(0), ""));
 }

@@ -79,7 +79,9 @@ pub enum SuiteError {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
-    name: String,
+    /// The name of the file, if there is none.
+    name: Option<String>,
+    #[serde(default)]
     about: String,
     /// Suites whose cases come first.
     #[serde(default)]
@@ -186,7 +188,9 @@ impl Suite {
         if let Some(case) = cases.iter().find(|case| !names.insert(case.name.as_str())) {
             return Err(syntax(format!("two cases are called {:?}", case.name)));
         }
-        Ok(Suite { name: document.name, about: document.about, cases })
+        let stem = || Path::new(source).file_stem().map_or(source.into(), |stem| stem.to_string_lossy());
+        let name = document.name.unwrap_or_else(|| stem().into_owned());
+        Ok(Suite { name, about: document.about, cases })
     }
 }
 
@@ -195,12 +199,22 @@ mod tests {
     use super::*;
     use crate::suite::{Layout, Problem};
     use causeway::DType;
+    use causeway::causal_conv1d::Activation;
 
     fn suite(text: &str) -> Result<Suite, SuiteError> {
         Suite::parse("test", &format!("name = \"test\"\nabout = \"a test\"\n{text}"))
     }
 
     const ROW: &str = "width = 4\nlayout = \"channel-first\"\nactivation = \"none\"\ndtype = \"f32\"\n";
+
+    #[test]
+    fn a_row_needs_a_name_a_shape_a_width_and_a_dtype() {
+        let text = "[[conv1d]]\nname = \"a\"\nshape = [2, 3, 5]\nwidth = 4\ndtype = \"f32\"\n";
+        let suite = Suite::parse("of/mine.toml", text).unwrap();
+        assert_eq!((suite.name.as_str(), suite.about.as_str(), suite.cases.len()), ("mine", "", 1));
+        let Problem::Conv1d(conv1d) = &suite.cases[0].problem else { panic!("not a convolution") };
+        assert_eq!((conv1d.layout, conv1d.activation), (Layout::ChannelFirst, Activation::None));
+    }
 
     #[test]
     fn the_first_suite_is_that_of_the_contract() {

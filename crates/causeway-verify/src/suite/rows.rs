@@ -227,6 +227,23 @@ impl<'de, T: std::str::FromStr<Err: std::fmt::Display>> Deserialize<'de> for Nam
     }
 }
 
+/// What rows have unless they say otherwise.
+fn channel_first() -> Named<Layout> {
+    Named(Layout::ChannelFirst)
+}
+
+fn no_activation() -> Named<Activation> {
+    Named(Activation::None)
+}
+
+fn fast() -> Named<Algorithm> {
+    Named(Algorithm::Fast)
+}
+
+fn row_major() -> Named<MatrixLayout> {
+    Named(MatrixLayout::RowMajor)
+}
+
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CuSeqlensRow {
@@ -252,8 +269,10 @@ pub(super) struct Conv1dRow {
     dtype: Named<DType>,
     weight_dtype: Option<Named<DType>>,
     dweight_dtype: Option<Named<DType>>,
+    #[serde(default = "channel_first")]
     layout: Named<Layout>,
     output_layout: Option<Named<Layout>>,
+    #[serde(default = "no_activation")]
     activation: Named<Activation>,
     #[serde(default)]
     round_products: bool,
@@ -361,6 +380,7 @@ pub(super) struct ParityRow {
     width: i64,
     dtype: Named<DType>,
     weight_dtype: Option<Named<DType>>,
+    #[serde(default = "no_activation")]
     activation: Named<Activation>,
     #[serde(default)]
     given: Given,
@@ -429,7 +449,9 @@ pub(super) struct UpdateRow {
     state_len: Option<i64>,
     dtype: Named<DType>,
     weight_dtype: Option<Named<DType>>,
+    #[serde(default = "channel_first")]
     layout: Named<Layout>,
+    #[serde(default = "no_activation")]
     activation: Named<Activation>,
     #[serde(default)]
     bias: bool,
@@ -509,6 +531,7 @@ pub(super) struct VarlenStatesRow {
     dim: i64,
     state_len: i64,
     dtype: Named<DType>,
+    #[serde(default = "channel_first")]
     layout: Named<Layout>,
     cu_seqlens: CuSeqlensRow,
     #[serde(default)]
@@ -546,7 +569,9 @@ pub(super) struct GemmRow {
     /// `[M, N, K]`.
     shape: [i64; 3],
     dtype: Named<DType>,
+    #[serde(default = "fast")]
     algorithm: Named<Algorithm>,
+    #[serde(default = "row_major")]
     layout: Named<MatrixLayout>,
     output_layout: Option<Named<MatrixLayout>>,
     #[serde(default)]

@@ -79,7 +79,7 @@ impl<'a> Check<'a> {
         let &[count] = boundaries.shape() else {
             return Err(Error::Rank {
                 argument: "cu_seqlens",
-                expected: "(n + 1,)",
+                expected: "(n + 1,) for n sequences",
                 found: boundaries.meta().shape,
             });
         };

@@ -107,9 +107,9 @@ fn operation_help(layout: Layout, error: &Error) -> Option<&'static str> {
         (Error::Size { because: "the dim of x", .. } | Error::Channels { .. }, Layout::ChannelFirst) => {
             Some("x was read as (batch, dim, seqlen); for (batch, seqlen, dim) the layout is channel-last")
         }
-        (Error::Size { because: "the dim of x", .. } | Error::Channels { .. }, Layout::ChannelLast) => {
-            Some("x was read as (batch, seqlen, dim), since the layout is channel-last")
-        }
+        (Error::Size { because: "the dim of x", .. } | Error::Channels { .. }, Layout::ChannelLast) => Some(
+            "x was read as (batch, seqlen, dim), since the layout is channel-last; for (batch, dim, seqlen) it is channel-first",
+        ),
         (Error::DTypeMismatch { argument: "seq_idx" | "cache_seqlens" | "conv_state_indices", .. }, _) => {
             Some("convert it first: .astype(numpy.int32) or .to(torch.int32)")
         }

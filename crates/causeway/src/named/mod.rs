@@ -146,10 +146,14 @@ impl Call {
             let bad = |expected| CallError::BadOption { option: key.clone(), found: value.clone(), expected };
             match key.as_str() {
                 "operation" => {}
-                "activation" => call.activation = Some(value.parse().map_err(|_| bad("none or silu"))?),
+                "activation" => {
+                    call.activation = Some(value.parse().map_err(|_| bad("none, silu or swish"))?)
+                }
                 "algorithm" => call.algorithm = Some(value.parse().map_err(|_| bad("fast or exact"))?),
                 "norm" => {
-                    call.norm = Some(value.parse().map_err(|_| bad("head_dim,eps,scale"))?);
+                    call.norm = Some(
+                        value.parse().map_err(|_| bad("head_dim, or head_dim,eps, or head_dim,eps,scale"))?,
+                    );
                 }
                 "layout" => call.layout = Some(value.parse()?),
                 "return_final_states" => {

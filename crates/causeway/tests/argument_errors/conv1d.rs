@@ -112,11 +112,19 @@ const SHARED: &[(Change, &str)] = &[
     ),
     (
         |a| a.replace("weight", DType::BF16, &[3, 1, 4]),
-        "weight has shape (3, 1, 4): expected (dim, width); of a torch.nn.Conv1d's (dim, 1, width), take weight[:, 0]",
+        "weight has shape (3, 1, 4): expected (dim, width); for the (dim, 1, width) of a torch.nn.Conv1d, pass weight[:, 0]",
     ),
     (
         |a| a.replace("weight", DType::BF16, &[4, 4]),
         "x has shape (2, 3, 5) and weight has shape (4, 4): expected the same dim in both, the second axis of x and the first of weight",
+    ),
+    (
+        |a| a.replace("weight", DType::BF16, &[5, 4]),
+        "x has shape (2, 3, 5) and weight has shape (5, 4): expected the same dim in both, the second axis of x and the first of weight; if x is (batch, seqlen, dim), swap its last two axes",
+    ),
+    (
+        |a| a.replace("weight", DType::BF16, &[4, 3]),
+        "x has shape (2, 3, 5) and weight has shape (4, 3): expected the same dim in both, the second axis of x and the first of weight; if weight is (width, dim), transpose it",
     ),
     (|a| a.replace("weight", DType::BF16, &[3, 0]), "weight has width 0: widths 1 to 256 are supported"),
     (|a| a.replace("weight", DType::BF16, &[3, 257]), "weight has width 257: widths 1 to 256 are supported"),
@@ -161,7 +169,10 @@ const SHARED: &[(Change, &str)] = &[
         |a| a.0.push(("cu_seqlens", integers(DType::I32, &[0, 5]))),
         "x has batch 2: expected 1, since cu_seqlens packs all sequences into one row",
     ),
-    (|a| pack(a, zeros(DType::I32, &[1, 3])), "cu_seqlens has shape (1, 3): expected (n + 1,)"),
+    (
+        |a| pack(a, zeros(DType::I32, &[1, 3])),
+        "cu_seqlens has shape (1, 3): expected (n + 1,) for n sequences",
+    ),
     (
         |a| pack(a, zeros(DType::F32, &[3])),
         "cu_seqlens has dtype f32: expected i32 or i64, the dtypes of boundaries",

@@ -53,7 +53,7 @@ fn update_explains_wrong_arguments() {
             (|a| a.replace("C", DType::F16, &[2, 3, 2]), "C has dtype f16: expected f32, the dtype of x"),
             (
                 |a| a.replace("weight", DType::F32, &[2, 4]),
-                "x has shape (2, 3, 2) and weight has shape (2, 4): expected the same dim in both, the second axis of x and the first of weight",
+                "x has shape (2, 3, 2) and weight has shape (2, 4): expected the same dim in both, the second axis of x and the first of weight; if x is (batch, seqlen, dim), swap its last two axes",
             ),
             (
                 |a| a.replace("bias", DType::F16, &[3]),

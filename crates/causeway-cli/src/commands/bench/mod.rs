@@ -101,7 +101,7 @@ pub(crate) struct Args {
     layout: Option<Layout>,
 
     /// Only this activation
-    #[arg(long, value_name = "none|silu")]
+    #[arg(long, value_name = "none|silu|swish")]
     activation: Option<Activation>,
 
     /// Only this call

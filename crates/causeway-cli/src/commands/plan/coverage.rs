@@ -9,6 +9,7 @@ use causeway_verify::suite::random_calls::{OPERATIONS, Row, Space};
 use causeway_verify::suite::{Coverage, Reachable};
 use serde_json::json;
 
+use super::{of_architecture, simulated};
 use crate::failure::Failure;
 use crate::number::within;
 use crate::table::{Column, FAIL, PASS, Table};
@@ -46,12 +47,18 @@ struct Count {
     reachable: usize,
 }
 
-/// Prints the table of kernels, and the choices that are missing.
-pub(super) fn execute(args: &CoverageArgs, facts: &DeviceFacts, json: bool) -> Result<(), Failure> {
-    let mut coverage = Coverage::default();
+/// Prints the table of kernels, and the choices that are missing, on a device with these facts; else on that of the first report.
+pub(super) fn execute(args: &CoverageArgs, given: Option<DeviceFacts>, json: bool) -> Result<(), Failure> {
+    let (mut coverage, mut planned_for) = (Coverage::default(), given);
     for file in &args.coverage {
-        coverage.add(&of_report(file)?);
+        let (reached, of_device) = of_report(file)?;
+        coverage.add(&reached);
+        planned_for = planned_for.or(of_device);
     }
+    let facts = &match planned_for {
+        Some(facts) => facts,
+        None => of_architecture("sm_90a")?,
+    };
     let space = Space { operations: OPERATIONS.to_vec(), has_f64: false, elements: args.elements };
     let reachable = space.reachable(facts, SEED, args.draws);
     let missing = coverage.missing(&reachable);
@@ -75,10 +82,18 @@ pub(super) fn execute(args: &CoverageArgs, facts: &DeviceFacts, json: bool) -> R
     if missing.is_empty() { Ok(()) } else { Err(Failure::Negative) }
 }
 
-fn of_report(file: &Path) -> Result<Coverage, Failure> {
+/// What the calls of a report have reached, and the facts of their device, as far as the report says which it was.
+fn of_report(file: &Path) -> Result<(Coverage, Option<DeviceFacts>), Failure> {
     let report = evidence::read(file).map_err(|error| Failure::input(error.to_string()))?;
     match report.content {
-        Content::Verification(run) if !run.coverage.is_empty() => Ok(run.coverage),
+        Content::Verification(run) if !run.coverage.is_empty() => {
+            let architecture = || report.device_evidence.as_ref().map(|device| device.architecture.as_str());
+            let facts = match simulated(&report.device)? {
+                None => architecture().map(of_architecture).transpose()?,
+                known => known,
+            };
+            Ok((run.coverage, facts))
+        }
         _ => Err(Failure::input(format!("{}: it holds no launches of a verification", file.display()))
             .with_help("`causeway verify --random N --device sim:32 --report DIR` writes DIR/run.json")),
     }

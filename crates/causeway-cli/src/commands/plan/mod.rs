@@ -15,7 +15,7 @@ const EXAMPLES: &str = "\
 Examples:
   causeway plan --suite shapes --case large-8x2048x1024-bf16-silu
   causeway plan --arch gfx942 --suite conv1d-last --case tiny --json
-  causeway plan --device sim:32 --coverage out/run.json
+  causeway plan --coverage out/run.json
 
 A plan is a function of the call and of the device's facts: which kernel, with which template arguments, in \
 which grid. Facts of an architecture are those of its reference device.
@@ -27,9 +27,9 @@ Environment:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Architecture: sm_90a, gfx942 …
-    #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
-    arch: String,
+    /// Architecture: sm_90a, gfx942 … [default: sm_90a; with --coverage, the report's]
+    #[arg(long, value_name = "ARCH")]
+    arch: Option<String>,
 
     #[command(flatten)]
     coverage: coverage::CoverageArgs,
@@ -48,10 +48,11 @@ pub(crate) struct Args {
 
 /// Prints the plans.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
-    let facts = args.facts()?;
+    let given = args.facts()?;
     if !args.coverage.coverage.is_empty() {
-        return coverage::execute(&args.coverage, &facts, args.json);
+        return coverage::execute(&args.coverage, given, args.json);
     }
+    let facts = given.map_or_else(|| of_architecture("sm_90a"), Ok)?;
     let mut list = Vec::new();
     for case in args.cases.open()? {
         for (call, plan) in plans(&case, &facts)? {
@@ -77,16 +78,28 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
-    fn facts(&self) -> Result<DeviceFacts, Failure> {
-        let Some(name) = &self.device else { return Ok(DeviceFacts::of_target(&Target::parse(&self.arch)?)) };
-        match causeway_sim::Settings::parse(name)? {
-            Some(settings) => Ok(settings.facts),
-            None => Err(Failure::input(format!(
-                "--device is {name:?}: expected sim:32, sim:64, sim:slow or sim:clusters"
-            ))
-            .with_help("--arch plans for the reference device of a GPU architecture")),
+    /// Those of the device that was asked for.
+    fn facts(&self) -> Result<Option<DeviceFacts>, Failure> {
+        if let Some(name) = &self.device {
+            return simulated(name)?.map(Some).ok_or_else(|| {
+                Failure::input(format!(
+                    "--device is {name:?}: expected sim:32, sim:64, sim:slow or sim:clusters"
+                ))
+                .with_help("--arch plans for the reference device of a GPU architecture")
+            });
         }
+        self.arch.as_deref().map(of_architecture).transpose()
     }
+}
+
+/// The facts of a simulated device; `None` if this is none.
+fn simulated(name: &str) -> Result<Option<DeviceFacts>, Failure> {
+    Ok(causeway_sim::Settings::parse(name)?.map(|settings| settings.facts))
+}
+
+/// The facts of an architecture's reference device.
+fn of_architecture(name: &str) -> Result<DeviceFacts, Failure> {
+    Ok(DeviceFacts::of_target(&Target::parse(name)?))
 }
 
 /// Which cases of a suite.

@@ -72,16 +72,12 @@ pub(crate) struct Args {
 
 /// Runs, prints and reports.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
-    // Before the time of a run is spent on it.
-    if let Some(path) = args.report.as_ref().filter(|path| path.exists() && !path.is_dir()) {
-        return Err(Failure::input(format!("--report is {}: it is a file", path.display()))
-            .with_help("name a directory, which may be new"));
-    }
     if let Some(count) = args.random.random {
         return random::execute(args, count.get() as usize);
     }
     let cases = args.cases()?;
     args.device.with(|device| {
+        args.make_directory()?;
         let start = Instant::now();
         let mut run = Verification {
             suites: args.suites.clone(),
@@ -139,6 +135,11 @@ fn prepare(cases: &[Case], device: &Device) -> Result<(), Failure> {
 }
 
 impl Args {
+    /// Makes the directory of the report, before the time of a run is spent.
+    fn make_directory(&self) -> Result<(), Failure> {
+        self.report.as_deref().map_or(Ok(()), super::report::make_directory)
+    }
+
     /// The cases that the filter leaves, each with its suite.
     fn cases(&self) -> Result<Vec<(String, Case)>, Failure> {
         let mut cases = Vec::new();

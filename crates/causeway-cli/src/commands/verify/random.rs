@@ -50,6 +50,7 @@ fn parse_operation(text: &str) -> Result<&'static str, String> {
 /// Draws, runs, prints and reports.
 pub(super) fn execute(args: &Args, count: usize) -> Result<(), Failure> {
     args.device.with(|device| {
+        args.make_directory()?;
         let start = Instant::now();
         let calls = args.random.calls(count, device);
         if !args.json {

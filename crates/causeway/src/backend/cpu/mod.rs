@@ -120,7 +120,7 @@ impl Cpu {
         Err(Error::Unsupported {
             what: format!("level {level}, which requires {},", level.requires()),
             device: "this processor".to_string(),
-            instead: "use Cpu::new(), which picks the widest level that is present",
+            instead: "name no level: the widest one that is present is the default",
         })
     }
 
@@ -157,6 +157,6 @@ mod tests {
     fn a_level_that_the_machine_lacks_is_refused() {
         let lacking = if cfg!(target_arch = "aarch64") { Level::Avx512 } else { Level::Neon };
         let error = Cpu::with_level(lacking).unwrap_err().to_string();
-        assert!(error.contains(lacking.name()) && error.contains("Cpu::new()"), "{error}");
+        assert!(error.contains(lacking.name()) && error.contains("name no level"), "{error}");
     }
 }

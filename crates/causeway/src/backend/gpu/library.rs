@@ -365,6 +365,12 @@ fn toolkit_roots(toolkit: Toolkit) -> Vec<PathBuf> {
 /// Directories that hold Python packages, without asking an interpreter.
 fn site_packages() -> Vec<PathBuf> {
     let mut sites = Vec::new();
+    // The interpreter that runs this process, if one does, by the name that it was started by.
+    if let Some(program) = env::args_os().next().map(PathBuf::from)
+        && program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"))
+    {
+        sites.extend(interpreter_sites(&program));
+    }
     for variable in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
         if let Some(prefix) = env::var_os(variable).filter(|value| !value.is_empty()) {
             sites.extend(prefix_sites(Path::new(&prefix)));
@@ -375,17 +381,7 @@ fn site_packages() -> Vec<PathBuf> {
     }
     for directory in env::var_os("PATH").iter().flat_map(env::split_paths) {
         for name in ["python3", "python"] {
-            let interpreter = directory.join(name);
-            if !interpreter.is_file() {
-                continue;
-            }
-            // `bin/python3` of a virtual environment is a link out of it: look on both sides.
-            let resolved = interpreter.canonicalize().unwrap_or_else(|_| interpreter.clone());
-            for file in [&interpreter, &resolved] {
-                if let Some(prefix) = file.parent().and_then(Path::parent) {
-                    sites.extend(prefix_sites(prefix));
-                }
-            }
+            sites.extend(interpreter_sites(&directory.join(name)));
         }
     }
     if let Some(home) = env::var_os("HOME") {
@@ -395,6 +391,17 @@ fn site_packages() -> Vec<PathBuf> {
     let mut seen = HashSet::new();
     sites.retain(|site| site.is_dir() && seen.insert(site.clone()));
     sites
+}
+
+/// The directories of packages of an interpreter; none if there is no such file.
+fn interpreter_sites(interpreter: &Path) -> Vec<PathBuf> {
+    if !interpreter.is_file() {
+        return Vec::new();
+    }
+    // `bin/python3` of a virtual environment is a link out of it: look on both sides.
+    let resolved = interpreter.canonicalize().unwrap_or_else(|_| interpreter.to_path_buf());
+    let prefixes = [interpreter, &resolved].map(|file| file.parent().and_then(Path::parent));
+    prefixes.into_iter().flatten().flat_map(prefix_sites).collect()
 }
 
 /// `lib/python3*/site-packages` under a prefix, and what Debian calls it.
@@ -486,5 +493,10 @@ mod tests {
         let sites = prefix_sites(prefix.path());
         assert!(sites.iter().any(|site| site.ends_with("python3.12/site-packages")));
         assert!(sites.iter().any(|site| site.ends_with("python3.9/site-packages")));
+        let interpreter = prefix.path().join("bin/python3");
+        assert_eq!(interpreter_sites(&interpreter), Vec::<PathBuf>::new());
+        std::fs::create_dir(prefix.path().join("bin")).unwrap();
+        std::fs::write(&interpreter, "").unwrap();
+        assert!(sites.iter().all(|site| interpreter_sites(&interpreter).contains(site)));
     }
 }
