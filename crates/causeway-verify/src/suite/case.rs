@@ -75,6 +75,8 @@ pub struct Conv1d {
     pub norm: Option<HeadNorm>,
     /// Three calls, of parts of the channels, that are made together.
     pub together: bool,
+    /// Of these, the last has no norm, as v of q, k and v.
+    pub plain_last: bool,
     /// Which of [`Conv1d::flags`] the calls have, and with them their gradients.
     pub given: BTreeSet<&'static str>,
     /// With seq_idx.
@@ -124,6 +126,8 @@ pub struct Update {
     pub norm: Option<HeadNorm>,
     /// Three calls, of parts of the channels, that are made together.
     pub together: bool,
+    /// Of these, the last has no norm, as v of q, k and v.
+    pub plain_last: bool,
     /// With conv_state_indices: twice as many state rows as entries, in mixed order, every third entry padding.
     pub conv_state_indices: bool,
     /// What x and conv_state hold.
@@ -428,6 +432,7 @@ impl Problem {
                 options.extend(c.round_products.then(|| "round_products".into()));
                 options.extend(c.norm.map(|norm| format!("norm {norm}")));
                 options.extend(c.together.then(|| "together".into()));
+                options.extend(c.plain_last.then(|| "the last plain".into()));
                 options.extend(c.seq_idx.as_ref().map(|_| "seq_idx".into()));
                 options.extend(c.cu_seqlens.as_ref().map(CuSeqlens::describe));
                 options.extend((c.weight_dtype != c.dtype).then(|| format!("weight {}", c.weight_dtype)));
@@ -448,6 +453,7 @@ impl Problem {
                 options.extend(u.round_products.then(|| "round_products".into()));
                 options.extend(u.norm.map(|norm| format!("norm {norm}")));
                 options.extend(u.together.then(|| "together".into()));
+                options.extend(u.plain_last.then(|| "the last plain".into()));
                 options.extend((u.weight_dtype != u.dtype).then(|| format!("weight {}", u.weight_dtype)));
                 options.extend((u.values != Values::Uniform).then(|| format!("values {}", u.values)));
             }

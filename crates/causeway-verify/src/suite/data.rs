@@ -1,13 +1,13 @@
 //! The tensors of a case, on the host.
 
-use causeway::causal_conv1d::{self, Activation, Backward, Forward};
+use causeway::causal_conv1d::{self, Activation, Backward, Forward, HeadNorm};
 use causeway::error::Result;
 use causeway::operation::Operation;
 use causeway::{Arrangement, HostTensor};
 
 use super::case::{Conv1d, CuSeqlens, Update, VarlenStates};
 use super::random::Random;
-use super::tensors::Tensors;
+use super::tensors::{Tensors, channel_axis, last_part};
 use super::values::{Values, fill, insert_non_finite, insert_non_finite_in_one, repeating, uniform, valued};
 use crate::oracle::POISON;
 use crate::oracle::causal_conv1d::{self as oracle, Inputs, Truth};
@@ -95,26 +95,50 @@ impl Conv1d {
 impl Tensors {
     /// What forward has to give.
     pub fn forward_truth(&self, conv1d: &Conv1d) -> Truth {
-        let inputs = self.oracle_inputs::<Forward<'_>>(conv1d.activation);
-        oracle::forward(&inputs.rounding_products(conv1d.round_products).normalised(conv1d.norm))
+        let truth = |norm| {
+            let inputs = self.oracle_inputs::<Forward<'_>>(conv1d.activation);
+            oracle::forward(&inputs.rounding_products(conv1d.round_products).normalised(norm))
+        };
+        of_parts(conv1d.norm, conv1d.plain_last, conv1d.dim, truth)
     }
 
     /// What backward has to give.
     pub fn backward_truth(&self, conv1d: &Conv1d) -> Truth {
-        let inputs = self.oracle_inputs::<Backward<'_>>(conv1d.activation);
-        let inputs = inputs.rounding_products(conv1d.round_products).normalised(conv1d.norm);
-        oracle::backward(&inputs, conv1d.dweight_dtype)
+        let truth = |norm| {
+            let inputs = self.oracle_inputs::<Backward<'_>>(conv1d.activation);
+            let inputs = inputs.rounding_products(conv1d.round_products).normalised(norm);
+            oracle::backward(&inputs, conv1d.dweight_dtype)
+        };
+        of_parts(conv1d.norm, conv1d.plain_last, conv1d.dim, truth)
     }
 
     /// What an update has to give.
     pub fn update_truth(&self, update: &Update) -> Truth {
-        let inputs = self.oracle_inputs::<causal_conv1d::Update<'_>>(update.activation);
-        oracle::update(&inputs.rounding_products(update.round_products).normalised(update.norm))
+        let truth = |norm| {
+            let inputs = self.oracle_inputs::<causal_conv1d::Update<'_>>(update.activation);
+            oracle::update(&inputs.rounding_products(update.round_products).normalised(norm))
+        };
+        of_parts(update.norm, update.plain_last, update.dim, truth)
     }
 
     fn oracle_inputs<O: Operation>(&self, activation: Activation) -> Inputs<'_> {
         Inputs::of::<O>(activation, |name| self.get(name).map(HostTensor::view))
     }
+}
+
+/// The truth of calls that are made together: that with the norm, but for the channels of a last call that has none.
+fn of_parts(
+    norm: Option<HeadNorm>,
+    plain_last: bool,
+    dim: i64,
+    truth: impl Fn(Option<HeadNorm>) -> Truth,
+) -> Truth {
+    let normalised = truth(norm);
+    if !plain_last {
+        return normalised;
+    }
+    let from = last_part(dim, norm.as_ref()) as usize;
+    normalised.with_channels_of(&truth(None), from, |name| channel_axis(name).unwrap_or(1))
 }
 
 impl Update {

@@ -58,7 +58,7 @@ pub(super) fn cases<R: Row>(
             if R::HAS_FLAGS {
                 gather_flags(&mut row)?;
             }
-            let row: R = row.try_into().map_err(|error: toml::de::Error| error.message().to_string())?;
+            let row: R = row.try_into().map_err(|error: toml::de::Error| with_flags(error.message()))?;
             let problem = row.problem()?;
             check_memory(&problem)?;
             Ok(Case {
@@ -70,6 +70,12 @@ pub(super) fn cases<R: Row>(
             })
         })
         .collect()
+}
+
+/// A sentence about keys, with those that [`gather_flags`] has put together.
+fn with_flags(message: &str) -> String {
+    let flags = Conv1d::flags().map(|flag| format!("`{flag}`")).collect::<Vec<_>>();
+    message.replace("`given`", &flags.join(", "))
 }
 
 /// Puts the keys that stand for optional tensors together, as `given`.
@@ -244,6 +250,12 @@ fn row_major() -> Named<MatrixLayout> {
     Named(MatrixLayout::RowMajor)
 }
 
+/// Whether the last of calls that are made together has no norm.
+fn plain_last(asked: bool, together: bool, has_norm: bool) -> Result<bool, String> {
+    require(!asked || together && has_norm, "plain_last is true: such a row needs together and a norm")?;
+    Ok(asked)
+}
+
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CuSeqlensRow {
@@ -279,6 +291,8 @@ pub(super) struct Conv1dRow {
     norm: Option<Named<HeadNorm>>,
     #[serde(default)]
     together: bool,
+    #[serde(default)]
+    plain_last: bool,
     #[serde(default)]
     given: Given,
     seq_idx: Option<Vec<(i64, i32)>>,
@@ -352,6 +366,7 @@ impl Row for Conv1dRow {
             round_products: self.round_products,
             norm,
             together: self.together,
+            plain_last: plain_last(self.plain_last, self.together, norm.is_some())?,
             given: self.given.0.clone(),
             seq_idx: self.seq_idx.clone().map(|runs| SeqIdx { runs }),
             cu_seqlens,
@@ -423,6 +438,7 @@ impl Row for ParityRow {
             round_products: false,
             norm: None,
             together: false,
+            plain_last: false,
             given: self.given.0.clone(),
             seq_idx: None,
             cu_seqlens: None,
@@ -468,6 +484,8 @@ pub(super) struct UpdateRow {
     norm: Option<Named<HeadNorm>>,
     #[serde(default)]
     together: bool,
+    #[serde(default)]
+    plain_last: bool,
     values: Option<Named<Values>>,
     #[serde(default)]
     memory: Memory,
@@ -513,6 +531,7 @@ impl Row for UpdateRow {
             round_products: self.round_products,
             norm,
             together: self.together,
+            plain_last: plain_last(self.plain_last, self.together, norm.is_some())?,
             values,
             memory: self.memory.clone(),
         }))

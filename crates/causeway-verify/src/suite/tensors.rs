@@ -281,11 +281,12 @@ impl Conv1d {
     ) -> Together<Forward<'a>> {
         let calls =
             apart::<Forward<'_>>(inputs, results.views_mut(view), &parts(self.dim, self.norm.as_ref()));
-        let (activation, round, norm) = (self.activation, self.round_products, self.norm);
-        let call = |(inputs, mut results): (Tensors<_>, Tensors<_>)| {
+        let (activation, round) = (self.activation, self.round_products);
+        let call = |(part, (inputs, mut results)): (usize, (Tensors<_>, Tensors<_>))| {
+            let norm = norm_of_part(self.norm, part, self.plain_last);
             Forward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
         };
-        Together(calls.into_iter().map(call).collect())
+        Together(calls.into_iter().enumerate().map(call).collect())
     }
 
     /// The call of backward.
@@ -309,11 +310,12 @@ impl Conv1d {
     ) -> Together<Backward<'a>> {
         let calls =
             apart::<Backward<'_>>(inputs, results.views_mut(view), &parts(self.dim, self.norm.as_ref()));
-        let (activation, round, norm) = (self.activation, self.round_products, self.norm);
-        let call = |(inputs, mut results): (Tensors<_>, Tensors<_>)| {
+        let (activation, round) = (self.activation, self.round_products);
+        let call = |(part, (inputs, mut results)): (usize, (Tensors<_>, Tensors<_>))| {
+            let norm = norm_of_part(self.norm, part, self.plain_last);
             Backward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
         };
-        Together(calls.into_iter().map(call).collect())
+        Together(calls.into_iter().enumerate().map(call).collect())
     }
 }
 
@@ -321,6 +323,17 @@ impl Conv1d {
 pub fn channel_axis(name: &str) -> Option<usize> {
     let argument = Forward::ARGUMENTS.iter().chain(Backward::ARGUMENTS).find(|known| known.name == name)?;
     argument.shape.axes.iter().position(|axis| axis.size == Size::Dim)
+}
+
+/// The norm of one of three calls that are made together.
+fn norm_of_part(norm: Option<HeadNorm>, part: usize, plain_last: bool) -> Option<HeadNorm> {
+    norm.filter(|_| part < 2 || !plain_last)
+}
+
+/// Where the channels of the last of them begin.
+pub(super) fn last_part(dim: i64, norm: Option<&HeadNorm>) -> i64 {
+    let [first, second, _] = parts(dim, norm);
+    first + second
 }
 
 /// Channels of the calls that are made together: a quarter of the heads, another one, and the rest.
@@ -439,11 +452,12 @@ impl Update {
         use causal_conv1d::Update;
         let parts = parts(self.dim, self.norm.as_ref());
         let calls = apart::<Update<'_>>(inputs, results.views_mut(view), &parts);
-        let (activation, round, norm) = (self.activation, self.round_products, self.norm);
-        let call = |(inputs, mut results): (Tensors<_>, Tensors<_>)| {
+        let (activation, round) = (self.activation, self.round_products);
+        let call = |(part, (inputs, mut results)): (usize, (Tensors<_>, Tensors<_>))| {
+            let norm = norm_of_part(self.norm, part, self.plain_last);
             Update::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
         };
-        Together(calls.into_iter().map(call).collect())
+        Together(calls.into_iter().enumerate().map(call).collect())
     }
 }
 

@@ -87,6 +87,21 @@ impl Truth {
         let found = self.0.iter().find(|(known, _)| *known == name);
         found.map(|(_, expected)| expected).unwrap_or_else(|| panic!("there is no {name}"))
     }
+
+    /// The same with the channels `from` on of another truth, which has the same results. `axis` says along which axis of a result
+    /// channels lie.
+    pub fn with_channels_of(mut self, other: &Truth, from: usize, axis: impl Fn(&str) -> usize) -> Self {
+        for (name, result) in &mut self.0 {
+            let other = other.of(name);
+            let axis = axis(name);
+            let sizes: Vec<usize> = result.shape.iter().map(|&size| size as usize).collect();
+            let (channels, inner) = (sizes[axis], sizes[axis + 1..].iter().product::<usize>());
+            for at in (0..result.values.len()).filter(|at| at / inner % channels >= from) {
+                (result.values[at], result.bounds[at]) = (other.values[at], other.bounds[at]);
+            }
+        }
+        self
+    }
 }
 
 impl IntoIterator for Truth {
@@ -172,5 +187,27 @@ mod tests {
         let error = |activated: f64| finish(&arithmetic, activated, 0.0, Some(2612.0), DType::F16).error;
         assert_eq!(error(-65_519.0), f64::INFINITY);
         assert!(error(-60_000.0) < 100.0);
+    }
+
+    #[test]
+    fn channels_of_two_truths_are_put_together_along_their_axis() {
+        let truth = |value: f64| {
+            let of = |shape: &[i64]| {
+                let count = shape.iter().product::<i64>() as usize;
+                Expected {
+                    bounds: vec![value / 2.0; count],
+                    ..Expected::exact(DType::F32, shape, vec![value; count])
+                }
+            };
+            Truth(vec![("y", of(&[2, 3, 2])), ("dbias", of(&[3]))])
+        };
+        let joined = truth(1.0).with_channels_of(&truth(2.0), 2, |name| usize::from(name == "y"));
+        assert_eq!(joined.of("dbias").values, [1.0, 1.0, 2.0]);
+        let half = [1.0, 1.0, 1.0, 1.0, 2.0, 2.0];
+        assert_eq!(joined.of("y").values, [half, half].concat());
+        assert_eq!(
+            joined.of("y").bounds,
+            [half, half].concat().iter().map(|value| value / 2.0).collect::<Vec<_>>()
+        );
     }
 }

@@ -127,7 +127,10 @@ impl Space {
         } else {
             gates(random, &mut table);
         }
-        flags(random, &mut table, &["together"], 8);
+        // As heads of q and k mostly are.
+        let rarity = if table.contains_key("norm") { 3 } else { 8 };
+        flags(random, &mut table, &["together"], rarity);
+        plain_last(random, &mut table);
         // Half of the calls are plain; the others have what tells sequences apart in every combination.
         if random.once_in(2) {
             flags(random, &mut table, &states, 2);
@@ -205,6 +208,7 @@ impl Space {
         } else {
             gates(random, &mut table);
         }
+        plain_last(random, &mut table);
         table
     }
 
@@ -307,6 +311,13 @@ fn norm(random: &mut Random, table: &mut Table) {
     // How many channels a head has is drawn with the sizes.
     let norm = HeadNorm { eps, scale: *random.one_of(&[1.0, 0.125, -3.0]), ..HeadNorm::new(1) };
     table.insert("norm".into(), norm.to_string().into());
+}
+
+/// Of calls that are made together, half of those with norms have none in the last, as v of q, k and v.
+fn plain_last(random: &mut Random, table: &mut Table) {
+    if table.contains_key("norm") && table.contains_key("together") {
+        flags(random, table, &["plain_last"], 2);
+    }
 }
 
 fn flags(random: &mut Random, table: &mut Table, keys: &[&str], rarity: usize) {

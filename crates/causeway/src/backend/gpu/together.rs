@@ -10,7 +10,7 @@
 
 use super::choice::{ArgumentType, Attribute, Choice, LaunchBounds, Together};
 use super::launch::most_blocks;
-use super::plan::{DeviceFacts, Plan};
+use super::plan::{DeviceFacts, Plan, Vendor};
 
 /// Most bytes of an argument block.
 const ARGUMENT_BYTES: usize = 4096;
@@ -51,10 +51,13 @@ pub(crate) fn join(plans: &[Plan], facts: &DeviceFacts) -> Option<Plan> {
 
     // A kernel that begins early as one of several may move more than it would alone.
     let waits = plans.iter().all(|plan| plan.begins_early);
+    // The most registers that one of them has. On sm_75 walks of f32 with norms and without need a few more together than apart.
+    let least = kernels.iter().map(|(_, bounds)| bounds.resident).min()?;
+    let is_turing = facts.vendor == Vendor::Nvidia && facts.compute_capability() < 80;
+    let resident = if is_turing && least * first.threads == 384 { 2 } else { least };
     let together = Together {
         members: plans.iter().map(|plan| plan.choice.clone().without_waiting()).collect(),
-        // The most registers that one of them has.
-        bounds: LaunchBounds { resident: kernels.iter().map(|(_, bounds)| bounds.resident).min()?, ..first },
+        bounds: LaunchBounds { resident, ..first },
         waits,
         even: [&rows, &layers].iter().all(|sizes| sizes.iter().all(|size| size == &sizes[0])),
     };
