@@ -18,6 +18,7 @@ import sys
 
 from causeway import _native
 from causeway._flag import flag
+from causeway._kind import kind_of
 from causeway._gated import causal_conv1d_gated, causal_conv1d_gated_packed, causal_conv1d_gated_update
 from causeway._native import __version__
 from causeway._qkv import causal_conv1d_qkv, causal_conv1d_qkv_update
@@ -61,8 +62,8 @@ def __getattr__(name):
 
 
 def __dir__():
-    """All names, those that have not been imported yet as well."""
-    return sorted({*globals(), *_SUBMODULES})
+    """The public names, those that have not been imported yet as well."""
+    return sorted([*__all__, *_SUBMODULES])
 
 
 # The calls for each library's tensors, once one has come: neither library is imported before. Until then, nothing is of this type.
@@ -97,10 +98,10 @@ def _calls(x, argument="x"):
 def _no_tensor(argument, x):
     """What to say of an object that is no tensor of a library with kernels here."""
     kind, library = type(x).__name__, type(x).__module__.split(".")[0]
-    words = f"{argument} is a {kind}: expected a torch.Tensor or a numpy.ndarray"
+    words = f"{argument} is {kind_of(x)}: expected a torch.Tensor or a numpy.ndarray"
     if library in ("jax", "jaxlib"):
         return (
-            f"{argument} is an array of JAX's: pass torch.from_dlpack({argument}) or numpy.asarray({argument}), and "
+            f"{argument} is a JAX array: pass torch.from_dlpack({argument}) or numpy.asarray({argument}), and "
             "jax.numpy.from_dlpack(y) takes the result back, outside of jax.jit and jax.grad"
         )
     # A proxy has every attribute that it is asked for.
@@ -230,7 +231,7 @@ def causal_conv1d_update(
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
-    """The last state_len positions of every packed sequence, with zeros in front of short ones. Not differentiable.
+    """The last state_len positions of every packed sequence, with zeros before short ones. Not differentiable.
 
     Parameters
     ----------
@@ -346,8 +347,8 @@ def gemm_grad_ab(grad_c, a, b, *, algorithm="fast"):
 def empty_cache():
     """Give the memory that is kept for the next large results on the host back to the system.
 
-    y and gradients of inputs, of 32 to 256 MiB, get the memory of an earlier one of the same size that nobody holds any longer; at most
-    256 MiB are kept for that. A tensor or an array that somebody holds keeps its memory.
+    The memory of a y or a gradient of an input, of 32 to 256 MiB, is kept when its last reference is gone, and reused for the next one of
+    the same size; at most 256 MiB are kept for that. A tensor or an array that is still referenced keeps its memory.
 
     Examples
     --------
@@ -437,7 +438,7 @@ def verify(
     repeat=1,
     seed=1,
     seconds=None,
-    op=(),
+    op=None,
     elements=None,
     device=None,
     threads=0,
@@ -463,8 +464,8 @@ def verify(
         Decides the draws.
     seconds : float, optional
         No random call begins after so many.
-    op : str or several
-        Of random calls, only these operations: "conv1d", "conv1d-update", "conv1d-varlen-states", "gemm", "parity".
+    op : str or several, optional
+        Of random calls, only these operations; all by default: "conv1d", "conv1d-update", "conv1d-varlen-states", "gemm", "parity".
     elements : int, optional
         Most elements of x in a random call: by default 2^16 on a CPU, 2^18 in a simulator and 2^23 on a GPU.
     device : str or torch.device, optional

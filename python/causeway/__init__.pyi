@@ -321,7 +321,7 @@ def verify(
     repeat: int = 1,
     seed: int = 1,
     seconds: float | None = None,
-    op: str | Sequence[str] = (),
+    op: str | Sequence[str] | None = None,
     elements: int | None = None,
     device: object = None,
     threads: int = 0,

@@ -1,5 +1,7 @@
 """Flags that callers give."""
 
+from causeway._kind import kind_of
+
 
 def flag(argument, value):
     """True or False, of a value that means one of them: 0, 1, None and the bools of libraries do. A tensor in its place was meant for
@@ -9,5 +11,5 @@ def flag(argument, value):
     axes = getattr(value, "ndim", None)
     if axes == 0 and str(value.dtype) in ("bool", "torch.bool"):
         return bool(value)
-    found = f"a {type(value).__name__} of shape {tuple(value.shape)}" if axes else repr(value)
+    found = f"{kind_of(value)} of shape {tuple(value.shape)}" if axes else repr(value)
     raise TypeError(f"{argument} is {found}: expected True or False")

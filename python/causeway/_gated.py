@@ -83,8 +83,9 @@ def causal_conv1d_gated_packed(
 
     Parameters
     ----------
-    packed : (batch, 3 * dim, seqlen); a projection (batch, seqlen, 3 * dim) comes as ``projection.transpose(1, 2)``
-        The parts, one behind the other along the channels.
+    packed : (batch, 3 * dim, seqlen)
+        The parts, one after the other along the channels, in any strides. For the output of a linear layer, (batch, seqlen, 3 * dim), pass
+        its ``transpose(1, 2)``.
     order : str
         Which part is which: each letter of "B", "x" and "C" once. Without a gate its letter is missing, and packed has 2 * dim
         channels. "BCx" is the order of LFM2 and LFM3.
@@ -96,8 +97,8 @@ def causal_conv1d_gated_packed(
 
     Examples
     --------
-    >>> projection = torch.randn(2, 128, 3 * 64, requires_grad=True)        # (batch, seqlen, 3 * dim)
-    >>> y = causeway.causal_conv1d_gated_packed(projection.transpose(1, 2), torch.randn(64, 3))
+    >>> packed = torch.randn(2, 128, 3 * 64).transpose(1, 2)                # (batch, 3 * dim, seqlen)
+    >>> y = causeway.causal_conv1d_gated_packed(packed.requires_grad_(), torch.randn(64, 3))
     >>> y.sum().backward()
     """
     calls = causeway._calls(packed, "packed")
@@ -114,13 +115,17 @@ def is_order(order):
     return "x" in letters and letters <= set("BCx") and len(order) == len(letters)
 
 
-def require_parts(packed, order):
-    """A packed tensor has the parts that its order names."""
+def require_parts(packed, order, weight):
+    """A packed tensor has the parts that its order names, of the channels that weight has."""
     if not is_order(order):
         raise ValueError(f'order is {order!r}: expected the letters "B", "x" and "C", each once; without a gate, without its letter')
     if packed.ndim != 3 or packed.shape[1] % len(order) != 0:
         found, expected = tuple(packed.shape), f"(batch, {len(order)} * dim, seqlen)"
         raise ValueError(f"packed has shape {found}: expected {expected}, the parts {', '.join(order)} along the channels")
+    if getattr(weight, "ndim", None) == 2 and packed.shape[1] != len(order) * weight.shape[0]:
+        found, expected = tuple(packed.shape), f"(batch, {len(order)} * {weight.shape[0]}, seqlen)"
+        because = f"order {order!r} names {len(order)} parts and weight has shape {tuple(weight.shape)}"
+        raise ValueError(f"packed has shape {found}: expected {expected}, since {because}")
 
 
 def inputs_of_packed(packed, order, others):

@@ -17,13 +17,13 @@ def is_unwatched(tensors: tuple[object, ...], is_recorded: bool = False) -> bool
     a caller that records the call itself."""
 
 MESSAGE_FLAG_BYTES: int
-"""Bytes of a room in front of a message's elements; 0 before the first message."""
+"""Bytes of a room before a message's elements; 0 before the first message."""
 
 MOST_THREADS: int
 """Of a verification."""
 
 def send(tensor: object, room: int) -> None:
-    """Puts a tensor on a GPU into the room at an address, behind the message before."""
+    """Puts a tensor on a GPU into the room at an address, after the message before."""
 
 def receive(tensor: object, room: int) -> None:
     """Fills a tensor on a GPU with the message in the room at an address, once it is there."""

@@ -6,6 +6,7 @@ from causeway import _native
 from causeway._activation import kernel_option
 from causeway._gated import inputs_of_packed, require_parts
 from causeway._integer import integer
+from causeway._kind import kind_of
 from causeway._qkv import INPUTS, STEP_INPUTS, checked, each, parts_of, sizes_of, step_sizes_of, steps_of
 
 
@@ -23,7 +24,7 @@ def causal_conv1d_update(inputs, conv_state, option):
 
 def causal_conv1d_gated_packed(packed, order, others, option, return_final_states):
     """See `causeway.causal_conv1d_gated_packed`."""
-    require_parts(packed, order)
+    require_parts(packed, order, others[0])
     return causal_conv1d_fn(inputs_of_packed(packed, order, others), option, return_final_states, None)
 
 
@@ -53,7 +54,7 @@ def _expect_arrays(names, given):
         if not isinstance(value, np.ndarray):
             # Its module need not be imported to tell.
             fix = f"; pass {name}.numpy()" if type(value).__module__.partition(".")[0] == "torch" else ""
-            raise TypeError(f"{name} is a {type(value).__name__}: expected a numpy.ndarray, as x is{fix}")
+            raise TypeError(f"{name} is {kind_of(value)}: expected a numpy.ndarray, as x is{fix}")
 
 
 def causal_conv1d_qkv_update(given, sizes, named, others):

@@ -8,8 +8,12 @@ import causeway
 from causeway._activation import is_silu, with_norm
 from causeway._flag import flag
 from causeway._integer import integer
+from causeway._kind import kind_of
 
 NAMES = "q", "k", "v"
+
+# What errors call the channels of each.
+_SIZES = "sizes[0]", "sizes[1]", "sizes[2]"
 
 # What is divided by channels, and the axis that these are.
 INPUTS, AXES = ("x", "weight", "bias", "initial_states"), (1, 0, 0, 1)
@@ -72,7 +76,7 @@ def causal_conv1d_qkv(
     Parameters
     ----------
     x : (batch, q + k + v channels, seqlen), or a tuple of three such tensors
-        In any strides: a projection (batch, seqlen, channels) comes as ``projection.transpose(1, 2)``.
+        In any strides. For the output of a linear layer, (batch, seqlen, channels), pass its ``transpose(1, 2)``.
     weight : (channels, width), and bias : (channels,); tuples of three for three tensors
     seq_idx, cu_seqlens : as in `causal_conv1d_fn`
     initial_states : (batch, channels, width-1), of x's dtype, optional; a tuple of three for three tensors
@@ -104,9 +108,8 @@ def causal_conv1d_qkv(
 
     Examples
     --------
-    >>> projection = torch.randn(2, 128, 3 * 64)                            # (batch, seqlen, channels)
-    >>> sizes = 64, 64, 64
-    >>> x, weight = projection.transpose(1, 2), torch.randn(192, 4)
+    >>> x = torch.randn(2, 128, 3 * 64).transpose(1, 2)                     # (batch, channels, seqlen)
+    >>> weight, sizes = torch.randn(192, 4), (64, 64, 64)
     >>> q, k, v = causeway.causal_conv1d_qkv(x, weight, sizes=sizes, head_dim=32)
     >>> q.shape
     torch.Size([2, 128, 2, 32])
@@ -166,7 +169,7 @@ def causal_conv1d_qkv_update(
 def _calls_of(x):
     """The calls for x's library."""
     if isinstance(x, list) or (type(x) is tuple and len(x) != 3):
-        raise TypeError(f"x is a {type(x).__name__} of {len(x)}: expected one tensor, or a tuple of three, for q, k and v")
+        raise TypeError(f"x is {kind_of(x)} of {len(x)}: expected one tensor, or a tuple of three, for q, k and v")
     return causeway._calls(x[0] if type(x) is tuple else x)
 
 
@@ -208,9 +211,9 @@ def _expect_as_x(names, given):
     """If x is a tuple, all are tuples of three; else none is."""
     for name, value in zip(names, given):
         if type(given[0]) is tuple and value is not None and (type(value) is not tuple or len(value) != 3):
-            raise TypeError(f"{name} is a {type(value).__name__}: expected a tuple of three, for q, k and v")
+            raise TypeError(f"{name} is {kind_of(value)}: expected a tuple of three, for q, k and v")
         if type(given[0]) is not tuple and isinstance(value, (tuple, list)):
-            raise TypeError(f"{name} is a {type(value).__name__}: expected one tensor, as x is, with q, k and v along its channels")
+            raise TypeError(f"{name} is {kind_of(value)}: expected one tensor, as x is, with q, k and v along its channels")
 
 
 def each(names, given):
@@ -248,8 +251,8 @@ def step_sizes_of(given, sizes, conv_state_indices):
 
 
 def _one_of_sizes(names, axes, given, sizes):
-    """The channels of q, k and v, which each tensor has one behind the other."""
-    sizes = three_sizes(sizes)
+    """The channels of q, k and v, which each tensor has one after the other."""
+    sizes = three_sizes(sizes, given[0])
     for name, tensor, axis in zip(names, given, axes):
         if tensor is not None and hasattr(tensor, "shape") and (tensor.ndim <= axis or tensor.shape[axis] != sum(sizes)):
             found, at = tuple(tensor.shape), "first" if axis == 0 else "second"
@@ -257,11 +260,18 @@ def _one_of_sizes(names, axes, given, sizes):
     return sizes
 
 
-def three_sizes(sizes):
-    """The channels of q, k and v, checked."""
+def three_sizes(sizes, x=None):
+    """The channels of q, k and v, checked; those of x, if it is known."""
     if not isinstance(sizes, (tuple, list)) or len(sizes) != 3:
-        raise ValueError(f"sizes is {sizes!r}: expected the channels of q, k and v, which x has in one tensor")
-    return tuple(integer("sizes", size, 0) for size in sizes)
+        known = "the channels of each" if x is None or x.ndim < 2 else f"whose sum is the channels of x, {x.shape[1]}"
+        raise ValueError(f"sizes is {sizes!r}: expected three ints (q, k, v), {known}")
+    return tuple(integer(name, size, 0) for name, size in zip(_SIZES, sizes))
+
+
+def expected_heads(at, channels, head_dim, has_sizes):
+    """What to say of channels of q, k or v that are no whole number of heads."""
+    source = f" ({_SIZES[at]})" if has_sizes else ""
+    return f"{NAMES[at]} has {channels} channels{source}: expected a multiple of head_dim, {head_dim}"
 
 
 def parts_of(given, sizes, options):
@@ -271,7 +281,7 @@ def parts_of(given, sizes, options):
     else:
         views = [split(value, axis, sizes) for value, axis in zip(given, AXES)]
     parts = [Part(*row, option, dim) for *row, (dim, option) in zip(*views, options)]
-    _expect_heads(parts, 3, "(batch, channels, seqlen)")
+    _expect_heads(parts, given[0], (3,), "(batch, channels, seqlen)")
     if sizes is None:
         _expect_one_size(parts)
     return parts
@@ -281,15 +291,19 @@ def steps_of(given, sizes, options):
     """New positions of q, k and v, of x, conv_state, weight and bias."""
     views = [split(value, axis, sizes) for value, axis in zip(given, STEP_AXES)]
     steps = [Step(*row, option, dim) for *row, (dim, option) in zip(*views, options)]
-    _expect_heads(steps, given[0].ndim, "(batch, channels) or (batch, channels, seqlen)")
+    _expect_heads(steps, given[0], (2, 3), "(batch, channels) or (batch, channels, seqlen)")
     return steps
 
 
-def _expect_heads(parts, axes, expected):
-    for name, part in zip(NAMES, parts):
-        if part.x.ndim != axes or part.x.shape[1] % part.head_dim:
-            found = tuple(part.x.shape)
-            raise ValueError(f"{name} has shape {found}: expected {expected}, and channels in heads of {part.head_dim}")
+def _expect_heads(parts, x, axes, expected):
+    """The parts of x, which is one tensor or three, have so many axes, and channels in whole heads."""
+    has_sizes = type(x) is not tuple
+    for at, part in enumerate(parts):
+        if part.x.ndim not in axes:
+            name, found = ("x", x) if has_sizes else (NAMES[at], part.x)
+            raise ValueError(f"{name} has shape {tuple(found.shape)}: expected {expected}")
+        if part.x.shape[1] % part.head_dim:
+            raise ValueError(expected_heads(at, part.x.shape[1], part.head_dim, has_sizes))
 
 
 def _expect_one_size(parts):
@@ -301,7 +315,7 @@ def _expect_one_size(parts):
 
 
 def split(tensor, axis, sizes):
-    """Views of so many channels each, one behind the other."""
+    """Views of so many channels each, one after the other."""
     if tensor is None:
         return (None,) * len(sizes)
     if hasattr(tensor, "split_with_sizes"):

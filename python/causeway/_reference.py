@@ -1,6 +1,46 @@
 """The convolution in plain operations, for PyTorch and NumPy: what `causal_conv1d_fn` computes, easy to read."""
 
+from causeway import _no_tensor
 from causeway._activation import is_silu
+
+# The axes of each tensor, as `causal_conv1d_fn` and `causal_conv1d_update` have them.
+_ROWS = "(batch, dim, seqlen)"
+_AXES = {
+    "weight": "(dim, width)",
+    "bias": "(dim,)",
+    "initial_states": "(batch, dim, width - 1)",
+    "final_states_out": "(batch, dim, width - 1)",
+    "seq_idx": "(batch, seqlen)",
+    "conv_state": "(batch, dim, state_len)",
+    "cache_seqlens": "(batch,)",
+}
+
+
+def _expect_shapes(x_axes, **tensors):
+    """Tensors, x and weight first, whose shapes fit together, in the words of `causal_conv1d_fn`."""
+    sizes = {}
+    for name, tensor in tensors.items():
+        if tensor is None and name not in ("x", "weight", "conv_state"):
+            continue
+        if not hasattr(tensor, "shape"):
+            raise TypeError(_no_tensor(name, tensor))
+        shape, expected = tuple(tensor.shape), _AXES.get(name, x_axes)
+        axes = expected.split(" or ")[-1].strip("(,)").split(", ")
+        if len(shape) != len(axes):
+            is_conv1d = name == "weight" and len(shape) == 3 and shape[1] == 1
+            fix = "; for the (dim, 1, width) of a torch.nn.Conv1d, pass weight[:, 0]" if is_conv1d else ""
+            raise ValueError(f"{name} has shape {shape}: expected {expected}{fix}")
+        if name == "weight":
+            if shape[0] != sizes["dim"]:
+                both = "expected the same dim in both, the second axis of x and the first of weight"
+                raise ValueError(f"x has shape {tuple(tensors['x'].shape)} and weight has shape {shape}: {both}")
+            if shape[1] == 0:
+                raise ValueError("weight has width 0: widths 1 to 256 are supported")
+            sizes["width - 1"] = shape[1] - 1
+        for axis, size in zip(axes, shape):
+            if size != sizes.setdefault(axis, size):
+                found, because = (axis, f"the {axis} of x") if axis != "width - 1" else ("length", "the width of weight less one")
+                raise ValueError(f"{name} has {found} {size}: expected {sizes[axis]}, {because}")
 
 
 def _is_torch(x):
@@ -74,6 +114,15 @@ def causal_conv1d_ref(
 ):
     """See `causeway.causal_conv1d_ref`."""
     silu = is_silu(activation)
+    _expect_shapes(
+        _ROWS,
+        x=x,
+        weight=weight,
+        bias=bias,
+        initial_states=initial_states,
+        final_states_out=final_states_out,
+        seq_idx=seq_idx,
+    )
     batch, dim, seqlen = x.shape
     if initial_states is None:
         initial_states = _zeros(x, batch, dim, weight.shape[1] - 1)
@@ -93,7 +142,16 @@ def causal_conv1d_ref(
 def causal_conv1d_update_ref(x, conv_state, weight, bias, activation, cache_seqlens):
     """See `causeway.causal_conv1d_update_ref`."""
     silu = is_silu(activation)
-    if x.ndim == 2:
+    is_step = getattr(x, "ndim", None) == 2
+    _expect_shapes(
+        "(batch, dim)" if is_step else f"(batch, dim) or {_ROWS}",
+        x=x,
+        weight=weight,
+        bias=bias,
+        conv_state=conv_state,
+        cache_seqlens=cache_seqlens,
+    )
+    if is_step:
         out = causal_conv1d_update_ref(x[..., None], conv_state, weight, bias, activation, cache_seqlens)
         return out[..., 0]
     seqlen, before, state_len = x.shape[-1], weight.shape[1] - 1, conv_state.shape[-1]

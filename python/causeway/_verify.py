@@ -8,6 +8,7 @@ import pathlib
 import sys
 
 from causeway import _native
+from causeway._integer import integer
 
 _SUITES = ("conv1d-first", "conv1d-last")
 
@@ -118,6 +119,8 @@ class Report:
 
     def save(self, directory):
         """Writes run.json, report.md and report.html to a directory, as `causeway verify --report` does."""
+        if not isinstance(directory, (str, os.PathLike)):
+            raise TypeError(f"directory is {directory!r}: expected a str or a path")
         directory = pathlib.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         run = directory / "run.json"
@@ -178,20 +181,40 @@ _MOST, _MOST_ELEMENTS, _MOST_SECONDS = 2**32 - 1, 2**31, 1e9
 def _names(argument, value):
     """One name or several as a list."""
     try:
-        return [os.fspath(name) for name in ([value] if isinstance(value, (str, os.PathLike)) else value)]
+        names = [os.fspath(name) for name in ([value] if isinstance(value, (str, os.PathLike)) else value)]
     except TypeError:
         raise TypeError(f"{argument} is {value!r}: expected a name or several") from None
+    if not names:
+        raise ValueError(f"{argument} is {value!r}: expected a name or several")
+    return names
 
 
-def _count(argument, value, lowest, highest, words=""):
-    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-        raise ValueError(f"{argument} is {value!r}: expected an int, {lowest} to {highest}{words}")
-    return value
+def _count(argument, value, lowest, highest):
+    """An int within bounds, and no bool, which was meant for another argument."""
+    if isinstance(value, bool):
+        raise TypeError(f"{argument} is {value!r}: expected an int, {lowest} to {highest}")
+    return integer(argument, value, lowest, highest)
+
+
+def _random(value):
+    """How many random calls."""
+    try:
+        return _count("random", value, 1, _MOST)
+    except (TypeError, ValueError) as error:
+        # What comes first could have been meant for another argument.
+        fix = f"for a suite, pass suite={value!r}; for a device, pass device={value!r}"
+        hint = f"; {fix}" if isinstance(value, (str, os.PathLike)) else ""
+        raise type(error)(f"{error}, the number of random calls{hint}") from None
 
 
 def _seconds(value):
-    if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= _MOST_SECONDS):
-        raise ValueError(f"seconds is {value!r}: expected a number, 0 or more, up to {_MOST_SECONDS:.0e}; leave it out for no limit")
+    if value is None:
+        return None
+    expected = f"expected a number, 0 or more, up to {_MOST_SECONDS:.0e}; leave it out for no limit"
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"seconds is {value!r}: {expected}")
+    if not 0 <= value <= _MOST_SECONDS:
+        raise ValueError(f"seconds is {value!r}: {expected}")
     return value
 
 
@@ -204,10 +227,7 @@ def _shown(done, asked, wrong):
 def verify(random, suite, case, repeat, seed, seconds, op, elements, device, threads, progress):
     """See `causeway.verify`."""
     if random is not None:
-        # What comes first could have been meant for another argument.
-        is_name = isinstance(random, (str, os.PathLike))
-        fix = f"of a suite, pass suite={random!r}; of a device, device={random!r}" if is_name else "of a device, pass device='cuda:0'"
-        _count("random", random, 1, _MOST, f", the number of calls; {fix}")
+        random = _random(random)
     if case is not None and not isinstance(case, str):
         raise TypeError(f"case is {case!r}: expected a str, a part of the names of cases")
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
@@ -216,21 +236,18 @@ def verify(random, suite, case, repeat, seed, seconds, op, elements, device, thr
         raise ValueError(f"{'case' if case is not None else 'repeat'} is for a suite: name one with suite=")
     if suite is not None:
         # As the command has it.
-        given = {"random": random, "seed": None if seed == 1 else seed, "seconds": seconds, "op": op or None, "elements": elements}
+        given = {"random": random, "seed": None if seed == 1 else seed, "seconds": seconds, "op": op, "elements": elements}
         for name, value in given.items():
             if value is not None:
                 raise ValueError(f"{name} is {value!r}, which is for random calls: leave out {name}, or suite")
-    suites = _names("suite", suite) if suite is not None else []
-    if suite is not None and not suites:
-        raise ValueError(f"suite is {suite!r}: expected a name or several")
     arguments = dict(
-        suites=suites,
+        suites=[] if suite is None else _names("suite", suite),
         case=case,
         repeats=_count("repeat", repeat, 1, _MOST),
         random=(1000 if random is None else random) if suite is None else None,
         seed=_count("seed", seed, 0, 2**64 - 1),
         seconds=_seconds(seconds),
-        operations=_names("op", op),
+        operations=[] if op is None else _names("op", op),
         elements=None if elements is None else _count("elements", elements, 1, _MOST_ELEMENTS),
         device=str((os.environ.get("CAUSEWAY_DEVICE") or "best") if device is None else device),
         threads=_count("threads", threads, 0, _native.MOST_THREADS),

@@ -10,7 +10,7 @@ with a place for each element, and share no memory with an input. Nothing is ret
                            B=None, C=None, dB=None, dC=None, round_products=False,
                            head_dim=0, eps=1e-6, scale=1.0)
     causal_conv1d_update(x, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices, out,
-                         B=None, C=None, round_products=False)
+                         B=None, C=None, round_products=False, head_dim=0, eps=1e-6, scale=1.0)
     causal_conv1d_varlen_states(x, cu_seqlens, states)
 
 Shapes, dtypes and errors are those of `causeway.causal_conv1d_fn` and, with the gates B and C, of `causeway.causal_conv1d_gated`;
@@ -37,6 +37,12 @@ __all__ = [
     "causal_conv1d_update",
     "causal_conv1d_varlen_states",
 ]
+
+
+def __dir__():
+    """The public names."""
+    return __all__
+
 
 _forward = _native.causal_conv1d_forward.eager
 _backward = _native.causal_conv1d_backward.eager

@@ -1,5 +1,7 @@
 """Modules of PyTorch's."""
 
+import re
+
 import torch
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -18,16 +20,22 @@ from causeway._activation import is_silu
 from causeway._flag import flag
 from causeway._gated import parts
 from causeway._integer import integer
-from causeway._qkv import options_of, three_sizes
-from causeway._torch.eager import expect_tensor, is_compiling
+from causeway._qkv import expected_heads, options_of, three_sizes
+from causeway._torch.eager import expect_tensor, is_compiling, is_dynamo_compiling
 
 __all__ = ["CausalConv1d", "GatedShortConv", "QKVShortConv"]
+
+
+def __dir__():
+    """The public names."""
+    return __all__
+
 
 # PyTorch's forward pre-hooks that make a module's weight of other parameters, whatever the module is called with.
 _MAKE_WEIGHT = BasePruningMethod, SpectralNorm, WeightNorm
 
 
-# The axes in front of channels, in a forward pass and in a step, and how many axes there are.
+# The axes before channels, in a forward pass and in a step, and how many axes there are.
 _ROWS, _STEPS = ("batch, seqlen",), ("batch", "batch, n")
 _COUNTS = {_ROWS: (3,), _STEPS: (2, 3)}
 
@@ -40,16 +48,31 @@ def _expect_positions(argument, value, axes, channels):
     expected = " or ".join([f"({name}, {channels or 'channels'})" for name in axes])
     if not is_compiling() and value.is_nested:
         jagged = f"{argument}.values()[None] with cu_seqlens={argument}.offsets()"
-        raise TypeError(f"{argument} is a nested tensor: expected {expected}; of a jagged one, {jagged}")
+        raise TypeError(f"{argument} is a nested tensor: expected {expected}; for a jagged one, pass {jagged}")
     expect_tensor(argument, value)
     if value.ndim not in _COUNTS[axes] or (channels and value.shape[-1] != channels):
         fix = f"; pass {argument}[None] for one sequence" if axes is _ROWS and value.ndim == 2 else ""
         raise ValueError(f"{argument} has shape {tuple(value.shape)}: expected {expected}{fix}")
 
 
-def _name_of(argument):
-    """Which argument of CausalConv1d one without a name was meant for."""
-    return "bias" if isinstance(argument, bool) else "activation"
+def _third(channels, argument):
+    """What to say of a third argument of CausalConv1d without a name."""
+    if isinstance(argument, (int, tuple, list)) and not isinstance(argument, bool):
+        return (
+            f"CausalConv1d has {argument!r} as its third argument: it is not Conv1d(in_channels, out_channels, kernel_size), "
+            f"and takes channels once; write CausalConv1d({channels!r}, {argument!r})"
+        )
+    name = "bias" if isinstance(argument, bool) else "activation"
+    return (
+        f"CausalConv1d has {argument!r} as its third argument: expected channels and kernel_size alone, and the others by name; "
+        f"pass {name}={argument!r}"
+    )
+
+
+def _call_it_state(error, name):
+    """Errors of a module call its state as the module does, and not by the name of the function that it calls."""
+    if not is_dynamo_compiling() and error.args and isinstance(error.args[0], str):
+        error.args = re.sub(rf"\b{name}\b", "state", error.args[0]), *error.args[1:]
 
 
 class CausalConv1d(torch.nn.Conv1d):
@@ -86,10 +109,7 @@ class CausalConv1d(torch.nn.Conv1d):
         self, channels, kernel_size, *others, bias=True, activation=None, device=None, dtype=None
     ):
         if others:
-            raise TypeError(
-                f"CausalConv1d has {others[0]!r} as its third argument: expected channels and kernel_size alone, and "
-                f"the others by name; pass {_name_of(others[0])}={others[0]!r}"
-            )
+            raise TypeError(_third(channels, others[0]))
         channels = integer("channels", channels, 1)
         # As torch.nn.Conv1d keeps it and takes it.
         if isinstance(kernel_size, (tuple, list)):
@@ -112,27 +132,37 @@ class CausalConv1d(torch.nn.Conv1d):
         """
         if type(return_state) is not bool:
             return_state = flag("return_state", return_state)
-        return causal_conv1d_fn(
-            x,
-            self.weight.squeeze(1),
-            self.bias,
-            seq_idx,
-            state,
-            return_state,
-            None,
-            self.activation,
-            cu_seqlens=cu_seqlens,
-            residual=residual,
-        )
+        weight = self.weight.squeeze(1)
+        try:
+            return causal_conv1d_fn(
+                x,
+                weight,
+                self.bias,
+                seq_idx,
+                state,
+                return_state,
+                None,
+                self.activation,
+                cu_seqlens=cu_seqlens,
+                residual=residual,
+            )
+        except Exception as error:
+            _call_it_state(error, "initial_states")
+            raise
 
     def step(self, x, state, *, cache_seqlens=None, conv_state_indices=None):
         """One new position x (batch, channels), or several (batch, channels, n); changes state. No gradients.
 
         The other arguments are those of `causeway.causal_conv1d_update`.
         """
-        return causal_conv1d_update(
-            x, state, self._filters(), self.bias, self.activation, cache_seqlens, conv_state_indices
-        )
+        weight = self._filters()
+        try:
+            return causal_conv1d_update(
+                x, state, weight, self.bias, self.activation, cache_seqlens, conv_state_indices
+            )
+        except Exception as error:
+            _call_it_state(error, "conv_state")
+            raise
 
     def _filters(self):
         """The weight as (channels, kernel_size), for a call that is not the module's forward pass, and so runs no hooks."""
@@ -152,8 +182,13 @@ class CausalConv1d(torch.nn.Conv1d):
         """Puts a state, or some of its rows, back to before any position, in place."""
         if rows is None:
             state.zero_()
-        else:
+            return state
+        try:
             state[rows] = 0
+        except (IndexError, TypeError) as error:
+            count = state.shape[0]
+            expected = f"expected rows of state, ints from {-count} to {count - 1}, a slice, or {count} bools"
+            raise type(error)(f"rows is {rows!r}: {expected}") from None
         return state
 
     def extra_repr(self):
@@ -237,18 +272,25 @@ class GatedShortConv(torch.nn.Module):
             return_state = flag("return_state", return_state)
         conv = self.conv
         _expect_positions("hidden", hidden, _ROWS, self._channels())
-        result = causal_conv1d_gated_packed(
-            self.in_proj(hidden).transpose(1, 2),
-            conv._filters(),
-            conv.bias,
-            seq_idx,
-            state,
-            return_state,
-            conv.activation,
-            order=self.order,
-            cu_seqlens=cu_seqlens,
-            round_products=self.round_products,
-        )
+        packed, weight = self.in_proj(hidden).transpose(1, 2), conv._filters()
+        try:
+            result = causal_conv1d_gated_packed(
+                packed,
+                weight,
+                conv.bias,
+                seq_idx,
+                state,
+                return_state,
+                conv.activation,
+                order=self.order,
+                cu_seqlens=cu_seqlens,
+                round_products=self.round_products,
+            )
+        except Exception as error:
+            _call_it_state(error, "initial_states")
+            raise
+        # Its memory is free for the last projection.
+        del packed
         y, *states = result if return_state else (result,)
         y = self.out_proj(y.transpose(1, 2))
         return (y, *states) if return_state else y
@@ -261,16 +303,21 @@ class GatedShortConv(torch.nn.Module):
         """
         _expect_positions("hidden", hidden, _STEPS, self._channels())
         conv, packed = self.conv, self.in_proj(hidden)
-        y = causal_conv1d_gated_update(
-            *parts(packed.transpose(1, 2) if packed.ndim == 3 else packed, self.order),
-            state,
-            conv._filters(),
-            conv.bias,
-            conv.activation,
-            cache_seqlens,
-            conv_state_indices,
-            round_products=self.round_products,
-        )
+        weight = conv._filters()
+        try:
+            y = causal_conv1d_gated_update(
+                *parts(packed.transpose(1, 2) if packed.ndim == 3 else packed, self.order),
+                state,
+                weight,
+                conv.bias,
+                conv.activation,
+                cache_seqlens,
+                conv_state_indices,
+                round_products=self.round_products,
+            )
+        except Exception as error:
+            _call_it_state(error, "conv_state")
+            raise
         # Autograd has nothing of what comes before, and would give the last projection a gradient alone.
         return self.out_proj(y.transpose(1, 2) if y.ndim == 3 else y).detach()
 
@@ -337,9 +384,10 @@ class QKVShortConv(torch.nn.Module):
     ):
         super().__init__()
         self.sizes = three_sizes(sizes)
-        for name, size, (dim, _) in zip("qkv", self.sizes, options_of(head_dim, l2norm, scale, eps, activation)):
+        options = options_of(head_dim, l2norm, scale, eps, activation)
+        for at, (size, (dim, _)) in enumerate(zip(self.sizes, options)):
             if size % dim:
-                raise ValueError(f"sizes is {sizes!r}: expected channels of {name} in heads of {dim}")
+                raise ValueError(expected_heads(at, size, dim, True))
         self.conv = CausalConv1d(sum(sizes), kernel_size, bias=bias, activation=activation, device=device, dtype=dtype)
         self.options = {"sizes": self.sizes, "head_dim": head_dim, "l2norm": tuple(l2norm), "scale": scale, "eps": eps}
 
@@ -352,17 +400,22 @@ class QKVShortConv(torch.nn.Module):
             return_state = flag("return_state", return_state)
         conv = self.conv
         _expect_positions("packed", packed, _ROWS, conv.in_channels)
-        return causal_conv1d_qkv(
-            packed.transpose(1, 2),
-            conv._filters(),
-            conv.bias,
-            seq_idx,
-            state,
-            return_state,
-            activation=conv.activation,
-            cu_seqlens=cu_seqlens,
-            **self.options,
-        )
+        weight = conv._filters()
+        try:
+            return causal_conv1d_qkv(
+                packed.transpose(1, 2),
+                weight,
+                conv.bias,
+                seq_idx,
+                state,
+                return_state,
+                activation=conv.activation,
+                cu_seqlens=cu_seqlens,
+                **self.options,
+            )
+        except Exception as error:
+            _call_it_state(error, "initial_states")
+            raise
 
     def step(self, packed, state, *, cache_seqlens=None, conv_state_indices=None):
         """q, k and v of a new position packed (batch, channels), or of several (batch, n, channels); changes state. No gradients.
@@ -371,16 +424,21 @@ class QKVShortConv(torch.nn.Module):
         """
         conv = self.conv
         _expect_positions("packed", packed, _STEPS, conv.in_channels)
-        return causal_conv1d_qkv_update(
-            packed.transpose(1, 2) if packed.ndim == 3 else packed,
-            state,
-            conv._filters(),
-            conv.bias,
-            activation=conv.activation,
-            cache_seqlens=cache_seqlens,
-            conv_state_indices=conv_state_indices,
-            **self.options,
-        )
+        weight = conv._filters()
+        try:
+            return causal_conv1d_qkv_update(
+                packed.transpose(1, 2) if packed.ndim == 3 else packed,
+                state,
+                weight,
+                conv.bias,
+                activation=conv.activation,
+                cache_seqlens=cache_seqlens,
+                conv_state_indices=conv_state_indices,
+                **self.options,
+            )
+        except Exception as error:
+            _call_it_state(error, "conv_state")
+            raise
 
     def new_state(self, batch, *, device=None, dtype=None):
         """The state before any position: zeros (batch, channels, kernel_size-1), of the weights' device and dtype."""

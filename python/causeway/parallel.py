@@ -35,6 +35,12 @@ from causeway._torch.twice import refuse
 
 __all__ = ["causal_conv1d_fn"]
 
+
+def __dir__():
+    """The public names."""
+    return __all__
+
+
 _NAME = "causeway.parallel.causal_conv1d_fn"
 _TABLE = Table(_native.causal_conv1d_forward)
 

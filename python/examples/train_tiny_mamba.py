@@ -11,6 +11,7 @@ the same function up to rounding.
 """
 
 import argparse
+import os
 import pathlib
 import sys
 import time
@@ -167,17 +168,49 @@ def plot(runs, path):
     path.write_text("\n".join([*parts, "</svg>"]) + "\n")
 
 
-def compare(description, blocks):
-    """Trains with each of two kinds of block, prints a table and writes the plot."""
+def count(text):
+    """An int of the command line, 1 or more."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an int, 1 or more")
+    return number
+
+
+def read_options(description):
+    """The options and the text of the command line; it ends with an error before anything is trained if one of them is wrong."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--text", type=pathlib.Path, help="file to train on")
     parser.add_argument("--plot", type=pathlib.Path, default=pathlib.Path("loss.svg"))
     for name, value in dict(steps=120, batch=8, seqlen=128, dim=96, depth=4).items():
-        parser.add_argument(f"--{name}", type=int, default=value)
+        parser.add_argument(f"--{name}", type=count, default=value)
     options = parser.parse_args()
+    try:
+        torch.empty(0, device=options.device)
+    except (AssertionError, RuntimeError) as error:
+        parser.error(f"--device is {options.device}: {str(error).splitlines()[0]}")
+    if options.plot.is_dir() or not os.access(options.plot.parent, os.W_OK):
+        parser.error(f"--plot is {options.plot}: expected a file in a folder that exists and can be written to")
+    try:
+        text = read_text(options.text)
+    except OSError as error:
+        parser.error(f"--text is {options.text}: {error.strerror}")
+    # As `train` draws windows.
+    longest = len(text) - 2
+    if longest < 1:
+        parser.error(f"--text is {options.text}, of {len(text)} bytes: expected 3 bytes or more")
+    if options.seqlen > longest:
+        parser.error(f"--seqlen is {options.seqlen}: expected {longest} or less, since the text has {len(text)} bytes")
+    return options, text
 
-    data = torch.frombuffer(bytearray(read_text(options.text)), dtype=torch.uint8).long()
+
+def compare(description, blocks):
+    """Trains with each of two kinds of block, prints a table and writes the plot."""
+    options, text = read_options(description)
+    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     print(f"{len(data)} bytes of text, {options.steps} steps on {options.device}")
     runs = {name: train(name, block, data, options) for name, block in blocks.items()}
     plot(runs, options.plot)

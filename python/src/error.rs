@@ -27,7 +27,12 @@ pub fn exception(error: Error, renamed: Renamed) -> PyErr {
         }
     }
     match error {
-        Error::DTypeMismatch { .. } => PyTypeError::new_err(text),
+        Error::DTypeMismatch { allowed, .. } => {
+            if allowed == [DType::I32] {
+                text.push_str("; convert it with .to(torch.int32) or .astype(numpy.int32)");
+            }
+            PyTypeError::new_err(text)
+        }
         Error::Unsupported { .. } | Error::UnknownActivation { .. } => PyNotImplementedError::new_err(text),
         Error::Rank { .. }
         | Error::Size { .. }

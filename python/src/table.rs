@@ -168,7 +168,7 @@ impl Entry {
                 Choice::Convolution(activation, rounds, norm)
             }
             Chooses::Algorithm => {
-                let wrong = |_| wrong_option("algorithm", option, "\"exact\" or \"fast\"");
+                let wrong = |_| wrong_option("algorithm", option, "fast or exact");
                 let name: &str = option.extract().map_err(wrong)?;
                 Choice::Algorithm(name.parse().map_err(|error| exception(error, self.said))?)
             }

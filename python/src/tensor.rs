@@ -35,7 +35,13 @@ impl Named {
             Some(First { named, is_torch: false }) => format!("a numpy.ndarray, as {} is", named.name),
             _ => "a torch.Tensor or a numpy.ndarray".to_string(),
         };
-        PyTypeError::new_err(format!("{} is a {kind}: expected {expected}", self.name))
+        let kind = kind.to_string();
+        // As the package has it: a list, an int, an ndarray.
+        let article = match kind == "ndarray" || kind.to_lowercase().starts_with(['a', 'e', 'i', 'o']) {
+            true => "an",
+            false => "a",
+        };
+        PyTypeError::new_err(format!("{} is {article} {kind}: expected {expected}", self.name))
     }
 
     /// What there are kernels for, where the library has no name for a dtype.

@@ -89,7 +89,7 @@ def update(mesh):
         causeway.causal_conv1d_update(x, place(state, BATCH), weight, conv_state_indices=indices)
     with pytest.raises(ValueError, match=r"conv_state has placement .*: expected Replicate\(\)"):
         causeway.causal_conv1d_update(x, place(state, Shard(2)), weight)
-    with pytest.raises(TypeError, match="conv_state is a torch.Tensor beside a DTensor"):
+    with pytest.raises(TypeError, match="conv_state is a torch.Tensor, but others are DTensors"):
         causeway.causal_conv1d_update(x, state, weight)
 
 

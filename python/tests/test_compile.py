@@ -152,6 +152,32 @@ def test_export_keeps_the_operator():
     torch.testing.assert_close(exported.module()(x), model(x))
 
 
+WRONG = {
+    "state": (causeway.nn.CausalConv1d(6, 4), (torch.zeros(2, 6, 8), torch.zeros(2, 6, 4)), "length 4: expected 3, the width of weight less one"),
+    "step": (causeway.nn.CausalConv1d(6, 4).step, (torch.zeros(2, 6), torch.zeros(2, 6, 2)), "holds 2 positions"),
+    "packed": (
+        lambda packed, weight: causeway.causal_conv1d_gated_packed(packed, weight, order="xB"),
+        (torch.zeros(2, 18, 8), torch.zeros(6, 4)),
+        r"packed has shape \(2, 18, 8\): expected \(batch, 2 \* 6, seqlen\)",
+    ),
+    "sizes": (
+        lambda x, weight: causeway.causal_conv1d_qkv(x, weight, sizes=(6, 6), head_dim=3),
+        (torch.zeros(2, 18, 8), torch.zeros(18, 4)),
+        r"sizes is \(6, 6\): expected three ints \(q, k, v\), whose sum is the channels of x, 18",
+    ),
+    "reference": (causeway.causal_conv1d_ref, (torch.zeros(2, 6, 8), torch.zeros(5, 4)), "expected the same dim in both"),
+    "type": (causeway.causal_conv1d_fn, (torch.zeros(2, 6, 8), 3), "weight is an int: expected a torch.Tensor, as x is"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_of_compiled_calls(name):
+    """In the words of an eager call, whatever exception the compiler makes of it."""
+    function, arguments, words = WRONG[name]
+    with pytest.raises(Exception, match=words):
+        torch.compile(function, backend="eager")(*arguments)
+
+
 def test_operators_pass_pytorch_checks():
     x, weight, bias = (t.double() for t in (torch.randn(2, 6, 8), torch.randn(6, 4), torch.randn(6)))
     check, ops = torch.library.opcheck, torch.ops.causeway

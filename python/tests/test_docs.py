@@ -88,6 +88,26 @@ def test_examples(root, name, device, tmp_path):
     assert plot.read_text().startswith("<svg")
 
 
+@pytest.mark.parametrize("name", ["train_tiny_mamba", "train_tiny_lfm2"])
+def test_what_an_example_refuses(root, name, tmp_path):
+    """Before it trains, as argparse has it."""
+    (tmp_path / "empty").touch()
+    for arguments, words in [
+        (["--steps", "0"], "argument --steps: '0': expected an int, 1 or more"),
+        (["--batch", "-1"], "argument --batch: '-1': expected an int, 1 or more"),
+        (["--dim", "1.5"], "argument --dim: '1.5': expected an int, 1 or more"),
+        (["--seqlen", "1000000000"], "--seqlen is 1000000000: expected "),
+        (["--text", tmp_path / "empty"], f"--text is {tmp_path / 'empty'}, of 0 bytes: expected 3 bytes or more"),
+        (["--text", tmp_path / "none"], f"--text is {tmp_path / 'none'}: No such file or directory"),
+        (["--plot", tmp_path / "none" / "loss.svg"], "loss.svg: expected a file in a folder that exists"),
+        (["--plot", tmp_path], f"--plot is {tmp_path}: expected a file in a folder that exists"),
+        (["--device", "none"], "--device is none: "),
+    ][:: 1 if name == "train_tiny_mamba" else 4]:
+        command = [sys.executable, root / "python" / "examples" / f"{name}.py", "--device", "cpu", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2 and words in done.stderr and not done.stdout, done.stderr[-4000:]
+
+
 def test_an_example_outside_of_the_project_asks_for_a_text(root, tmp_path):
     """Wherever it lies: also right below a root, as in /tmp."""
     program = shutil.copy(root / "python" / "examples" / "train_tiny_mamba.py", tmp_path)

@@ -38,12 +38,13 @@ FORWARD = [
     (
         dict(weight=WEIGHT[:, None]),
         ValueError,
-        "weight has shape (4, 1, 3): expected (dim, width); of a torch.nn.Conv1d's (dim, 1, width), take weight[:, 0]",
+        "weight has shape (4, 1, 3): expected (dim, width); for the (dim, 1, width) of a torch.nn.Conv1d, pass weight[:, 0]",
     ),
     (dict(weight=torch.randn(4, 257)), ValueError, "width 257"),
     (dict(weight=torch.randn(4, 0)), ValueError, "width 0"),
     (dict(weight=WEIGHT.double()), TypeError, "weight has dtype float64"),
-    (dict(weight=WEIGHT.numpy()), TypeError, "weight is a ndarray"),
+    (dict(weight=WEIGHT.numpy()), TypeError, "weight is an ndarray: expected a torch.Tensor, as x is; pass torch.from_numpy(weight)"),
+    (dict(weight=3), TypeError, "weight is an int: expected a torch.Tensor, as x is"),
     (dict(bias=BIAS.numpy()), TypeError, "pass torch.from_numpy(bias)"),
     (dict(bias=BIAS[:3]), ValueError, "bias has dim 3"),
     (dict(bias=BIAS.half()), TypeError, "bias has dtype float16"),
@@ -105,7 +106,7 @@ def test_states_where_a_flag_belongs(function, tensors, options, library):
     if function is causeway.parallel.causal_conv1d_fn and library == "numpy":
         pytest.skip("of PyTorch alone")
     given = [tensor.numpy() if library == "numpy" else tensor for tensor in (*tensors, torch.zeros(2, 4, 2))]
-    with pytest.raises(TypeError, match=r"return_final_states is a \w+ of shape \(2, 4, 2\): expected True or False"):
+    with pytest.raises(TypeError, match=r"return_final_states is an? \w+ of shape \(2, 4, 2\): expected True or False"):
         function(*given[:-1], return_final_states=given[-1], **options)
 
 
@@ -295,7 +296,7 @@ def test_a_nested_tensor_in_three_parts_is_named(layout):
 @pytest.mark.parametrize("value", [3, "x"])
 def test_what_is_no_tensor_in_three_parts_is_named(value):
     for name, call in of_thirds(lambda _: value):
-        with pytest.raises(TypeError, match=f"^{name} is a {type(value).__name__}: expected a torch.Tensor"):
+        with pytest.raises(TypeError, match=f"^{name} is an? {type(value).__name__}: expected a torch.Tensor"):
             call()
 
 
@@ -310,7 +311,7 @@ def test_what_autocast_cannot_cast_is_named(value):
     ]
     for name, call in calls:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            with pytest.raises(TypeError, match=f"^{name} is a {type(value).__name__}: expected a torch.Tensor"):
+            with pytest.raises(TypeError, match=f"^{name} is an? {type(value).__name__}: expected a torch.Tensor"):
                 call()
 
 
@@ -324,7 +325,7 @@ def test_what_is_no_array_in_three_parts_is_named(value):
         ("conv_state", lambda: causeway.causal_conv1d_qkv_update(x, value, weight, **SIZES)),
     ]:
         fix = rf"; pass {name}\.numpy\(\)" if value is WEIGHT else ""
-        with pytest.raises(TypeError, match=rf"^{name} is a {type(value).__name__}: expected a numpy\.ndarray, as x is{fix}$"):
+        with pytest.raises(TypeError, match=rf"^{name} is an? {type(value).__name__}: expected a numpy\.ndarray, as x is{fix}$"):
             call()
 
 
@@ -379,7 +380,7 @@ BLOCKS = {"hidden": causeway.nn.GatedShortConv(8, 3), "packed": causeway.nn.QKVS
         (X[..., :5], ValueError, r"NAME has shape \(2, 4, 5\): expected \(batch, seqlen, 8\)$"),
         (X.tolist(), TypeError, "NAME is a list: expected a torch.Tensor$"),
         (None, TypeError, "NAME is a NoneType: expected a torch.Tensor$"),
-        (X.numpy(), TypeError, r"NAME is a ndarray: expected a torch.Tensor; torch.from_dlpack\(NAME\) makes one"),
+        (X.numpy(), TypeError, r"NAME is an ndarray: expected a torch.Tensor; torch.from_dlpack\(NAME\) makes one"),
     ],
 )
 def test_what_a_block_is_called_with(name, block, value, error, words):
@@ -479,14 +480,14 @@ def of_library(module, name="Array", **attributes):
 
 
 def test_arrays_of_other_libraries():
-    with pytest.raises(TypeError, match=r"x is an array of JAX's: pass torch\.from_dlpack\(x\) or numpy\.asarray"):
+    with pytest.raises(TypeError, match=r"x is a JAX array: pass torch\.from_dlpack\(x\) or numpy\.asarray"):
         causeway.causal_conv1d_fn(of_library("jaxlib._jax", __dlpack__=None), WEIGHT)
-    with pytest.raises(TypeError, match=r"a is a Array: expected .*; torch\.from_dlpack\(a\) makes one"):
+    with pytest.raises(TypeError, match=r"a is an Array: expected .*; torch\.from_dlpack\(a\) makes one"):
         causeway.gemm(of_library("cupy", __dlpack__=None), WEIGHT)
     array = of_library("jaxlib._jax", __dlpack__=None, __array__=None)
-    with pytest.raises(TypeError, match=r"weight is a Array: expected .*; pass torch\.from_dlpack\(weight\)"):
+    with pytest.raises(TypeError, match=r"weight is an Array: expected .*; pass torch\.from_dlpack\(weight\)"):
         causeway.causal_conv1d_fn(X, array)
-    with pytest.raises(TypeError, match=r"weight is a Array: expected .*; pass numpy\.asarray\(weight\)"):
+    with pytest.raises(TypeError, match=r"weight is an Array: expected .*; pass numpy\.asarray\(weight\)"):
         causeway.causal_conv1d_fn(X.numpy(), array)
     with pytest.raises(TypeError, match="grad_c is a list: expected a torch.Tensor or a numpy.ndarray$"):
         causeway.gemm_grad_a([1.0], WEIGHT)
@@ -505,6 +506,56 @@ def test_a_module_is_a_leaf_of_symbolic_tracing():
     model = torch.nn.Sequential(causeway.nn.CausalConv1d(4, 3), torch.nn.ReLU())
     traced = torch.fx.GraphModule(model, Tracer().trace(model))
     assert torch.equal(traced(X), model(X))
+
+
+REFERENCE = [
+    (dict(x=X[0]), "x has shape (4, 8): expected (batch, dim, seqlen)"),
+    (dict(weight=WEIGHT[:3]), "x has shape (2, 4, 8) and weight has shape (3, 3): expected the same dim in both"),
+    (dict(weight=WEIGHT[:, None]), "weight has shape (4, 1, 3): expected (dim, width); "),
+    (dict(weight=WEIGHT[:, :0]), "weight has width 0"),
+    (dict(bias=BIAS[:3]), "bias has dim 3: expected 4, the dim of x"),
+    (dict(bias=BIAS[None]), "bias has shape (1, 4): expected (dim,)"),
+    (dict(initial_states=torch.zeros(2, 4, 3)), "initial_states has length 3: expected 2, the width of weight less one"),
+    (dict(final_states_out=torch.zeros(3, 4, 2)), "final_states_out has batch 3: expected 2, the batch of x"),
+    (dict(seq_idx=torch.zeros(2, 7, dtype=I32)), "seq_idx has seqlen 7: expected 8, the seqlen of x"),
+]
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("change, words", REFERENCE)
+def test_the_reference_has_the_same_words(change, words, library):
+    arguments = dict(x=X, weight=WEIGHT, bias=BIAS) | change
+    if library == "numpy":
+        arguments = {name: value.numpy() for name, value in arguments.items()}
+    for function in (causeway.causal_conv1d_fn, causeway.causal_conv1d_ref):
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
+            function(**arguments)
+
+
+UPDATE_REFERENCE = [
+    (dict(x=X[0, :, 0]), "x has shape (4,): expected (batch, dim) or (batch, dim, seqlen)"),
+    (dict(weight=WEIGHT[:3]), "x has shape (2, 4) and weight has shape (3, 3): expected the same dim in both"),
+    (dict(conv_state=torch.zeros(2, 3, 2)), "conv_state has dim 3: expected 4, the dim of x"),
+    (dict(conv_state=torch.zeros(4, 2)), "conv_state has shape (4, 2): expected (batch, dim, state_len)"),
+    (dict(conv_state=torch.zeros(2, 4, 1)), "conv_state holds 1 positions: a convolution of width 3 needs at least 2"),
+    (dict(cache_seqlens=torch.zeros(3, dtype=I32)), "cache_seqlens has batch 3: expected 2, the batch of x"),
+]
+
+
+@pytest.mark.parametrize("change, words", UPDATE_REFERENCE)
+def test_the_reference_of_an_update_has_the_same_words(change, words):
+    arguments = dict(x=X[:, :, 0], conv_state=torch.zeros(2, 4, 2), weight=WEIGHT) | change
+    for function in (causeway.causal_conv1d_update, causeway.causal_conv1d_update_ref):
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
+            function(**arguments)
+
+
+def test_the_reference_of_what_is_no_tensor():
+    for function in (causeway.causal_conv1d_fn, causeway.causal_conv1d_ref):
+        with pytest.raises(TypeError, match="^x is an int: expected a torch.Tensor or a numpy.ndarray$"):
+            function(3, WEIGHT)
+    with pytest.raises(TypeError, match="^weight is a list: expected a torch.Tensor"):
+        causeway.causal_conv1d_ref(X, [1.0])
 
 
 MODULE = [
@@ -533,6 +584,10 @@ def test_arguments_of_the_module():
         causeway.nn.CausalConv1d(8, 4, "silu")
     with pytest.raises(TypeError, match="pass bias=False"):
         causeway.nn.CausalConv1d(8, 4, False)
+    for size in (4, (4,)):
+        words = re.escape(f"it is not Conv1d(in_channels, out_channels, kernel_size), and takes channels once; write CausalConv1d(8, {size})")
+        with pytest.raises(TypeError, match=words):
+            causeway.nn.CausalConv1d(8, 8, size)
     with pytest.raises(ValueError, match="batch is -1: expected an int, 0 or more"):
         causeway.nn.CausalConv1d(8, 4).new_state(-1)
     plain = torch.nn.Conv1d(8, 8, 4, groups=8)
@@ -587,8 +642,8 @@ GEMM = [
     (dict(b=torch.randn(4, 2).half()), ValueError, "b has K 4: expected 3"),
     (dict(b=torch.randn(3, 2).bfloat16()), TypeError, "b has dtype bfloat16"),
     (dict(algorithm="best"), ValueError, "algorithm is"),
-    (dict(algorithm=None), TypeError, 'algorithm is None: expected "exact" or "fast"'),
-    (dict(b=np.zeros((3, 2), np.float16)), TypeError, "b is a ndarray"),
+    (dict(algorithm=None), TypeError, 'algorithm is None: expected fast or exact'),
+    (dict(b=np.zeros((3, 2), np.float16)), TypeError, "b is an ndarray: expected a torch.Tensor, as a is; pass torch.from_numpy(b)"),
     (dict(b=None), TypeError, "b is a NoneType"),
 ]
 

@@ -56,6 +56,29 @@ def test_stubs_take_an_activation_out_of_a_configuration(root):
     assert set(typing.get_args(allowed)) == {str, type(None)}
 
 
+def test_dir_has_what_is_public():
+    program = (
+        "import causeway\n"
+        "assert set(dir(causeway)) == {*causeway.__all__, 'drop_in', 'kernels', 'nn', 'parallel'}\n"
+        "for module in (causeway.kernels, causeway.nn, causeway.parallel):\n"
+        "    assert dir(module) == sorted(module.__all__)\n"
+    )
+    pytest.importorskip("torch")
+    run(program)
+
+
+def test_the_docstring_of_kernels_has_their_signatures():
+    program = (
+        "import causeway, inspect, re\n"
+        "text = re.sub(r'\\s+', ' ', causeway.kernels.__doc__)\n"
+        "for name in causeway.kernels.__all__:\n"
+        "    parameters = inspect.signature(getattr(causeway.kernels, name)).parameters.values()\n"
+        "    words = ', '.join(p.name if p.default is p.empty else f'{p.name}={p.default}' for p in parameters)\n"
+        "    assert f'{name}({words})' in text.replace('1e-6', '1e-06'), name\n"
+    )
+    run(program)
+
+
 def test_a_name_that_is_nowhere():
     program = "import causeway\ntry:\n    causeway.nnn\nexcept AttributeError as error:\n    print(error)\n"
     assert run(program) == "module 'causeway' has no attribute 'nnn'\n"

@@ -97,7 +97,7 @@ def test_a_step_has_no_gradients(name):
     assert not found.requires_grad
     with torch.no_grad():
         assert torch.equal(found, joined(block.step(x, block.new_state(2))))
-    with pytest.raises(RuntimeError, match="conv_state requires a gradient, and is changed in place"):
+    with pytest.raises(RuntimeError, match="^state requires a gradient, and is changed in place: pass state.detach"):
         block.step(x, block.new_state(2).requires_grad_())
 
 
@@ -114,6 +114,44 @@ def test_steps_in_a_pool_of_ring_buffers(name):
             y = joined(block.step(x[:, t], pool, cache_seqlens=seen, conv_state_indices=rows))
             torch.testing.assert_close(y, whole[:, t])
     assert not pool[1].any() and pool[0].any() and pool[2].any()
+
+
+STATES = {
+    "conv": (lambda: causeway.nn.CausalConv1d(8, 3), lambda x: x.transpose(1, 2)),
+    "gated": (BLOCKS["gated"], lambda x: x),
+    "qkv": (lambda: causeway.nn.QKVShortConv((2, 2, 4), 2, 3), lambda x: x),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_errors_of_a_state_name_it(name):
+    """By the argument of the module, and not by that of the function which it calls."""
+    make, axes = STATES[name]
+    module, x = make(), draw(2, 5, 8)
+    for state in (torch.zeros(2, 8, 3), torch.zeros(2, 7, 2)):
+        with pytest.raises(ValueError, match="^state has "):
+            module(axes(x), state)
+    with pytest.raises(TypeError, match="^state is an int: expected a torch.Tensor"):
+        module(axes(x), 3)
+    for state in (torch.zeros(2, 8, 1), torch.zeros(3, 8, 2)):
+        with pytest.raises(ValueError, match="^state (has|holds) "):
+            module.step(x[:, 0], state)
+    with pytest.raises(TypeError, match="^state is a NoneType: expected a torch.Tensor"):
+        module.step(x[:, 0], None)
+    rows = torch.tensor([0, 7], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^conv_state_indices\[1\] is 7: expected 0 to 1, the rows of state,"):
+        module.step(x[:, 0], module.new_state(2), conv_state_indices=rows)
+
+
+def test_rows_of_a_state():
+    conv = causeway.nn.CausalConv1d(4, 3)
+    words = r": expected rows of state, ints from -2 to 1, a slice, or 2 bools$"
+    for rows, error in [(5, IndexError), ([0, 2], IndexError), (1.5, IndexError), ("a", TypeError), (torch.tensor([True]), IndexError)]:
+        with pytest.raises(error, match="^rows is .*" + words):
+            conv.reset_state(conv.new_state(2), rows)
+    for rows in (1, -1, slice(1, None), [1], torch.tensor([1]), torch.tensor([False, True])):
+        state = conv.reset_state(torch.ones(2, 4, 2), rows)
+        assert state[0].all() and not state[1].any()
 
 
 def test_kernel_size_as_torch_takes_it():

@@ -284,8 +284,15 @@ def test_a_group_without_this_process():
     x, weight = torch.zeros(2, 3, 7), torch.zeros(3, 4)
     with pytest.raises(ValueError, match="group is .*: expected a process group that this process is a rank of"):
         causeway.parallel.causal_conv1d_fn(x, weight, group=dist.GroupMember.NON_GROUP_MEMBER)
-    with pytest.raises(ValueError, match="process group has not been initialized"):
+    words = r"group is None, and there is no default process group: call torch.distributed.init_process_group first, or pass group=$"
+    with pytest.raises(ValueError, match=words):
         causeway.parallel.causal_conv1d_fn(x, weight)
+
+
+def test_arrays_are_refused():
+    words = r"^x is an ndarray: expected a torch.Tensor; pass torch.from_numpy\(x\)$"
+    with pytest.raises(TypeError, match=words):
+        causeway.parallel.causal_conv1d_fn(torch.zeros(2, 3, 7).numpy(), torch.zeros(3, 4).numpy())
 
 
 def test_one_rank_is_an_ordinary_call(tmp_path):

@@ -148,8 +148,12 @@ def test_autocast():
     ("change", "error", "words"),
     [
         ({"sizes": (12, 12, 19)}, ValueError, "expected 43 channels along its second axis"),
-        ({"sizes": None}, ValueError, "expected the channels of q, k and v"),
-        ({"head_dim": 5}, ValueError, "channels in heads of 5"),
+        ({"sizes": None}, ValueError, r"sizes is None: expected three ints \(q, k, v\), whose sum is the channels of x, 44$"),
+        ({"sizes": (22, 22)}, ValueError, r"sizes is \(22, 22\): expected three ints \(q, k, v\), whose sum is the channels of x, 44$"),
+        ({"sizes": (22, 44, -22)}, ValueError, r"^sizes\[2\] is -22: expected an int, 0 or more$"),
+        ({"sizes": (22, 11, 11.0)}, TypeError, r"^sizes\[2\] is 11.0: expected an int"),
+        ({"x": draw(2, CHANNELS)}, ValueError, r"^x has shape \(2, 44\): expected \(batch, channels, seqlen\)$"),
+        ({"head_dim": 5}, ValueError, r"^q has 12 channels \(sizes\[0\]\): expected a multiple of head_dim, 5$"),
         ({"head_dim": 0}, ValueError, "head_dim is 0"),
         ({"l2norm": ("w",)}, ValueError, "l2norm is"),
         ({"l2norm": True}, ValueError, "expected a tuple of any of"),
@@ -157,9 +161,9 @@ def test_autocast():
         ({"scale": None}, TypeError, "scale is None: expected a float"),
         ({"scale": float("nan")}, ValueError, "scale is nan: expected a number from -3.4e38 to 3.4e38"),
         ({"scale": -float("inf")}, ValueError, "scale is -inf: expected a number"),
-        ({"sizes": 44}, ValueError, "sizes is 44: expected the channels"),
+        ({"sizes": 44}, ValueError, "sizes is 44: expected three ints"),
         ({"weight": (1, 2, 3)}, TypeError, "weight is a tuple: expected one tensor, as x is"),
-        ({"weight": draw(CHANNELS, 3, grad=False).numpy()}, TypeError, "weight is a ndarray: expected a torch.Tensor"),
+        ({"weight": draw(CHANNELS, 3, grad=False).numpy()}, TypeError, "weight is an ndarray: expected a torch.Tensor"),
         ({"x": [1, 2, 3]}, TypeError, "x is a list of 3: expected one tensor, or a tuple of three"),
         ({"x": ()}, TypeError, "x is a tuple of 0: expected one tensor, or a tuple of three"),
         ({"l2norm": ("k",), "scale": 0.5}, ValueError, "scale is 0.5"),
@@ -217,9 +221,9 @@ def test_update_records_no_graph():
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        (((8, 8), 4, 4), ValueError, "expected the channels of q, k and v"),
-        ((8, 4, 4), ValueError, "expected the channels of q, k and v"),
-        (((8, 8, 10), 4, 4), ValueError, "expected channels of v in heads of 4"),
+        (((8, 8), 4, 4), ValueError, r"sizes is \(8, 8\): expected three ints \(q, k, v\), the channels of each$"),
+        ((8, 4, 4), ValueError, r"sizes is 8: expected three ints \(q, k, v\), the channels of each$"),
+        (((8, 8, 10), 4, 4), ValueError, r"^v has 10 channels \(sizes\[2\]\): expected a multiple of head_dim, 4$"),
     ],
 )
 def test_a_module_is_checked_when_it_is_made(given, error, words):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -126,17 +127,18 @@ def test_what_a_notebook_shows_is_escaped(suite):
         (dict(suite="full", elements=9), "elements is 9, which is for random calls"),
         (dict(suite="conv1d-last", repeat=0), "repeat is 0: expected an int, 1 to 4294967295"),
         (dict(random=-1), "random is -1: expected an int, 1 to 4294967295"),
-        (dict(random=0), "random is 0: expected an int, 1 to 4294967295, the number of calls; of a device, pass device='cuda:0'"),
-        (dict(random=True), "random is True: expected an int, 1 to 4294967295, the number of calls"),
+        (dict(random=0), "random is 0: expected an int, 1 to 4294967295, the number of random calls"),
+        (dict(random=1.5), "random is 1.5: expected an int, 1 to 4294967295, the number of random calls"),
+        (dict(random=True), "random is True: expected an int, 1 to 4294967295, the number of random calls"),
         (dict(suite=0), "suite is 0: expected a name or several"),
         (dict(suite=[]), "suite is []: expected a name or several"),
         (dict(device=0), 'device is "0": expected best, cpu'),
         (dict(device=""), 'device is "": expected best, cpu'),
         (
             dict(random="conv1d-last"),
-            "random is 'conv1d-last': expected an int, 1 to 4294967295, the number of calls; of a suite, pass suite='conv1d-last'",
+            "random is 'conv1d-last': expected an int, 1 to 4294967295, the number of random calls; for a suite, pass suite='conv1d-last'",
         ),
-        (dict(random="cuda"), "; of a suite, pass suite='cuda'; of a device, device='cuda'"),
+        (dict(random="cuda"), "; for a suite, pass suite='cuda'; for a device, pass device='cuda'"),
         (dict(op="conv2d"), 'op is "conv2d": expected conv1d, conv1d-update'),
         (dict(device="tpu"), 'device is "tpu": expected best, cpu'),
         (dict(device="tpu"), "; sim:32 and sim:64 are simulated GPUs"),
@@ -145,6 +147,7 @@ def test_what_a_notebook_shows_is_escaped(suite):
         (dict(seconds=-1), "seconds is -1: expected a number, 0 or more"),
         (dict(elements=0), "elements is 0: expected an int, 1 to 2147483648"),
         (dict(suite=["conv1d-last", 3]), "suite is ['conv1d-last', 3]: expected a name or several"),
+        (dict(op=[]), "op is []: expected a name or several"),
         (dict(op=3), "op is 3: expected a name or several"),
         (dict(seconds="1"), "seconds is '1': expected a number"),
         (dict(seconds=float("inf")), "seconds is inf: expected a number, 0 or more, up to 1e+09; leave it out for no limit"),
@@ -162,6 +165,18 @@ def test_bad_arguments(arguments, words):
     with pytest.raises((ValueError, TypeError)) as raised:
         causeway.verify(**arguments)
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["random", "seed", "elements", "threads", "seconds"])
+def test_what_is_no_number(name):
+    for value in (1.5, True, "7") if name != "seconds" else ("7", [7]):
+        with pytest.raises(TypeError, match=f"^{name} is {re.escape(repr(value))}: expected a"):
+            causeway.verify(**{name: value})
+
+
+def test_where_a_report_is_saved():
+    with pytest.raises(TypeError, match="^directory is 5: expected a str or a path$"):
+        causeway.verify(5, device="cpu").save(5)
 
 
 def test_a_limit_of_time():

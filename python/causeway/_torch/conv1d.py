@@ -52,7 +52,7 @@ def is_watched_gradient(given):
 def _recorded(count, named_option, returns_states, has_states):
     """The kernels around so many inputs, for eager calls that need a gradient: PyTorch takes time for each argument.
 
-    Behind the inputs comes the tensor of a caller that final states are written to, if it has one.
+    After the inputs comes the tensor of a caller that final states are written to, if it has one.
     """
     names = (*_FORWARD.inputs[:count], "final_states_out") if has_states else _FORWARD.inputs[:count]
     gradients = Gradients(names, 2 if returns_states else 1)

@@ -94,7 +94,7 @@ def _way(placement, has_indices):
 def update(inputs, option, conv_state):
     """The operator `update` of each rank's part, with everything brought to where conv_state's parts are."""
     if not isinstance(conv_state, DTensor):
-        raise TypeError("conv_state is a torch.Tensor beside a DTensor: expected a DTensor, as it is changed in place")
+        raise TypeError("conv_state is a torch.Tensor, but others are DTensors: expected a DTensor, as it is changed in place")
     mesh, x, tensors = conv_state.device_mesh, inputs[0], _native.causal_conv1d_update.inputs
     has_indices = any(t is not None and a.name == "conv_state_indices" for t, a in zip(inputs, tensors))
     ways = [_way(placement, has_indices) for placement in conv_state.placements]

@@ -5,6 +5,7 @@ import sys
 import torch
 import torch.autograd.forward_ad as forward_ad
 
+from causeway._kind import kind_of
 from causeway._qkv import each
 
 dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -91,7 +92,7 @@ def expect_tensors(table, *tensors):
     """Every argument is a tensor of PyTorch's, or None if it is not among the required ones."""
     for name, value in zip(table.names, tensors):
         if value is not None or name in table.required:
-            expect_tensor(name, value)
+            expect_tensor(name, value, table.names[0])
 
 
 def naming(names, given, function, *arguments):
@@ -103,18 +104,19 @@ def naming(names, given, function, *arguments):
         return function(given, *arguments)
     except Exception:
         for name, value in each(names, given):
-            expect_tensor(name, value)
+            expect_tensor(name, value, names[0])
         raise
 
 
-def expect_tensor(name, value):
-    """An argument is a tensor of PyTorch's, and neither nested nor sparse."""
+def expect_tensor(name, value, first="x"):
+    """An argument is a tensor of PyTorch's, as the first one is, and neither nested nor sparse."""
     if not isinstance(value, torch.Tensor):
         # No module of NumPy's is imported to tell its arrays apart.
         fix = f"; pass torch.from_numpy({name})" if type(value).__module__ == "numpy" else ""
         if not fix and hasattr(type(value), "__dlpack__"):
             fix = f"; pass torch.from_dlpack({name})"
-        raise TypeError(f"{name} is a {type(value).__name__}: expected a torch.Tensor, as the others are{fix}")
+        as_first = "" if name == first else f", as {first} is"
+        raise TypeError(f"{name} is {kind_of(value)}: expected a torch.Tensor{as_first}{fix}")
     # The compiler of PyTorch 2.4 cannot ask inside of a backward pass.
     if is_compiling():
         return
@@ -122,7 +124,7 @@ def expect_tensor(name, value):
         expected = "expected one with a shape and strides"
         if name in ("x", "packed"):
             expected = (
-                "expected sequences packed one after the other; of a jagged (batch, seqlen, dim), "
+                "expected sequences packed one after the other; for a jagged (batch, seqlen, dim), pass "
                 f"{name}.values().T[None] with cu_seqlens={name}.offsets()"
             )
         raise TypeError(f"{name} is a nested tensor: {expected}")
@@ -150,7 +152,7 @@ def is_distributed(*tensors):
 def require_axes(argument, tensor, expected):
     """The sizes of a tensor that results are made from."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{argument} is a {type(tensor).__name__}: expected a torch.Tensor")
+        raise TypeError(f"{argument} is {kind_of(tensor)}: expected a torch.Tensor")
     if tensor.dim() != len(expected.split(",")):
         raise ValueError(f"{argument} has shape {tuple(tensor.shape)}: expected {expected}")
     return tensor.shape

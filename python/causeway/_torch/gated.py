@@ -19,6 +19,9 @@ _NAME = "causal_conv1d_gated_packed"
 # The inputs of a packed call; the last ones may be missing.
 _INPUTS = "packed", "weight", "bias", "initial_states", "seq_idx", "cu_seqlens"
 
+# Those whose shapes are looked at before the convolution is called.
+_SHAPED = _INPUTS[:2]
+
 
 def _all(others):
     """With None for the last ones, where they are missing."""
@@ -106,20 +109,20 @@ def _any_requires_grad(tensors):
 
 def causal_conv1d_gated_packed(packed, order, others, option, return_final_states):
     """See `causeway.causal_conv1d_gated_packed`; the others are weight, bias, initial_states, seq_idx and cu_seqlens."""
-    return naming(("packed",), (packed,), _packed, order, others, option, return_final_states)
+    return naming(_SHAPED, (packed, others[0]), _packed, order, others, option, return_final_states)
 
 
 def _packed(given, order, others, option, return_final_states, is_cast=False):
-    (packed,) = given
+    packed = given[0]
     if not return_final_states and not is_dynamo_compiling():
         calls = cached(_calls, order, option)
         if calls is not None and (y := calls((packed, *others), is_cast)) is not None:
             return y
-    require_parts(packed, order)
+    require_parts(packed, order, others[0])
     if not is_cast and (dtype := autocast_dtype(packed)) is not None:
         weight, bias, initial_states, *indices = others
         others = weight, bias, cast(initial_states, dtype), *indices
-        return _packed((cast(packed, dtype),), order, others, option, return_final_states, True)
+        return _packed((cast(packed, dtype), weight), order, others, option, return_final_states, True)
     needs_gradient = torch.is_grad_enabled() and (packed.requires_grad or _any_requires_grad(others))
     if needs_gradient and _is_one_function(packed, others):
         return CausalConv1dGated.apply(order, kernel_option(option), return_final_states, packed, *others)

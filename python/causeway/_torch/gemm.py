@@ -130,7 +130,7 @@ def _finished(result, a, b, algorithm):
     if result is not None:
         return result
     if is_compiling():
-        refuse_forward_mode("gemm", "a @ b of PyTorch's")
+        refuse_forward_mode("gemm", "PyTorch's a @ b")
     if is_distributed(a, b):
         from causeway._torch import dtensor  # noqa: F401: gives the operator its strategies
     if is_transformed():

@@ -1,7 +1,7 @@
-"""The first positions of a slice of a sequence whose rows have indices, behind the halo.
+"""The first positions of a slice of a sequence whose rows have indices, after the halo.
 
 The slice is computed without its halo, and what that changes is corrected: by kernels of their own on GPUs that see each other's memory
-(kernels/causal_conv1d_forward_halo.cuh, causal_conv1d_backward_halo.cuh), elsewhere by calls for a short row, the halo in front.
+(kernels/causal_conv1d_forward_halo.cuh, causal_conv1d_backward_halo.cuh), elsewhere by calls for a short row that begins with the halo.
 """
 
 import torch

@@ -10,7 +10,7 @@ from causeway._torch.eager import is_dynamo_compiling
 _REFUSED = TypeError, ValueError, NotImplementedError, RuntimeError
 
 
-def _behind(count, place):
+def _after(count, place):
     """The place of a part, so many tensors further on."""
     return (place[0] + count, *place[1:]) if type(place) is tuple else place + count
 
@@ -43,7 +43,7 @@ class PackedCalls:
         backward_calls = []
         for index, (option, places) in enumerate(calls):
             dy = index if places["y"] == "new" else (index, "heads")
-            known = {name: _behind(len(calls), place) for name, place in places.items() if name != "y"}
+            known = {name: _after(len(calls), place) for name, place in places.items() if name != "y"}
             outputs = {f"d{name}": place for name, place in places.items()}
             backward_calls.append(_described(backward, option, {**known, **outputs, "dy": dy}))
         described = [_described(forward, option, places) for option, places in calls]

@@ -22,8 +22,10 @@ class Ring:
 
     def __init__(self, group):
         if group is None:
-            # None if there is no default group, which get_rank says.
-            group = dist.group.WORLD or dist.get_rank()
+            group = dist.group.WORLD
+            if group is None:
+                default = "there is no default process group: call torch.distributed.init_process_group first"
+                raise ValueError(f"group is None, and {default}, or pass group=")
         if not isinstance(group, dist.ProcessGroup):
             raise ValueError(f"group is {group!r}: expected a process group that this process is a rank of")
         self.group, self.rank, self.size = group, group.rank(), group.size()

@@ -234,7 +234,7 @@ def of_rows(ring, x, count):
 
 
 class Indexed(Ahead):
-    """Rows with `seq_idx`. An index may come back behind another one, so that several positions, of different indices, see the halo."""
+    """Rows with `seq_idx`. An index may come back after another one, so that several positions, of different indices, see the halo."""
 
     def __init__(self, ring, x, count, seq_idx, has_states):
         super().__init__(ring, x, count, seq_idx)

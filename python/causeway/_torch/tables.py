@@ -25,7 +25,7 @@ def pick(places, values):
 
 
 def picker(places, count):
-    """A function that takes what lies at these places out of a tuple of so many values; behind them lies None."""
+    """A function that takes what lies at these places out of a tuple of so many values; after the last one comes None."""
     places = list(places)
     if places == list(range(count)):
         return tuple

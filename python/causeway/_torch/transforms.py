@@ -131,5 +131,5 @@ class Gemm(torch.autograd.Function):
     def jvp(ctx, *tangents):
         """Always an error."""
         raise NotImplementedError(
-            "gemm has no forward-mode gradient: use reverse mode (grad, vjp, jacrev), or a @ b of PyTorch's"
+            "gemm has no forward-mode gradient: use reverse mode (grad, vjp, jacrev), or PyTorch's a @ b"
         )

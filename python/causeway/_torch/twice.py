@@ -53,6 +53,6 @@ _INSTEAD = {
     "causal_conv1d_fn": "causeway.causal_conv1d_ref or plain PyTorch",
     "causal_conv1d_gated": "products with the gates around causeway.causal_conv1d_ref",
     "causal_conv1d_gated_packed": "products with the gates around causeway.causal_conv1d_ref",
-    "causal_conv1d_qkv": "causeway.causal_conv1d_ref, and norms of plain PyTorch behind it,",
+    "causal_conv1d_qkv": "causeway.causal_conv1d_ref, and norms in plain PyTorch after it,",
     "causeway.parallel.causal_conv1d_fn": "causeway.causal_conv1d_ref of the whole sequence",
 }

@@ -1,4 +1,4 @@
-"""The modules of causal_conv1d with Causeway's kernels behind them.
+"""The modules of causal_conv1d, computed by Causeway's kernels.
 
 The distribution in `shim/` gives them their import names; `causeway.install_causal_conv1d` does so for one process, with
 no distribution at all.

@@ -144,7 +144,7 @@ def causal_conv1d_bwd_function(
         outputs = ... if dx is None else dx, ..., ..., ... if wants_states else None
         gradients = _backward(inputs, silu_activation, outputs)
         if gradients is not None:
-            # Those of gates, which the original has not, come behind.
+            # Those of gates, which the original has not, come last.
             return gradients[:4]
     if dx is None:
         dx = torch.empty_like(x)

@@ -7,6 +7,7 @@ import weakref
 
 from torch.nn import Module
 
+from causeway._kind import kind_of
 from causeway.drop_in import delta_net, short_conv
 
 # What knows a module, has its forward pass, and names the child whose parameters that reads by itself.
@@ -22,7 +23,7 @@ class Patched:
     def __init__(self, modules):
         self._before = []
         for module, kind in modules:
-            # Where accelerate moves a module's parameters, it has put a forward pass of its own in front of this one.
+            # Where accelerate moves a module's parameters, it has put a forward pass of its own around this one.
             name = "_old_forward" if hasattr(module, "_hf_hook") else "forward"
             self._before.append((module, name, vars(module).get(name)))
             # It brings parts of a model that is offloaded to their device before the convolution's parameters are read.
@@ -56,11 +57,11 @@ class Patched:
 def patch(model):
     """See `causeway.patch_transformers`."""
     if not isinstance(model, Module):
-        raise TypeError(f"model is a {type(model).__name__}: expected a torch.nn.Module; of a pipeline, its model")
+        raise TypeError(f"model is {kind_of(model)}: expected a torch.nn.Module; for a pipeline, pass its model")
     modules = [(module, kind) for module in model.modules() for kind in _KINDS if kind.knows(module)]
     if not modules:
         raise ValueError(
-            f"model is a {type(model).__name__} without a gated short convolution, or a gated delta net with SiLU: expected a model of "
+            f"model is {kind_of(model)} without a gated short convolution, or a gated delta net with SiLU: expected a model of "
             "LFM2, LFM2-MoE, LFM3, Qwen3-Next, Qwen3.5 or Qwen3.5-MoE from transformers 5.23 or later; for the plain convolution of "
             "others, see causeway.install_causal_conv1d"
         )

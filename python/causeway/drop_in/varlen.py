@@ -10,7 +10,7 @@ __all__ = ["causal_conv1d_varlen_states", "causal_conv1d_varlen_states_ref"]
 def causal_conv1d_varlen_states_ref(
     x: torch.Tensor, cu_seqlens: torch.Tensor, state_len: int
 ) -> torch.Tensor:
-    """`causal_conv1d_varlen_states` in plain operations: (n, dim, state_len), zeros in front of short sequences."""
+    """`causal_conv1d_varlen_states` in plain operations: (n, dim, state_len), zeros before short sequences."""
     ends = cu_seqlens.tolist()
     states = x.new_zeros(len(ends) - 1, state_len, x.shape[1])
     for row, (start, end) in enumerate(zip(ends, ends[1:])):
