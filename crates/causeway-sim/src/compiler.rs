@@ -60,7 +60,7 @@ pub(crate) fn find_program() -> Result<(PathBuf, String)> {
     found.ok_or_else(|| {
         let message = match named {
             Some(name) => format!(
-                "CAUSEWAY_SIM_CXX is {}, which does not start: expected a clang++ of version 16 or later",
+                "CAUSEWAY_SIM_CXX is {}, which does not say its version: expected a clang++ of version 16 or later",
                 name.display()
             ),
             None => format!(

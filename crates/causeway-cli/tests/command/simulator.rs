@@ -83,7 +83,10 @@ fn a_missing_compiler_is_named_with_what_to_install() {
     let message = text(&output.stderr);
     assert!(message.contains("clang++-19") && message.contains("apt-get install clang-19"), "{message}");
     let message = text(&start("CAUSEWAY_SIM_CXX", "/nonexistent/clang++", &verify).stderr);
-    assert!(message.contains("CAUSEWAY_SIM_CXX is /nonexistent/clang++, which does not start"), "{message}");
+    assert!(
+        message.contains("CAUSEWAY_SIM_CXX is /nonexistent/clang++, which does not say its version"),
+        "{message}"
+    );
     let doctor = text(&start("PATH", "/nonexistent", &["doctor"]).stdout);
     assert!(doctor.contains("sim:32, sim:64") && doctor.contains("apt-get install clang-19"), "{doctor}");
 }

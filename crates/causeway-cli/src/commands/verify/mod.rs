@@ -186,7 +186,7 @@ impl Args {
 
 fn begin_table(run: &Verification, device: &Device, cases: &[Case]) -> Result<Table, Failure> {
     let (count, suites) = (cases.len(), run.suites.join(", "));
-    terminal::print(&format!("verify {suites} on {device}: {count} cases"))?;
+    terminal::print(&format!("verify {suites} on {device}: {}", words::count(count, "case")))?;
     if let Some(kernels) = &run.preparation {
         let (all, compiled, seconds) = (kernels.kernels, kernels.compiled, kernels.seconds);
         terminal::print(&format!("{all} kernels, {compiled} of them compiled, in {seconds:.1} s"))?;
