@@ -69,10 +69,14 @@ def _third(channels, argument):
     )
 
 
-def _call_it_state(error, name):
-    """Errors of a module call its state as the module does, and not by the name of the function that it calls."""
-    if not is_dynamo_compiling() and error.args and isinstance(error.args[0], str):
-        error.args = re.sub(rf"\b{name}\b", "state", error.args[0]), *error.args[1:]
+def _with_state(name, function, *arguments, **options):
+    """What a function gives that a module calls with its state. Errors call that state as the module does, and not `name`, as the function."""
+    try:
+        return function(*arguments, **options)
+    except Exception as error:
+        if not is_dynamo_compiling() and error.args and isinstance(error.args[0], str):
+            error.args = re.sub(rf"\b{name}\b", "state", error.args[0]), *error.args[1:]
+        raise
 
 
 class CausalConv1d(torch.nn.Conv1d):
@@ -132,37 +136,37 @@ class CausalConv1d(torch.nn.Conv1d):
         """
         if type(return_state) is not bool:
             return_state = flag("return_state", return_state)
-        weight = self.weight.squeeze(1)
-        try:
-            return causal_conv1d_fn(
-                x,
-                weight,
-                self.bias,
-                seq_idx,
-                state,
-                return_state,
-                None,
-                self.activation,
-                cu_seqlens=cu_seqlens,
-                residual=residual,
-            )
-        except Exception as error:
-            _call_it_state(error, "initial_states")
-            raise
+        return _with_state(
+            "initial_states",
+            causal_conv1d_fn,
+            x,
+            self.weight.squeeze(1),
+            self.bias,
+            seq_idx,
+            state,
+            return_state,
+            None,
+            self.activation,
+            cu_seqlens=cu_seqlens,
+            residual=residual,
+        )
 
     def step(self, x, state, *, cache_seqlens=None, conv_state_indices=None):
         """One new position x (batch, channels), or several (batch, channels, n); changes state. No gradients.
 
         The other arguments are those of `causeway.causal_conv1d_update`.
         """
-        weight = self._filters()
-        try:
-            return causal_conv1d_update(
-                x, state, weight, self.bias, self.activation, cache_seqlens, conv_state_indices
-            )
-        except Exception as error:
-            _call_it_state(error, "conv_state")
-            raise
+        return _with_state(
+            "conv_state",
+            causal_conv1d_update,
+            x,
+            state,
+            self._filters(),
+            self.bias,
+            self.activation,
+            cache_seqlens,
+            conv_state_indices,
+        )
 
     def _filters(self):
         """The weight as (channels, kernel_size), for a call that is not the module's forward pass, and so runs no hooks."""
@@ -272,25 +276,20 @@ class GatedShortConv(torch.nn.Module):
             return_state = flag("return_state", return_state)
         conv = self.conv
         _expect_positions("hidden", hidden, _ROWS, self._channels())
-        packed, weight = self.in_proj(hidden).transpose(1, 2), conv._filters()
-        try:
-            result = causal_conv1d_gated_packed(
-                packed,
-                weight,
-                conv.bias,
-                seq_idx,
-                state,
-                return_state,
-                conv.activation,
-                order=self.order,
-                cu_seqlens=cu_seqlens,
-                round_products=self.round_products,
-            )
-        except Exception as error:
-            _call_it_state(error, "initial_states")
-            raise
-        # Its memory is free for the last projection.
-        del packed
+        result = _with_state(
+            "initial_states",
+            causal_conv1d_gated_packed,
+            self.in_proj(hidden).transpose(1, 2),
+            conv._filters(),
+            conv.bias,
+            seq_idx,
+            state,
+            return_state,
+            conv.activation,
+            order=self.order,
+            cu_seqlens=cu_seqlens,
+            round_products=self.round_products,
+        )
         y, *states = result if return_state else (result,)
         y = self.out_proj(y.transpose(1, 2))
         return (y, *states) if return_state else y
@@ -303,21 +302,18 @@ class GatedShortConv(torch.nn.Module):
         """
         _expect_positions("hidden", hidden, _STEPS, self._channels())
         conv, packed = self.conv, self.in_proj(hidden)
-        weight = conv._filters()
-        try:
-            y = causal_conv1d_gated_update(
-                *parts(packed.transpose(1, 2) if packed.ndim == 3 else packed, self.order),
-                state,
-                weight,
-                conv.bias,
-                conv.activation,
-                cache_seqlens,
-                conv_state_indices,
-                round_products=self.round_products,
-            )
-        except Exception as error:
-            _call_it_state(error, "conv_state")
-            raise
+        y = _with_state(
+            "conv_state",
+            causal_conv1d_gated_update,
+            *parts(packed.transpose(1, 2) if packed.ndim == 3 else packed, self.order),
+            state,
+            conv._filters(),
+            conv.bias,
+            conv.activation,
+            cache_seqlens,
+            conv_state_indices,
+            round_products=self.round_products,
+        )
         # Autograd has nothing of what comes before, and would give the last projection a gradient alone.
         return self.out_proj(y.transpose(1, 2) if y.ndim == 3 else y).detach()
 
@@ -400,22 +396,19 @@ class QKVShortConv(torch.nn.Module):
             return_state = flag("return_state", return_state)
         conv = self.conv
         _expect_positions("packed", packed, _ROWS, conv.in_channels)
-        weight = conv._filters()
-        try:
-            return causal_conv1d_qkv(
-                packed.transpose(1, 2),
-                weight,
-                conv.bias,
-                seq_idx,
-                state,
-                return_state,
-                activation=conv.activation,
-                cu_seqlens=cu_seqlens,
-                **self.options,
-            )
-        except Exception as error:
-            _call_it_state(error, "initial_states")
-            raise
+        return _with_state(
+            "initial_states",
+            causal_conv1d_qkv,
+            packed.transpose(1, 2),
+            conv._filters(),
+            conv.bias,
+            seq_idx,
+            state,
+            return_state,
+            activation=conv.activation,
+            cu_seqlens=cu_seqlens,
+            **self.options,
+        )
 
     def step(self, packed, state, *, cache_seqlens=None, conv_state_indices=None):
         """q, k and v of a new position packed (batch, channels), or of several (batch, n, channels); changes state. No gradients.
@@ -424,21 +417,18 @@ class QKVShortConv(torch.nn.Module):
         """
         conv = self.conv
         _expect_positions("packed", packed, _STEPS, conv.in_channels)
-        weight = conv._filters()
-        try:
-            return causal_conv1d_qkv_update(
-                packed.transpose(1, 2) if packed.ndim == 3 else packed,
-                state,
-                weight,
-                conv.bias,
-                activation=conv.activation,
-                cache_seqlens=cache_seqlens,
-                conv_state_indices=conv_state_indices,
-                **self.options,
-            )
-        except Exception as error:
-            _call_it_state(error, "conv_state")
-            raise
+        return _with_state(
+            "conv_state",
+            causal_conv1d_qkv_update,
+            packed.transpose(1, 2) if packed.ndim == 3 else packed,
+            state,
+            conv._filters(),
+            conv.bias,
+            activation=conv.activation,
+            cache_seqlens=cache_seqlens,
+            conv_state_indices=conv_state_indices,
+            **self.options,
+        )
 
     def new_state(self, batch, *, device=None, dtype=None):
         """The state before any position: zeros (batch, channels, kernel_size-1), of the weights' device and dtype."""
