@@ -19,8 +19,8 @@ const LARGE: [i64; 3] = [4, 1024, 4096];
 const SMALL: [i64; 3] = [1, 8, 16];
 /// The most that a small request may add to a call.
 const SMALL_LIMIT: f64 = 100e-6;
-/// Or so many times the call on a CPU, which takes 1.5 µs where nothing disturbs it: some virtual machines are several times slower for
-/// minutes, at system calls and at waking threads.
+/// Or so many times the call on a CPU. The call takes 1.5 µs where nothing disturbs it, and a request some ten times as long. On a virtual
+/// machine that was five times slower for minutes, a request took 10 to 16 times the call.
 const SMALL_BY_CALL: f64 = 20.0;
 /// Bytes of text that have to be parsed in a second.
 const TEXT_RATE: f64 = 200e6;

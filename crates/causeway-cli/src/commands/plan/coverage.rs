@@ -9,7 +9,7 @@ use causeway_verify::suite::random_calls::{OPERATIONS, Row, Space};
 use causeway_verify::suite::{Coverage, Reachable};
 use serde_json::json;
 
-use super::{of_architecture, simulated};
+use super::{of_architecture, or_default, simulated};
 use crate::failure::Failure;
 use crate::number::within;
 use crate::table::{Column, FAIL, PASS, Table};
@@ -55,10 +55,7 @@ pub(super) fn execute(args: &CoverageArgs, given: Option<DeviceFacts>, json: boo
         coverage.add(&reached);
         planned_for = planned_for.or(of_device);
     }
-    let facts = &match planned_for {
-        Some(facts) => facts,
-        None => of_architecture("sm_90a")?,
-    };
+    let facts = &or_default(planned_for)?;
     let space = Space { operations: OPERATIONS.to_vec(), has_f64: false, elements: args.elements };
     let reachable = space.reachable(facts, SEED, args.draws);
     let missing = coverage.missing(&reachable);

@@ -52,7 +52,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     if !args.coverage.coverage.is_empty() {
         return coverage::execute(&args.coverage, given, args.json);
     }
-    let facts = given.map_or_else(|| of_architecture("sm_90a"), Ok)?;
+    let facts = or_default(given)?;
     let mut list = Vec::new();
     for case in args.cases.open()? {
         for (call, plan) in plans(&case, &facts)? {
@@ -95,6 +95,11 @@ impl Args {
 /// The facts of a simulated device; `None` if this is none.
 fn simulated(name: &str) -> Result<Option<DeviceFacts>, Failure> {
     Ok(causeway_sim::Settings::parse(name)?.map(|settings| settings.facts))
+}
+
+/// Those that were asked for, or else an H200's.
+fn or_default(facts: Option<DeviceFacts>) -> Result<DeviceFacts, Failure> {
+    facts.map_or_else(|| of_architecture("sm_90a"), Ok)
 }
 
 /// The facts of an architecture's reference device.

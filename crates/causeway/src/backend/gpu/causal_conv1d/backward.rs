@@ -336,20 +336,25 @@ impl Planner<'_> {
         }
     }
 
-    /// Blocks that compute dinitial_states: each takes threads / (width - 1) pairs of sequence and channel.
-    fn state_blocks(&self, threads: u32) -> u64 {
+    /// Blocks that compute dinitial_states: each takes a group of threads / (width - 1) pairs of sequence and channel. Those of the general
+    /// kernel take several groups, since a grid may have no room for all: they are as many as fill the device.
+    fn state_blocks(&self, launch: &Launch) -> u64 {
         if !self.has_states(self.op.dinitial_states.is_some()) {
             return 0;
         }
         let pairs = self.sizes.sequences as u64 * self.sizes.dim as u64;
-        pairs.div_ceil(u64::from(threads) / (self.sizes.width as u64 - 1))
+        let groups = pairs.div_ceil(u64::from(launch.threads) / (self.sizes.width as u64 - 1));
+        match std::ptr::eq(launch.kernel, &GENERAL) {
+            true => groups.min(u64::from(self.facts.multiprocessors.max(1)) * 8),
+            false => groups,
+        }
     }
 
     pub(super) fn is_launchable(&self, launch: &Launch) -> bool {
         let blocks = u64::from(launch.channel_groups) * u64::from(launch.parts);
         let segments = self.sizes.batch as u64 * u64::from(launch.pieces);
         launch.shared_bytes <= self.facts.shared_per_block
-            && blocks + self.state_blocks(launch.threads) <= most_blocks(self.facts, launch.threads)
+            && blocks + self.state_blocks(launch) <= most_blocks(self.facts, launch.threads)
             && segments <= i32::MAX as u64 / MOST_STEPS
     }
 
@@ -366,12 +371,7 @@ impl Planner<'_> {
 
     fn finish(&self, launch: Launch) -> Plan {
         let sum_blocks = launch.channel_groups * launch.parts;
-        let mut state_blocks = self.state_blocks(launch.threads);
-        if std::ptr::eq(launch.kernel, &GENERAL) {
-            // Its blocks take several groups of states, since a grid may have no room for all. These fill the device.
-            state_blocks = state_blocks.min(u64::from(self.facts.multiprocessors.max(1)) * 8);
-        }
-        let state_blocks = state_blocks as u32;
+        let state_blocks = self.state_blocks(&launch) as u32;
         // A grid is whole clusters; blocks past the last state find nothing to do.
         let blocks = (sum_blocks + state_blocks).next_multiple_of(launch.cluster);
         let traffic = Traffic::of(self.op);
