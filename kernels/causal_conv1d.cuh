@@ -268,7 +268,7 @@ template <typename Index> struct Span {
     Index sequence, start, end;
 };
 
-// In place of the bytes of an element: there is no cu_seqlens, and the entries of a batch, one behind the other in memory, are taken as
+// In place of the bytes of an element: there is no cu_seqlens, and the entries of a batch, one after the other in memory, are taken as
 // one entry that holds sequences of equal length. So positions are shared out without regard to where entries end.
 constexpr int EVEN = 1;
 

@@ -16,7 +16,7 @@
 //   causal_conv1d_backward_short_last.cuh      the same where a call is small: a thread has few rows, all in registers
 //   causal_conv1d_backward_channel_first.cuh   stride 1 along seqlen: a wave walks a row from its end
 //   causal_conv1d_backward_tiles_first.cuh     the same for plain calls of long rows: more waves, fewer registers
-//   causal_conv1d_backward_flat_first.cuh      the same for plain calls of short rows: a wave walks one row behind the other
+//   causal_conv1d_backward_flat_first.cuh      the same for plain calls of short rows: a wave walks one row after the other
 //   causal_conv1d_backward_short_first.cuh     the same where a call is small: a packet per thread
 //   causal_conv1d_backward_rows_first.cuh      the same for many short rows: threads lie across rows side by side
 //   causal_conv1d_backward_general.cuh         any strides, any width

@@ -60,7 +60,7 @@ template <class Problem, class Tile> class ChannelLastBackward {
     // Tensors of the ring: x, dy, and then the gates.
     static constexpr int B_TENSOR = 2, C_TENSOR = Problem::B ? 3 : 2, TENSORS = 2 + Problem::B + Problem::C;
     using Ring = typename RingOfRows<IN_LINES, BYTES, Tile::access, ROWS, Tile::stages, THREADS, TENSORS>::Type;
-    // Whether chunks inside of a segment may copy rows behind it, which costs no instruction. With options it costs registers.
+    // Whether chunks inside of a segment may copy rows past its end, which costs no instruction. With options it costs registers.
     static constexpr bool MASKS_COPIES = Ring::ASYNC && !HAS_BOUNDARIES && !Problem::norm && !Problem::B && !Problem::C;
     using Row = RowAccess<BYTES, Tile::access>;
 
@@ -86,7 +86,7 @@ public:
     CAUSEWAY_DEVICE explicit ChannelLastBackward(const BackwardArguments& a) : a(a) {}
 
     CAUSEWAY_DEVICE void run(u32 block) {
-        // Blocks of a cluster have numbers one behind the other.
+        // Blocks of a cluster have numbers one after the other.
         const u32 part = CLUSTER > 1 ? block % CLUSTER : quotient(block, a.groups_divisor);
         const u32 group = CLUSTER > 1 ? block / CLUSTER : block - part * a.channel_groups;
         if constexpr (CLUSTER > 1) SentSums(SENT_AT).open();
@@ -101,7 +101,7 @@ public:
         }
         bool active = line < (u32)SEGMENTS && segment < (u32)a.batch * a.pieces;
         if constexpr (IN_LINES) {
-            // Lanes behind the last channel help to copy.
+            // Lanes past the last channel help to copy.
             line_end = minimum(a.dim, ((i64)group + 1) * BLOCK_CHANNELS);
             rest = (i32)(line_end - channel) * (i32)sizeof(X);
         } else {
@@ -282,7 +282,7 @@ private:
     }
 
     // ROWS rows from t on. Inside: every row and store lies in the segment, and every tap in one sequence, so that nothing is masked but
-    // copies of rows that lie behind it.
+    // copies of rows that lie past its end.
     template <bool Inside> CAUSEWAY_DEVICE void chunk(Ring& ring, i32 t) {
         // Copies to shared memory are issued together, before the chunk's reads. Alternating them with reads costs extra
         // instructions, and each read would wait behind a copy.
@@ -667,10 +667,10 @@ private:
     }
 
     const BackwardArguments& a;
-    i64 channel, line_end;  // the thread's first one, and the one behind the line's last
+    i64 channel, line_end;  // the thread's first one, and the one after the line's last
     i32 rest = 0;           // bytes between them
     i32 entry;
-    i32 first, last, fetch_end;  // the segment's first row and the one behind its last; the end of the rows that it reads
+    i32 first, last, fetch_end;  // the segment's first row and the one after its last; the end of the rows that it reads
     bool shares_above, runs_over = true;
     const char *x, *dy, *b, *gate;  // gate: of C
     char *dx, *db, *dc;

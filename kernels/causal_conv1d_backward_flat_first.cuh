@@ -1,16 +1,16 @@
 // Causal conv1d backward where neighbouring positions are neighbours in memory, for plain calls with many short rows.
 //
-//   channel c   │ row of entry 0        │ row of entry 1        │ …    the packets of all of a channel's rows, one row behind the other
+//   channel c   │ row of entry 0        │ row of entry 1        │ …    the packets of all of a channel's rows, one row after the other
 //               │ tile 0  │ tile 1  │ tile 2  │ tile 3  │ …            a wave takes a run of whole tiles, from its last one to its first
 //                                      ←─────────────
 //               │lane 0│lane 1│ …                                     a lane owns one packet of a tile
 //
-// So no lane is idle where a row ends: those behind it have packets of the next row. Tiles are prefetched into a ring in shared memory, three
+// So no lane is idle where a row ends: those past it have packets of the next row. Tiles are prefetched into a ring in shared memory, three
 // tiles ahead; the next has already arrived. A lane reads its halo of x from there, where the packet before its own lies, and gets the
 // halo of g, width-1 gradients to its right, by shuffles. Both are zero at a row's ends.
 //
-// Ragged rows begin and end inside a packet, each at another element. All rows are given the same number of packets; the last may lie wholly behind
-// its row. Elements of a packet before its row belong to another row, and are set to zero in the ring. Elements behind the row are not fetched.
+// Ragged rows begin and end inside a packet, each at another element. All rows are given the same number of packets; the last may lie wholly past
+// its row. Elements of a packet before its row belong to another row, and are set to zero in the ring. Elements past the row's end are not fetched.
 //
 // Cost per element: x, dy and dx once. Instructions with SiLU: the 24.5 of channel-last, and 50 to 100 for addresses, loop, shuffles and
 // ends of rows, divided by COUNT, the positions of a packet; ragged rows take 75 more in each tile with an end of a row.
@@ -20,7 +20,7 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// Rows have `pieces` packets. A row begins equally far behind a multiple of 16 bytes in x, dy and dx; rows may differ. The packet in which a row
+// Rows have `pieces` packets. A row begins equally far past a multiple of 16 bytes in x, dy and dx; rows may differ. The packet in which a row
 // begins lies in the tensor's memory. A wave's run has `piece` packets.
 //
 //   struct Tile {
@@ -80,7 +80,7 @@ private:
         const i32 has_before = !EVEN && begin > 0 ? 1 : 0;  // there are packets before the run
         packets_back = LANES / (i32)a.pieces * (i32)a.pieces - LANES;
         x_steps = steps(a.x), dy_steps = steps(a.dy), dx_steps = steps(a.dx);
-        // The lane's packet of the run's last tile: its number in the run, which may be behind its end, and in its row.
+        // The lane's packet of the run's last tile: its number in the run, which may be past its end, and in its row.
         i32 number = (count - 1) / LANES * LANES + lane;
         const i32 entry = (i32)quotient((u32)(begin + number), a.pieces_divisor), packet = begin + number - entry * (i32)a.pieces;
         fetch_number = number + has_before, fetch_count = count + has_before, fetch_packet = packet;

@@ -6,7 +6,7 @@
 // gradient belongs to the GPU that has it. It follows from the first width-1 positions, so it is sent ahead of the backward pass of the
 // slice, which the other GPU then need not wait for. A slice has width-1 positions at least: dfinal_states do not come into it.
 //
-// **backward_behind_halo.** Rows with seq_idx have a halo with indices of its own (Tile::indexed; causal_conv1d_forward_halo.cuh). The
+// **backward_after_halo.** Rows with seq_idx have a halo with indices of its own (Tile::indexed; causal_conv1d_forward_halo.cuh). The
 // backward pass of a slice computes it without the halo, and this computes dx[t] for t < width-1 again, and adds to dweight and
 // dbias what g[t] gives with the halo, less what it gives without. A slice has 2 · (width-1) positions at least. Sums take the order that they
 // have in every kernel, so dx has the bits of a row that is not cut, but for rows that a channel-last kernel adds in two parts.
@@ -21,7 +21,7 @@ namespace causal_conv1d {
 
 // What tap j of a position reads, and whether it counts. Halo: positions before the first one are the halo's, not nothing.
 template <class Problem, bool Halo>
-CAUSEWAY_DEVICE bool tap_behind_halo(const BackwardArguments& a, const HaloIndices& halo, i64 entry, i64 channel, i64 position, i32 index,
+CAUSEWAY_DEVICE bool tap_after_halo(const BackwardArguments& a, const HaloIndices& halo, i64 entry, i64 channel, i64 position, i32 index,
                                      int j, float& value) {
     using X = typename Problem::X;
     const i64 from = position - j;
@@ -34,7 +34,7 @@ CAUSEWAY_DEVICE bool tap_behind_halo(const BackwardArguments& a, const HaloIndic
 
 // g at a position.
 template <class Problem, bool Halo>
-CAUSEWAY_DEVICE float gradient_behind_halo(const BackwardArguments& a, const HaloIndices& halo, i64 entry, i64 channel, i64 position) {
+CAUSEWAY_DEVICE float gradient_after_halo(const BackwardArguments& a, const HaloIndices& halo, i64 entry, i64 channel, i64 position) {
     const i32 index = position_index<Problem>(a, entry, position);
     if (index < 0) return 0.0f;
     float pre = read_bias<Problem>(a, channel);
@@ -42,7 +42,7 @@ CAUSEWAY_DEVICE float gradient_behind_halo(const BackwardArguments& a, const Hal
 #pragma unroll 1
         for (int j = 0; j < a.width; ++j) {
             float value;
-            if (!tap_behind_halo<Problem, Halo>(a, halo, entry, channel, position, index, j, value)) continue;
+            if (!tap_after_halo<Problem, Halo>(a, halo, entry, channel, position, index, j, value)) continue;
             pre = multiply_add(read_weight<Problem>(a, channel, j), value, pre);
         }
     }
@@ -51,14 +51,14 @@ CAUSEWAY_DEVICE float gradient_behind_halo(const BackwardArguments& a, const Hal
 
 // The gradient of an element of the halo (position < 0), or dx of one of the first positions.
 template <class Problem>
-CAUSEWAY_DEVICE float input_gradient_behind_halo(const BackwardArguments& a, const HaloIndices& halo, i64 entry, i64 channel, i64 position) {
+CAUSEWAY_DEVICE float input_gradient_after_halo(const BackwardArguments& a, const HaloIndices& halo, i64 entry, i64 channel, i64 position) {
     const i32 index = position < 0 ? halo_index(halo, entry, position, a.width) : position_index<Problem>(a, entry, position);
     float sum = 0.0f;
     if (index < 0) return sum;
 #pragma unroll 1
     for (int j = position < 0 ? (int)-position : 0; j < a.width; ++j) {
         if (position_index<Problem>(a, entry, position + j) != index) continue;
-        const float g = gradient_behind_halo<Problem, true>(a, halo, entry, channel, position + j);
+        const float g = gradient_after_halo<Problem, true>(a, halo, entry, channel, position + j);
         sum = multiply_add(read_weight<Problem>(a, channel, j), g, sum);
     }
     return sum;
@@ -66,7 +66,7 @@ CAUSEWAY_DEVICE float input_gradient_behind_halo(const BackwardArguments& a, con
 
 // What the first positions give to dweight of tap j, or to dbias for j = width.
 template <class Problem, bool Halo>
-CAUSEWAY_DEVICE float sum_behind_halo(const BackwardArguments& a, const HaloIndices& halo, i64 channel, int j) {
+CAUSEWAY_DEVICE float sum_after_halo(const BackwardArguments& a, const HaloIndices& halo, i64 channel, int j) {
     float sum = 0.0f;
 #pragma unroll 1
     for (i64 entry = 0; entry < a.batch; ++entry) {
@@ -74,8 +74,8 @@ CAUSEWAY_DEVICE float sum_behind_halo(const BackwardArguments& a, const HaloIndi
         for (i64 t = 0; t < a.width - 1; ++t) {
             const i32 index = position_index<Problem>(a, entry, t);
             float value = 1.0f;
-            if (index < 0 || (j < a.width && !tap_behind_halo<Problem, Halo>(a, halo, entry, channel, t, index, j, value))) continue;
-            sum = multiply_add(gradient_behind_halo<Problem, Halo>(a, halo, entry, channel, t), value, sum);
+            if (index < 0 || (j < a.width && !tap_after_halo<Problem, Halo>(a, halo, entry, channel, t, index, j, value))) continue;
+            sum = multiply_add(gradient_after_halo<Problem, Halo>(a, halo, entry, channel, t), value, sum);
         }
     }
     return sum;
@@ -85,7 +85,7 @@ CAUSEWAY_DEVICE float sum_behind_halo(const BackwardArguments& a, const HaloIndi
 //       static constexpr int threads = 128;
 //   };
 template <class Problem, class Tile>
-CAUSEWAY_DEVICE void backward_behind_halo(const HaloArguments& arguments, u32 block = block_index<0>()) {
+CAUSEWAY_DEVICE void backward_after_halo(const HaloArguments& arguments, u32 block = block_index<0>()) {
     using X = typename Problem::X;
     using DWeight = typename Problem::DWeight;
     const BackwardArguments& a = arguments.call;
@@ -95,12 +95,12 @@ CAUSEWAY_DEVICE void backward_behind_halo(const HaloArguments& arguments, u32 bl
     for (i64 task = (i64)block * Tile::threads + thread_index(); task < positions + sums; task += threads) {
         if (task < positions) {
             const i64 row = task / states, t = task - row * states, entry = row / a.dim, channel = row - entry * a.dim;
-            write<X>(a.dx, entry, channel, t, input_gradient_behind_halo<Problem>(a, halo, entry, channel, t));
+            write<X>(a.dx, entry, channel, t, input_gradient_after_halo<Problem>(a, halo, entry, channel, t));
             continue;
         }
         const i64 sum = task - positions, channel = sum % a.dim;
         const int j = (int)(sum / a.dim);
-        const float with = sum_behind_halo<Problem, true>(a, halo, channel, j), without = sum_behind_halo<Problem, false>(a, halo, channel, j);
+        const float with = sum_after_halo<Problem, true>(a, halo, channel, j), without = sum_after_halo<Problem, false>(a, halo, channel, j);
         // Equal ones may be infinite.
         if (with == without) continue;
         const i64 offset = j < a.width ? channel * a.dweight_strides.first + (a.width - 1 - j) * a.dweight_strides.second
@@ -118,7 +118,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_halo(const Ha
     send_message<Tile, !Tile::indexed>(a.message, [&](const Place& place) {
         if constexpr (Tile::indexed) {
             const i64 position = (i64)place.position - (width - 1);
-            const float sum[1] = {input_gradient_behind_halo<Problem>(call, a.halo, place.batch, place.channel, position)};
+            const float sum[1] = {input_gradient_after_halo<Problem>(call, a.halo, place.batch, place.channel, position)};
             return pack<X, (int)sizeof(X)>(sum);
         }
         const Span<i64> sequence = {place.batch, 0, call.seqlen};

@@ -184,7 +184,7 @@ public:
         }
     }
 
-    // Fetches the next chunk, whose first row is t: rows from `end` on as zeros. Whole: there are rows up to the end of the chunk and one behind.
+    // Fetches the next chunk, whose first row is t: rows from `end` on as zeros. Whole: there are rows up to the end of the chunk and one more.
     template <bool Whole> CAUSEWAY_DEVICE void fetch(i32 t, i32 end) {
         const u32 stage = fill_ + wave_;
 #pragma unroll
@@ -235,7 +235,7 @@ private:
             const char* const at = address + (i64)row * pitch;
             const char* const packet = (const char*)((u64)at & ~(u64)(Bytes - 1));
             if constexpr (Whole) {
-                // Bytes behind the line belong to the row after it.
+                // Bytes past the line's end belong to the row after it.
                 async_copy<Bytes>(to, packet, rest > -Bytes);
             } else {
                 const i32 before = (i32)((u32)(u64)at & (Bytes - 1));
@@ -272,7 +272,7 @@ struct RingOfRows<true, Bytes, Access, Rows, Stages, Threads, Tensors> {
 //
 // Indices: elements of seq_idx that a thread needs of a tile, a multiple of 4. They are copied with the tile. Loads return in
 // the order in which they were issued, so an index loaded on its own would wait for all copies before it. In a stage, index k
-// lies behind the packets, at (k / 4 · Threads + i) · 16 + k % 4 · 4.
+// lies after the packets, at (k / 4 · Threads + i) · 16 + k % 4 · 4.
 template <int Bytes, int Packets, int Stages, int Threads, int Unroll, int Indices = 0, int Tensors = 2> class TileRing {
 public:
     static constexpr bool ASYNC = HAS_ASYNC_COPY && Bytes >= 4;

@@ -119,9 +119,9 @@ private:
         return pack<X, 16>(values);
     }
 
-    // Whether all packets of the channel's rows, with one before each and one behind, lie in the tensor's memory in every entry. Few
+    // Whether all packets of the channel's rows, with one before each and one after, lie in the tensor's memory in every entry. Few
     // channels have rows at an end of it. The first packet begins less than 16 bytes before the row, and 16 more are read before it; the
-    // last one begins less than 16 behind its end, and 32 are read from there.
+    // last one begins less than 16 past its end, and 32 are read from there.
     CAUSEWAY_DEVICE bool rows_lie_in(const Memory& view, i64 begin, i64 end) const {
         const i64 first = (i64)(u64)row(view, 0), last = (i64)(u64)row(view, (u32)a.batch - 1);
         return minimum(first, last) - 32 >= begin && maximum(first, last) + a.seqlen * (i64)sizeof(X) + 48 <= end;
@@ -138,7 +138,7 @@ private:
         for (int p = 0; p < 3; ++p) put(packets.x[p], x, p * COUNT);
 #pragma unroll
         for (int p = 0; p < 2; ++p) put(packets.dy[p], d, p * COUNT);
-        // Bit i: position first - HALO + i lies in the row. A row's last packet may lie behind it.
+        // Bit i: position first - HALO + i lies in the row. A row's last packet may lie past its end.
         constexpr u32 ALL = (1u << (COUNT + 2 * HALO)) - 1;
         const i32 from = maximum(HALO - first, 0), to = maximum(minimum(seqlen - first + HALO, COUNT + 2 * HALO), 0);
         u32 valid = RAGGED ? ~(~0u << to) & (~0u << from) : ALL;

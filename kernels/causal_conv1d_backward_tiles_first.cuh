@@ -10,11 +10,11 @@
 // round at its ends. The halo of g, width-1 gradients to the right of a packet, moves by shuffles; that of a tile is kept from the
 // tile walked before. Where a piece ends inside its row, width-1 lanes compute one gradient each.
 //
-// A piece is whole steps of two or four tiles. Those that reach behind the row are walked tile by tile. A row's first tile begins with the sector
+// A piece is whole steps of two or four tiles. Those that reach past the row's end are walked tile by tile. A row's first tile begins with the sector
 // of 32 bytes in which the row does. Where that is the sector's second half, the first lane lies before the row.
 //
 // Ragged rows begin and end inside a packet. Elements of a packet before its row belong to another row, and are set to zero in the ring.
-// Elements behind the row are not fetched.
+// Elements past the row's end are not fetched.
 //
 // Cost per element: x, dy and dx once. Instructions with SiLU: the 24.5 of channel-last, and 3 shuffles, 3 selects and 10 to 20
 // for addresses and loop, divided by COUNT, the positions of a packet.
@@ -24,7 +24,7 @@
 namespace causeway {
 namespace causal_conv1d {
 
-// A row begins equally far behind a multiple of 16 bytes in x, dy and dx; rows may differ. The packet in which a row begins lies in the
+// A row begins equally far past a multiple of 16 bytes in x, dy and dx; rows may differ. The packet in which a row begins lies in the
 // tensor's memory.
 //
 //   struct Tile {
@@ -32,7 +32,7 @@ namespace causal_conv1d {
 //       static constexpr int waves_per_channel;   of a block; `parts` blocks have as many each
 //       static constexpr bool split;              there are several parts
 //       static constexpr bool whole_rows;         a row is one piece
-//       static constexpr bool full;               no piece reaches behind its row
+//       static constexpr bool full;               no piece reaches past its row's end
 //       static constexpr int row_bytes;           32 or 16: rows are whole packets, and their length is a multiple of so many bytes;
 //                                                 the size of an element: rows begin or end inside a packet
 //       static constexpr bool one_step;           a piece is one step of the walk
@@ -78,7 +78,7 @@ private:
         i32 entry;
         i32 lead;  // bytes of the row's first tile that lie before the row, fewer than 32
         i32 at;    // bytes from the row's begin
-        i32 rest;  // bytes from there to the row's end; 0 or less behind it
+        i32 rest;  // bytes from there to the row's end; 0 or less past it
     };
 
     // Where steps have two tiles, the other half of the ring holds the next one.
@@ -107,7 +107,7 @@ private:
             dx = (char*)address(a.dx, place);
             enter(place, job);
             left_over = (i32)a.piece;
-            // Steps that reach behind the row. All but the last one lie behind it as a whole.
+            // Steps that reach past the row's end. All but the last one lie past it as a whole.
             for (i32 rest = place.rest; !FULL && rest < STEP_BYTES - lane * 16; rest += STEP_BYTES) {
                 if (RAGGED && left_over <= 0) break;  // the last piece of a row with a short lead may be empty
 #pragma unroll 1
@@ -167,7 +167,7 @@ private:
         if (RAGGED && is_first) clear_before(own);
         wave_barrier();
         fetch(slot > 0 ? at + (UNROLL - slot) * TILE_BYTES : at ^ TURN, (slot + STAGES - 1) % UNROLL);
-        if (Masked && offset >= rest + lane * 16) return;  // the whole tile lies behind the row
+        if (Masked && offset >= rest + lane * 16) return;  // the whole tile lies past the row's end
         compute<Masked>(own, last_slot ? before_last : own - HALO_BYTES, dx + offset, rest - offset, is_first);
     }
 

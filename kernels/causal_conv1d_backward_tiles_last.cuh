@@ -7,13 +7,13 @@
 //       ├────────────────┼────────────────┼──     tile begins width-1 rows before the end of this one
 //       │ next tile      │                │
 //
-// All blocks of the device work side by side: they have neighbouring tiles, and then the tiles behind those. Memory serves blocks that
+// All blocks of the device work side by side: they have neighbouring tiles, and then the tiles after those. Memory serves blocks that
 // read one region of it faster than blocks that read far apart. So a block that gets ahead of the others waits (Pace).
 //
 // Tiles of x and dy come to shared memory by asynchronous copies of 16 bytes, `stages` - 1 tiles ahead, of which a thread starts a
 // few with each pair of rows that it computes. A wave computes pre and g of its rows once, adds g to dweight and dbias, and to the
 // unfinished sums of dx. Its first width-1 rows also contribute to the last width-1 rows of dx of the wave above: such shares are
-// left in shared memory, and the wave above adds them behind the next barrier. The last width-1 rows of a tile are computed again,
+// left in shared memory, and the wave above adds them after the next barrier. The last width-1 rows of a tile are computed again,
 // as the first ones of the next tile, which alone counts and stores them.
 //
 // Gates are copied with x and dy. Taps are products of the tiles of x and B, and both are read a second time when a row of dx and dB is
@@ -133,7 +133,7 @@ private:
     CAUSEWAY_DEVICE void begin_copies(i64 first_channel) {
         const i32 thread = (i32)thread_index(), column = thread % COPIERS;
         row_of_thread = thread / COPIERS;
-        // Threads behind the last channel copy the row's first ones, which nobody reads. Many copies of one packet would take far longer.
+        // Threads past the last channel copy the row's first ones, which nobody reads. Many copies of one packet would take far longer.
         const i64 own = first_channel * (i64)sizeof(X) + column * COPY, row = a.dim * (i64)sizeof(X);
         const i64 bytes = own < row ? own : minimum<i64>(own - row, row - COPY);
         x_copies.begin(a.x, bytes, row_of_thread - HALO, a.x_pitch);

@@ -49,7 +49,7 @@ template <class Problem, class Tile> struct PieceCuts {
     u32 here = 0;  // bit i: packet i of some lane has a mask
 };
 
-// What a thread reads of a piece of one row: its packets, each behind the packets that hold its halo.
+// What a thread reads of a piece of one row: its packets, each after the packets that hold its halo.
 template <class Problem, class Tile> class Piece {
     using X = typename Problem::X;
     using TileRows = Rows<X, Tile>;

@@ -2,7 +2,7 @@
 //
 //   y[t]     0 ≤ t < width-1     of taps that reach into the halo: the last width-1 positions of the slice before, with their indices
 //
-// An index may come back behind another one. Then positions of different indices see the halo, each those elements that have its own, while
+// An index may come back after another one. Then positions of different indices see the halo, each those elements that have its own, while
 // initial states have one index in the kernels of a slice. So these compute the slice without the halo, and this one its first positions
 // again. In its call initial_states are the halo. A sum takes its taps in the order that it has in every kernel, so y has the bits of a
 // row that is not cut. A slice has 2 · (width-1) positions at least.

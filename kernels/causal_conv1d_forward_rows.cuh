@@ -11,7 +11,7 @@ template <typename X, class Tile> struct Rows {
     static constexpr int COUNT = ELEMENTS<X, 16>, PER_WORD = 4 / (int)sizeof(X);
 
     // The packet of positions t … t+COUNT-1 of a row. Outside 0 … seqlen-1 its elements are any of the tensor's, or zeros; Cleared: before
-    // 0 they are zeros. What a packet holds behind the row reaches no position of the row.
+    // 0 they are zeros. What a packet holds past the row's end reaches no position of the row.
     template <bool Cleared = false> static CAUSEWAY_DEVICE Packet<16> read(const X* row, i32 t, i32 seqlen, u64 begin, u64 end) {
         if constexpr (Tile::whole) {
             // A packet overlaps the row or lies in it, which is the same. Asked in this way, the compiler sees that initial states go into

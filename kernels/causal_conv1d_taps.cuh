@@ -3,7 +3,7 @@
 // A tap must not read across a boundary, which is the end of a sequence or a change of seq_idx. A thread has `Count` positions
 // and a bit for each: bit EDGE + k says that a boundary lies right before position k. The EDGE = Halo - 1 positions before
 // the thread's own have a bit too, since taps reach that far. A window that moves past a boundary is cleared of everything
-// behind it, so one bit serves all taps.
+// after it, so one bit serves all taps.
 //
 //   index    7  7  4  4  4
 //   bits     0  0  1  0  0

@@ -277,7 +277,7 @@ template <typename T> CAUSEWAY_DEVICE void gemm_wgmma(const Arguments<T>& a) {
     asm volatile("" : "+r"(row), "+r"(column));
     if constexpr (T::cluster > 1) cluster_wait();
     else block_barrier();
-    follow_previous_launch();  // not sooner: what comes before it overlaps the launch before
+    grid_dependency_wait();  // not sooner: what comes before it overlaps the launch before
 
     if (warp == S::WARPS) {
         produce(a, block, walk, row, column);

@@ -4,7 +4,7 @@
 //   sends     waits until a block's flag is 0, writes the block's elements, sets the flag to 1
 //   receives  waits until a block's flag is 1, reads the block's elements, sets the flag to 0
 //
-// Elements are in the row-major order of (batch, dim, seqlen). Block 0 has the first 4096 bytes of them, block 1 the next, and behind the
+// Elements are in the row-major order of (batch, dim, seqlen). Block 0 has the first 4096 bytes of them, block 1 the next, and after the
 // last block it is the first one's turn again. So the block of an element follows from its place in the room alone, whatever a
 // tensor's strides are, and a later message of another size, too, waits for whoever has still to read what it overwrites.
 //

@@ -190,7 +190,7 @@ CAUSEWAY_DEVICE void wave_barrier(CAUSEWAY_SITE) {
 // Programmatic dependent launch: the first statement of an entry that may begin while the launch before it on its stream still
 // runs. Its blocks become resident and wait here until that launch is over and its writes are visible. Then the next launch may
 // begin.
-CAUSEWAY_DEVICE void follow_previous_launch() {
+CAUSEWAY_DEVICE void grid_dependency_wait() {
 #if defined(CAUSEWAY_NVIDIA) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

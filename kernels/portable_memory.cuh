@@ -122,7 +122,7 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const vo
 #endif
 }
 
-// As load_if, and the compiler does not move it behind a later store. It does so with loads of memory that the launch does not
+// As load_if, and the compiler does not move it past a later store. It does so with loads of memory that the launch does not
 // write, where registers are short. Packets of less than 8 bytes need few registers, so they are ordinary loads.
 template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_before_stores(bool wanted, const void* address) {
 #if defined(CAUSEWAY_NVIDIA)
@@ -312,7 +312,7 @@ constexpr bool HAS_CLUSTERS = false;
 // send it. All threads of all blocks call, in this order:
 //
 //   open_mailbox(mailbox)           before anything else
-//   await_mailboxes(mailbox, bytes, announces)  before the first send and behind a block_barrier: all mailboxes are open.
+//   await_mailboxes(mailbox, bytes, announces)  before the first send and after a block_barrier: all mailboxes are open.
 //                                   The one thread that announces says that `bytes` will be sent to this block
 //   send(block, offset, value, mailbox)    writes to the shared memory of block `block` of the cluster
 //   receive(mailbox)                returns when all bytes have arrived and can be read
@@ -478,7 +478,7 @@ CAUSEWAY_DEVICE void await_flag(u32* flag, u32 value CAUSEWAY_AND_SITE) {
 #endif
 }
 
-// Sets such a flag behind all reads and writes of the block's threads.
+// Sets such a flag after all reads and writes of the block's threads.
 CAUSEWAY_DEVICE void set_flag(u32* flag, u32 value CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_HOST)
     causeway_simulator::meet_block(site);

@@ -128,7 +128,7 @@ CAUSEWAY_DEVICE void sum_over_blocks(const Arguments& a, u32 group, u32 part, in
 // slice of the sums. Every block sends it its addends, itself too.
 //
 //   open()      before anything else, by all threads
-//   add(…)      by all threads, behind a block_barrier: block_sum(i) gives this block's sum i of `Count`, and total(i, sum) receives sums
+//   add(…)      by all threads, after a block_barrier: block_sum(i) gives this block's sum i of `Count`, and total(i, sum) receives sums
 //
 // Shared memory: BYTES from `at` on, a multiple of 8, that nothing else uses from open() to the kernel's end: blocks send as soon as they have
 // something.

@@ -165,7 +165,7 @@ pub fn backward_halo(
     let call = Backward::from_named(activation(silu), false, None, |name| slice.view(name), written);
     let indices = slice.indices()?;
     launch(py, &slice.place()?, |device| {
-        backward::plan_behind_halo(&call, &call.validate()?, &indices, device.facts())
+        backward::plan_after_halo(&call, &call.validate()?, &indices, device.facts())
     })
     .map(drop)
 }

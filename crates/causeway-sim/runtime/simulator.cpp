@@ -176,7 +176,7 @@ public:
         const char* const wrong = cluster->all_opened.generation == 0    ? "before all mailboxes of the cluster are open"
                                   : to >= cluster->blocks.size()         ? "to a block that the cluster does not have"
                                   : cluster->blocks[to]->alive == 0      ? "to a block that has ended"
-                                  : offset + uint64_t(sizeof value) > launch.shared_bytes ? "to a place behind shared memory"
+                                  : offset + uint64_t(sizeof value) > launch.shared_bytes ? "to a place past the end of shared memory"
                                                                                 : nullptr;
         if (wrong) fail("sends at %s:%d %s", site.file, site.line, wrong);
         Block& other = *cluster->blocks[to];

@@ -69,7 +69,7 @@ pub struct Settings {
     pub facts: DeviceFacts,
     /// Of threads and blocks.
     pub order: Order,
-    /// What stands behind `sim:` and before the order.
+    /// What stands after `sim:` and before the order.
     model: String,
 }
 
@@ -77,7 +77,7 @@ impl Settings {
     /// The settings that a name asks for: `sim:32` or `sim:64`, a small device with waves of that size; `sim:slow`, a few
     /// multiprocessors of an H100 with memory so slow that small calls take the kernels of large ones; `sim:clusters`, the fewest
     /// multiprocessors on which blocks form clusters; or the reference
-    /// device of an architecture, such as `sim:sm_90a` or `sim:gfx942`; behind it, if wanted, `:ascending`,
+    /// device of an architecture, such as `sim:sm_90a` or `sim:gfx942`; after it, if wanted, `:ascending`,
     /// `:descending`, `:shuffled` or `:shuffled:SEED`. None for a name that does not begin with `sim`.
     ///
     /// # Errors

@@ -54,7 +54,7 @@ fn messages_in_a_cluster_are_reported_by_source_line() {
         ),
         (
             "open_mailbox(0);\nawait_mailboxes(0, 0, thread_index() == 0);\nsend(0u, 4096, 1u, 0);",
-            "sends at instantiation:6 to a place behind shared memory",
+            "sends at instantiation:6 to a place past the end of shared memory",
         ),
         ("open_mailbox(4);", "mailbox at byte 4 at instantiation:4"),
         ("open_mailbox(0);\nawait_mailboxes(8, 0, true);", "no mailbox at byte 8 at instantiation:5"),

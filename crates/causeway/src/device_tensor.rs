@@ -12,7 +12,7 @@ use crate::tensor::{DType, Dims, Location, Meta, TensorMut, TensorRef};
 /// The storage between strided elements is copied too, so views and guard zones mean the same on both sides.
 ///
 /// It belongs to its stream. What another stream computes with it is for the caller to order, by an [`Event`](crate::backend::gpu::Event) before and
-/// one behind.
+/// one after.
 #[derive(Debug)]
 pub struct DeviceTensor {
     buffer: DeviceBuffer,
@@ -116,7 +116,7 @@ impl DeviceTensor {
 
     /// A view to read.
     pub fn view(&self) -> TensorRef<'_> {
-        // SAFETY: the layout lies inside the buffer, as it did in the host tensor. The buffer is freed behind
+        // SAFETY: the layout lies inside the buffer, as it did in the host tensor. The buffer is freed after
         // the work of its stream, where operations run, or which was told to wait for them.
         let view = unsafe {
             TensorRef::from_raw(self.first(), self.dtype, &self.shape, &self.strides, self.location())

@@ -495,7 +495,7 @@ pub enum Error {
     /// Text that names no simulated device.
     #[error(
         "device is {found:?}: expected sim:32, sim:64, sim:slow, sim:clusters or an architecture such as sim:gfx942, and if wanted an order \
-         behind it: sim:64:ascending, sim:64:descending, sim:64:shuffled or sim:64:shuffled:SEED"
+         after it: sim:64:ascending, sim:64:descending, sim:64:shuffled or sim:64:shuffled:SEED"
     )]
     UnknownSimulator {
         /// The text that was given.

@@ -56,7 +56,7 @@ impl Storage {
         self.all().len() - self.skipped
     }
 
-    /// The same memory for so many bytes, which hold whatever they held; the padding behind them is zero.
+    /// The same memory for so many bytes, which hold whatever they held; the padding after them is zero.
     ///
     /// # Panics
     /// If there are more than [`Storage::capacity`].

@@ -275,7 +275,7 @@ impl Given<'_> {
 /// The argument struct of an operation, and its [`Operation`].
 ///
 /// Tensors are `required` or `optional`, or changed `in_place`; each has a [`Shape`] and its [`DTypes`]. A name that is no
-/// field's comes behind `as`.
+/// field's comes after `as`.
 macro_rules! operation {
     (
         $(#[$meta:meta])*

@@ -99,7 +99,7 @@ impl Meta {
         })
     }
 
-    /// A part of an axis, and how many bytes it begins behind the whole.
+    /// A part of an axis, and how many bytes after the whole's start it begins.
     fn narrow(mut self, axis: usize, start: i64, count: i64) -> (Self, isize) {
         let size = self.shape[axis];
         assert!(start >= 0 && count >= 0 && count <= size - start, "a part lies inside its axis");

@@ -38,7 +38,7 @@ pub fn plans(facts: &DeviceFacts) -> Result<Vec<Plan>> {
             let (sizes, of_halo) = (call.validate()?, read(DType::I32, &indices)?);
             plans.extend(backward::plan_halo(&call, &sizes, is_indexed.then_some(&of_halo), ROOM, facts)?);
             if is_indexed {
-                plans.extend(backward::plan_behind_halo(&call, &sizes, &of_halo, facts)?);
+                plans.extend(backward::plan_after_halo(&call, &sizes, &of_halo, facts)?);
                 let call = Forward::from_named(Activation::Silu, false, None, input, output);
                 plans.extend(forward::plan_halo(&call, &call.validate()?, &of_halo, facts)?);
             }

@@ -34,7 +34,7 @@ pub struct Variant {
     pub name: String,
     /// What is compiled: the first that was planned of [`Variant::programs`].
     plan: Plan,
-    /// Header and text, by whether the launch begins early: a statement in the entry that takes no register, so that both
+    /// Header and text, by whether the launch is programmatic: a statement in the entry that takes no register, so that both
     /// are one variant.
     programs: BTreeMap<bool, (&'static str, String)>,
     /// The suites that plan it.
@@ -103,7 +103,7 @@ fn add(variants: &mut BTreeMap<String, Variant>, plan: &Plan, suite: &str) -> Re
         suites: BTreeSet::new(),
     });
     let program = (plan.header(), plan.choice.source());
-    if *variant.programs.entry(plan.begins_early).or_insert_with(|| program.clone()) != program {
+    if *variant.programs.entry(plan.programmatic_launch).or_insert_with(|| program.clone()) != program {
         bail!("two programs have the name {name:?}");
     }
     variant.plan.shared_bytes = variant.plan.shared_bytes.max(plan.shared_bytes);

@@ -220,7 +220,7 @@ impl Cut {
             let call = Backward::from_named(activation, false, None, read, written);
             let (sizes, index) = (call.validate().unwrap(), elements(&halo_indices));
             let sent = backward::plan_halo(&call, &sizes, Some(&index), address, facts).unwrap();
-            let behind = backward::plan_behind_halo(&call, &sizes, &index, facts).unwrap();
+            let behind = backward::plan_after_halo(&call, &sizes, &index, facts).unwrap();
             [corrected, sent, behind].map(Option::unwrap)
         };
         let taken = message::receive(&self.written(dhalo.view_mut(), states), address).unwrap();

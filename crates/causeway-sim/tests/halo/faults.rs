@@ -56,7 +56,7 @@ const FAULTS: &[(&str, &str, &str, &str)] = &[
     (
         "dx: it is not written",
         BACKWARD,
-        "write<X>(a.dx, entry, channel, t, input_gradient_behind_halo<Problem>(a, halo, entry, channel, t));",
+        "write<X>(a.dx, entry, channel, t, input_gradient_after_halo<Problem>(a, halo, entry, channel, t));",
         "",
     ),
     (

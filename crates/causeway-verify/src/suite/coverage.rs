@@ -50,7 +50,7 @@ impl Coverage {
         let launch = [
             ("clusters", plan.cluster > 1),
             ("a workspace", plan.workspace_bytes > 0),
-            ("an early beginning", plan.begins_early),
+            ("a programmatic launch", plan.programmatic_launch),
             ("several layers", plan.grid[2] > 1),
             ("a column of blocks", plan.grid[1] > 1),
             ("tensor maps", !plan.tensor_maps.is_empty()),

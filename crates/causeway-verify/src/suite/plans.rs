@@ -83,7 +83,8 @@ pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan
 
 /// All that a launch is made of, to tell it from others.
 pub fn identity(call: &str, plan: &Plan) -> Vec<u8> {
-    let places = (plan.workspace_at.first(), plan.counters_at.first(), plan.begins_early, plan.cluster);
+    let places =
+        (plan.workspace_at.first(), plan.counters_at.first(), plan.programmatic_launch, plan.cluster);
     let mut identity = format!("{call}\n{plan}\n{places:?}\n").into_bytes();
     identity.extend(&plan.arguments);
     identity

@@ -20,7 +20,7 @@ pub(super) const ROWS: Shape = Shape { text: "(batch, dim, seqlen)", axes: &[BAT
 pub(super) const TAPS: Shape = Shape { text: "(dim, width)", axes: &[DIM, WIDTH] };
 /// A number for each channel.
 pub(super) const CHANNELS: Shape = Shape { text: "(dim,)", axes: &[DIM] };
-/// What stands before, or behind, each sequence.
+/// What stands before, or after, each sequence.
 pub(super) const STATES: Shape = Shape {
     text: "(batch, dim, width - 1), or one row per sequence of cu_seqlens",
     axes: &[Axis { without: Some(("cu_seqlens", &BATCH)), ..SEQUENCES }, DIM, LENGTH],

@@ -1,4 +1,4 @@
-//! The L2 norm of each head, which the query and key of a delta net have behind their convolution.
+//! The L2 norm of each head, which the query and key of a delta net have after their convolution.
 
 use std::fmt;
 use std::str::FromStr;

@@ -187,7 +187,7 @@ fn read_elements<R: Read>(reader: &mut R, header: &NpyHeader) -> Result<HostTens
     Ok(tensor)
 }
 
-/// Writes a whole archive, members stored as NumPy's `savez` does and all with the same time. Their sizes stand behind them and in the directory, as
+/// Writes a whole archive, members stored as NumPy's `savez` does and all with the same time. Their sizes stand after them and in the directory, as
 /// zip writers have them that cannot seek.
 pub(super) fn write_image<W: Write>(writer: W, tensors: &[(&str, &HostTensor)]) -> io::Result<()> {
     // The first time that an archive can state.

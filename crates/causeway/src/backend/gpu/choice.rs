@@ -79,8 +79,8 @@ impl LaunchBounds {
     }
 }
 
-/// What a kernel begins with that begins early.
-const WAIT: &str = "    causeway::follow_previous_launch();\n";
+/// What the kernel of a programmatic launch begins with.
+const WAIT: &str = "    causeway::grid_dependency_wait();\n";
 
 /// Constants that a struct has room for without another allocation.
 const MOST: usize = 18;
@@ -408,10 +408,10 @@ mod tests {
                     struct Tile {\n    static constexpr bool whole = true;\n    \
                     static constexpr auto layout = Layout::rows;\n};\n\
                     CAUSEWAY_KERNEL(64, 2) entry(const causeway::Arguments arguments) {\n    \
-                    causeway::follow_previous_launch();\n    causeway::body<Problem, Tile>(arguments);\n}\n";
+                    causeway::grid_dependency_wait();\n    causeway::body<Problem, Tile>(arguments);\n}\n";
         let bounds = LaunchBounds::new(64, 2);
         assert_eq!(choice(4, bounds, true).source(), text);
-        assert!(!choice(4, bounds, false).source().contains("follow_previous_launch"));
+        assert!(!choice(4, bounds, false).source().contains("grid_dependency_wait"));
         let cluster = LaunchBounds { cluster: 8, ..bounds };
         assert!(choice(4, cluster, false).source().contains("CAUSEWAY_CLUSTER_KERNEL(64, 2, 8) entry("));
     }

@@ -17,17 +17,18 @@ pub(super) fn power_of_two_in(number: u64) -> u32 {
     1 << (number | u64::from(PACKET)).trailing_zeros()
 }
 
-/// Bytes up to which a launch begins early. Blocks that come early fill the multiprocessors that are done first, so a grid
+/// Bytes up to which a launch is programmatic (programmatic dependent launch): it may begin while the one before it on the stream ends.
+/// Blocks that come early fill the multiprocessors that are done first, so a grid
 /// that would be spread evenly is not: what saves 0.3 µs of a small launch costs 2 µs of a large one
-/// (docs/kernels/history/forward.md). Planners of grids that have no other way to lie let these begin early whatever they move.
-const EARLY: u64 = 20_000_000;
+/// (docs/kernels/history/forward.md). Planners of grids that have no other way to lie ask for it whatever they move.
+const PROGRAMMATIC_BYTES: u64 = 20_000_000;
 
 /// The same of launches whose blocks are all resident at once and leave no room for more. Of such, those of 24 to 60 MB gained up to 0.4 µs, and
 /// some of 80 MB and more lost (docs/kernels/history/backward-first.md, "Beginning early").
-const EARLY_IN_ONE_ROUND: u64 = 64_000_000;
+const PROGRAMMATIC_BYTES_IN_ONE_ROUND: u64 = 64_000_000;
 
-/// Whether this device's launches may begin while the one before them is at work.
-pub(super) fn knows_early(facts: &DeviceFacts) -> bool {
+/// Whether this device has programmatic dependent launch.
+pub(super) fn has_programmatic_launch(facts: &DeviceFacts) -> bool {
     facts.vendor == Vendor::Nvidia && facts.compute_capability() >= 90
 }
 
@@ -44,14 +45,14 @@ impl Traffic {
         Traffic { read, written }
     }
 
-    /// Whether such a launch begins early only where all of its blocks are resident at once.
+    /// Whether such a launch is programmatic only where all of its blocks are resident at once.
     pub(super) fn is_mid_size(self) -> bool {
-        (EARLY + 1..=EARLY_IN_ONE_ROUND).contains(&(self.read + self.written))
+        (PROGRAMMATIC_BYTES + 1..=PROGRAMMATIC_BYTES_IN_ONE_ROUND).contains(&(self.read + self.written))
     }
 
-    /// Whether such a launch begins early.
-    fn begins_early(self, facts: &DeviceFacts) -> bool {
-        knows_early(facts) && self.read + self.written <= EARLY
+    /// Whether such a launch is programmatic.
+    fn is_programmatic(self, facts: &DeviceFacts) -> bool {
+        has_programmatic_launch(facts) && self.read + self.written <= PROGRAMMATIC_BYTES
     }
 }
 
@@ -67,22 +68,27 @@ impl Entry {
     /// A launch of one block of one thread, with no scratch memory and no shared memory.
     #[inline]
     pub(super) fn plan(self, arguments: &impl Pod, traffic: Traffic, facts: &DeviceFacts) -> Plan {
-        self.finish(arguments, traffic, traffic.begins_early(facts))
+        self.finish(arguments, traffic, traffic.is_programmatic(facts))
     }
 
-    /// The same that begins early whatever it moves, where the device can: its blocks lie no worse for it.
+    /// The same, programmatic whatever it moves, where the device can: its blocks lie no worse for it.
     #[inline]
-    pub(super) fn plan_early(self, arguments: &impl Pod, traffic: Traffic, facts: &DeviceFacts) -> Plan {
-        self.finish(arguments, traffic, knows_early(facts))
+    pub(super) fn plan_programmatic(
+        self,
+        arguments: &impl Pod,
+        traffic: Traffic,
+        facts: &DeviceFacts,
+    ) -> Plan {
+        self.finish(arguments, traffic, has_programmatic_launch(facts))
     }
 
     #[inline]
-    fn finish(self, arguments: &impl Pod, traffic: Traffic, begins_early: bool) -> Plan {
+    fn finish(self, arguments: &impl Pod, traffic: Traffic, programmatic_launch: bool) -> Plan {
         let Entry { kernel, bounds, problem, tile } = self;
-        let choice = Choice::new(kernel, bounds, begins_early, [Some(problem), Some(tile)]);
+        let choice = Choice::new(kernel, bounds, programmatic_launch, [Some(problem), Some(tile)]);
         Plan {
             cluster: bounds.cluster,
-            begins_early,
+            programmatic_launch,
             ..Plan::new(choice, bytemuck::bytes_of(arguments), traffic.read, traffic.written)
         }
     }
@@ -111,19 +117,23 @@ mod tests {
     };
 
     #[test]
-    fn small_launches_begin_early_from_hopper_on() {
-        let early = |vendor, architecture: &str, bytes| {
+    fn small_launches_are_programmatic_from_hopper_on() {
+        let is_programmatic = |vendor, architecture: &str, bytes| {
             let facts = DeviceFacts { vendor, architecture: architecture.to_string(), ..DeviceFacts::h200() };
             let (problem, tile) = (Constants::new("Problem"), Constants::new("Tile"));
             let entry = Entry { kernel: &KERNEL, bounds: LaunchBounds::new(64, 1), problem, tile };
             let plan = entry.plan(&0u32, Traffic { read: bytes, written: bytes }, &facts);
-            assert_eq!(plan.begins_early, plan.choice.source().contains("follow_previous_launch"));
-            plan.begins_early
+            assert_eq!(plan.programmatic_launch, plan.choice.source().contains("grid_dependency_wait"));
+            plan.programmatic_launch
         };
-        assert!(["sm_90a", "sm_100a", "sm_120"].iter().all(|sm| early(Vendor::Nvidia, sm, EARLY / 2)));
-        assert!(!early(Vendor::Nvidia, "sm_90a", EARLY / 2 + 1));
-        assert!(!["sm_75", "sm_80", "sm_89"].iter().any(|sm| early(Vendor::Nvidia, sm, 1)));
-        assert!(!early(Vendor::Amd, "gfx942", 1));
+        assert!(["sm_90a", "sm_100a", "sm_120"].iter().all(|sm| is_programmatic(
+            Vendor::Nvidia,
+            sm,
+            PROGRAMMATIC_BYTES / 2
+        )));
+        assert!(!is_programmatic(Vendor::Nvidia, "sm_90a", PROGRAMMATIC_BYTES / 2 + 1));
+        assert!(!["sm_75", "sm_80", "sm_89"].iter().any(|sm| is_programmatic(Vendor::Nvidia, sm, 1)));
+        assert!(!is_programmatic(Vendor::Amd, "gfx942", 1));
     }
 
     #[test]

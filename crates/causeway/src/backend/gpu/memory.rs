@@ -68,7 +68,7 @@ impl DeviceBuffer {
         self.stream.device()
     }
 
-    /// Copies a slice of the same length to the device, behind all that the stream holds, and waits for it.
+    /// Copies a slice of the same length to the device, after all that the stream holds, and waits for it.
     ///
     /// # Errors
     /// [`Error::CopyLength`], or what the driver says.
@@ -95,7 +95,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// Copies to a slice of the same length, behind all that the stream holds, and waits for it.
+    /// Copies to a slice of the same length, after all that the stream holds, and waits for it.
     ///
     /// # Errors
     /// As for [`DeviceBuffer::upload`].

@@ -63,9 +63,9 @@ pub struct Plan {
     pub counters_at: Vec<usize>,
     /// Matrices for TMA, and where in `arguments` each goes ([`TensorMap::BYTES`] bytes).
     pub tensor_maps: Vec<(usize, TensorMap)>,
-    /// True if the kernel itself waits for the launch before it on the stream, so that it may begin while that one
-    /// ends.
-    pub begins_early: bool,
+    /// True for a programmatic dependent launch: the kernel itself waits for the launch before it on the stream, and may begin while that
+    /// one ends.
+    pub programmatic_launch: bool,
     /// Bytes that the launch has to read from memory, each input once.
     pub read_bytes: u64,
     /// Bytes that it has to write, each output once.
@@ -88,7 +88,7 @@ impl Plan {
             workspace_at: Vec::new(),
             counters_at: Vec::new(),
             tensor_maps: Vec::new(),
-            begins_early: false,
+            programmatic_launch: false,
             read_bytes,
             written_bytes,
         }

@@ -211,7 +211,7 @@ impl GpuDevice {
             grid: plan.grid,
             block: plan.block,
             shared_bytes: plan.shared_bytes,
-            begins_early: plan.begins_early,
+            programmatic_launch: plan.programmatic_launch,
             stream: stream.0,
             argument,
         };
@@ -384,7 +384,7 @@ impl GpuDevice {
         address.ok_or_else(|| self.out_of_memory(current, bytes))
     }
 
-    /// Frees memory of [`GpuDevice::allocate`], behind all that the stream holds.
+    /// Frees memory of [`GpuDevice::allocate`], after all that the stream holds.
     ///
     /// # Safety
     /// `address` must come from there, and nothing that is put on any stream later may use it.

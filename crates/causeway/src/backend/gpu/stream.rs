@@ -141,7 +141,7 @@ impl Event {
         Ok(Event { device, handle: device.enter()?.create_event()? })
     }
 
-    /// One behind everything that is on the stream now.
+    /// One after everything that is on the stream now.
     ///
     /// # Errors
     /// What the driver says.
@@ -151,7 +151,7 @@ impl Event {
         Ok(event)
     }
 
-    /// Puts the event behind everything that is on the stream.
+    /// Puts the event after everything that is on the stream.
     ///
     /// # Errors
     /// What the driver says.

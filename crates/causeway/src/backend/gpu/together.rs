@@ -49,8 +49,8 @@ pub(crate) fn join(plans: &[Plan], facts: &DeviceFacts) -> Option<Plan> {
     let mut arguments = bytemuck::cast_slice(&header).to_vec();
     let blocks = *ends.get(plans.len() - 1)?;
 
-    // A kernel that begins early as one of several may move more than it would alone.
-    let waits = plans.iter().all(|plan| plan.begins_early);
+    // A kernel with a programmatic launch moves more as one of several than it would alone.
+    let waits = plans.iter().all(|plan| plan.programmatic_launch);
     // The most registers that one of them has. On sm_75 walks of f32 with norms and without need a few more together than apart.
     let least = kernels.iter().map(|(_, bounds)| bounds.resident).min()?;
     let is_turing = facts.vendor == Vendor::Nvidia && facts.compute_capability() < 80;
@@ -86,7 +86,7 @@ pub(crate) fn join(plans: &[Plan], facts: &DeviceFacts) -> Option<Plan> {
         counters,
         workspace_at,
         counters_at,
-        begins_early: waits,
+        programmatic_launch: waits,
         ..Plan::new(
             Choice::together(together),
             &arguments,

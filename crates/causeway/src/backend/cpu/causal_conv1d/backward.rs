@@ -52,9 +52,9 @@ pub(super) struct Problem<T: Number> {
     pub sums: SumsTarget,
     pub width: usize,
     pub silu: bool,
-    /// Whether the slope of the activation is as exact as sums of 32 bits ask. It enters dx and the sums of dweight and dbias, and
+    /// Whether the derivative of the activation is as exact as sums of 32 bits ask. It enters dx and the sums of dweight and dbias, and
     /// rounding to 16 bits hides what it lacks in either.
-    pub exact_slope: bool,
+    pub exact_derivative: bool,
     /// Whether dx is stored past the caches.
     pub stream: bool,
 }
@@ -244,7 +244,7 @@ impl<T: Number> Problem<T> {
             sums,
             width: sizes.width as usize,
             silu: call.activation == Activation::Silu,
-            exact_slope: call.dweight.dtype() != call.x.dtype(),
+            exact_derivative: call.dweight.dtype() != call.x.dtype(),
             stream: is_streamed::<T>(sizes),
         }
     }

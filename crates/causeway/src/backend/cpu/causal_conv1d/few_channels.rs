@@ -1,4 +1,4 @@
-//! Channel-last tensors of few channels: positions are taken one behind the other, as they lie in memory; see [`super::places`]. Along the
+//! Channel-last tensors of few channels: positions are taken one after the other, as they lie in memory; see [`super::places`]. Along the
 //! channels, as in [`super::rows`], much of their pairs of vectors would be empty.
 
 use std::ops::Range;

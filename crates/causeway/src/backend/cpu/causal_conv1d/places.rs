@@ -71,7 +71,7 @@ pub(super) struct Block<A> {
     /// Of each tap, one tap after the other, and then the bias; `pitch` from one to the next.
     parameters: Places<A>,
     pitch: usize,
-    /// Of each age from 1 on, likewise: all bits where a place is that far behind the start of its row, or further. Empty of positions.
+    /// Of each age from 1 on, likewise: all bits where a place is that far past the start of its row, or further. Empty of positions.
     inside: Places<A>,
     /// Behind whole lines, whose end is what is taken before the first place.
     x: Places<A>,
@@ -220,7 +220,7 @@ impl<A: Accumulator> Block<A> {
                     assert!(values.len() * seqlen + STEP <= places.len());
                     for (row, &value) in values.iter().enumerate() {
                         for at in (0..seqlen).step_by(S::LANES) {
-                            // SAFETY: the row lies in the block, and the vector ends less than a step behind it. The next row comes later.
+                            // SAFETY: the row lies in the block, and the vector ends less than a step past it. The next row comes later.
                             unsafe {
                                 simd.store(places.as_mut_ptr().add(row * seqlen + at), simd.splat(value))
                             };
@@ -269,10 +269,10 @@ impl<A: Accumulator> Block<A> {
         unsafe { simd.load(self.parameters.as_ptr().add((self.width - 1 - age) * self.pitch + at)) }
     }
 
-    /// The values of places, or what stands `instead` where they are less than the age behind the start of their row.
+    /// The values of places, or what stands `instead` where they are less than the age past the start of their row.
     ///
     /// # Safety
-    /// The age is that of a tap of rows, but not 0, and the vector ends less than a step behind the block.
+    /// The age is that of a tap of rows, but not 0, and the vector ends less than a step past the block.
     #[inline(always)]
     unsafe fn inside<S: Simd<Scalar = A>>(
         &self,
@@ -289,7 +289,7 @@ impl<A: Accumulator> Block<A> {
     /// g of the places that take a vector of places with the tap of an age, which is zero past the end of their row.
     ///
     /// # Safety
-    /// The age is that of a tap, and the vector lies in the block; `g` points at as many values as its places and the taps behind them.
+    /// The age is that of a tap, and the vector lies in the block; `g` points at as many values as its places and the taps after them.
     #[inline(always)]
     pub unsafe fn taking<S: Simd<Scalar = A>>(
         &self,

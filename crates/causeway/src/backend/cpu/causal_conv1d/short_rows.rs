@@ -82,7 +82,7 @@ impl Cut {
         T: Lanes<S> + Number<Accumulator = S::Scalar>,
     {
         for (channel, places_of_run) in self.runs(source.strides[1], channels) {
-            // SAFETY: these are whole rows, one behind the other.
+            // SAFETY: these are whole rows, one after the other.
             unsafe { tile::widen(simd, source.at([batch, channel, 0]), &mut places[places_of_run]) };
         }
     }
@@ -96,7 +96,7 @@ impl Cut {
         places: &mut [T::Accumulator],
     ) {
         for (channel, places_of_run) in self.runs(source.strides[1], channels) {
-            // SAFETY: these are whole rows, one behind the other.
+            // SAFETY: these are whole rows, one after the other.
             unsafe { tile::gather_add(source.at([batch, channel, 0]), 1, &mut places[places_of_run]) };
         }
     }
@@ -115,7 +115,7 @@ impl Cut {
         T: Lanes<S> + Number<Accumulator = S::Scalar>,
     {
         for (channel, places_of_run) in self.runs(target.strides[1], channels) {
-            // SAFETY: these are whole rows, one behind the other, which no other task writes to.
+            // SAFETY: these are whole rows, one after the other, which no other task writes to.
             unsafe { places::write(simd, &places[places_of_run], target.at([batch, channel, 0]), stream) };
         }
     }

@@ -69,7 +69,7 @@ impl Sums {
 }
 
 impl SumsTarget {
-    /// Stores the sums of channels from `first` on in a chunk, of a tap or, behind the taps, of the bias.
+    /// Stores the sums of channels from `first` on in a chunk, of a tap or, after the taps, of the bias.
     ///
     /// # Safety
     /// The [`Sums`] lives, chunk, term and channels lie in it, and no other task stores to the same place.

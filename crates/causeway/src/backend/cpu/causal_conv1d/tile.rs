@@ -38,8 +38,8 @@ pub(super) fn whole_steps(count: usize) -> usize {
 pub(super) enum Finish<'a, A> {
     Keep,
     Silu,
-    /// dy, in whole vectors, is multiplied with SiLU's slope there; see [`Simd::silu_slope`].
-    Slope {
+    /// dy, in whole vectors, is multiplied with SiLU's derivative there; see [`Simd::silu_derivative`].
+    Derivative {
         exact: bool,
         dy: &'a [A],
     },
@@ -114,11 +114,11 @@ impl<A: Accumulator, T: Number> Convolve<'_, A, T> {
         match self.finish {
             Finish::Keep => {}
             Finish::Silu => sums = simd.silu::<T, N>(sums),
-            Finish::Slope { exact, dy } => {
-                let slopes = simd.silu_slope::<T, N>(exact, sums);
+            Finish::Derivative { exact, dy } => {
+                let derivatives = simd.silu_derivative::<T, N>(exact, sums);
                 sums = load(simd, &dy[at..at + N * S::LANES]);
                 for i in 0..N {
-                    sums[i] = simd.mul(sums[i], slopes[i]);
+                    sums[i] = simd.mul(sums[i], derivatives[i]);
                 }
             }
         }
@@ -126,31 +126,31 @@ impl<A: Accumulator, T: Number> Convolve<'_, A, T> {
     }
 }
 
-/// Multiplies whole steps with the slope of SiLU, as exact as [`Simd::silu_slope`].
+/// Multiplies whole steps with the derivative of SiLU, as exact as [`Simd::silu_derivative`].
 #[inline(always)]
-pub(super) fn multiply_by_slope<S: Simd, T: Number>(
+pub(super) fn multiply_by_derivative<S: Simd, T: Number>(
     simd: S,
     exact: bool,
     pre: &[S::Scalar],
     values: &mut [S::Scalar],
 ) {
-    simd.apart(MultiplyBySlope::<_, T> { exact, pre, values, of: PhantomData });
+    simd.apart(MultiplyByDerivative::<_, T> { exact, pre, values, of: PhantomData });
 }
 
-/// See [`multiply_by_slope`].
-struct MultiplyBySlope<'a, A, T> {
+/// See [`multiply_by_derivative`].
+struct MultiplyByDerivative<'a, A, T> {
     exact: bool,
     pre: &'a [A],
     values: &'a mut [A],
     of: PhantomData<T>,
 }
 
-impl<S: Simd, T: Number> Part<S> for MultiplyBySlope<'_, S::Scalar, T> {
+impl<S: Simd, T: Number> Part<S> for MultiplyByDerivative<'_, S::Scalar, T> {
     #[inline(always)]
     fn run(self, simd: S) {
         let step = UNROLL * S::LANES;
         for (pre, values) in self.pre.chunks_exact(step).zip(self.values.chunks_exact_mut(step)) {
-            let mut results = simd.silu_slope::<T, UNROLL>(self.exact, load(simd, pre));
+            let mut results = simd.silu_derivative::<T, UNROLL>(self.exact, load(simd, pre));
             let factors = load::<S, UNROLL>(simd, values);
             for i in 0..UNROLL {
                 results[i] = simd.mul(factors[i], results[i]);

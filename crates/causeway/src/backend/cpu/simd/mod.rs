@@ -228,7 +228,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn shift_in(self, before: Self::Vector, v: Self::Vector, lanes: usize) -> Self::Vector;
 
     /// The same vectors, computed before anything that is written after this: the compiler likes to move work to where
-    /// it is needed, behind chains that it was meant to overlap with.
+    /// it is needed, after chains that it was meant to overlap with.
     #[inline(always)]
     fn in_step<const N: usize>(self, v: [Self::Vector; N]) -> [Self::Vector; N] {
         v
@@ -244,7 +244,11 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// `x · sigmoid(x)` of several vectors, whose arithmetic is interleaved, as exact as `T` asks.
     fn silu<T: Number, const N: usize>(self, x: [Self::Vector; N]) -> [Self::Vector; N];
     /// The derivative of [`Simd::silu`], as exact as the accumulator if `exact`, else as `T` asks.
-    fn silu_slope<T: Number, const N: usize>(self, exact: bool, x: [Self::Vector; N]) -> [Self::Vector; N];
+    fn silu_derivative<T: Number, const N: usize>(
+        self,
+        exact: bool,
+        x: [Self::Vector; N],
+    ) -> [Self::Vector; N];
 
     /// Asks for the cache line at `address`, which need not be mapped.
     fn prefetch(self, address: *const u8);

@@ -101,8 +101,12 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn silu_slope<T: Number, const N: usize>(self, exact: bool, x: [float32x4_t; N]) -> [float32x4_t; N] {
-        silu::silu_slope::<Self, T, N>(self, exact, x)
+    fn silu_derivative<T: Number, const N: usize>(
+        self,
+        exact: bool,
+        x: [float32x4_t; N],
+    ) -> [float32x4_t; N] {
+        silu::silu_derivative::<Self, T, N>(self, exact, x)
     }
 
     #[inline(always)]

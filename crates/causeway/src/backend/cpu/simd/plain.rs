@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::silu::{silu, silu_f64, silu_slope, silu_slope_f64};
+use super::silu::{silu, silu_derivative, silu_derivative_f64, silu_f64};
 use super::{Instructions, LINE, Number, Part, Simd, SimdF32};
 
 /// Scalars in a vector of what the target guarantees: f32 fill the registers of SSE2 and NEON.
@@ -49,7 +49,7 @@ fn array<A: Copy, const N: usize>(value: impl Fn(usize) -> A) -> [A; N] {
 }
 
 macro_rules! plain_simd {
-    ($scalar:ty, $silu:ident, $slope:ident) => {
+    ($scalar:ty, $silu:ident, $derivative:ident) => {
         impl<I: Instructions, const LANES: usize> Simd for Plain<$scalar, I, LANES> {
             type Scalar = $scalar;
             type Vector = [$scalar; LANES];
@@ -128,12 +128,12 @@ macro_rules! plain_simd {
             }
 
             #[inline(always)]
-            fn silu_slope<T: Number, const N: usize>(
+            fn silu_derivative<T: Number, const N: usize>(
                 self,
                 exact: bool,
                 x: [Self::Vector; N],
             ) -> [Self::Vector; N] {
-                $slope::<Self, T, N, LANES>(self, exact, x)
+                $derivative::<Self, T, N, LANES>(self, exact, x)
             }
 
             #[inline(always)]
@@ -150,8 +150,8 @@ macro_rules! plain_simd {
         }
     };
 }
-plain_simd!(f32, silu_in_f32, silu_slope_in_f32);
-plain_simd!(f64, silu_in_f64, silu_slope_in_f64);
+plain_simd!(f32, silu_in_f32, silu_derivative_in_f32);
+plain_simd!(f64, silu_in_f64, silu_derivative_in_f64);
 
 // Without vector instructions these are long, and inlined into every kernel they would be a tenth of the library. A call is
 // little beside them.
@@ -166,7 +166,7 @@ where
 }
 
 #[inline(never)]
-fn silu_slope_in_f32<S, T, const N: usize, const LANES: usize>(
+fn silu_derivative_in_f32<S, T, const N: usize, const LANES: usize>(
     simd: S,
     exact: bool,
     x: [[f32; LANES]; N],
@@ -175,7 +175,7 @@ where
     S: SimdF32<Vector = [f32; LANES]>,
     T: Number,
 {
-    silu_slope::<S, T, N>(simd, exact, x)
+    silu_derivative::<S, T, N>(simd, exact, x)
 }
 
 #[inline(never)]
@@ -201,12 +201,12 @@ fn silu_in_f64<S, T, const N: usize, const LANES: usize>(_: S, x: [[f64; LANES];
 
 #[inline(always)]
 #[allow(clippy::extra_unused_type_parameters)]
-fn silu_slope_in_f64<S, T, const N: usize, const LANES: usize>(
+fn silu_derivative_in_f64<S, T, const N: usize, const LANES: usize>(
     _: S,
     _exact: bool,
     x: [[f64; LANES]; N],
 ) -> [[f64; LANES]; N] {
-    array(|vector| array(|lane| silu_slope_f64(x[vector][lane])))
+    array(|vector| array(|lane| silu_derivative_f64(x[vector][lane])))
 }
 
 impl<I: Instructions, const LANES: usize> SimdF32 for Plain<f32, I, LANES> {

@@ -160,16 +160,16 @@ fn silu_f32<S: SimdF32, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vecto
 }
 
 #[inline(always)]
-pub(super) fn silu_slope<S: SimdF32, T: Number, const N: usize>(
+pub(super) fn silu_derivative<S: SimdF32, T: Number, const N: usize>(
     simd: S,
     exact: bool,
     x: [S::Vector; N],
 ) -> [S::Vector; N] {
-    if exact { slope::<S, f32, N>(simd, x) } else { slope::<S, T, N>(simd, x) }
+    if exact { derivative::<S, f32, N>(simd, x) } else { derivative::<S, T, N>(simd, x) }
 }
 
 #[inline(always)]
-fn slope<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
+fn derivative<S: SimdF32, T: Number, const N: usize>(simd: S, x: [S::Vector; N]) -> [S::Vector; N] {
     let x = each!(simd, |x| simd.at_most(NORMAL, simd.at_least(-NORMAL, x)));
     let (power, rest) = exp_of_minus::<S, T, N, true>(simd, x);
     let e = each!(simd, |power, rest| simd.mul(power, rest));
@@ -198,8 +198,8 @@ pub(super) fn silu_f64(x: f64) -> f64 {
 }
 
 /// The derivative of [`silu_f64`].
-pub(super) fn silu_slope_f64(x: f64) -> f64 {
-    // Beyond, the slope is 1 or 0 and x · 0 would spoil an infinite x.
+pub(super) fn silu_derivative_f64(x: f64) -> f64 {
+    // Beyond, the derivative is 1 or 0 and x · 0 would spoil an infinite x.
     let x = x.clamp(-800.0, 800.0);
     let sigmoid = sigmoid_f64(x);
     sigmoid + x * sigmoid * sigmoid_f64(-x)

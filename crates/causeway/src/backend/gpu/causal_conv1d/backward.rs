@@ -19,12 +19,13 @@ mod tiles;
 mod tiles_first;
 mod tiles_last;
 
-pub use halo::{plan_behind_halo, plan_halo};
+pub use halo::{plan_after_halo, plan_halo};
 use tiles::{General, MOST_STEPS, SHARED_RESERVED};
 
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, OfTensor, Strides2, Traffic,
-    View, WIDEST, device_struct, kernel, knows_early, most_blocks, refuse_f64, refuse_no_sequence,
+    View, WIDEST, device_struct, has_programmatic_launch, kernel, most_blocks, refuse_f64,
+    refuse_no_sequence,
 };
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
 use crate::causal_conv1d::{Activation, Backward, Sizes};
@@ -202,11 +203,11 @@ pub(super) struct Launch {
     pub resident: u32,
     /// Blocks of a cluster; those of a channel group form one.
     pub cluster: u32,
-    /// Begins early whatever it moves, where all of its blocks are resident at once.
-    pub early: bool,
+    /// A programmatic launch whatever it moves, where all of its blocks are resident at once.
+    pub programmatic: bool,
     /// Faster if the entries of the batch are joined.
     pub joins: bool,
-    /// Its blocks wait for each other: they have a counter of steps behind those of their sums.
+    /// Its blocks wait for each other: they have a counter of steps after those of their sums.
     pub keeps_together: bool,
     pub shared_bytes: u32,
     /// Sums of a channel group.
@@ -322,7 +323,7 @@ impl Planner<'_> {
             threads,
             resident: 1,
             cluster: 1,
-            early: false,
+            programmatic: false,
             joins: false,
             keeps_together: false,
             shared_bytes,
@@ -380,9 +381,11 @@ impl Planner<'_> {
         let one_round = each <= launch.resident.min(if launch.cluster > 1 { 1 } else { u32::MAX })
             && launch.shared_bytes <= self.share(each);
         // Blocks that come early lie no worse where all are resident at once and no multiprocessor has room for more.
-        let early =
-            one_round && !self.beside && knows_early(self.facts) && (launch.early || traffic.is_mid_size());
-        let alone = if early { self.alone(each) } else { 0 };
+        let programmatic = one_round
+            && !self.beside
+            && has_programmatic_launch(self.facts)
+            && (launch.programmatic || traffic.is_mid_size());
+        let alone = if programmatic { self.alone(each) } else { 0 };
         let arguments = BackwardArguments {
             groups_divisor: Divisor::new(launch.channel_groups),
             parts_divisor: Divisor::new(launch.parts),
@@ -407,8 +410,8 @@ impl Planner<'_> {
             problem: self.problem(),
             tile: launch.tile,
         };
-        let mut plan = if early {
-            entry.plan_early(&arguments, traffic, self.facts)
+        let mut plan = if programmatic {
+            entry.plan_programmatic(&arguments, traffic, self.facts)
         } else {
             entry.plan(&arguments, traffic, self.facts)
         };

@@ -131,8 +131,8 @@ struct Geometry {
     /// Blocks along the first axis for the outputs of one batch entry.
     blocks: u64,
     tile_divisor: u32,
-    /// Begins early whatever it moves.
-    early: bool,
+    /// A programmatic launch whatever it moves.
+    programmatic: bool,
     shared_bytes: u32,
 }
 
@@ -238,7 +238,7 @@ impl Planner<'_> {
             blocks: channel_blocks * row_blocks,
             tile_divisor: u32::try_from(channel_blocks).ok()?,
             // Its many short blocks lose nothing by it, however many they are.
-            early: true,
+            programmatic: true,
             shared_bytes: if head_lanes > self.facts.wave_size { EXCHANGE } else { 0 },
         };
         // A third stream, and what tells sequences apart, take registers; a tight cap would spill on some devices.
@@ -348,7 +348,7 @@ impl Planner<'_> {
             return None;
         }
         let tile_divisor = u32::try_from(pieces).ok()?;
-        let geometry = Geometry { threads, blocks, tile_divisor, early: false, shared_bytes: 0 };
+        let geometry = Geometry { threads, blocks, tile_divisor, programmatic: false, shared_bytes: 0 };
         let constants = Constants::new("Tile")
             .int("access", access)
             .int("lanes", lanes)
@@ -382,7 +382,7 @@ impl Planner<'_> {
         tile: Constants,
         resident: u32,
     ) -> Option<Plan> {
-        let &Geometry { threads, blocks, tile_divisor, early, shared_bytes } = geometry;
+        let &Geometry { threads, blocks, tile_divisor, programmatic, shared_bytes } = geometry;
         let (batches_per_layer, batch_layers) = layers(self.sizes.batch)?;
         let per_sequence = u32::try_from(self.sizes.dim as u64 / u64::from(threads) + 1).ok()?;
         let state_blocks = match (self.has_states, self.sizes.packed) {
@@ -402,8 +402,8 @@ impl Planner<'_> {
             ..self.arguments()
         };
         let entry = self.entry(kernel, LaunchBounds::new(threads, resident), tile);
-        let mut plan = if early {
-            entry.plan_early(&arguments, self.traffic, self.facts)
+        let mut plan = if programmatic {
+            entry.plan_programmatic(&arguments, self.traffic, self.facts)
         } else {
             entry.plan(&arguments, self.traffic, self.facts)
         };

@@ -13,7 +13,7 @@ pub mod varlen_states;
 
 use super::choice::{Constants, KernelFunction, LaunchBounds};
 use super::device_struct::{OfTensor, device_struct};
-use super::launch::{Entry, PACKET, SECTOR, Traffic, knows_early, most_blocks, power_of_two_in};
+use super::launch::{Entry, PACKET, SECTOR, Traffic, has_programmatic_launch, most_blocks, power_of_two_in};
 use super::plan::{DeviceFacts, Vendor};
 use crate::causal_conv1d::{Activation, HeadNorm, Sizes};
 use crate::checks;

@@ -106,7 +106,7 @@ struct LaunchAttribute {
 const _: () = assert!(size_of::<LaunchAttribute>() == 72 && size_of::<Configuration>() == 56);
 
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
-const BEGINS_EARLY: c_int = 6;
+const PROGRAMMATIC_STREAM_SERIALIZATION: c_int = 6;
 
 impl Cuda {
     /// # Safety
@@ -242,11 +242,11 @@ impl Cuda {
         Some(if status == Status::SUCCESS { Ok(encoded) } else { Err(("cuTensorMapEncodeTiled", status)) })
     }
 
-    /// A launch that may begin while the one before it on the stream ends; None if the driver cannot.
+    /// A programmatic dependent launch; None if the driver has none.
     ///
     /// # Safety
     /// As for `Current::launch`; the kernel waits for that launch itself.
-    pub unsafe fn launch_early(
+    pub unsafe fn launch_programmatic(
         &self,
         version: i32,
         launch: &Launch,
@@ -254,13 +254,14 @@ impl Cuda {
     ) -> Option<(&'static str, Status)> {
         const RECORDED_SINCE: i32 = 12_030;
         let function = self.launch_extended.filter(|_| version >= RECORDED_SINCE)?;
-        let early = LaunchAttribute { id: BEGINS_EARLY, padding: 0, value: 1, rest: [0; 15] };
+        let attribute =
+            LaunchAttribute { id: PROGRAMMATIC_STREAM_SERIALIZATION, padding: 0, value: 1, rest: [0; 15] };
         let configuration = Configuration {
             grid: launch.grid,
             block: launch.block,
             shared_bytes: launch.shared_bytes,
             stream: raw(launch.stream),
-            attributes: &early,
+            attributes: &attribute,
             attribute_count: 1,
         };
         // SAFETY: the caller's promise; the configuration lives until the call is over.

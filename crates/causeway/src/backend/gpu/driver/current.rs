@@ -221,7 +221,7 @@ impl Current<'_> {
         unsafe { call!(driver.event_destroy(raw(event))) }
     }
 
-    /// Puts an event behind what a stream holds.
+    /// Puts an event after what a stream holds.
     ///
     /// # Safety
     /// Both must be live.
@@ -361,11 +361,12 @@ impl Current<'_> {
         let [gx, gy, gz] = launch.grid;
         let [bx, by, bz] = launch.block;
         let mut arguments = [launch.argument.cast_mut().cast::<c_void>()];
-        if launch.begins_early
+        if launch.programmatic_launch
             && let Native::Cuda(cuda) = &driver.native
         {
             // SAFETY: the caller's promise. The driver copies the argument before it returns.
-            let launched = unsafe { cuda.launch_early(driver.version, launch, arguments.as_mut_ptr()) };
+            let launched =
+                unsafe { cuda.launch_programmatic(driver.version, launch, arguments.as_mut_ptr()) };
             if let Some((call, status)) = launched {
                 return driver.check(call, status);
             }

@@ -114,8 +114,8 @@ pub(crate) struct Launch {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub shared_bytes: u32,
-    /// The kernel waits for the launch before it by itself, where the driver lets it begin before that one's end.
-    pub begins_early: bool,
+    /// A programmatic dependent launch: the kernel waits for the launch before it by itself.
+    pub programmatic_launch: bool,
     pub stream: usize,
     /// Address of the kernel's one argument.
     pub argument: *const u8,

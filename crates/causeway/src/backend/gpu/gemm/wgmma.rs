@@ -279,7 +279,7 @@ impl Launch<'_> {
             counters: (in_pieces * warps) as u32,
             workspace_at: places(offset_of!(Shares, workspace)),
             counters_at: places(offset_of!(Shares, counters)),
-            begins_early: true,
+            programmatic_launch: true,
             tensor_maps: arguments.maps,
             ..Plan::new(self.choice(threads), bytes, traffic.read, traffic.written)
         }

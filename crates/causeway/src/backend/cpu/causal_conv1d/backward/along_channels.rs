@@ -177,7 +177,7 @@ impl<T: Number> AlongChannels<T> {
         let passes = Passes::<T> {
             width: self.problem.width,
             silu: problem.silu,
-            exact_slope: problem.exact_slope,
+            exact_derivative: problem.exact_derivative,
             x_stride: problem.history.x.strides[2],
             dy_stride: problem.dy.strides[2],
             weights,

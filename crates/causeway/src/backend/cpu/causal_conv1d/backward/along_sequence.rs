@@ -279,7 +279,7 @@ impl<T: Number> AlongSequence<T> {
         let index = [piece.batch, channel, from];
         let work = Gradient {
             silu: problem.silu,
-            exact_slope: problem.exact_slope,
+            exact_derivative: problem.exact_derivative,
             weight: &buffers.weight,
             bias: buffers.bias,
             x: problem.history.x.at(index),
@@ -414,14 +414,14 @@ impl<T: Number> AlongSequence<T> {
         let Buffers { weight, bias, x, g, dy, .. } = buffers;
         let g = &mut g[self.problem.width - 1..];
         if self.problem.silu {
-            let finish = Finish::Slope { exact: self.problem.exact_slope, dy };
+            let finish = Finish::Derivative { exact: self.problem.exact_derivative, dy };
             tile::convolve::<S, T>(simd, (weight, *bias), x, count, g, finish);
         } else {
             g[..count].copy_from_slice(&dy[..count]);
         }
     }
 
-    /// g of the `width - 1` positions from `from` on, behind that of the positions before: zero where they take no part in
+    /// g of the `width - 1` positions from `from` on, after that of the positions before: zero where they take no part in
     /// the piece.
     #[inline(always)]
     fn g_after<S>(

@@ -149,7 +149,7 @@ impl<T: Number> ByHeads<'_, T> {
             }
             if self.silu {
                 // Sums of 32 bits would show what rounding to 16 bits hides.
-                tile::multiply_by_slope::<S, T>(simd, true, pre, g);
+                tile::multiply_by_derivative::<S, T>(simd, true, pre, g);
             }
             if !self.rows {
                 let target = self.g.at([piece.batch, channel, from]);

@@ -30,7 +30,7 @@ pub(super) struct FewChannels<T: Number> {
 struct Buffers<A> {
     block: Block<A>,
     dy: Places<A>,
-    /// As x of the block: behind g of the positions before.
+    /// As x of the block: after g of the positions before.
     g: Places<A>,
     dx: Places<A>,
     sums: PlaceSums<A>,
@@ -112,8 +112,8 @@ impl<T: Number> FewChannels<T> {
             tile::widen(simd, problem.dy.at(index), &mut dy[..count]);
         }
         let g = &mut g[block.front()..];
-        let (silu, exact_slope) = (problem.silu, problem.exact_slope);
-        Gradient { block, silu, exact_slope, count, summed, dy, g, sums }.run::<S, T>(simd);
+        let (silu, exact_derivative) = (problem.silu, problem.exact_derivative);
+        Gradient { block, silu, exact_derivative, count, summed, dy, g, sums }.run::<S, T>(simd);
     }
 
     /// dx of as many places as g has from a position on, but so far before as it lags.

@@ -90,8 +90,8 @@ where
 pub(super) struct Passes<'a, T: Number> {
     pub width: usize,
     pub silu: bool,
-    /// See [`Simd::silu_slope`].
-    pub exact_slope: bool,
+    /// See [`Simd::silu_derivative`].
+    pub exact_derivative: bool,
     /// From row to row.
     pub x_stride: isize,
     pub dy_stride: isize,
@@ -298,7 +298,7 @@ impl<T: Number> Passes<'_, T> {
         }
     }
 
-    /// The second pass: g, `N / 2` rows at a time, behind that of the last `width - 1` rows, which wait for it between blocks.
+    /// The second pass: g, `N / 2` rows at a time, after that of the last `width - 1` rows, which wait for it between blocks.
     ///
     /// # Safety
     /// As for [`Self::walk`].
@@ -320,12 +320,12 @@ impl<T: Number> Passes<'_, T> {
         // SAFETY: the caller's promise; channels lie in rows of `GROUP`.
         unsafe {
             for first in (0..count).step_by(N / 2) {
-                let mut slopes = [zero; N];
+                let mut derivatives = [zero; N];
                 if self.silu {
-                    for (pre, pair) in slopes.chunks_exact_mut(2).zip(&passed.pre[first..]) {
+                    for (pre, pair) in derivatives.chunks_exact_mut(2).zip(&passed.pre[first..]) {
                         pre.copy_from_slice(pair);
                     }
-                    slopes = simd.silu_slope::<T, N>(self.exact_slope, slopes);
+                    derivatives = simd.silu_derivative::<T, N>(self.exact_derivative, derivatives);
                 }
                 // g of rows that take no part is zero, whatever they hold.
                 let mut g = [zero; N];
@@ -348,7 +348,7 @@ impl<T: Number> Passes<'_, T> {
                 if self.silu {
                     for i in 0..N {
                         if PLAIN || !rows.dy[first + i / 2].is_null() {
-                            g[i] = simd.mul(g[i], slopes[i]);
+                            g[i] = simd.mul(g[i], derivatives[i]);
                         }
                     }
                 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! g     | row of channel 0 | row of channel 1 | …
-//! age 2 |             0 0 |             0 0 | …          what dx takes from 2 places behind, or from 2 positions
+//! age 2 |             0 0 |             0 0 | …          what dx takes from 2 places later, or from 2 positions
 //! ```
 //!
 //! Each place has sums of its own, for dweight and dbias, over the blocks of a task. Those of a channel are added at the end.
@@ -128,8 +128,8 @@ impl<A: Accumulator> PlaceSums<A> {
 pub(super) struct Gradient<'a, A> {
     pub block: &'a Block<A>,
     pub silu: bool,
-    /// See [`Simd::silu_slope`].
-    pub exact_slope: bool,
+    /// See [`Simd::silu_derivative`].
+    pub exact_derivative: bool,
     pub count: usize,
     pub summed: usize,
     pub dy: &'a [A],
@@ -150,15 +150,16 @@ struct Typed<'a, A, T>(Gradient<'a, A>, PhantomData<T>);
 impl<S: Simd, T: Number> Part<S> for Typed<'_, S::Scalar, T> {
     #[inline(always)]
     fn run(self, simd: S) {
-        let Gradient { block, silu, exact_slope, count, summed, dy, g, sums } = self.0;
+        let Gradient { block, silu, exact_derivative, count, summed, dy, g, sums } = self.0;
         let step = UNROLL * S::LANES;
         for at in (0..count).step_by(step) {
             let mut results = tile::load::<S, UNROLL>(simd, &dy[at..at + step]);
             if silu {
                 // SAFETY: the block has whole steps.
-                let slopes = simd.silu_slope::<T, UNROLL>(exact_slope, unsafe { block.sums(simd, at) });
-                for (result, slope) in results.iter_mut().zip(slopes) {
-                    *result = simd.mul(*result, slope);
+                let derivatives =
+                    simd.silu_derivative::<T, UNROLL>(exact_derivative, unsafe { block.sums(simd, at) });
+                for (result, derivative) in results.iter_mut().zip(derivatives) {
+                    *result = simd.mul(*result, derivative);
                 }
             }
             tile::store(simd, results, &mut g[at..at + step]);
@@ -178,7 +179,7 @@ impl<S: Simd, T: Number> Part<S> for Typed<'_, S::Scalar, T> {
     }
 }
 
-/// `dx[i] = Σ_k weight[width-1-k] · g[i + k]` of so many places, rounded up to whole steps, where a tap of age k stays in its row; behind
+/// `dx[i] = Σ_k weight[width-1-k] · g[i + k]` of so many places, rounded up to whole steps, where a tap of age k stays in its row; after
 /// them g has the taps and a step more.
 #[inline(always)]
 pub(super) fn convolve_dx<S: Simd>(

@@ -20,8 +20,8 @@ use crate::backend::cpu::simd::{Accumulator, Lanes, Number, Part, Simd};
 /// What [`gradient`] works on.
 pub(super) struct Gradient<'a, A, T> {
     pub silu: bool,
-    /// See [`Simd::silu_slope`].
-    pub exact_slope: bool,
+    /// See [`Simd::silu_derivative`].
+    pub exact_derivative: bool,
     pub weight: &'a [A],
     pub bias: A,
     pub x: *const T,
@@ -73,7 +73,7 @@ where
     fn run(self, simd: S) {
         let Gradient {
             silu,
-            exact_slope,
+            exact_derivative,
             weight,
             bias,
             x,
@@ -89,7 +89,7 @@ where
         } = self.0;
         let zero = simd.splat(S::Scalar::ZERO);
         let taps = Taps::<S, T, WIDTH>::new(simd, weight, bias, x);
-        let source = Gradients { taps, silu, exact_slope, dy, dx };
+        let source = Gradients { taps, silu, exact_derivative, dy, dx };
         // SAFETY: the promise.
         let state = unsafe {
             let first = source.first(simd, load_history::<S, T>(simd, x_before));
@@ -122,7 +122,7 @@ where
 struct Gradients<S: Simd, T, const WIDTH: usize> {
     taps: Taps<S, T, WIDTH>,
     silu: bool,
-    exact_slope: bool,
+    exact_derivative: bool,
     dy: *const T,
     dx: Output<T>,
 }
@@ -204,9 +204,9 @@ where
             }
         }
         if self.silu {
-            let slopes = simd.silu_slope::<T, N>(self.exact_slope, pre);
+            let derivatives = simd.silu_derivative::<T, N>(self.exact_derivative, pre);
             for i in 0..N {
-                dy[i] = simd.mul(dy[i], slopes[i]);
+                dy[i] = simd.mul(dy[i], derivatives[i]);
             }
         }
         dy

@@ -75,10 +75,10 @@ impl<T: Number> ShortRows<T> {
         cut.read(simd, &problem.dy, rows.clone(), dy);
         block.load_states(&problem.history, &problem.sequences, rows.clone());
         let count = rows.1.clone().count() * cut.seqlen();
-        let (silu, exact_slope) = (problem.silu, problem.exact_slope);
+        let (silu, exact_derivative) = (problem.silu, problem.exact_derivative);
         // What is summed past the end belongs to no channel.
         let summed = whole_steps(count);
-        Gradient { block, silu, exact_slope, count, summed, dy, g, sums }.run::<S, T>(simd);
+        Gradient { block, silu, exact_derivative, count, summed, dy, g, sums }.run::<S, T>(simd);
         convolve_dx(simd, block, g, count, dx);
         cut.write(simd, dx, &problem.dx, rows, problem.stream);
     }

@@ -139,8 +139,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn silu_slope<T: Number, const N: usize>(self, exact: bool, x: [__m256; N]) -> [__m256; N] {
-        silu::silu_slope::<Self, T, N>(self, exact, x)
+    fn silu_derivative<T: Number, const N: usize>(self, exact: bool, x: [__m256; N]) -> [__m256; N] {
+        silu::silu_derivative::<Self, T, N>(self, exact, x)
     }
 
     #[inline(always)]

@@ -151,8 +151,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn silu_slope<T: Number, const N: usize>(self, exact: bool, x: [__m512; N]) -> [__m512; N] {
-        silu::silu_slope::<Self, T, N>(self, exact, x)
+    fn silu_derivative<T: Number, const N: usize>(self, exact: bool, x: [__m512; N]) -> [__m512; N] {
+        silu::silu_derivative::<Self, T, N>(self, exact, x)
     }
 
     #[inline(always)]
@@ -337,7 +337,7 @@ impl SimdF32 for Avx512 {
 }
 
 /// An assembly statement without an instruction, said to change all of the vectors: the compiler cannot move what comes
-/// before it, and is not needed at once, behind what comes after.
+/// before it, and is not needed at once, after what comes later.
 ///
 /// # Safety
 /// The processor has AVX-512 F.

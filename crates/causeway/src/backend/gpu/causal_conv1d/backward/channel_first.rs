@@ -131,7 +131,7 @@ impl Planner<'_> {
             threads: cut.threads,
             resident,
             cluster: 1,
-            early: false,
+            programmatic: false,
             joins: false,
             keeps_together: false,
             shared_bytes: (ring + partial).max(self.crowding_limit(tile.crowded, resident)),
@@ -190,7 +190,7 @@ impl Planner<'_> {
         Cut { lanes, waves, threads, group_channels, channel_groups, parts, pieces, piece, unroll, stages }
     }
 
-    /// Whether states stand in front of a row, or gradients of states behind it.
+    /// Whether states stand in front of a row, or gradients of states after it.
     pub(super) fn meets_states(&self) -> bool {
         self.has_states(self.op.initial_states.is_some() || self.op.dfinal_states.is_some())
     }

@@ -207,7 +207,7 @@ impl Planner<'_> {
             threads: tile.threads,
             resident: tile.resident,
             cluster: sharing.cluster(),
-            early: false,
+            programmatic: false,
             joins,
             keeps_together: false,
             shared_bytes,
@@ -223,14 +223,14 @@ impl Planner<'_> {
     }
 
     /// Whole packets and lanes without a channel read what lies beside a row: memory of the tensor, if its lowest address begins a packet
-    /// and each row of an entry lies behind the one before it.
+    /// and each row of an entry lies after the one before it.
     fn may_be_read_in_lines(&self, view: &View<'_>) -> bool {
         let row = self.sizes.dim as u64 * u64::from(self.element());
         view.span().0.is_multiple_of(u64::from(LINE_PACKET))
             && u64::try_from(view.step_bytes(2)).is_ok_and(|step| step >= row)
     }
 
-    /// The sizes of the one entry that the entries of a batch are where they lie one behind the other. A single position has no pitch.
+    /// The sizes of the one entry that the entries of a batch are where they lie one after the other. A single position has no pitch.
     pub(super) fn joined_entries(&self) -> Option<Sizes> {
         let Sizes { batch, seqlen, .. } = *self.sizes;
         let follows = |view: View<'_>| Some(view.stride(0)) == view.stride(2).checked_mul(seqlen);

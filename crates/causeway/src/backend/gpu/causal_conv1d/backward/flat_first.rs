@@ -1,5 +1,5 @@
 //! The backward planner of plain calls where neighbouring positions are neighbours in memory, and rows are short: waves that walk the packets
-//! of all rows of a channel, one row behind the other.
+//! of all rows of a channel, one row after the other.
 
 use super::super::{Constants, PACKET, View, kernel, weight_access};
 use super::tiles::{self, FirstBlocks, Pace, Shares};
@@ -89,7 +89,7 @@ impl Planner<'_> {
             threads,
             resident: resident_threads / threads,
             cluster: 1,
-            early: false,
+            programmatic: false,
             joins: false,
             keeps_together: false,
             // What blocks of a channel tell each other with, besides.

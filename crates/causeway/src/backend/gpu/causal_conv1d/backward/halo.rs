@@ -21,7 +21,7 @@ device_struct! {
 }
 
 kernel!(HALO, "backward_halo", "backward_halo", HaloArguments);
-kernel!(BEHIND_HALO, "backward_halo", "backward_behind_halo", HaloArguments);
+kernel!(BEHIND_HALO, "backward_halo", "backward_after_halo", HaloArguments);
 
 const THREADS: u32 = 128;
 
@@ -61,7 +61,7 @@ pub fn plan_halo(
 /// # Errors
 /// For indices of another shape or dtype. [`Error::Unsupported`](crate::Error::Unsupported) for f64, and for the calls for which
 /// [`plan_halo`] has no plan.
-pub fn plan_behind_halo(
+pub fn plan_after_halo(
     op: &Backward<'_>,
     sizes: &Sizes,
     indices: &TensorRef<'_>,

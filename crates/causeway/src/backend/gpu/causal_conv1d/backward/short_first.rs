@@ -65,7 +65,7 @@ impl Planner<'_> {
             threads,
             resident: call.resident(own * channels) as u32,
             cluster: 1,
-            early: false,
+            programmatic: false,
             joins: false,
             keeps_together: false,
             // Sums of each wave, and a flag.
@@ -98,7 +98,7 @@ impl Planner<'_> {
             threads: ROWS_BLOCK,
             resident: ROWS_RESIDENT as u32,
             cluster: 1,
-            early: false,
+            programmatic: false,
             joins: false,
             keeps_together: false,
             // Sums of each thread and of each channel, and a flag.

@@ -34,7 +34,7 @@ impl Planner<'_> {
             threads,
             resident: 1,
             cluster: cluster as u32,
-            early: false,
+            programmatic: false,
             joins: false,
             keeps_together: false,
             shared_bytes,

@@ -321,7 +321,7 @@ fn memory_order_and_size_decide_the_kernel() {
     assert_eq!(entry(small, last(small), 5), "causal_conv1d_backward_channel_last");
     assert_eq!(entry(large, first(large), 4), "causal_conv1d_backward_tiles_first");
     assert_eq!(entry(large, first(large), 5), "causal_conv1d_backward_channel_first");
-    // Three tiles, the last of which is nearly empty, in rows that are too few to walk one behind the other; and ten tiles.
+    // Three tiles, the last of which is nearly empty, in rows that are too few to walk one after the other; and ten tiles.
     assert_eq!(entry([3, 2048, 520], first([3, 2048, 520]), 4), "causal_conv1d_backward_short_first");
     assert_eq!(entry([8, 2048, 2504], first([8, 2048, 2504]), 4), "causal_conv1d_backward_tiles_first");
     // Ragged rows, short and long.
@@ -392,7 +392,7 @@ fn long_rows_are_walked_in_tiles() {
 }
 
 #[test]
-fn calls_of_middling_size_begin_early_where_all_blocks_are_resident() {
+fn calls_of_middling_size_are_programmatic_where_all_blocks_are_resident() {
     let (thousand, long) = ([1, 4096, 1000], [1, 24, 300_000]);
     let calls = [(thousand, last(thousand)), (long, first(long))]
         .map(|(shape, strides)| call(DType::BF16, shape, strides, 4));
@@ -401,23 +401,26 @@ fn calls_of_middling_size_begin_early_where_all_blocks_are_resident() {
             let plan = planned_for(op, &facts);
             let each = plan.grid[0].div_ceil(facts.multiprocessors);
             let fit = facts.shared_per_multiprocessor / (plan.shared_bytes + 1024);
-            assert!(plan.begins_early && fit == each, "room for as many as there are: {facts:?}: {plan}");
+            assert!(
+                plan.programmatic_launch && fit == each,
+                "room for as many as there are: {facts:?}: {plan}"
+            );
         }
     }
-    // Devices that do not begin early, and members of a larger launch, keep their shared memory.
+    // Devices without programmatic launches, and members of a larger launch, keep their shared memory.
     let (early, alone) =
         (planned(&calls[0]), DeviceFacts { architecture: "sm_89".to_string(), ..DeviceFacts::h200() });
     let beside =
         plan_beside(&calls[0], &calls[0].validate().unwrap(), &DeviceFacts::h200()).unwrap().unwrap();
     for plan in [planned_for(&calls[0], &alone), beside] {
-        assert!(!plan.begins_early && plan.shared_bytes < early.shared_bytes, "{plan}");
+        assert!(!plan.programmatic_launch && plan.shared_bytes < early.shared_bytes, "{plan}");
     }
     // Several rounds, and too much.
     let (rounds, large) = ([2, 5000, 1000], [4, 5376, 4096]);
     let plan = planned(&call(DType::BF16, rounds, first(rounds), 4));
     let bounds = plan.choice.source().contains("CAUSEWAY_KERNEL(128, 5)");
-    assert!(!plan.begins_early && bounds && plan.grid[0].div_ceil(132) > 5, "{plan}");
-    assert!(!planned(&call(DType::BF16, large, last(large), 4)).begins_early);
+    assert!(!plan.programmatic_launch && bounds && plan.grid[0].div_ceil(132) > 5, "{plan}");
+    assert!(!planned(&call(DType::BF16, large, last(large), 4)).programmatic_launch);
 }
 
 #[test]
@@ -518,7 +521,7 @@ fn waves_of_tiles_take_rows_first_and_pieces_where_rows_are_few() {
         let plan = planned(&call(DType::BF16, shape, first(shape), 4));
         let bounds = format!("CAUSEWAY_KERNEL({}, {})", expected.0, expected.1);
         assert!(plan.choice.source().contains(&bounds), "{plan}");
-        assert_eq!(plan.begins_early, expected.2, "{plan}");
+        assert_eq!(plan.programmatic_launch, expected.2, "{plan}");
         // Blocks that come early cannot crowd a multiprocessor.
         let fit = 233_472 / (plan.shared_bytes + 1024);
         assert_eq!(fit == expected.1, expected.2, "{plan}");
@@ -534,12 +537,12 @@ fn waves_of_tiles_take_rows_first_and_pieces_where_rows_are_few() {
             let fit = (facts.shared_per_multiprocessor / (plan.shared_bytes + 1024))
                 .min(facts.threads_per_multiprocessor / plan.block[0]);
             let each = plan.grid[0].div_ceil(facts.multiprocessors);
-            assert!(!plan.begins_early || each <= fit, "{facts:?}: {plan}");
+            assert!(!plan.programmatic_launch || each <= fit, "{facts:?}: {plan}");
         }
     }
     let wide = [4, 4096, 512];
     let wide = planned_for(&call(DType::BF16, wide, first(wide), 4), &of_architecture("sm_89"));
-    assert!(wide.choice.source().contains("CAUSEWAY_KERNEL(128, 5)") && !wide.begins_early, "{wide}");
+    assert!(wide.choice.source().contains("CAUSEWAY_KERNEL(128, 5)") && !wide.programmatic_launch, "{wide}");
     // Blocks for a part of the device, in a large call: several share a channel.
     for (shape, expected) in [([1, 64, 1 << 20], (256, 4, 32)), ([1, 80, 1 << 19], (128, 13, 26))] {
         let plan = planned(&call(DType::BF16, shape, first(shape), 4));
@@ -576,7 +579,7 @@ fn channel_last_packets_divide_dim_and_strides() {
         number(&planned(&op), "channels")
     };
     assert_eq!([with_pitch(2047, 2055), with_pitch(2047, 2050)], [4, 1]);
-    // What lies beside a row is read, so each row lies behind the one before it.
+    // What lies beside a row is read, so each row lies after the one before it.
     for step in [0, 2, -2048] {
         let mut op = call(DType::BF16, odd, [2056 * 1024, 1, 2048 + step % 8], 4);
         op.x = read(X, DType::BF16, &odd, &[2048 * 1024, 1, step]);

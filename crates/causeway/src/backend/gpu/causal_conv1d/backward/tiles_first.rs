@@ -102,7 +102,7 @@ impl Planner<'_> {
             return None;
         }
         let each = tiles.div_ceil(pieces);
-        // Steps of four tiles where the empty ones behind a row are few.
+        // Steps of four tiles where the empty ones past a row are few.
         let each = each.next_multiple_of(if each >= 16 { 4 } else { 2 });
         let parts = parts.min((batch as u64 * tiles.div_ceil(each)).div_ceil(waves));
         let resident = resident_threads / threads;
@@ -180,7 +180,7 @@ impl Planner<'_> {
             threads,
             resident,
             cluster: 1,
-            early: one_round,
+            programmatic: one_round,
             joins: false,
             keeps_together: false,
             shared_bytes: shared,

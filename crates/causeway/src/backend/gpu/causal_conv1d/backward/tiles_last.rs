@@ -77,7 +77,7 @@ impl Planner<'_> {
             threads: WAVES * wave,
             resident: 1,
             cluster: 1,
-            early: false,
+            programmatic: false,
             joins: false,
             keeps_together: true,
             shared_bytes: STAGES * stage + 2 * shares,

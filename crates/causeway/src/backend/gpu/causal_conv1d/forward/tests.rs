@@ -79,7 +79,7 @@ fn channel_last_takes_the_widest_packet_that_divides_a_row() {
     assert_eq!(plan.read_bytes, 8 * 2048 * 1024 * 2 + 2048 * 4 * 2);
     assert_eq!(plan.written_bytes, 8 * 2048 * 1024 * 2);
 
-    // As many bytes of a row in narrower packets; fewer where many of them would lie behind the row.
+    // As many bytes of a row in narrower packets; fewer where many of them would lie past the row.
     for (dim, expected) in
         [(2047, ("2", "3")), (2046, ("4", "1")), (2048, ("8", "0")), (190, ("4", "0")), (283, ("2", "2"))]
     {
