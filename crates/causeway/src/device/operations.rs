@@ -16,6 +16,18 @@ use crate::operation::Operation as _;
 
 /// An operation of one launch: its first tensor, which says where the call is, what computes it on a CPU, and its planner.
 macro_rules! operation {
+    ($operation:ty, $first:literal: $argument:ident, cpu infallible: $cpu:expr, threads: $threads:expr, gpu: $plan:expr) => {
+        operation!(
+            $operation, $first: $argument,
+            cpu: |cpu, call, sizes| {
+                let compute: fn(cpu::Cpu, &mut Self, &_) = $cpu;
+                compute(cpu, call, sizes);
+                Ok(())
+            },
+            threads: $threads,
+            gpu: $plan
+        );
+    };
     ($operation:ty, $first:literal: $argument:ident, cpu: $cpu:expr, threads: $threads:expr, gpu: $plan:expr) => {
         impl $operation {
             /// Whether threads of the current rayon pool take part in it on a CPU. What is too small for that stays on the calling
@@ -36,9 +48,8 @@ macro_rules! operation {
                 device.expect($first, self.$argument.location())?;
                 if let Device::Cpu(cpu) = device {
                     let _mode = cpu::Ieee754::enter();
-                    let compute: fn(cpu::Cpu, &mut Self, &_) = $cpu;
-                    compute(*cpu, self, &sizes);
-                    return Ok(());
+                    let compute: fn(cpu::Cpu, &mut Self, &_) -> Result<()> = $cpu;
+                    return compute(*cpu, self, &sizes);
                 }
                 let plan: fn(&Self, &_, &DeviceFacts) -> Result<Option<Plan>> = $plan;
                 // SAFETY: the planner gets the validated views, which are where the device is.
@@ -154,7 +165,7 @@ together!(Update, "x": x, gpu: gpu::causal_conv1d::update::plan, in_two: |_, _| 
 
 operation!(
     Forward<'_>, "x": x,
-    cpu: cpu::causal_conv1d::forward,
+    cpu infallible: cpu::causal_conv1d::forward,
     threads: |call| Work::Forward.of_x_is_worth_threads(&call.x),
     gpu: gpu::causal_conv1d::forward::plan
 );
@@ -166,31 +177,31 @@ operation!(
 );
 operation!(
     Update<'_>, "x": x,
-    cpu: cpu::causal_conv1d::update,
+    cpu infallible: cpu::causal_conv1d::update,
     threads: |call| Work::Update.is_worth_threads(call.x.shape().iter().copied()),
     gpu: gpu::causal_conv1d::update::plan
 );
 operation!(
     VarlenStates<'_>, "x": x,
-    cpu: |_, call, sizes| cpu::causal_conv1d::varlen_states(call, sizes),
+    cpu infallible: |_, call, sizes| cpu::causal_conv1d::varlen_states(call, sizes),
     threads: |call| Work::Copy.is_worth_threads(call.states.shape().iter().copied()),
     gpu: gpu::causal_conv1d::varlen_states::plan
 );
 operation!(
     gemm::Forward<'_>, "A": a,
-    cpu: |cpu, call, _| cpu::gemm::forward(cpu, call),
+    cpu infallible: |cpu, call, _| cpu::gemm::forward(cpu, call),
     threads: |call| cpu::gemm::is_worth_threads(call.algorithm, call.a.dtype(), call.c.shape(), call.b.shape().first()),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::forward(call, sizes), facts)
 );
 operation!(
     gemm::GradA<'_>, "grad_C": grad_c,
-    cpu: |cpu, call, _| cpu::gemm::grad_a(cpu, call),
+    cpu infallible: |cpu, call, _| cpu::gemm::grad_a(cpu, call),
     threads: |call| cpu::gemm::is_worth_threads(call.algorithm, call.b.dtype(), call.grad_a.shape(), call.b.shape().get(1)),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::grad_a(call, sizes), facts)
 );
 operation!(
     gemm::GradB<'_>, "grad_C": grad_c,
-    cpu: |cpu, call, _| cpu::gemm::grad_b(cpu, call),
+    cpu infallible: |cpu, call, _| cpu::gemm::grad_b(cpu, call),
     threads: |call| cpu::gemm::is_worth_threads(call.algorithm, call.a.dtype(), call.grad_b.shape(), call.a.shape().first()),
     gpu: |call, sizes, facts| gpu::gemm::plan(&Problem::grad_b(call, sizes), facts)
 );

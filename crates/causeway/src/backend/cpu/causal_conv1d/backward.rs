@@ -27,6 +27,7 @@ use super::{few_channels as few, is_streamed, rows, short_rows as short, with_nu
 use crate::backend::cpu::Cpu;
 use crate::backend::cpu::simd::Number;
 use crate::causal_conv1d::{Activation, Backward, HeadNorm, Sizes};
+use crate::error::Result;
 
 /// Most sums of dweight's size that are kept side by side.
 const MAX_CHUNKS: i64 = 32;
@@ -60,9 +61,12 @@ pub(super) struct Problem<T: Number> {
 }
 
 /// Runs a call that has been validated.
-pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+///
+/// # Errors
+/// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is none for sums of chunks, or with a norm for g. Nothing has been written then.
+pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) -> Result<()> {
     if sizes.dim == 0 {
-        return;
+        return Ok(());
     }
     if let Some(norm) = call.norm {
         with_number!(call.x.dtype(), by_heads | by_heads_along_sequence(cpu, call, sizes, &norm))
@@ -71,31 +75,34 @@ pub(crate) fn backward(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
     }
 }
 
-fn by_heads<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &HeadNorm) {
+fn by_heads<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &HeadNorm) -> Result<()> {
     // In rows of few channels, most of a pair would be empty.
     if sizes.dim < MAX_PAIR as i64 || !rows::are_rows(sizes, &strides(call)) {
-        by_heads_along_sequence::<T>(cpu, call, sizes, norm);
+        by_heads_along_sequence::<T>(cpu, call, sizes, norm)
     } else {
-        by_heads_along_channels::<T>(cpu, call, sizes, norm);
+        by_heads_along_channels::<T>(cpu, call, sizes, norm)
     }
 }
 
-fn by_heads_along_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &HeadNorm) {
+fn by_heads_along_channels<T: Number>(
+    cpu: Cpu,
+    call: &mut Backward<'_>,
+    sizes: &Sizes,
+    norm: &HeadNorm,
+) -> Result<()> {
     let partition = rows::partition(sizes, MAX_CHUNKS);
-    with_gradients_of_heads::<T>(
-        cpu,
-        call,
-        sizes,
-        norm,
-        (partition, true),
-        |partition, problem, parallel| {
-            let kernel = AlongChannels::<T> { partition, problem, weights: rows::Weights::new() };
-            kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
-        },
-    );
+    with_gradients_of_heads::<T>(cpu, call, sizes, norm, (partition, true), |partition, problem, parallel| {
+        let kernel = AlongChannels::<T> { partition, problem, weights: rows::Weights::new() };
+        kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
+    })
 }
 
-fn by_heads_along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, norm: &HeadNorm) {
+fn by_heads_along_sequence<T: Number>(
+    cpu: Cpu,
+    call: &mut Backward<'_>,
+    sizes: &Sizes,
+    norm: &HeadNorm,
+) -> Result<()> {
     let partition = Partition::along_sequence(sizes, false, MAX_CHUNKS);
     with_gradients_of_heads::<T>(
         cpu,
@@ -107,7 +114,7 @@ fn by_heads_along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: 
             let kernel = AlongSequence::<T> { partition, problem };
             kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
         },
-    );
+    )
 }
 
 /// First g of all positions, then the `rest`, of the tasks of a partition, whose g is in rows or is not.
@@ -118,11 +125,11 @@ fn with_gradients_of_heads<T: Number>(
     norm: &HeadNorm,
     (partition, rows): (Partition, bool),
     rest: impl FnOnce(Partition, Problem<T>, bool),
-) {
+) -> Result<()> {
     let parallel = call.uses_threads();
-    let mut memory = Memory::new(sizes, rows);
+    let mut memory = Memory::new(sizes, rows)?;
     let (g, read) = memory.views();
-    let mut sums = Sums::new(sizes, partition.chunks);
+    let mut sums = Sums::new(sizes, partition.chunks)?;
     let mut problem = Problem::<T>::new(call, sizes, sums.target());
     let heads = Heads::new(norm);
     let first =
@@ -131,9 +138,10 @@ fn with_gradients_of_heads<T: Number>(
     (problem.g, problem.silu) = (Some(read), false);
     rest(partition, problem, parallel);
     write_sums(&sums, call);
+    Ok(())
 }
 
-fn along_either<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+fn along_either<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) -> Result<()> {
     let strides = strides(call);
     if !rows::are_rows(sizes, &strides) {
         return along_sequence::<T>(cpu, call, sizes);
@@ -152,24 +160,26 @@ fn is_plain(call: &Backward<'_>) -> bool {
     rows && call.dfinal_states.is_none() && call.dinitial_states.is_none()
 }
 
-fn few_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, cut: few::Cut) {
-    let mut sums = Sums::new(sizes, cut.partition.chunks);
+fn few_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, cut: few::Cut) -> Result<()> {
+    let mut sums = Sums::new(sizes, cut.partition.chunks)?;
     let problem = Problem::new(call, sizes, sums.target());
     let kernel = FewChannels::<T> { cut, seqlen: sizes.seqlen, problem };
     kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
+    Ok(())
 }
 
-fn along_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+fn along_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) -> Result<()> {
     let partition = rows::partition(sizes, MAX_CHUNKS);
-    let mut sums = Sums::new(sizes, partition.chunks);
+    let mut sums = Sums::new(sizes, partition.chunks)?;
     let problem = Problem::new(call, sizes, sums.target());
     let kernel = AlongChannels::<T> { partition, problem, weights: rows::Weights::new() };
     kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
+    Ok(())
 }
 
-fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
+fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) -> Result<()> {
     let contiguous = strides(call).iter().all(|strides| strides[2] == 1);
     let cut = (contiguous && is_plain(call))
         .then(|| short::Cut::new::<T::Accumulator>(sizes, short_rows::BYTES, MAX_CHUNKS));
@@ -177,19 +187,21 @@ fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) {
         return short_rows::<T>(cpu, call, sizes, cut);
     }
     let partition = Partition::along_sequence(sizes, contiguous, MAX_CHUNKS);
-    let mut sums = Sums::new(sizes, partition.chunks);
+    let mut sums = Sums::new(sizes, partition.chunks)?;
     let problem = Problem::new(call, sizes, sums.target());
     let kernel = AlongSequence::<T> { partition, problem };
     kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
+    Ok(())
 }
 
-fn short_rows<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, cut: short::Cut) {
-    let mut sums = Sums::new(sizes, cut.partition.chunks);
+fn short_rows<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, cut: short::Cut) -> Result<()> {
+    let mut sums = Sums::new(sizes, cut.partition.chunks)?;
     let problem = Problem::new(call, sizes, sums.target());
     let kernel = ShortRows::<T> { cut, problem };
     kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
     write_sums(&sums, call);
+    Ok(())
 }
 
 fn write_sums(sums: &Sums, call: &mut Backward<'_>) {

@@ -5,6 +5,8 @@ use std::mem::MaybeUninit;
 use super::partition::Work;
 use crate::backend::cpu::threads::for_each;
 use crate::causal_conv1d::Sizes;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Dims};
 
 /// Channels whose chunks are added together.
 const TOGETHER: usize = 64;
@@ -12,7 +14,7 @@ const TOGETHER: usize = 64;
 /// Per chunk of columns: for each tap, and then for the bias, a row with the sums of all channels.
 pub(super) struct Sums {
     /// Not set before a task puts its own there.
-    values: Box<[MaybeUninit<f64>]>,
+    values: Vec<MaybeUninit<f64>>,
     chunks: usize,
     dim: usize,
     terms: usize,
@@ -29,9 +31,15 @@ pub(super) struct SumsTarget {
 unsafe impl Sync for SumsTarget {}
 
 impl Sums {
-    pub fn new(sizes: &Sizes, chunks: i64) -> Self {
-        let (chunks, dim, terms) = (chunks as usize, sizes.dim as usize, sizes.width as usize + 1);
-        Sums { values: Box::new_uninit_slice(chunks * dim * terms), chunks, dim, terms }
+    pub fn new(sizes: &Sizes, chunks: i64) -> Result<Self> {
+        let (shape, dtype) = (Dims::new(&[chunks, sizes.dim, sizes.width + 1])?, DType::F64);
+        let [chunks, dim, terms] = [chunks, sizes.dim, sizes.width + 1].map(|count| count as usize);
+        let (mut values, count) = (Vec::new(), chunks * dim * terms);
+        let bytes = count * size_of::<f64>();
+        values.try_reserve_exact(count).map_err(|_| Error::OutOfMemory { shape, dtype, bytes })?;
+        // SAFETY: there is room for so many, and each may be without a value.
+        unsafe { values.set_len(count) };
+        Ok(Sums { values, chunks, dim, terms })
     }
 
     /// Valid as long as `self` is not used otherwise.

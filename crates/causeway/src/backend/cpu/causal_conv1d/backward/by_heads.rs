@@ -1,6 +1,8 @@
 //! What a norm makes of dy: g, the gradient of what the activation is applied to, for all positions. The traversal along the sequence,
 //! or along the channels, then takes it for dy; see [`super::super::heads`].
 
+use std::marker::PhantomData;
+
 use super::super::blocks::MAX_PAIR;
 use super::super::heads::{Channels, Heads, activate, transpose_in, transpose_out};
 use super::super::partition::Partition;
@@ -10,7 +12,8 @@ use super::super::tile;
 use super::Problem;
 use crate::backend::cpu::simd::{Accumulator, Kernel, Lanes, Number, Simd};
 use crate::causal_conv1d::Sizes;
-use crate::memory::prefer_large_pages;
+use crate::error::Result;
+use crate::host_tensor::HostTensor;
 
 /// A head of some segments per task.
 pub(super) struct ByHeads<'a, T: Number> {
@@ -25,25 +28,25 @@ pub(super) struct ByHeads<'a, T: Number> {
 
 /// Memory for g of all positions, of shape `(batch, dim, seqlen)`.
 pub(super) struct Memory<A> {
-    values: Vec<A>,
+    values: HostTensor,
     strides: [isize; 3],
+    of: PhantomData<A>,
 }
 
 impl<A: Accumulator> Memory<A> {
     /// Row-major; for `rows`, whole pairs of channels are neighbours, in the order of the lanes of pairs.
-    pub fn new(sizes: &Sizes, rows: bool) -> Self {
-        let [batch, dim, seqlen] = [sizes.batch, sizes.dim, sizes.seqlen].map(|size| size as usize);
-        let dim = if rows { dim.next_multiple_of(MAX_PAIR) } else { dim };
+    pub fn new(sizes: &Sizes, rows: bool) -> Result<Self> {
+        let Sizes { batch, dim, seqlen, .. } = *sizes;
+        let dim = if rows { (dim as usize).next_multiple_of(MAX_PAIR) as i64 } else { dim };
         // Zeros come from the system as they are touched; channels that fill the last pair keep theirs.
-        let values = vec![A::ZERO; batch * dim * seqlen];
-        prefer_large_pages(values.as_ptr().cast(), size_of_val(values.as_slice()));
+        let values = HostTensor::zeros(A::DTYPE, &[batch, dim, seqlen])?;
         let strides = if rows { [dim * seqlen, 1, dim] } else { [dim * seqlen, seqlen, 1] };
-        Memory { values, strides: strides.map(|stride| stride as isize) }
+        Ok(Memory { values, strides: strides.map(|stride| stride as isize), of: PhantomData })
     }
 
     /// Where g is written, and where it is read; valid as long as `self` is.
     pub fn views(&mut self) -> (Target<A, 3>, Source<A, 3>) {
-        let pointer = self.values.as_mut_ptr();
+        let pointer = self.values.bytes_mut().as_mut_ptr().cast();
         (Target::of(pointer, self.strides), Source::of(pointer, self.strides))
     }
 }
