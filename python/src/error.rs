@@ -49,7 +49,6 @@ pub fn exception(error: Error, renamed: Renamed) -> PyErr {
         | Error::CuSeqlensDecrease { .. }
         | Error::CuSeqlensEnd { .. }
         | Error::CuSeqlensEmpty
-        | Error::Missing { .. }
         | Error::Unexpected { .. }
         | Error::HeadDim { .. }
         | Error::NormNumber { .. }

@@ -55,6 +55,13 @@ impl DeviceArgs {
         with_threads(threads, || body(&device))
     }
 
+    /// The device that commands take without `--device`, or why it cannot be opened, and what has chosen it.
+    pub fn unnamed() -> (Result<Device, Failure>, &'static str) {
+        let arguments = DeviceArgs { device: None, threads: None };
+        let chosen_by = if arguments.name().1 { VARIABLE } else { "best of those present" };
+        (arguments.device().map(|(device, _)| device), chosen_by)
+    }
+
     /// The device's name, and whether the environment has chosen it. An empty variable counts as unset.
     fn name(&self) -> (String, bool) {
         if let Some(name) = &self.device {

@@ -5,6 +5,8 @@ use std::io;
 use anstream::eprintln;
 use anstyle::{AnsiColor, Style};
 use causeway::files::FileError;
+use causeway_verify::evidence::ReportError;
+use causeway_verify::suite::SuiteError;
 
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const HELP: Style = AnsiColor::Cyan.on_default().bold();
@@ -36,11 +38,18 @@ impl Failure {
     /// The same failure with another exit status.
     pub fn with_status(self, status: u8) -> Self {
         match self {
-            Failure::Input { message, help } => {
-                let help = help.map(|line| format!("; {line}")).unwrap_or_default();
-                Failure::Status { status, message: message + &help }
-            }
+            Failure::Input { .. } => Failure::Status { status, message: self.in_one_line() },
             other => other,
+        }
+    }
+
+    /// What it says, and what to do about it.
+    pub fn in_one_line(&self) -> String {
+        match self {
+            Failure::Input { message, help: Some(line) } => format!("{message}; {line}"),
+            Failure::Input { message, .. } | Failure::Status { message, .. } => message.clone(),
+            Failure::Usage(error) => error.to_string(),
+            Failure::Negative | Failure::PipeClosed => String::new(),
         }
     }
 
@@ -88,11 +97,18 @@ impl Failure {
     }
 }
 
-impl From<causeway::Error> for Failure {
-    fn from(error: causeway::Error) -> Self {
-        Failure::input(error.to_string())
-    }
+/// Errors whose own sentence is all that there is to say.
+macro_rules! from_sentence {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Failure::input(error.to_string())
+            }
+        }
+    )*};
 }
+
+from_sentence!(causeway::Error, ReportError, SuiteError);
 
 impl From<FileError> for Failure {
     fn from(error: FileError) -> Self {

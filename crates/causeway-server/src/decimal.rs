@@ -8,7 +8,7 @@ const fn is_blank(byte: u8) -> bool {
 pub(super) fn read_numbers(line: &[u8], bits: &mut [u16]) -> Result<(), String> {
     let mut at = 0;
     for (index, place) in bits.iter_mut().enumerate() {
-        // A number and the one blank behind it, wherever there are eight bytes to look at.
+        // A number and the one blank after it, wherever there are eight bytes to look at.
         if let Some(word) = line.get(at..at + 8).and_then(|bytes| bytes.try_into().ok())
             && let Some((value, length)) = number_and_blank(word)
         {
@@ -29,7 +29,7 @@ pub(super) fn read_numbers(line: &[u8], bits: &mut [u16]) -> Result<(), String> 
 fn number_and_blank(bytes: [u8; 8]) -> Option<(u16, usize)> {
     const ONES: u64 = 0x0101_0101_0101_0101;
     // Digits become 0 to 9. The sum sets the highest bit of a byte that is more; what it carries over goes to bytes
-    // behind the first of those, which do not matter.
+    // after the first of those, which do not matter.
     let values = u64::from_le_bytes(bytes) ^ (0x30 * ONES);
     let others = (values.wrapping_add(0x76 * ONES) | values) & (0x80 * ONES);
     let digits = others.trailing_zeros() as usize / 8;
@@ -44,7 +44,7 @@ fn number_and_blank(bytes: [u8; 8]) -> Option<(u16, usize)> {
     Some((u16::try_from(sum).ok()?, digits + 1))
 }
 
-/// The number at a place of the line, blanks before it passed over, and the place behind it.
+/// The number at a place of the line, blanks before it passed over, and the index after it.
 fn one_number(line: &[u8], mut at: usize, index: usize) -> Result<(u16, usize), String> {
     while at < line.len() && is_blank(line[at]) {
         at += 1;
@@ -101,7 +101,7 @@ fn digits(value: u64) -> usize {
         + usize::from(value >= 10_000)
 }
 
-/// A number's text with a blank behind it, and the bytes of both; what comes after them means nothing.
+/// A number's text with a blank after it, and the bytes of both; what comes after them means nothing.
 #[inline]
 fn digits_and_blank(value: u16) -> ([u8; 8], usize) {
     let value = u64::from(value);

@@ -89,14 +89,13 @@ impl Listener {
                 tracing::warn!("a client was turned away: {error}");
                 continue;
             }
-            let place = Place::take(&clients);
-            let Some(place) = place else {
+            let Some(slot) = Slot::take(&clients) else {
                 tracing::warn!("a client was turned away: {MAX_CLIENTS} are being served");
                 continue;
             };
             let (service, timeout) = (Arc::clone(service), self.write_timeout);
             let started = std::thread::Builder::new().name("client".to_string()).spawn(move || {
-                let _place = place;
+                let _slot = slot;
                 converse(&service, &stream, timeout);
             });
             if let Err(error) = started {
@@ -188,24 +187,24 @@ fn converse(service: &Service, stream: &UnixStream, write_timeout: Duration) {
     }
 }
 
-/// One of the places that there are for clients.
-struct Place(Arc<AtomicUsize>);
+/// A client's connection, one of [`MAX_CLIENTS`].
+struct Slot(Arc<AtomicUsize>);
 
-impl Place {
+impl Slot {
     fn take(clients: &Arc<AtomicUsize>) -> Option<Self> {
         let taken = clients.fetch_add(1, Ordering::Relaxed);
-        let place = Place(Arc::clone(clients));
-        (taken < MAX_CLIENTS).then_some(place)
+        let slot = Slot(Arc::clone(clients));
+        (taken < MAX_CLIENTS).then_some(slot)
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// A socket's address has little room, and this one has two names: its own, and the one under which it is made.
+/// A socket's address is short, and this one has two names: its own, and the one under which it is made.
 fn check_length(path: &Path, directory: &Path) -> io::Result<()> {
     /// Bytes of an address without the zero at its end.
     const LONGEST: usize = if cfg!(any(target_os = "linux", target_os = "android")) { 107 } else { 103 };
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_an_address_has_no_room_for_are_refused() {
+    fn names_that_are_too_long_for_an_address_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let most = if cfg!(target_os = "linux") { 107 } else { 103 };
         // Bytes of the directory's name and of the socket's, and whether both of its names fit.

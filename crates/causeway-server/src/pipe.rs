@@ -164,7 +164,7 @@ fn can_be_lent_to(_: &File) -> bool {
     false
 }
 
-/// Makes room for [`CAPACITY`].
+/// Lets a pipe hold [`CAPACITY`].
 #[cfg(target_os = "linux")]
 fn widen(pipe: &File) {
     // Refused for what is not a pipe, and past the system's limit; the pipe then stays as it is.

@@ -62,7 +62,7 @@ pub enum Problem {
         /// What is wrong.
         because: String,
     },
-    /// The device failed, or has no room.
+    /// The device failed, or the result does not fit a reply.
     #[error("{message}")]
     Device {
         /// What it says.
@@ -193,24 +193,19 @@ impl Request {
         let (grad_c, other) = (Input::place(device, &self.grad_c)?, Input::place(device, &self.other)?);
         let mut result = Output::place(device, HostTensor::zeros(DType::F16, &shape)?)?;
         let algorithm = Algorithm::Exact;
-        let start;
-        let geometry = match self.kernel {
-            Kernel::GradA => {
-                let grad_a = result.view();
-                let mut call = GradA { grad_c: grad_c.view(), b: other.view(), algorithm, grad_a };
+        macro_rules! started {
+            ($operation:ident, $other:ident, $result:ident) => {{
+                let (grad_c, $other, $result) = (grad_c.view(), other.view(), result.view());
+                let mut call = $operation { grad_c, $other, algorithm, $result };
                 let geometry = geometry(device, |facts| call.plan(facts))?;
-                start = Instant::now();
+                let start = Instant::now();
                 call.run(device)?;
-                geometry
-            }
-            Kernel::GradB => {
-                let grad_b = result.view();
-                let mut call = GradB { grad_c: grad_c.view(), a: other.view(), algorithm, grad_b };
-                let geometry = geometry(device, |facts| call.plan(facts))?;
-                start = Instant::now();
-                call.run(device)?;
-                geometry
-            }
+                (geometry, start)
+            }};
+        }
+        let (geometry, start) = match self.kernel {
+            Kernel::GradA => started!(GradA, b, grad_a),
+            Kernel::GradB => started!(GradB, a, grad_b),
         };
         device.synchronize()?;
         let seconds = start.elapsed().as_secs_f64();
@@ -346,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_has_no_room_is_refused() {
+    fn a_result_that_does_not_fit_a_reply_is_refused() {
         // N = 1: 200 numbers ask for 10,000.
         let column = vec!["0"; 100].join(" ");
         let request = Request::parse(format!("1 100 1 100\n{column}\n{column}\n").as_bytes()).unwrap();

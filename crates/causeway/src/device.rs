@@ -126,7 +126,7 @@ impl Device {
     /// The plan is made from validated views of memory at this device's location.
     unsafe fn execute(&self, plan: impl FnOnce(&DeviceFacts) -> Result<Option<Plan>>) -> Result<()> {
         match self {
-            Device::Cpu(_) => Err(self.lacks("a kernel launch")),
+            Device::Cpu(_) => unreachable!("operations compute on a CPU by themselves"),
             Device::Gpu(stream) => match plan(stream.device().facts()).map_err(|error| self.named(error))? {
                 // SAFETY: the views that the plan was made from vouch for the addresses, until the stream has
                 // come this far; the stream is live and of its own device.
@@ -148,15 +148,6 @@ impl Device {
                 Error::Unsupported { what, device: self.to_string(), instead }
             }
             error => error,
-        }
-    }
-
-    /// The error of an operation that has no kernel here.
-    fn lacks(&self, what: &str) -> Error {
-        Error::Unsupported {
-            what: what.to_string(),
-            device: self.to_string(),
-            instead: "run it on the cpu device, with tensors on the host",
         }
     }
 

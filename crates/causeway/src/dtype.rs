@@ -22,6 +22,9 @@ pub enum DType {
 }
 
 impl DType {
+    /// Every dtype.
+    pub const ALL: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I32, DType::I64];
+
     /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {

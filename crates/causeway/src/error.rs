@@ -237,14 +237,6 @@ pub enum Error {
     CuSeqlensEmpty,
 
     // ---- combinations ---------------------------------------------------------------------------
-    /// An argument that another one requires is absent.
-    #[error("{argument} is missing: {because}")]
-    Missing {
-        /// Name of the argument.
-        argument: &'static str,
-        /// What requires it.
-        because: &'static str,
-    },
     /// An argument that has no meaning in this call.
     #[error("{argument} is given, but {because}")]
     Unexpected {
@@ -525,7 +517,6 @@ impl From<TooManyAxes> for Error {
     }
 }
 
-/// What to do with a weight that has the shape of a module's.
 /// What decides whether a process sees a GPU.
 fn where_to_look(vendor: &str) -> &'static str {
     match vendor {

@@ -51,14 +51,6 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// As [`Input::place`], for an argument that may be absent.
-    ///
-    /// # Errors
-    /// As for [`Input::place`].
-    pub fn place_optional(device: &Device, tensor: &'a Option<HostTensor>) -> Result<Option<Self>> {
-        tensor.as_ref().map(|tensor| Self::place(device, tensor)).transpose()
-    }
-
     /// A tensor whose storage is filled with copies of a pattern, however large it is.
     ///
     /// # Errors

@@ -163,7 +163,7 @@ unsafe impl Send for TensorMut<'_> {}
 unsafe impl Sync for TensorMut<'_> {}
 
 macro_rules! view_methods {
-    ($pointer:ty) => {
+    ($View:ident, $pointer:ty) => {
         /// Address of element `[0, 0, …]`; dangling when the view is empty.
         pub fn pointer(&self) -> $pointer {
             self.pointer
@@ -193,11 +193,46 @@ macro_rules! view_methods {
         pub fn location(&self) -> Location {
             self.meta.location
         }
+
+        /// As `from_raw`, of a [`Meta`] that has been made before.
+        ///
+        /// # Safety
+        /// As for `from_raw`; shape and strides must be those of [`Meta::new`].
+        #[inline]
+        pub unsafe fn from_meta(pointer: $pointer, meta: Meta) -> Self {
+            $View { pointer, meta, memory: PhantomData }
+        }
+
+        /// The same memory with its axes in another order, for example `[0, 2, 1]` to swap the last two.
+        ///
+        /// # Panics
+        /// If `axes` is not a permutation of the view's axes.
+        pub fn permuted(self, axes: &[usize]) -> Self {
+            $View { meta: permuted(&self.meta, axes), ..self }
+        }
+
+        /// The part of the view that lies at `start .. start + count` of one axis.
+        ///
+        /// # Panics
+        /// If there is no such axis, or the range leaves it.
+        pub fn narrow(self, axis: usize, start: i64, count: i64) -> Self {
+            let (meta, offset) = self.meta.narrow(axis, start, count);
+            $View { meta, pointer: self.pointer.wrapping_offset(offset), ..self }
+        }
+
+        /// One index of an axis, which the view no longer has.
+        ///
+        /// # Panics
+        /// If there is no such axis, or it has no such index.
+        pub fn select(self, axis: usize, at: i64) -> Self {
+            let part = self.narrow(axis, at, 1);
+            $View { meta: part.meta.without(axis), ..part }
+        }
     };
 }
 
 impl<'a> TensorRef<'a> {
-    view_methods!(*const u8);
+    view_methods!(TensorRef, *const u8);
 
     /// A dense row-major view of a whole slice.
     ///
@@ -242,45 +277,10 @@ impl<'a> TensorRef<'a> {
         // SAFETY: the caller's promise.
         Ok(unsafe { Self::from_meta(pointer, meta) })
     }
-
-    /// The same of a [`Meta`] that has been made before.
-    ///
-    /// # Safety
-    /// As for [`TensorRef::from_raw`]; shape and strides must be those of [`Meta::new`].
-    #[inline]
-    pub unsafe fn from_meta(pointer: *const u8, meta: Meta) -> Self {
-        TensorRef { pointer, meta, memory: PhantomData }
-    }
-
-    /// The same memory with its axes in another order, for example `[0, 2, 1]` to swap the last two.
-    ///
-    /// # Panics
-    /// If `axes` is not a permutation of the view's axes.
-    pub fn permuted(self, axes: &[usize]) -> Self {
-        TensorRef { meta: permuted(&self.meta, axes), ..self }
-    }
-
-    /// The part of the view that lies at `start .. start + count` of one axis.
-    ///
-    /// # Panics
-    /// If there is no such axis, or the range leaves it.
-    pub fn narrow(self, axis: usize, start: i64, count: i64) -> Self {
-        let (meta, offset) = self.meta.narrow(axis, start, count);
-        TensorRef { meta, pointer: self.pointer.wrapping_offset(offset), ..self }
-    }
-
-    /// One place of an axis, which the view no longer has.
-    ///
-    /// # Panics
-    /// If there is no such axis, or it has no such place.
-    pub fn select(self, axis: usize, at: i64) -> Self {
-        let part = self.narrow(axis, at, 1);
-        TensorRef { meta: part.meta.without(axis), ..part }
-    }
 }
 
 impl<'a> TensorMut<'a> {
-    view_methods!(*mut u8);
+    view_methods!(TensorMut, *mut u8);
 
     /// A dense row-major view of a whole slice.
     ///
@@ -329,41 +329,6 @@ impl<'a> TensorMut<'a> {
         let meta = Meta::new(dtype, shape, strides, location)?;
         // SAFETY: the caller's promise.
         Ok(unsafe { Self::from_meta(pointer, meta) })
-    }
-
-    /// The same of a [`Meta`] that has been made before.
-    ///
-    /// # Safety
-    /// As for [`TensorMut::from_raw`]; shape and strides must be those of [`Meta::new`].
-    #[inline]
-    pub unsafe fn from_meta(pointer: *mut u8, meta: Meta) -> Self {
-        TensorMut { pointer, meta, memory: PhantomData }
-    }
-
-    /// The same memory with its axes in another order, for example `[0, 2, 1]` to swap the last two.
-    ///
-    /// # Panics
-    /// If `axes` is not a permutation of the view's axes.
-    pub fn permuted(self, axes: &[usize]) -> Self {
-        TensorMut { meta: permuted(&self.meta, axes), ..self }
-    }
-
-    /// As [`TensorRef::narrow`].
-    ///
-    /// # Panics
-    /// If there is no such axis, or the range leaves it.
-    pub fn narrow(self, axis: usize, start: i64, count: i64) -> Self {
-        let (meta, offset) = self.meta.narrow(axis, start, count);
-        TensorMut { meta, pointer: self.pointer.wrapping_offset(offset), ..self }
-    }
-
-    /// As [`TensorRef::select`].
-    ///
-    /// # Panics
-    /// If there is no such axis, or it has no such place.
-    pub fn select(self, axis: usize, at: i64) -> Self {
-        let part = self.narrow(axis, at, 1);
-        TensorMut { meta: part.meta.without(axis), ..part }
     }
 
     /// Parts of the view side by side along an axis, of so many places each: the channels of q, k and v, say.

@@ -9,6 +9,7 @@ use causeway::{Device, Error};
 use serde::Serialize;
 
 use crate::VERSION;
+use crate::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::table::{Cell, Column, PASS, Table, WARN};
 use crate::terminal;
@@ -42,6 +43,8 @@ struct Findings {
     /// The one that is used.
     cpu_level: &'static str,
     devices: Vec<Finding>,
+    /// The one that commands take without `--device`.
+    default_device: Finding,
     compilers: Vec<Finding>,
     cache: Option<CacheFinding>,
 }
@@ -90,6 +93,7 @@ impl Findings {
             cpu_levels: levels.map(Level::name).collect(),
             cpu_level: Cpu::new().level().name(),
             devices: found,
+            default_device: default_device(),
             compilers: vec![compiler("NVRTC (cuda)", Vendor::Nvidia), compiler("HIPRTC (hip)", Vendor::Amd)],
             cache: cache.directory().map(|directory| CacheFinding {
                 directory: directory.display().to_string(),
@@ -117,7 +121,8 @@ impl Findings {
         ] {
             table.row(&[format!("  {name}").into(), value.into()])?;
         }
-        for (title, findings) in [("Devices", &self.devices), ("Compilers", &self.compilers)] {
+        let devices = self.devices.iter().chain([&self.default_device]).collect::<Vec<_>>();
+        for (title, findings) in [("Devices", devices), ("Compilers", self.compilers.iter().collect())] {
             terminal::print("")?;
             let table = begin(title)?;
             for finding in findings {
@@ -185,6 +190,17 @@ fn gpus(name: &str, vendor: Vendor) -> Vec<Finding> {
     match devices(vendor) {
         Ok(reports) => reports.iter().map(describe).collect(),
         Err(error) => vec![Finding::missing(name, &error)],
+    }
+}
+
+/// What commands compute on without `--device`.
+fn default_device() -> Finding {
+    let (name, (device, chosen_by)) = ("default", DeviceArgs::unnamed());
+    match device {
+        Ok(device) => Finding::ready(name, format!("{device}: {chosen_by}")),
+        Err(failure) => {
+            Finding { name: name.to_string(), ready: false, detail: failure.in_one_line(), help: None }
+        }
     }
 }
 

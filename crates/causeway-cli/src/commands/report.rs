@@ -196,9 +196,8 @@ fn add_folder(folder: &Path, reports: &mut Vec<PathBuf>) -> io::Result<()> {
 
 fn read(path: &Path) -> Result<Source, Failure> {
     let file = path.display().to_string();
-    let text = evidence::text(path).map_err(|error| Failure::input(error.to_string()))?;
-    let (report, mismatches) =
-        evidence::check(&text, &file, VERSION).map_err(|error| Failure::input(error.to_string()))?;
+    let text = evidence::text(path)?;
+    let (report, mismatches) = evidence::check(&text, &file, VERSION)?;
     // A page is for others, who have other directories.
     let file = path.file_name().map_or(file, |name| name.to_string_lossy().into_owned());
     Ok(Source { file, report, mismatches })

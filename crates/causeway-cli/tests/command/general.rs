@@ -67,6 +67,21 @@ fn doctor_describes_the_processor() {
 }
 
 #[test]
+fn doctor_says_what_commands_compute_on() {
+    let described = |device: &str| {
+        let output = causeway().args(["doctor", "--json"]).env("CAUSEWAY_DEVICE", device).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        let findings: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let default = &findings["default_device"];
+        (default["ready"] == true, default["detail"].as_str().unwrap().to_string())
+    };
+    assert_eq!(described("cpu:portable"), (true, "cpu (portable): CAUSEWAY_DEVICE".to_string()));
+    let (is_ready, detail) = described("abacus");
+    assert!(!is_ready && detail.starts_with("CAUSEWAY_DEVICE: device is \"abacus\""), "{detail}");
+    assert!(success(&["doctor"]).contains("best of those present"));
+}
+
+#[test]
 fn doctor_says_what_is_missing_and_what_brings_it() {
     // A search of an empty directory and nothing else.
     let empty = tempfile::tempdir().unwrap();

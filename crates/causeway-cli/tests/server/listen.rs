@@ -150,7 +150,7 @@ fn a_client_with_many_requests_waits_behind_one_with_few() {
 #[test]
 fn only_so_many_clients_are_served_at_a_time() {
     let mut server = Listening::start();
-    // A place is free when the server has seen that its client went: that of the first connection, too.
+    // A slot is free when the server has seen that its client went: that of the first connection, too.
     let served_one = || {
         let start = Instant::now();
         loop {
@@ -159,7 +159,7 @@ fn only_so_many_clients_are_served_at_a_time() {
             if sent.is_ok() && matches!(read_frame(&mut client), Ok(Some(_))) {
                 return client;
             }
-            assert!(start.elapsed() < Duration::from_secs(20), "no place becomes free");
+            assert!(start.elapsed() < Duration::from_secs(20), "no slot becomes free");
         }
     };
     let mut served: Vec<_> = (0..MAX_CLIENTS).map(|_| served_one()).collect();

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use causeway::device::Device;
+use causeway::error::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::suite::random_calls::{Outcome, RandomCalls};
-use crate::suite::{CaseReport, Coverage, OutputReport};
+use crate::suite::{Case, CaseReport, Coverage, OutputReport};
 
 /// Cases against the oracle.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -50,6 +52,23 @@ pub struct Preparation {
 }
 
 impl Verification {
+    /// Of the cases that are asked for, each with the name of its suite, those that run on `device`. Notes how many there were,
+    /// and why the others do not run.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn ask(&mut self, cases: Vec<(String, Case)>, device: &Device) -> Result<Vec<(String, Case)>> {
+        self.asked = cases.len();
+        let mut asked = Vec::new();
+        for (suite, case) in cases {
+            match case.not_asked_of(device)? {
+                Some(reason) => self.skipped.entry(reason).or_default().push(case.name),
+                None => asked.push((suite, case)),
+            }
+        }
+        Ok(asked)
+    }
+
     /// Cases that failed.
     pub fn failed(&self) -> usize {
         self.cases.iter().filter(|case| !case.passed).count()

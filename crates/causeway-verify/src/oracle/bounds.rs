@@ -154,8 +154,8 @@ impl Arithmetic {
         if !pre.value.is_finite() {
             return if pre.value == f64::NEG_INFINITY { f64::INFINITY } else { 0.0 };
         }
-        let slope = sigmoid * (1.0 + pre.value * (1.0 - sigmoid));
-        let inherited = first_order(slope, pre.error);
+        let derivative = sigmoid * (1.0 + pre.value * (1.0 - sigmoid));
+        let inherited = first_order(derivative, pre.error);
         let units = SIGMOID_UNITS + pre.value.abs() * (1.0 - sigmoid);
         let single = 2.0 * self.unit * units * result.abs() + self.flushed(pre.value, sigmoid);
         inherited + single.max(self.coarse() * self.data.half_ulp(result))
@@ -164,7 +164,7 @@ impl Arithmetic {
     /// Error of dy · silu'(pre), from the error of pre and of evaluating it. `results`: the dtypes of what it enters;
     /// a backend evaluates it as exactly as the finest of them asks.
     ///
-    /// Infinite at pre = ±∞, and where an infinite dy meets a slope, which has terms of both signs: equal formulas give the
+    /// Infinite at pre = ±∞, and where an infinite dy meets silu', which has terms of both signs: equal formulas give the
     /// limit or NaN.
     #[inline(always)]
     pub fn silu_gradient(&self, pre: Approximate, sigmoid: f64, dy: f64, results: &[DType]) -> f64 {
@@ -183,13 +183,14 @@ impl Arithmetic {
         let sensitivity = sigmoid * (1.0 + magnitude * (1.0 - 2.0 * sigmoid).abs());
         let single = 2.0 * self.unit * (units * sensitivity + 2.0 * parts) + self.flushed(pre.value, sigmoid);
         let evaluated = single.max(self.coarsest(results) * parts);
-        let mut slope = inherited + evaluated;
+        let mut derivative_error = inherited + evaluated;
         if magnitude - pre.error > SATURATED {
             // However large pre and its error are: a sigmoid of exactly 1 leaves nothing of pre · (1-σ).
             let rounded = (2.0 * self.unit * SIGMOID_UNITS).max(self.coarsest(results)) * parts;
-            slope = slope.min(rounded + SATURATED_TAIL + self.flushed(pre.value, sigmoid));
+            derivative_error =
+                derivative_error.min(rounded + SATURATED_TAIL + self.flushed(pre.value, sigmoid));
         }
-        let error = dy.abs() * slope + self.accumulator.smallest();
+        let error = dy.abs() * derivative_error + self.accumulator.smallest();
         // What may be any number may overflow as well.
         if error < self.accumulator.max() { error } else { f64::INFINITY }
     }
@@ -236,11 +237,11 @@ impl Arithmetic {
     }
 }
 
-/// |f(p + e) - f(p)| for |e| ≤ `error`, where f' at p is `slope` and |f''| ≤ 1/2 everywhere, as it is for silu and
+/// |f(p + e) - f(p)| for |e| ≤ `error`, where f' at p is `derivative` and |f''| ≤ 1/2 everywhere, as it is for silu and
 /// for silu'.
 #[inline(always)]
-fn first_order(slope: f64, error: f64) -> f64 {
-    slope.abs() * error + 0.25 * error * error
+fn first_order(derivative: f64, error: f64) -> f64 {
+    derivative.abs() * error + 0.25 * error * error
 }
 
 /// Error of a sum whose terms carry errors of random, independent sign: the smaller of the worst case `linear`
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn second_derivatives_of_silu_and_of_its_slope_are_below_one_half() {
+    fn second_derivatives_of_silu_and_of_its_derivative_are_below_one_half() {
         // Differences of silu itself, which share nothing with the formulas above.
         let h = 1e-3;
         for i in -20_000..=20_000 {
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slope_far_from_zero_is_bounded_whatever_the_error_of_pre() {
+    fn a_derivative_far_from_zero_is_bounded_whatever_the_error_of_pre() {
         let arithmetic = Arithmetic::of(DType::F32);
         for (value, sigmoid) in [(1e38, 1.0), (-1e38, 0.0)] {
             let error =
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slope_is_as_exact_as_the_finest_result_it_enters() {
+    fn a_derivative_is_as_exact_as_the_finest_result_it_enters() {
         let arithmetic = Arithmetic::of(DType::BF16);
         let pre = Approximate { value: 1.0, error: 0.0 };
         let sigmoid = silu(1.0);

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::case::{Case, Ceilings, Problem};
-use super::rows::{self, Conv1dRow, GemmRow, ParityRow, UpdateRow, VarlenStatesRow};
+use super::rows;
 
 /// The suites that are part of the library: name and text.
 const EMBEDDED: [(&str, &str); 14] = [
@@ -136,6 +136,21 @@ impl Suite {
         Self::parse(name_or_path, &text)
     }
 
+    /// The cases of the suites of these names or paths, each with the name of its suite; with a `filter`, only those whose
+    /// name contains it.
+    ///
+    /// # Errors
+    /// As for [`Suite::open`].
+    pub fn cases_of(names: &[String], filter: Option<&str>) -> Result<Vec<(String, Case)>, SuiteError> {
+        let mut cases = Vec::new();
+        for name in names {
+            let suite = Self::open(name)?;
+            cases.extend(suite.cases.into_iter().map(|case| (suite.name.clone(), case)));
+        }
+        cases.retain(|(_, case)| filter.is_none_or(|text| case.name.contains(text)));
+        Ok(cases)
+    }
+
     /// A suite from its text; `source` names it in errors.
     ///
     /// # Errors
@@ -164,25 +179,25 @@ impl Suite {
         }
         let ceilings =
             |dtype: causeway::DType| document.ceilings.get(dtype.name()).copied().unwrap_or_default();
-        let base = |operation: &str| document.base.get(operation);
-        let mut add = |rows: &[toml::Table], build: &dyn Fn(&toml::Table) -> Result<Vec<Case>, String>| {
-            for row in rows {
-                let new = build(row).map_err(|message| SuiteError::Row {
-                    suite: source.to_string(),
-                    row: row.get("name").map_or("without a name".into(), |name| name.to_string()),
-                    message,
-                })?;
+        let lists = [
+            ("conv1d", &document.conv1d),
+            ("parity", &document.parity),
+            ("conv1d-update", &document.update),
+            ("conv1d-varlen-states", &document.varlen_states),
+            ("gemm", &document.gemm),
+        ];
+        for (operation, list) in lists {
+            let base = document.base.get(operation);
+            for row in list {
+                let new =
+                    rows::cases(operation, base, row, &ceilings).map_err(|message| SuiteError::Row {
+                        suite: source.to_string(),
+                        row: row.get("name").map_or("without a name".into(), |name| name.to_string()),
+                        message,
+                    })?;
                 cases.extend(new);
             }
-            Ok(())
-        };
-        add(&document.conv1d, &|row| rows::cases::<Conv1dRow>(base("conv1d"), row, &ceilings))?;
-        add(&document.parity, &|row| rows::cases::<ParityRow>(base("parity"), row, &ceilings))?;
-        add(&document.update, &|row| rows::cases::<UpdateRow>(base("conv1d-update"), row, &ceilings))?;
-        add(&document.varlen_states, &|row| {
-            rows::cases::<VarlenStatesRow>(base("conv1d-varlen-states"), row, &ceilings)
-        })?;
-        add(&document.gemm, &|row| rows::cases::<GemmRow>(base("gemm"), row, &ceilings))?;
+        }
 
         let mut names = HashSet::new();
         if let Some(case) = cases.iter().find(|case| !names.insert(case.name.as_str())) {

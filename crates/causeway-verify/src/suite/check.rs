@@ -15,7 +15,7 @@ use crate::oracle::{Comparison, Expected, POISON, WorstElement};
 ///
 /// # Errors
 /// If there is too little.
-pub(super) fn room_for_truth(shape: &[i64]) -> Result<()> {
+pub(super) fn reserve_for_oracle(shape: &[i64]) -> Result<()> {
     // Of each element its value, its bound, and what both are computed in and compared with.
     const EACH: usize = 40;
     let elements: i64 = shape.iter().product();
@@ -151,9 +151,9 @@ mod tests {
     use crate::suite::Suite;
 
     #[test]
-    fn a_truth_without_room_is_an_error() {
-        assert!(room_for_truth(&[2, 0, 1 << 40]).is_ok() && room_for_truth(&[2, 3, 4]).is_ok());
-        let error = room_for_truth(&[1 << 30, 1 << 29, 1]).unwrap_err();
+    fn a_truth_without_memory_is_an_error() {
+        assert!(reserve_for_oracle(&[2, 0, 1 << 40]).is_ok() && reserve_for_oracle(&[2, 3, 4]).is_ok());
+        let error = reserve_for_oracle(&[1 << 30, 1 << 29, 1]).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { dtype: DType::F64, .. }), "{error}");
     }
 

@@ -120,21 +120,19 @@ impl Run<'_> {
         let inputs = placed.views(Input::view);
 
         let results = conv1d.forward_results(|_, arrangement| self.poisoned(&arrangement))?;
-        let results = self.call("conv1d-forward", results, |results, with| match conv1d.together {
-            true => with(&mut conv1d.forward_together(&inputs, results, Output::view)),
-            false => with(&mut conv1d.forward(&inputs, results, Output::view)),
+        let results = self.call("conv1d-forward", results, |results, with| {
+            with(&mut *conv1d.forward_or_parts(&inputs, results, Output::view))
         })?;
         self.check_each(tensors.forward_truth(conv1d), results)?;
 
         let results = conv1d.backward_results(|_, arrangement| self.poisoned(&arrangement))?;
-        let results = self.call("conv1d-backward", results, |results, with| match conv1d.together {
-            true => with(&mut conv1d.backward_together(&inputs, results, Output::view)),
-            false => with(&mut conv1d.backward(&inputs, results, Output::view)),
+        let results = self.call("conv1d-backward", results, |results, with| {
+            with(&mut *conv1d.backward_or_parts(&inputs, results, Output::view))
         })?;
         self.check_each(tensors.backward_truth(conv1d), results)
     }
 
-    /// As [`Run::conv1d`], for tensors that the host may have no room for: it never holds an input, and one result
+    /// As [`Run::conv1d`], for tensors that may not fit into the host's memory: it never holds an input, and one result
     /// at a time.
     fn sampled_conv1d(&mut self, conv1d: &Conv1d) -> Result<()> {
         let (case, device) = (&self.case.name, self.device);
@@ -179,9 +177,8 @@ impl Run<'_> {
             _ => self.poisoned(&arrangement),
         })?;
         let _guards = Guards::around(self.device, tensors.all());
-        let results = self.call("conv1d-update", results, |results, with| match update.together {
-            true => with(&mut update.together(&inputs, results, Output::view)),
-            false => with(&mut update.call(&inputs, results, Output::view)),
+        let results = self.call("conv1d-update", results, |results, with| {
+            with(&mut *update.call_or_parts(&inputs, results, Output::view))
         })?;
         self.check_each(truth, results)
     }
@@ -250,7 +247,7 @@ impl Run<'_> {
         let (repeats, device) = (self.report.repeats, self.device);
         if !self.case.sample {
             for (_, result) in results.tensors() {
-                check::room_for_truth(result.view().shape())?;
+                check::reserve_for_oracle(result.view().shape())?;
             }
         }
         let mut run = |call: &mut dyn Call| call.run(device);

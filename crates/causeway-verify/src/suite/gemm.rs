@@ -7,8 +7,8 @@ use causeway::{Arrangement, HostTensor};
 
 use super::layout::GUARD_BYTES;
 use super::memory::Memory;
+use super::named_enum::named_enum;
 use super::values::{self, Values};
-use crate::oracle::ulp::Format;
 
 /// C, grad_A and grad_B of one pair of operands.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,47 +35,26 @@ pub struct Gemm {
     pub memory: Memory,
 }
 
-/// Memory layout of a matrix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum MatrixLayout {
-    /// Dense rows.
-    #[default]
-    RowMajor,
-    /// Dense columns: a transposed view.
-    ColumnMajor,
-    /// Rows with three elements between them, one element off alignment.
-    RowMajorPadded,
-    /// Columns with three elements between them, one element off alignment.
-    ColumnMajorPadded,
-    /// Rows of every third element: no axis has stride 1.
-    EveryThird,
-    /// Rows and columns backwards: both strides are negative.
-    Reversed,
+named_enum! {
+    /// Memory layout of a matrix.
+    pub enum MatrixLayout as "layout" {
+        /// Dense rows.
+        #[default]
+        RowMajor = "row-major",
+        /// Dense columns: a transposed view.
+        ColumnMajor = "column-major",
+        /// Rows with three elements between them, one element off alignment.
+        RowMajorPadded = "row-major-padded",
+        /// Columns with three elements between them, one element off alignment.
+        ColumnMajorPadded = "column-major-padded",
+        /// Rows of every third element: no axis has stride 1.
+        EveryThird = "every-third",
+        /// Rows and columns backwards: both strides are negative.
+        Reversed = "reversed",
+    }
 }
 
 impl MatrixLayout {
-    /// Every layout.
-    pub const ALL: [MatrixLayout; 6] = [
-        MatrixLayout::RowMajor,
-        MatrixLayout::ColumnMajor,
-        MatrixLayout::RowMajorPadded,
-        MatrixLayout::ColumnMajorPadded,
-        MatrixLayout::EveryThird,
-        MatrixLayout::Reversed,
-    ];
-
-    /// The name that suites use, for example `row-major`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            MatrixLayout::RowMajor => "row-major",
-            MatrixLayout::ColumnMajor => "column-major",
-            MatrixLayout::RowMajorPadded => "row-major-padded",
-            MatrixLayout::ColumnMajorPadded => "column-major-padded",
-            MatrixLayout::EveryThird => "every-third",
-            MatrixLayout::Reversed => "reversed",
-        }
-    }
-
     /// Where a matrix in this layout lies, with spare storage on both sides.
     ///
     /// # Errors
@@ -109,22 +88,6 @@ impl MatrixLayout {
     }
 }
 
-impl std::fmt::Display for MatrixLayout {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl std::str::FromStr for MatrixLayout {
-    type Err = String;
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        MatrixLayout::ALL.into_iter().find(|layout| layout.name() == text).ok_or_else(|| {
-            let names = MatrixLayout::ALL.map(MatrixLayout::name);
-            format!("layout is {text:?}: expected one of {}", names.join(", "))
-        })
-    }
-}
-
 /// The operands of a product and of its gradients.
 #[derive(Debug, Clone)]
 pub struct GemmTensors<T = HostTensor> {
@@ -153,7 +116,7 @@ impl Gemm {
     /// # Errors
     /// If they do not fit into memory.
     pub fn tensors(&self, case: &str) -> Result<GemmTensors> {
-        let scale = |name| if name == "A" { self.scale() } else { 1.0 };
+        let scale = |name| if name == "A" { self.values.scale(self.dtype) } else { 1.0 };
         let mut tensors = self
             .inputs(|name, arrangement| values::valued(&arrangement, case, name, scale(name), self.values))?;
         match self.values {
@@ -200,15 +163,6 @@ impl Gemm {
             grad_b: make("grad_B", arrange([self.k, self.n])?)?,
         })
     }
-
-    /// Largest magnitude in A.
-    fn scale(&self) -> f64 {
-        match (self.values, Format::of(self.dtype)) {
-            (Values::Subnormal, Some(format)) => format.smallest_normal(),
-            (Values::Overflow, Some(format)) => format.max(),
-            _ => 1.0,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -216,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_have_names_and_room_for_every_element() {
+    fn layouts_have_names_and_hold_every_element() {
         for layout in MatrixLayout::ALL {
             assert_eq!(layout.name().parse(), Ok(layout));
             for shape in [[3, 5], [5, 3], [1, 7], [7, 1], [0, 4], [4, 0]] {

@@ -36,7 +36,7 @@ impl Drop for Guards {
     }
 }
 
-/// What lies before a tensor's lowest element and behind its highest one.
+/// What lies before a tensor's lowest element and past its highest one.
 fn around(tensor: &HostTensor) -> [(usize, usize); 2] {
     let (storage, size) = (tensor.bytes(), tensor.dtype().size());
     let reach = |upwards: bool| {
@@ -80,8 +80,8 @@ mod tests {
         for shape in [[2, 7], [0, 7]] {
             let tensor = placement.arrange(DType::F16, &shape).unwrap().zeros().unwrap();
             let start = tensor.bytes().as_ptr() as usize;
-            let [(first, before), (end, behind)] = around(&tensor);
-            assert_eq!((first, end + behind), (start, start + tensor.bytes().len()));
+            let [(first, before), (end, after)] = around(&tensor);
+            assert_eq!((first, end + after), (start, start + tensor.bytes().len()));
             if tensor.element_count() > 0 {
                 let lowest = [0, shape[1] - 1];
                 assert_eq!(tensor.view().element_bytes(&lowest).as_ptr() as usize, start + before);

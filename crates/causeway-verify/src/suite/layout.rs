@@ -4,62 +4,37 @@ use causeway::error::Result;
 use causeway::tensor::{DType, Dims};
 use causeway::{Arrangement, HostTensor};
 
+use super::named_enum::named_enum;
+
 /// Bytes of untouched memory that the suites keep before and after every view: one cache line and more.
 pub(super) const GUARD_BYTES: i64 = 128;
 
-/// Memory layout of a tensor with logical shape `(batch, dim, seqlen)`; states `(batch, dim, length)` follow it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Layout {
-    /// Dense `(batch, dim, seqlen)`.
-    #[default]
-    ChannelFirst,
-    /// Dense `(batch, seqlen, dim)`.
-    ChannelLast,
-    /// Channel-first with three elements between rows, one element off alignment.
-    ChannelFirstPadded,
-    /// Channel-last with three elements between rows, one element off alignment.
-    ChannelLastPadded,
-    /// Dense `(seqlen, batch, dim)`, as recurrent networks keep it.
-    SeqlenMajor,
-    /// Dense `(dim, batch, seqlen)`.
-    DimMajor,
-    /// Channel-first, using every third element: no axis has stride 1.
-    EveryThird,
-    /// Channel-first with every axis backwards: all strides are negative.
-    Reversed,
-    /// Channel-last with the sequence backwards.
-    ChannelLastReversed,
+named_enum! {
+    /// Memory layout of a tensor with logical shape `(batch, dim, seqlen)`; states `(batch, dim, length)` follow it.
+    pub enum Layout as "layout" {
+        /// Dense `(batch, dim, seqlen)`.
+        #[default]
+        ChannelFirst = "channel-first",
+        /// Dense `(batch, seqlen, dim)`.
+        ChannelLast = "channel-last",
+        /// Channel-first with three elements between rows, one element off alignment.
+        ChannelFirstPadded = "channel-first-padded",
+        /// Channel-last with three elements between rows, one element off alignment.
+        ChannelLastPadded = "channel-last-padded",
+        /// Dense `(seqlen, batch, dim)`, as recurrent networks keep it.
+        SeqlenMajor = "seqlen-major",
+        /// Dense `(dim, batch, seqlen)`.
+        DimMajor = "dim-major",
+        /// Channel-first, using every third element: no axis has stride 1.
+        EveryThird = "every-third",
+        /// Channel-first with every axis backwards: all strides are negative.
+        Reversed = "reversed",
+        /// Channel-last with the sequence backwards.
+        ChannelLastReversed = "channel-last-reversed",
+    }
 }
 
 impl Layout {
-    /// Every layout.
-    pub const ALL: [Layout; 9] = [
-        Layout::ChannelFirst,
-        Layout::ChannelLast,
-        Layout::ChannelFirstPadded,
-        Layout::ChannelLastPadded,
-        Layout::SeqlenMajor,
-        Layout::DimMajor,
-        Layout::EveryThird,
-        Layout::Reversed,
-        Layout::ChannelLastReversed,
-    ];
-
-    /// The name that suites use, for example `channel-first`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Layout::ChannelFirst => "channel-first",
-            Layout::ChannelLast => "channel-last",
-            Layout::ChannelFirstPadded => "channel-first-padded",
-            Layout::ChannelLastPadded => "channel-last-padded",
-            Layout::SeqlenMajor => "seqlen-major",
-            Layout::DimMajor => "dim-major",
-            Layout::EveryThird => "every-third",
-            Layout::Reversed => "reversed",
-            Layout::ChannelLastReversed => "channel-last-reversed",
-        }
-    }
-
     /// Where a tensor in this layout lies, with 128 bytes or more of spare storage on both sides.
     ///
     /// # Errors
@@ -126,20 +101,4 @@ impl Layout {
 /// Where a dense tensor of any rank lies, with the same guards.
 pub(super) fn dense(dtype: DType, shape: &[i64]) -> Result<Arrangement> {
     Arrangement::dense(dtype, shape, GUARD_BYTES / dtype.size() as i64)
-}
-
-impl std::fmt::Display for Layout {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl std::str::FromStr for Layout {
-    type Err = String;
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        Layout::ALL.into_iter().find(|layout| layout.name() == text).ok_or_else(|| {
-            let names: Vec<_> = Layout::ALL.iter().map(|layout| layout.name()).collect();
-            format!("layout is {text:?}: expected one of {}", names.join(", "))
-        })
-    }
 }

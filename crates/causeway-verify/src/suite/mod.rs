@@ -20,6 +20,7 @@ mod guards;
 mod layout;
 mod memory;
 mod moved;
+mod named_enum;
 mod plans;
 mod random;
 pub mod random_calls;

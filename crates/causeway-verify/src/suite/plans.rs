@@ -10,7 +10,7 @@ use causeway::tensor::{DType, Location, TensorMut, TensorRef};
 use causeway::{Arrangement, Device};
 use rayon::prelude::*;
 
-use super::calls::Call as _;
+use super::calls::Call;
 use super::case::{Case, Problem};
 use super::gemm::{GemmResults, GemmTensors};
 
@@ -23,62 +23,47 @@ use super::gemm::{GemmResults, GemmTensors};
 /// If the operation refuses the case.
 pub fn plans(case: &Case, facts: &DeviceFacts) -> Result<Vec<(&'static str, Plan)>> {
     let mut space = AddressSpace::of(facts.vendor);
-    let plans = match &case.problem {
+    let mut plans = Vec::new();
+    let mut add = |name: &'static str, call: &dyn Call| -> Result<()> {
+        plans.extend(call.plans(facts)?.into_iter().map(|plan| (name, plan)));
+        Ok(())
+    };
+    match &case.problem {
         Problem::Conv1d(conv1d) => {
             let inputs = conv1d.inputs(|_, arrangement| space.input(&arrangement))?;
             let mut forward = conv1d.forward_results(|_, arrangement| space.output(&arrangement))?;
             let mut backward = conv1d.backward_results(|_, arrangement| space.output(&arrangement))?;
-            if conv1d.together {
-                let forward =
-                    conv1d.forward_together(&inputs, &mut forward, TensorMut::reborrow).plans(facts)?;
-                let backward =
-                    conv1d.backward_together(&inputs, &mut backward, TensorMut::reborrow).plans(facts)?;
-                let forward = forward.into_iter().map(|plan| ("conv1d-forward", Some(plan)));
-                let all = forward.chain(backward.into_iter().map(|plan| ("conv1d-backward", Some(plan))));
-                return Ok(all.filter_map(|(call, plan)| Some((call, plan?))).collect());
-            }
-            vec![
-                ("conv1d-forward", conv1d.forward(&inputs, &mut forward, TensorMut::reborrow).plan(facts)?),
-                (
-                    "conv1d-backward",
-                    conv1d.backward(&inputs, &mut backward, TensorMut::reborrow).plan(facts)?,
-                ),
-            ]
+            add("conv1d-forward", &*conv1d.forward_or_parts(&inputs, &mut forward, TensorMut::reborrow))?;
+            add("conv1d-backward", &*conv1d.backward_or_parts(&inputs, &mut backward, TensorMut::reborrow))?;
         }
         // Of the other ways there are many calls of few variants, compiled when they are first made.
         Problem::Parity(plain) => {
             let inputs = plain.inputs(|_, arrangement| space.input(&arrangement))?;
             let mut results = plain.forward_results(|_, arrangement| space.output(&arrangement))?;
-            vec![("conv1d-forward", plain.forward(&inputs, &mut results, TensorMut::reborrow).plan(facts)?)]
+            add("conv1d-forward", &plain.forward(&inputs, &mut results, TensorMut::reborrow))?;
         }
         Problem::Update(update) => {
             let inputs = update.inputs(|_, arrangement| space.input(&arrangement))?;
             let mut results = update.results(|_, arrangement| space.output(&arrangement))?;
-            if update.together {
-                let plans = update.together(&inputs, &mut results, TensorMut::reborrow).plans(facts)?;
-                return Ok(plans.into_iter().map(|plan| ("conv1d-update", plan)).collect());
-            }
-            vec![("conv1d-update", update.call(&inputs, &mut results, TensorMut::reborrow).plan(facts)?)]
+            add("conv1d-update", &*update.call_or_parts(&inputs, &mut results, TensorMut::reborrow))?;
         }
         Problem::VarlenStates(states) => {
             let inputs = states.inputs(|_, arrangement| space.input(&arrangement))?;
             let mut results = states.results(|_, arrangement| space.output(&arrangement))?;
-            vec![(
-                "conv1d-varlen-states",
-                states.call(&inputs, &mut results, TensorMut::reborrow).plan(facts)?,
-            )]
+            add("conv1d-varlen-states", &states.call(&inputs, &mut results, TensorMut::reborrow))?;
         }
         Problem::Gemm(gemm) => {
             let GemmTensors { a, b, grad_c } = gemm.inputs(|_, arrangement| space.input(&arrangement))?;
             let GemmResults { c, grad_a, grad_b } =
                 gemm.results(|_, arrangement| space.output(&arrangement))?;
             let algorithm = gemm.algorithm;
-            let forward = Forward { a, b, algorithm, c }.plan(facts)?;
+            add("gemm-forward", &Forward { a, b, algorithm, c })?;
             let [of_a, of_b] = GradAB { grad_c, a, b, algorithm, grad_a, grad_b }.plans(facts)?;
-            vec![("gemm-forward", forward), ("gemm-grad-a", of_a), ("gemm-grad-b", of_b)]
+            plans.extend(of_a.map(|plan| ("gemm-grad-a", plan)));
+            plans.extend(of_b.map(|plan| ("gemm-grad-b", plan)));
         }
-    };
-    Ok(plans.into_iter().filter_map(|(call, plan)| Some((call, plan?))).collect())
+    }
+    Ok(plans)
 }
 
 /// All that a launch is made of, to tell it from others.

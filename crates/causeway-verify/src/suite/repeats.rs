@@ -72,7 +72,7 @@ impl Different {
                     return Ok(());
                 };
                 // SAFETY: both buffers have the length of the first, the flag is one of `flags`, and all of them are
-                // freed behind the work of this stream.
+                // freed after the work of this stream.
                 unsafe { stream.device().launch(&plan, stream.handle(), None) }
             }
             (Different::Host(flags), Output::Host(first), Output::Host(again)) => {

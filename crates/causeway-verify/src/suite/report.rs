@@ -56,7 +56,7 @@ impl CaseReport {
 /// One output of one call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OutputReport {
-    /// `y`, with the way behind it in a case of parity, `final_states`, `dx`, `dweight`, `dbias`, `dinitial_states`, `conv_state` or `states`.
+    /// `y`, followed by the way in a case of parity, `final_states`, `dx`, `dweight`, `dbias`, `dinitial_states`, `conv_state` or `states`.
     pub name: String,
     /// Its dtype.
     pub dtype: String,

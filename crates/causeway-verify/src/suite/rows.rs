@@ -33,11 +33,27 @@ const MULTIPLYING: [&str; 12] = [
 /// Most cases of one row: a few lists of a small file would fill the memory.
 const MOST_CASES: usize = 10_000;
 
-/// The cases of one row, which `base` completes.
-pub(super) fn cases<R: Row>(
+/// The cases of one row of an operation's list, which `base` completes.
+pub(super) fn cases(
+    operation: &str,
     base: Option<&toml::Table>,
     row: &toml::Table,
-    ceilings: &impl Fn(DType) -> Ceilings,
+    ceilings: &dyn Fn(DType) -> Ceilings,
+) -> Result<Vec<Case>, String> {
+    match operation {
+        "conv1d" => cases_of::<Conv1dRow>(base, row, ceilings),
+        "parity" => cases_of::<ParityRow>(base, row, ceilings),
+        "conv1d-update" => cases_of::<UpdateRow>(base, row, ceilings),
+        "conv1d-varlen-states" => cases_of::<VarlenStatesRow>(base, row, ceilings),
+        "gemm" => cases_of::<GemmRow>(base, row, ceilings),
+        other => Err(format!("operation is {other:?}")),
+    }
+}
+
+fn cases_of<R: Row>(
+    base: Option<&toml::Table>,
+    row: &toml::Table,
+    ceilings: &dyn Fn(DType) -> Ceilings,
 ) -> Result<Vec<Case>, String> {
     let mut whole = base.cloned().unwrap_or_default();
     whole.extend(row.clone());
@@ -207,7 +223,7 @@ fn name(row: &str, problem: &Problem, listed: &[&str]) -> String {
 }
 
 /// A row of TOML whose lists have been expanded.
-pub(super) trait Row: DeserializeOwned {
+trait Row: DeserializeOwned {
     /// Whether keys are optional tensors of the convolution.
     const HAS_FLAGS: bool = false;
     /// What its cases are called.
@@ -222,8 +238,21 @@ pub(super) trait Row: DeserializeOwned {
     }
 }
 
+/// The methods of [`Row`] for keys that every row has.
+macro_rules! common_keys {
+    () => {
+        fn name(&self) -> &str {
+            &self.name
+        }
+
+        fn fault(&self) -> Option<Fault> {
+            self.fault.clone()
+        }
+    };
+}
+
 /// A value that TOML spells as text, such as a dtype.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Named<T>(T);
 
 impl<'de, T: std::str::FromStr<Err: std::fmt::Display>> Deserialize<'de> for Named<T> {
@@ -231,23 +260,6 @@ impl<'de, T: std::str::FromStr<Err: std::fmt::Display>> Deserialize<'de> for Nam
         let text = String::deserialize(deserializer)?;
         text.parse().map(Named).map_err(D::Error::custom)
     }
-}
-
-/// What rows have unless they say otherwise.
-fn channel_first() -> Named<Layout> {
-    Named(Layout::ChannelFirst)
-}
-
-fn no_activation() -> Named<Activation> {
-    Named(Activation::None)
-}
-
-fn fast() -> Named<Algorithm> {
-    Named(Algorithm::Fast)
-}
-
-fn row_major() -> Named<MatrixLayout> {
-    Named(MatrixLayout::RowMajor)
 }
 
 /// Whether the last of calls that are made together has no norm.
@@ -273,7 +285,7 @@ impl CuSeqlensRow {
 /// A row of `[[conv1d]]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Conv1dRow {
+struct Conv1dRow {
     name: String,
     /// `[batch, dim, seqlen]`.
     shape: [i64; 3],
@@ -281,10 +293,10 @@ pub(super) struct Conv1dRow {
     dtype: Named<DType>,
     weight_dtype: Option<Named<DType>>,
     dweight_dtype: Option<Named<DType>>,
-    #[serde(default = "channel_first")]
+    #[serde(default)]
     layout: Named<Layout>,
     output_layout: Option<Named<Layout>>,
-    #[serde(default = "no_activation")]
+    #[serde(default)]
     activation: Named<Activation>,
     #[serde(default)]
     round_products: bool,
@@ -310,9 +322,7 @@ pub(super) struct Conv1dRow {
 impl Row for Conv1dRow {
     const HAS_FLAGS: bool = true;
 
-    fn name(&self) -> &str {
-        &self.name
-    }
+    common_keys!();
 
     fn problem(&self) -> Result<Problem, String> {
         let [batch, dim, seqlen] = self.shape;
@@ -376,10 +386,6 @@ impl Row for Conv1dRow {
         }))
     }
 
-    fn fault(&self) -> Option<Fault> {
-        self.fault.clone()
-    }
-
     fn sample(&self) -> bool {
         self.sample
     }
@@ -388,14 +394,14 @@ impl Row for Conv1dRow {
 /// A row of `[[parity]]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ParityRow {
+struct ParityRow {
     name: String,
     /// `[batch, dim, seqlen]`.
     shape: [i64; 3],
     width: i64,
     dtype: Named<DType>,
     weight_dtype: Option<Named<DType>>,
-    #[serde(default = "no_activation")]
+    #[serde(default)]
     activation: Named<Activation>,
     #[serde(default)]
     given: Given,
@@ -406,9 +412,7 @@ pub(super) struct ParityRow {
 impl Row for ParityRow {
     const HAS_FLAGS: bool = true;
 
-    fn name(&self) -> &str {
-        &self.name
-    }
+    common_keys!();
 
     fn problem(&self) -> Result<Problem, String> {
         let [batch, dim, seqlen] = self.shape;
@@ -447,16 +451,12 @@ impl Row for ParityRow {
             memory: Memory::default(),
         }))
     }
-
-    fn fault(&self) -> Option<Fault> {
-        self.fault.clone()
-    }
 }
 
 /// A row of `[[conv1d-update]]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct UpdateRow {
+struct UpdateRow {
     name: String,
     /// `[batch, dim]` or `[batch, dim, seqlen]`.
     shape: Vec<i64>,
@@ -465,9 +465,9 @@ pub(super) struct UpdateRow {
     state_len: Option<i64>,
     dtype: Named<DType>,
     weight_dtype: Option<Named<DType>>,
-    #[serde(default = "channel_first")]
+    #[serde(default)]
     layout: Named<Layout>,
-    #[serde(default = "no_activation")]
+    #[serde(default)]
     activation: Named<Activation>,
     #[serde(default)]
     bias: bool,
@@ -493,9 +493,7 @@ pub(super) struct UpdateRow {
 }
 
 impl Row for UpdateRow {
-    fn name(&self) -> &str {
-        &self.name
-    }
+    common_keys!();
 
     fn problem(&self) -> Result<Problem, String> {
         let (batch, dim, seqlen) = match *self.shape.as_slice() {
@@ -536,21 +534,17 @@ impl Row for UpdateRow {
             memory: self.memory.clone(),
         }))
     }
-
-    fn fault(&self) -> Option<Fault> {
-        self.fault.clone()
-    }
 }
 
 /// A row of `[[conv1d-varlen-states]]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct VarlenStatesRow {
+struct VarlenStatesRow {
     name: String,
     dim: i64,
     state_len: i64,
     dtype: Named<DType>,
-    #[serde(default = "channel_first")]
+    #[serde(default)]
     layout: Named<Layout>,
     cu_seqlens: CuSeqlensRow,
     #[serde(default)]
@@ -559,9 +553,7 @@ pub(super) struct VarlenStatesRow {
 }
 
 impl Row for VarlenStatesRow {
-    fn name(&self) -> &str {
-        &self.name
-    }
+    common_keys!();
 
     fn problem(&self) -> Result<Problem, String> {
         check_sizes(&[self.dim, self.state_len], 1)?;
@@ -574,23 +566,19 @@ impl Row for VarlenStatesRow {
             memory: self.memory.clone(),
         }))
     }
-
-    fn fault(&self) -> Option<Fault> {
-        self.fault.clone()
-    }
 }
 
 /// A row of `[[gemm]]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct GemmRow {
+struct GemmRow {
     name: String,
     /// `[M, N, K]`.
     shape: [i64; 3],
     dtype: Named<DType>,
-    #[serde(default = "fast")]
+    #[serde(default)]
     algorithm: Named<Algorithm>,
-    #[serde(default = "row_major")]
+    #[serde(default)]
     layout: Named<MatrixLayout>,
     output_layout: Option<Named<MatrixLayout>>,
     #[serde(default)]
@@ -602,9 +590,7 @@ pub(super) struct GemmRow {
 }
 
 impl Row for GemmRow {
-    fn name(&self) -> &str {
-        &self.name
-    }
+    common_keys!();
 
     fn problem(&self) -> Result<Problem, String> {
         let [m, n, k] = self.shape;
@@ -623,10 +609,6 @@ impl Row for GemmRow {
             values,
             memory: self.memory.clone(),
         }))
-    }
-
-    fn fault(&self) -> Option<Fault> {
-        self.fault.clone()
     }
 }
 

@@ -7,7 +7,7 @@ use causeway::operation::{Argument, Axis, DTypes, Operation, Role, Size};
 use causeway::tensor::{DType, TensorMut, TensorRef};
 use causeway::{Arrangement, HostTensor};
 
-use super::calls::Together;
+use super::calls::{Call, Together};
 use super::case::{Conv1d, Update, VarlenStates};
 use super::layout::dense;
 use super::results::Results;
@@ -272,21 +272,18 @@ impl Conv1d {
         Forward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
     }
 
-    /// The calls of forward that are made together.
-    pub(super) fn forward_together<'a, T: 'a>(
+    /// The call of forward, or the calls of parts of its channels where the case says so.
+    pub(super) fn forward_or_parts<'a, T: 'a>(
         &self,
         inputs: &Tensors<TensorRef<'a>>,
         results: &'a mut Tensors<T>,
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
-    ) -> Together<Forward<'a>> {
-        let calls =
-            apart::<Forward<'_>>(inputs, results.views_mut(view), &parts(self.dim, self.norm.as_ref()));
-        let (activation, round) = (self.activation, self.round_products);
-        let call = |(part, (inputs, mut results)): (usize, (Tensors<_>, Tensors<_>))| {
-            let norm = norm_of_part(self.norm, part, self.plain_last);
+    ) -> Box<dyn Call + 'a> {
+        let (together, plain_last, dim, norm) = (self.together, self.plain_last, self.dim, self.norm);
+        let (activation, round, results) = (self.activation, self.round_products, results.views_mut(view));
+        whole_or_parts(together, plain_last, dim, norm, inputs, results, |norm, inputs, mut results| {
             Forward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
-        };
-        Together(calls.into_iter().enumerate().map(call).collect())
+        })
     }
 
     /// The call of backward.
@@ -301,21 +298,18 @@ impl Conv1d {
         Backward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
     }
 
-    /// The calls of backward that are made together.
-    pub(super) fn backward_together<'a, T: 'a>(
+    /// The call of backward, or the calls of parts of its channels where the case says so.
+    pub(super) fn backward_or_parts<'a, T: 'a>(
         &self,
         inputs: &Tensors<TensorRef<'a>>,
         results: &'a mut Tensors<T>,
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
-    ) -> Together<Backward<'a>> {
-        let calls =
-            apart::<Backward<'_>>(inputs, results.views_mut(view), &parts(self.dim, self.norm.as_ref()));
-        let (activation, round) = (self.activation, self.round_products);
-        let call = |(part, (inputs, mut results)): (usize, (Tensors<_>, Tensors<_>))| {
-            let norm = norm_of_part(self.norm, part, self.plain_last);
+    ) -> Box<dyn Call + 'a> {
+        let (together, plain_last, dim, norm) = (self.together, self.plain_last, self.dim, self.norm);
+        let (activation, round, results) = (self.activation, self.round_products, results.views_mut(view));
+        whole_or_parts(together, plain_last, dim, norm, inputs, results, |norm, inputs, mut results| {
             Backward::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
-        };
-        Together(calls.into_iter().enumerate().map(call).collect())
+        })
     }
 }
 
@@ -325,12 +319,7 @@ pub fn channel_axis(name: &str) -> Option<usize> {
     argument.shape.axes.iter().position(|axis| axis.size == Size::Dim)
 }
 
-/// The norm of one of three calls that are made together.
-fn norm_of_part(norm: Option<HeadNorm>, part: usize, plain_last: bool) -> Option<HeadNorm> {
-    norm.filter(|_| part < 2 || !plain_last)
-}
-
-/// Where the channels of the last of them begin.
+/// Where the channels of the last of the calls that are made together begin.
 pub(super) fn last_part(dim: i64, norm: Option<&HeadNorm>) -> i64 {
     let [first, second, _] = parts(dim, norm);
     first + second
@@ -343,6 +332,31 @@ fn parts(dim: i64, norm: Option<&HeadNorm>) -> [i64; 3] {
     let first = part.min(dim);
     let second = part.min(dim - first);
     [first, second, dim - first - second]
+}
+
+/// One call of all channels, or, `together`, the calls of their parts. `call` makes each from its norm and its tensors.
+fn whole_or_parts<'a, O>(
+    together: bool,
+    plain_last: bool,
+    dim: i64,
+    norm: Option<HeadNorm>,
+    inputs: &Tensors<TensorRef<'a>>,
+    results: Tensors<TensorMut<'a>>,
+    call: impl Fn(Option<HeadNorm>, &Tensors<TensorRef<'a>>, Tensors<TensorMut<'a>>) -> O,
+) -> Box<dyn Call + 'a>
+where
+    O: Operation + Call + 'a,
+    Together<O>: Call,
+{
+    if !together {
+        return Box::new(call(norm, inputs, results));
+    }
+    let parts = apart::<O>(inputs, results, &parts(dim, norm.as_ref())).into_iter().enumerate();
+    let calls = parts.map(|(part, (inputs, results))| {
+        let norm = norm.filter(|_| part < 2 || !plain_last);
+        call(norm, &inputs, results)
+    });
+    Box::new(Together(calls.collect()))
 }
 
 /// What calls of parts of the channels have: those of `x` and of all that has its channels, and the rest as it is.
@@ -442,22 +456,19 @@ impl Update {
         )
     }
 
-    /// The calls that are made together.
-    pub(super) fn together<'a, T: 'a>(
+    /// The call, or the calls of parts of its channels where the case says so.
+    pub(super) fn call_or_parts<'a, T: 'a>(
         &self,
         inputs: &Tensors<TensorRef<'a>>,
         results: &'a mut Tensors<T>,
         view: impl Fn(&'a mut T) -> TensorMut<'a>,
-    ) -> Together<causal_conv1d::Update<'a>> {
+    ) -> Box<dyn Call + 'a> {
         use causal_conv1d::Update;
-        let parts = parts(self.dim, self.norm.as_ref());
-        let calls = apart::<Update<'_>>(inputs, results.views_mut(view), &parts);
-        let (activation, round) = (self.activation, self.round_products);
-        let call = |(part, (inputs, mut results)): (usize, (Tensors<_>, Tensors<_>))| {
-            let norm = norm_of_part(self.norm, part, self.plain_last);
+        let (together, plain_last, dim, norm) = (self.together, self.plain_last, self.dim, self.norm);
+        let (activation, round, results) = (self.activation, self.round_products, results.views_mut(view));
+        whole_or_parts(together, plain_last, dim, norm, inputs, results, |norm, inputs, mut results| {
             Update::from_named(activation, round, norm, |name| inputs.view(name), |name| results.take(name))
-        };
-        Together(calls.into_iter().enumerate().map(call).collect())
+        })
     }
 }
 

@@ -4,73 +4,31 @@ use causeway::error::Result;
 use causeway::tensor::DType;
 use causeway::{Arrangement, HostTensor};
 
+use super::named_enum::named_enum;
 use super::random::Random;
 use crate::oracle::ulp::Format;
 
-/// What the inputs of a case hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Values {
-    /// Uniform: see docs/verification.md for the range of each tensor.
-    #[default]
-    Uniform,
-    /// As uniform, with a NaN and both infinities among x.
-    NonFinite,
-    /// As uniform, with a NaN and both infinities in one of the inputs, weight and bias aside: with these a whole channel is
-    /// lost.
-    NonFiniteAnywhere,
-    /// As uniform, with NaN in x and dy at the padded positions of seq_idx: nothing may leak out of them.
-    NanPadding,
-    /// As uniform, with x and dy scaled into the dtype's subnormal numbers.
-    Subnormal,
-    /// As uniform, with x scaled so that some results overflow the dtype.
-    Overflow,
-    /// As uniform, with zeros of both signs in place of half of the elements.
-    Zeros,
-    /// Magnitudes from 2⁻²⁰ to 1, each binade as often as any other.
-    Spread,
-}
-
-impl Values {
-    /// Every kind.
-    pub const ALL: [Values; 8] = [
-        Values::Uniform,
-        Values::NonFinite,
-        Values::NonFiniteAnywhere,
-        Values::NanPadding,
-        Values::Subnormal,
-        Values::Overflow,
-        Values::Zeros,
-        Values::Spread,
-    ];
-
-    /// The name that suites use.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Values::Uniform => "uniform",
-            Values::NonFinite => "non-finite",
-            Values::NonFiniteAnywhere => "non-finite-anywhere",
-            Values::NanPadding => "nan-padding",
-            Values::Subnormal => "subnormal",
-            Values::Overflow => "overflow",
-            Values::Zeros => "zeros",
-            Values::Spread => "spread",
-        }
-    }
-}
-
-impl std::fmt::Display for Values {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl std::str::FromStr for Values {
-    type Err = String;
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        Values::ALL.into_iter().find(|values| values.name() == text).ok_or_else(|| {
-            let names: Vec<_> = Values::ALL.iter().map(|values| values.name()).collect();
-            format!("values is {text:?}: expected one of {}", names.join(", "))
-        })
+named_enum! {
+    /// What the inputs of a case hold.
+    pub enum Values as "values" {
+        /// Uniform: see docs/verification.md for the range of each tensor.
+        #[default]
+        Uniform = "uniform",
+        /// As uniform, with a NaN and both infinities among x.
+        NonFinite = "non-finite",
+        /// As uniform, with a NaN and both infinities in one of the inputs, weight and bias aside: with these a whole channel is
+        /// lost.
+        NonFiniteAnywhere = "non-finite-anywhere",
+        /// As uniform, with NaN in x and dy at the padded positions of seq_idx: nothing may leak out of them.
+        NanPadding = "nan-padding",
+        /// As uniform, with x and dy scaled into the dtype's subnormal numbers.
+        Subnormal = "subnormal",
+        /// As uniform, with x scaled so that some results overflow the dtype.
+        Overflow = "overflow",
+        /// As uniform, with zeros of both signs in place of half of the elements.
+        Zeros = "zeros",
+        /// Magnitudes from 2⁻²⁰ to 1, each binade as often as any other.
+        Spread = "spread",
     }
 }
 

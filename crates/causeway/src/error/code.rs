@@ -25,7 +25,6 @@ impl Error {
             Error::CuSeqlensDecrease { .. } => "cu-seqlens-decrease",
             Error::CuSeqlensEnd { .. } => "cu-seqlens-end",
             Error::CuSeqlensEmpty => "cu-seqlens-empty",
-            Error::Missing { .. } => "missing",
             Error::Unexpected { .. } => "unexpected",
             Error::HeadDim { .. } => "head-dim",
             Error::NormNumber { .. } => "norm-number",

@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn headers_written_are_read_back() {
         for shape in [&[][..], &[5], &[0, 3], &[2, 3, 4], &[1, 2, 3, 4]] {
-            for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I32, DType::I64] {
+            for dtype in DType::ALL {
                 let bytes = write_header(dtype, shape);
                 assert_eq!(bytes.len() % ALIGNMENT, 0);
                 let header = read_header(&mut bytes.as_slice()).unwrap();

@@ -164,26 +164,12 @@ impl<'a> Image<'a> {
 }
 
 fn parse_dtype(text: &str) -> Result<DType, FileCause> {
-    Ok(match text {
-        "F32" => DType::F32,
-        "F16" => DType::F16,
-        "BF16" => DType::BF16,
-        "F64" => DType::F64,
-        "I32" => DType::I32,
-        "I64" => DType::I64,
-        other => return Err(FileCause::DTypeUnsupported { found: format!("{other:?}") }),
-    })
+    let found = DType::ALL.into_iter().find(|&dtype| dtype_name(dtype) == text);
+    found.ok_or_else(|| FileCause::DTypeUnsupported { found: format!("{text:?}") })
 }
 
-fn dtype_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "F32",
-        DType::F16 => "F16",
-        DType::BF16 => "BF16",
-        DType::F64 => "F64",
-        DType::I32 => "I32",
-        DType::I64 => "I64",
-    }
+fn dtype_name(dtype: DType) -> String {
+    dtype.name().to_ascii_uppercase()
 }
 
 /// The JSON header, entries in file order, repeated names kept so that they can be refused.

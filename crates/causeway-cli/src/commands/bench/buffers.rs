@@ -65,44 +65,47 @@ fn takes_turns(name: &str) -> bool {
     })
 }
 
-/// What a call reads and writes.
-enum Work {
-    Forward(Conv1d, Tensors<Turns>, Tensors<Turns>),
-    Backward(Conv1d, Tensors<Turns>, Tensors<Turns>),
-    Update(Update, Tensors<Turns>, Tensors<Turns>),
-    VarlenStates(VarlenStates, Tensors<Turns>, Tensors<Turns>),
+/// What the calls of a case compute.
+#[derive(Clone)]
+pub(super) enum Kind {
+    Conv1d(Conv1d),
+    Update(Update),
+    VarlenStates(VarlenStates),
 }
 
 /// The inputs of a case on the host: what results are checked against.
-pub(super) enum Inputs {
-    Conv1d(Conv1d, Tensors),
-    Update(Update, Tensors),
-    VarlenStates(VarlenStates, Tensors),
+pub(super) struct Inputs {
+    pub kind: Kind,
+    pub tensors: Tensors,
 }
 
 impl Inputs {
     /// Random numbers; `None` for a case that has no calls to measure.
     pub fn of(case: &Case) -> Result<Option<Self>> {
-        Ok(match &case.problem {
-            Problem::Conv1d(c) => Some(Inputs::Conv1d(c.clone(), c.repeating_tensors(&case.name)?)),
-            Problem::Update(u) => Some(Inputs::Update(u.clone(), u.tensors(&case.name)?)),
-            Problem::VarlenStates(v) => Some(Inputs::VarlenStates(v.clone(), v.tensors(&case.name)?)),
-            _ => None,
-        })
+        let (kind, tensors) = match &case.problem {
+            Problem::Conv1d(c) => (Kind::Conv1d(c.clone()), c.repeating_tensors(&case.name)?),
+            Problem::Update(u) => (Kind::Update(u.clone()), u.tensors(&case.name)?),
+            Problem::VarlenStates(v) => (Kind::VarlenStates(v.clone()), v.tensors(&case.name)?),
+            _ => return Ok(None),
+        };
+        Ok(Some(Inputs { kind, tensors }))
     }
 
     fn problem(&self) -> Problem {
-        match self {
-            Inputs::Conv1d(problem, _) => Problem::Conv1d(problem.clone()),
-            Inputs::Update(problem, _) => Problem::Update(problem.clone()),
-            Inputs::VarlenStates(problem, _) => Problem::VarlenStates(problem.clone()),
+        match self.kind.clone() {
+            Kind::Conv1d(problem) => Problem::Conv1d(problem),
+            Kind::Update(problem) => Problem::Update(problem),
+            Kind::VarlenStates(problem) => Problem::VarlenStates(problem),
         }
     }
 }
 
 /// All tensors of a call, and those of its floor.
 pub(super) struct Buffers {
-    work: Work,
+    kind: Kind,
+    call: Call,
+    inputs: Tensors<Turns>,
+    results: Tensors<Turns>,
     /// Where a call has no two tensors to copy from and to, or moves more of them: memory for a copy of half of the bytes that it moves.
     copy: Option<[Turns; 2]>,
     pub count: usize,
@@ -115,34 +118,32 @@ pub(super) struct Buffers {
 
 /// Does `$body` with the argument struct of call number `$turn`.
 macro_rules! with_call {
-    ($self:ident, $turn:ident, |$call:ident| $body:expr) => {
-        match &mut $self.work {
-            Work::Forward(problem, inputs, results) => {
-                let inputs = inputs.views(|tensor| tensor.view($turn));
-                #[allow(unused_mut)]
-                let mut $call = problem.forward(&inputs, results, |tensor| tensor.view_mut($turn));
-                $body
-            }
-            Work::Backward(problem, inputs, results) => {
-                let inputs = inputs.views(|tensor| tensor.view($turn));
+    ($self:ident, $turn:ident, |$call:ident| $body:expr) => {{
+        let inputs = $self.inputs.views(|tensor| tensor.view($turn));
+        let results = &mut $self.results;
+        match (&$self.kind, $self.call) {
+            (Kind::Conv1d(problem), Call::Backward) => {
                 #[allow(unused_mut)]
                 let mut $call = problem.backward(&inputs, results, |tensor| tensor.view_mut($turn));
                 $body
             }
-            Work::Update(problem, inputs, results) => {
-                let inputs = inputs.views(|tensor| tensor.view($turn));
+            (Kind::Conv1d(problem), _) => {
+                #[allow(unused_mut)]
+                let mut $call = problem.forward(&inputs, results, |tensor| tensor.view_mut($turn));
+                $body
+            }
+            (Kind::Update(problem), _) => {
                 #[allow(unused_mut)]
                 let mut $call = problem.call(&inputs, results, |tensor| tensor.view_mut($turn));
                 $body
             }
-            Work::VarlenStates(problem, inputs, results) => {
-                let inputs = inputs.views(|tensor| tensor.view($turn));
+            (Kind::VarlenStates(problem), _) => {
                 #[allow(unused_mut)]
                 let mut $call = problem.call(&inputs, results, |tensor| tensor.view_mut($turn));
                 $body
             }
         }
-    };
+    }};
 }
 
 impl Buffers {
@@ -154,8 +155,8 @@ impl Buffers {
         count: impl FnOnce(u64) -> usize,
     ) -> Result<Self> {
         let moved = inputs.problem().moved_bytes(call.operation())?;
-        let streamed = match inputs {
-            Inputs::Conv1d(c, _) => tensor_bytes(c) * passes(c, call),
+        let streamed = match &inputs.kind {
+            Kind::Conv1d(c) => tensor_bytes(c) * passes(c, call),
             _ => moved,
         };
         let count = count(streamed);
@@ -167,38 +168,31 @@ impl Buffers {
             Turns::new(device, arrangement, &tensor, turns(name))
         };
         // Inputs are made in the order of their arrangements, each from the host's tensor of its name.
-        let place = |name: &'static str, arrangement: Arrangement, tensor: &HostTensor| {
-            Turns::new(device, arrangement, tensor, turns(name))
+        let place = |name: &'static str, arrangement: Arrangement| {
+            Turns::new(device, arrangement, inputs.tensors.of(name), turns(name))
         };
-        let work = match inputs {
-            Inputs::Conv1d(c, host) => {
-                let inputs = c.inputs(|name, arrangement| place(name, arrangement, host.of(name)))?;
-                match call {
-                    Call::Backward => Work::Backward(c.clone(), inputs, c.backward_results(output)?),
-                    _ => Work::Forward(c.clone(), inputs, c.forward_results(output)?),
-                }
-            }
-            Inputs::Update(u, host) => {
-                let inputs = u.inputs(|name, arrangement| place(name, arrangement, host.of(name)))?;
+        let (placed, results) = match (&inputs.kind, call) {
+            (Kind::Conv1d(c), Call::Backward) => (c.inputs(place)?, c.backward_results(output)?),
+            (Kind::Conv1d(c), _) => (c.inputs(place)?, c.forward_results(output)?),
+            (Kind::Update(u), _) => {
+                let placed = u.inputs(place)?;
                 let results = u.results(|name, arrangement| match name {
-                    "conv_state" => place(name, arrangement, host.of(name)),
+                    "conv_state" => place(name, arrangement),
                     _ => output(name, arrangement),
                 })?;
-                Work::Update(u.clone(), inputs, results)
+                (placed, results)
             }
-            Inputs::VarlenStates(v, host) => {
-                let inputs = v.inputs(|name, arrangement| place(name, arrangement, host.of(name)))?;
-                Work::VarlenStates(v.clone(), inputs, v.results(output)?)
-            }
+            (Kind::VarlenStates(v), _) => (v.inputs(place)?, v.results(output)?),
         };
-        let (copy, floor_bytes) = match inputs {
-            Inputs::Conv1d(c, _) if gates(c) == 0 => (None, tensor_bytes(c)),
+        let (copy, floor_bytes) = match &inputs.kind {
+            Kind::Conv1d(c) if gates(c) == 0 => (None, tensor_bytes(c)),
             _ => {
                 let half = Arrangement::dense(DType::F32, &[(moved / 8).max(4) as i64], 0)?;
                 (Some([output("y", half)?, output("y", half)?]), half.bytes())
             }
         };
-        Ok(Buffers { work, copy, count, moved, streamed, floor_bytes })
+        let kind = inputs.kind.clone();
+        Ok(Buffers { kind, call, inputs: placed, results, copy, count, moved, streamed, floor_bytes })
     }
 
     /// Makes call number `turn` on a CPU.
@@ -228,21 +222,21 @@ impl Buffers {
         if let Some([from, to]) = &mut self.copy {
             return (&*from, None, to, self.floor_bytes);
         }
-        let (inputs, second, results, to) = match &mut self.work {
-            Work::Forward(_, inputs, results) => (inputs, "residual", results, "y"),
-            Work::Backward(_, inputs, results) => (inputs, "dy", results, "dx"),
-            Work::Update(_, inputs, results) => (inputs, "", results, "y"),
-            Work::VarlenStates(_, inputs, results) => (inputs, "", results, "states"),
+        let (second, to) = match self.call {
+            Call::Forward => ("residual", "y"),
+            Call::Backward => ("dy", "dx"),
+            Call::Update => ("", "y"),
+            Call::VarlenStates => ("", "states"),
         };
-        let to = results.change(&[to]).next().expect("a call of this kind has this result");
-        (inputs.of("x"), inputs.get(second), to, self.floor_bytes)
+        let to = self.results.change(&[to]).next().expect("a call of this kind has this result");
+        (self.inputs.of("x"), self.inputs.get(second), to, self.floor_bytes)
     }
 
     /// Poisons the results of the first call; conv_state gets what the host has.
     pub fn reset(&mut self, host: &Inputs) -> Result<()> {
-        for (name, turns) in self.results() {
-            match host {
-                Inputs::Update(_, tensors) if name == "conv_state" => turns.restore(tensors.of(name))?,
+        for (name, turns) in self.results.tensors() {
+            match name {
+                "conv_state" => turns.restore(host.tensors.of(name))?,
                 _ => {
                     let mut tensor = turns.fetch()?;
                     tensor.fill_bytes(POISON);
@@ -255,16 +249,7 @@ impl Buffers {
 
     /// The results of the first call.
     pub fn fetch(&mut self) -> Result<Vec<(&'static str, HostTensor)>> {
-        self.results().into_iter().map(|(name, turns)| Ok((name, turns.fetch()?))).collect()
-    }
-
-    fn results(&mut self) -> Vec<(&'static str, &mut Turns)> {
-        match &mut self.work {
-            Work::Forward(_, _, results) => results.tensors(),
-            Work::Backward(_, _, results) => results.tensors(),
-            Work::Update(_, _, results) => results.tensors(),
-            Work::VarlenStates(_, _, results) => results.tensors(),
-        }
+        self.results.tensors().into_iter().map(|(name, turns)| Ok((name, turns.fetch()?))).collect()
     }
 }
 

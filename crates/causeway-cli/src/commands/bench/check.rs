@@ -5,7 +5,7 @@ use causeway_verify::oracle::Expected;
 use causeway_verify::oracle::causal_conv1d as oracle;
 use causeway_verify::suite::{channel_axis, gather};
 
-use super::buffers::{Call, Inputs};
+use super::buffers::{Call, Inputs, Kind};
 
 /// What a call has to give, of some channels or of all.
 struct Truth {
@@ -44,8 +44,9 @@ pub(super) fn check(
 
 fn truths(inputs: &Inputs, call: Call) -> Result<(Vec<Truth>, Vec<i64>)> {
     let truth = |name, axis, expected| Truth { name, expected, axis };
-    match inputs {
-        Inputs::Conv1d(problem, tensors) => {
+    let tensors = &inputs.tensors;
+    match &inputs.kind {
+        Kind::Conv1d(problem) => {
             let channels = problem.sample_channels();
             let part = problem.of_channels(&channels);
             let tensors = tensors.of_channels(&channels)?;
@@ -57,11 +58,11 @@ fn truths(inputs: &Inputs, call: Call) -> Result<(Vec<Truth>, Vec<i64>)> {
             let truths = expected.into_iter().map(truth).collect();
             Ok((truths, channels))
         }
-        Inputs::Update(problem, tensors) => {
+        Kind::Update(problem) => {
             let expected = tensors.update_truth(problem).into_iter();
             Ok((expected.map(|(name, expected)| truth(name, None, expected)).collect(), Vec::new()))
         }
-        Inputs::VarlenStates(problem, tensors) => {
+        Kind::VarlenStates(problem) => {
             let (x, boundaries) = (tensors.of("x").view(), tensors.of("cu_seqlens").view());
             let expected = oracle::varlen_states(&x, &boundaries, problem.state_len);
             Ok((vec![truth("states", None, expected)], Vec::new()))

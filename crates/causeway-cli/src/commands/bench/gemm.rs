@@ -145,18 +145,8 @@ pub(super) fn measure(
     // SAFETY: the recorded launches use the matrices and the workspace of `bench`, and each replay is waited for.
     let rounds = unsafe { Replays { stream, call: &work, floor: &vendor, calls: launches }.measure(budget) }?;
     let bytes: u64 = bench.plans[0].iter().map(|plan| plan.read_bytes + plan.written_bytes).sum();
-    let measurement = Measurement {
-        ratio: rounds.ratio(),
-        time: rounds.call,
-        floor: rounds.floor,
-        floor_method: blas.name(),
-        noise: rounds.noise,
-        bytes,
-        sets: bench.sets.len(),
-        rotation_bytes: bytes * bench.sets.len() as u64,
-        wrong: bench.check(product)?,
-    };
-    Ok((measurement, noted))
+    let wrong = bench.check(product)?;
+    Ok((rounds.measurement(blas.name(), bytes, (bench.sets.len(), bytes), wrong), noted))
 }
 
 impl<'a> Bench<'a> {

@@ -54,18 +54,10 @@ pub(super) fn measure(
     let rounds =
         unsafe { Replays { stream, call: &work, floor: &floor, calls: bench.launches() }.measure(budget) }?;
     let outputs = [bench.outputs(&mut buffers, inputs)?, bench.outputs(&mut buffers, inputs)?];
-    let measurement = Measurement {
-        ratio: rounds.ratio(),
-        time: rounds.call,
-        floor: rounds.floor,
-        floor_method: format!("{unroll} packets of 16 bytes per thread"),
-        noise: rounds.noise,
-        bytes: buffers.moved,
-        sets: buffers.count,
-        rotation_bytes: buffers.count as u64 * buffers.streamed,
-        wrong: check::check(inputs, call, outputs)?,
-    };
-    Ok((measurement, noted))
+    let wrong = check::check(inputs, call, outputs)?;
+    let floor_method = format!("{unroll} packets of 16 bytes per thread");
+    let sets = (buffers.count, buffers.streamed);
+    Ok((rounds.measurement(floor_method, buffers.moved, sets, wrong), noted))
 }
 
 /// Where launches go. Dropped before the tensors that they use.

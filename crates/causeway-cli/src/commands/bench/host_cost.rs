@@ -90,7 +90,7 @@ pub(super) fn measure(stream: &Stream) -> Result<HostCost, Failure> {
 
 /// Every call with its case.
 fn calls() -> Result<Vec<(Call, Case)>, Failure> {
-    let suite = Suite::parse("host", CASES).map_err(|error| Failure::input(error.to_string()))?;
+    let suite = Suite::parse("host", CASES)?;
     let pairs = suite.cases.into_iter().flat_map(|case| {
         let calls = Call::of(&case.problem);
         calls.iter().map(move |&call| (call, case.clone()))

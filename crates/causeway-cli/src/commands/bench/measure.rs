@@ -47,17 +47,8 @@ pub(super) fn measure(
         buffers.fetch()
     };
     let outputs = [outputs()?, outputs()?];
-    Ok(Measurement {
-        ratio: rounds.ratio(),
-        time: rounds.call,
-        floor: rounds.floor,
-        floor_method: pass.describe(),
-        noise: rounds.noise,
-        bytes: buffers.moved,
-        sets: buffers.count,
-        rotation_bytes: buffers.count as u64 * buffers.streamed,
-        wrong: check::check(inputs, call, outputs)?,
-    })
+    let wrong = check::check(inputs, call, outputs)?;
+    Ok(rounds.measurement(pass.describe(), buffers.moved, (buffers.count, buffers.streamed), wrong))
 }
 
 /// The way to make the pass that is fastest here.

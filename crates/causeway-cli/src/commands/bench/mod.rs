@@ -205,7 +205,7 @@ impl Args {
     /// The cases of the suite that the filters leave.
     fn cases(&self, device: &Device) -> Result<Vec<Case>, Failure> {
         let name = &self.suite;
-        let suite = Suite::open(name).map_err(|error| Failure::input(error.to_string()))?;
+        let suite = Suite::open(name)?;
         let (mut cases, mut left_out) = (Vec::new(), None);
         for case in suite.cases.into_iter().filter(|case| self.chooses(case)) {
             match self.not_measured(&case, device)? {

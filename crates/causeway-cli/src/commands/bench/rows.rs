@@ -83,7 +83,7 @@ pub(super) fn note<'a>(
 
 /// A saved run, of this version or an older one.
 pub(super) fn read(path: &Path) -> Result<(Report, Benchmark), Failure> {
-    let report = evidence::read(path).map_err(|error| Failure::input(error.to_string()))?;
+    let report = evidence::read(path)?;
     match &report.content {
         Content::Benchmark(benchmark) => {
             let benchmark = benchmark.clone();

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use causeway::Result;
-use causeway_verify::evidence::{Summary, noise};
+use causeway_verify::evidence::{Measurement, Summary, noise};
 
 /// What a round times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +44,27 @@ impl Rounds {
     /// Median of the call by median of the floor.
     pub fn ratio(&self) -> f64 {
         self.call.median / self.floor.median
+    }
+
+    /// What this says of a call that moves so many bytes, on `sets` of tensors in turn, `streamed` bytes each.
+    pub fn measurement(
+        self,
+        floor_method: String,
+        bytes: u64,
+        (sets, streamed): (usize, u64),
+        wrong: Option<String>,
+    ) -> Measurement {
+        Measurement {
+            ratio: self.ratio(),
+            time: self.call,
+            floor: self.floor,
+            floor_method,
+            noise: self.noise,
+            bytes,
+            sets,
+            rotation_bytes: sets as u64 * streamed,
+            wrong,
+        }
     }
 }
 

@@ -117,7 +117,7 @@ impl Slab {
     fn view(&self, turn: usize) -> TensorRef<'_> {
         let Arrangement { dtype, shape, strides, .. } = self.arrangement;
         let first = std::ptr::without_provenance(self.first(turn));
-        // SAFETY: the copy lies inside the buffer as it does in the host's tensor; the buffer is freed behind the work
+        // SAFETY: the copy lies inside the buffer as it does in the host's tensor; the buffer is freed after the work
         // of its stream, on which all calls are.
         let view =
             unsafe { TensorRef::from_raw(first, dtype, &shape, &strides, self.buffer.device().location()) };

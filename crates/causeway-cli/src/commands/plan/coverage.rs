@@ -60,8 +60,7 @@ pub(super) fn execute(args: &CoverageArgs, given: Option<DeviceFacts>, json: boo
     let reachable = space.reachable(facts, SEED, args.draws);
     let missing = coverage.missing(&reachable);
     if let Some(file) = &args.missing {
-        causeway::files::write_bytes(file, suite(&missing).as_bytes())
-            .map_err(|error| Failure::input(error.to_string()))?;
+        causeway::files::write_bytes(file, suite(&missing).as_bytes())?;
     }
     if json {
         let rows = missing.iter().map(|(choice, row)| json!({ "choice": choice, "suite": row.to_suite() }));
@@ -81,7 +80,7 @@ pub(super) fn execute(args: &CoverageArgs, given: Option<DeviceFacts>, json: boo
 
 /// What the calls of a report have reached, and the facts of their device, as far as the report says which it was.
 fn of_report(file: &Path) -> Result<(Coverage, Option<DeviceFacts>), Failure> {
-    let report = evidence::read(file).map_err(|error| Failure::input(error.to_string()))?;
+    let report = evidence::read(file)?;
     match report.content {
         Content::Verification(run) if !run.coverage.is_empty() => {
             let architecture = || report.device_evidence.as_ref().map(|device| device.architecture.as_str());

@@ -123,7 +123,7 @@ impl GpuCases {
     /// Those that GPUs are asked for.
     pub(super) fn open(&self) -> Result<Vec<Case>, Failure> {
         let (suite, text) = (&self.suite, self.case.as_deref());
-        let mut cases = Suite::open(suite).map_err(|error| Failure::input(error.to_string()))?.cases;
+        let mut cases = Suite::open(suite)?.cases;
         cases.retain(|case| {
             case.problem.dtype() != DType::F64 && text.is_none_or(|text| case.name.contains(text))
         });

@@ -82,20 +82,12 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         let mut run = Verification {
             suites: args.suites.clone(),
             case_filter: args.case.clone(),
-            asked: cases.len(),
             repeats: args.repeat.get(),
             ..Verification::default()
         };
         let mut report = Report::begin(device, VERSION, Content::Verification(Verification::default()));
         report.command = terminal::command_line();
-        let mut asked = Vec::new();
-        for (suite, case) in cases {
-            match case.not_asked_of(device)? {
-                Some(reason) => run.skipped.entry(reason).or_default().push(case.name),
-                None => asked.push((suite, case)),
-            }
-        }
-        let (suites, cases): (Vec<String>, Vec<Case>) = asked.into_iter().unzip();
+        let (suites, cases): (Vec<String>, Vec<Case>) = run.ask(cases, device)?.into_iter().unzip();
         if cases.is_empty() {
             let reason = run.skipped.keys().next().map_or(String::new(), |reason| format!(": {reason}"));
             return Err(Failure::input(format!("no case is left for {device}{reason}")));
@@ -142,14 +134,7 @@ impl Args {
 
     /// The cases that the filter leaves, each with its suite.
     fn cases(&self) -> Result<Vec<(String, Case)>, Failure> {
-        let mut cases = Vec::new();
-        for name in &self.suites {
-            let suite = Suite::open(name).map_err(|error| Failure::input(error.to_string()))?;
-            cases.extend(suite.cases.into_iter().map(|case| (suite.name.clone(), case)));
-        }
-        if let Some(text) = &self.case {
-            cases.retain(|(_, case)| case.name.contains(text));
-        }
+        let cases = Suite::cases_of(&self.suites, self.case.as_deref())?;
         if cases.is_empty() {
             let suites = self.suites.join(", ");
             return Err(match &self.case {

@@ -61,7 +61,7 @@ pub(super) fn execute(args: &Args, count: usize) -> Result<(), Failure> {
         report.command = terminal::command_line();
         let outcome = verify(&calls, device)?;
         if args.report.is_some() {
-            note_kernels(&outcome, device, &mut report)?;
+            report.kernels = outcome.kernels(device)?;
         }
         print_failures(args, &outcome)?;
         report.content = Content::Verification(outcome.into());
@@ -118,16 +118,6 @@ fn verify(calls: &Calls, device: &Device) -> Result<Outcome, Failure> {
     )?;
     progress.finish_and_clear();
     Ok(outcome)
-}
-
-/// What the files of the kernels hold that the calls launched.
-fn note_kernels(outcome: &Outcome, device: &Device, report: &mut Report) -> Result<(), Failure> {
-    for plan in &outcome.plans {
-        if let Some(seen) = device.check(plan)? {
-            report.kernels.add(seen);
-        }
-    }
-    Ok(())
 }
 
 /// Each failure as the suite that repeats it.

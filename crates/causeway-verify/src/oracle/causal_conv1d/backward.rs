@@ -44,7 +44,7 @@ fn backward_in<R: Real>(inputs: &Inputs<'_>, parameter_dtype: DType) -> Truth {
     let mut dx = Pair::zeros(batch * dim * seqlen);
     let mut dinitial = Pair::zeros(states * dim * (width - 1));
     let together = data.channels_together();
-    // Without a gate there is no room for its gradient.
+    // Without a gate no memory is kept for its gradient.
     let length = |gate: Option<TensorRef<'_>>| gate.map_or(0, |_| seqlen);
     let (b_length, c_length) = (length(data.b), length(data.c));
     let [mut db, mut dc] = [b_length, c_length].map(|length| Pair::zeros(batch * dim * length));
@@ -362,10 +362,10 @@ impl<R: Real> Problem<'_, R> {
             true => error,
             false => evaluated(&[self.dtype, self.parameter_dtype]),
         };
-        let slope = sigmoid * (R::new(1.0) + pre * (R::new(1.0) - sigmoid));
-        let value = dy * slope;
+        let derivative = sigmoid * (R::new(1.0) + pre * (R::new(1.0) - sigmoid));
+        let value = dy * derivative;
         // The product with dy is rounded.
-        let rounding = arithmetic.rounding(value.value()) + slope.value().abs() * dy_error;
+        let rounding = arithmetic.rounding(value.value()) + derivative.value().abs() * dy_error;
         (value, [error + rounding, in_sums + rounding])
     }
 
@@ -393,7 +393,7 @@ impl<R: Real> Problem<'_, R> {
 /// dweight and dbias of a channel.
 #[derive(Clone)]
 struct ChannelSums<R> {
-    /// Of taps `0..LANES`, the next ones, and so on; lanes behind the last tap are never looked at.
+    /// Of taps `0..LANES`, the next ones, and so on; lanes past the last tap are never looked at.
     taps: Vec<LongSums<R>>,
     /// Every lane has the same.
     bias: LongSums<R>,
@@ -409,7 +409,7 @@ impl<R: Real> ChannelSums<R> {
     fn add(&mut self, data: &Data<'_>, sequence: &Sequence, scratch: &mut Scratch<R>) {
         let Scratch { window, g, g_errors_in_sums: g_errors, .. } = scratch;
         let (length, history) = (sequence.len(), data.history());
-        // The last lanes may look behind the last place.
+        // The last lanes may look past the last place.
         let Window { values: window, errors } = window;
         window.resize(window.len() + LANES, R::new(0.0));
         let gradient = |t: usize| Gradient { value: g[t], error: g_errors[t] };
@@ -435,7 +435,7 @@ impl<R: Real> ChannelSums<R> {
             }
             *sums = local;
         }
-        // Before the start and behind the end there is no g; a backend may read a zero there.
+        // Before the start and past the end there is no g; a backend may read a zero there.
         let mut leave_unchecked = |w: usize| self.taps[w / LANES].leave_unchecked(w % LANES);
         let unknown = |place: usize| errors.get(place).is_some_and(|&error| error == f64::INFINITY);
         let lost = |place: &usize| !window[*place].value().is_finite() || unknown(*place);

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use causeway::backend::gpu::artifact::Artifacts;
 use causeway::backend::gpu::plan::Plan;
+use causeway::device::Device;
+use causeway::error::Result;
 use serde::{Deserialize, Serialize};
 
 use super::super::coverage::Coverage;
@@ -19,6 +22,20 @@ pub struct Outcome {
     pub plans: Vec<Plan>,
     /// What the planners chose for calls that were right.
     pub coverage: Coverage,
+}
+
+impl Outcome {
+    /// What the files of the kernels hold that the calls launched on `device`.
+    ///
+    /// # Errors
+    /// Those of getting a kernel.
+    pub fn kernels(&self, device: &Device) -> Result<Artifacts> {
+        let mut kernels = Artifacts::default();
+        for plan in &self.plans {
+            device.check(plan)?.into_iter().for_each(|seen| kernels.add(seen));
+        }
+        Ok(kernels)
+    }
 }
 
 /// Calls that were drawn at random.

@@ -4,7 +4,7 @@ use causeway::causal_conv1d::HeadNorm;
 use toml::{Table, Value};
 
 use super::super::case::{Case, Ceilings};
-use super::super::rows::{self, Conv1dRow, GemmRow, ParityRow, UpdateRow, VarlenStatesRow};
+use super::super::rows;
 
 /// What one row of a suite says, and of which operation.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,15 +21,7 @@ impl Row {
     /// # Errors
     /// What is wrong with the row, as a suite would say it.
     pub fn case(&self) -> Result<Case, String> {
-        let (none, table) = (|_| Ceilings::default(), &self.table);
-        let mut cases = match self.operation {
-            "conv1d" => rows::cases::<Conv1dRow>(None, table, &none),
-            "conv1d-update" => rows::cases::<UpdateRow>(None, table, &none),
-            "conv1d-varlen-states" => rows::cases::<VarlenStatesRow>(None, table, &none),
-            "parity" => rows::cases::<ParityRow>(None, table, &none),
-            "gemm" => rows::cases::<GemmRow>(None, table, &none),
-            other => Err(format!("operation is {other:?}")),
-        }?;
+        let mut cases = rows::cases(self.operation, None, &self.table, &|_| Ceilings::default())?;
         cases.pop().ok_or_else(|| "the row has no case".to_string())
     }
 

@@ -154,7 +154,9 @@ impl Problem {
     /// Both operands are read, and the result is written.
     pub(in crate::backend::gpu) fn traffic(&self) -> Traffic {
         let (rows, columns) = (self.rows as u64, self.columns as u64);
-        let bytes = |elements| elements * self.dtype.size() as u64;
-        Traffic { read: bytes((rows + columns) * self.reduction as u64), written: bytes(rows * columns) }
+        // Operands that lie in one place may have any number of elements.
+        let bytes = |elements: u64| elements.saturating_mul(self.dtype.size() as u64);
+        let read = (rows + columns).saturating_mul(self.reduction as u64);
+        Traffic { read: bytes(read), written: bytes(rows * columns) }
     }
 }
