@@ -12,7 +12,7 @@ _Tensor = TypeVar("_Tensor")
 __version__: str
 
 def empty_cache() -> None: ...
-def is_unwatched(tensors: tuple[object, ...], is_recorded: bool = False) -> bool:
+def bypasses_dispatcher(tensors: tuple[object, ...], is_recorded: bool = False) -> bool:
     """True if nothing intercepts operations on PyTorch's tensors, and all are plain ones with memory. Autograd does not count for
     a caller that records the call itself."""
 
@@ -115,7 +115,7 @@ class Operation:
     def record(
         self, inputs: tuple[Any, ...], option: _Option, outputs: _Outputs, is_cast: bool
     ) -> Any | int | None:
-        """As `eager`, with autocast and autograd among those who may want to see it. For autograd alone, and if no function has been kept
+        """As `eager`, with autocast and autograd among what may intercept it. For autograd alone, and if no function has been kept
         for such a call: how many inputs take part."""
     def keep(self, count: int, option: _Option, function: Callable[..., Any] | None) -> None:
         """Lets `record` call a function of autograd's with so many inputs, where it would give that number and one result is wanted.
@@ -139,7 +139,7 @@ class Recorded:
     ) -> None: ...
     def forward(self, ctx: Any, *inputs: Any) -> Any: ...
     def backward(self, ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The gradient of each input; None if somebody may want to see how it is made, or if y has none."""
+        """The gradient of each input; None if it may have to go through the dispatcher, or if y has none."""
 
 causal_conv1d_forward: Operation
 causal_conv1d_backward: Operation

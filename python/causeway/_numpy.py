@@ -7,7 +7,7 @@ from causeway._activation import kernel_option
 from causeway._gated import inputs_of_packed, require_parts
 from causeway._integer import integer
 from causeway._kind import kind_of
-from causeway._qkv import INPUTS, STEP_INPUTS, checked, each, parts_of, sizes_of, step_sizes_of, steps_of
+from causeway._qkv import INPUTS, STEP_INPUTS, checked, each, projections_of, sizes_of, step_sizes_of, steps_of
 
 
 def causal_conv1d_fn(inputs, option, return_final_states, final_states_out):
@@ -33,14 +33,15 @@ def causal_conv1d_qkv(given, sizes, named, indices, returns_states):
     options = checked(INPUTS, given, named)
     _expect_arrays(INPUTS, given)
     sizes = sizes_of(given, sizes)
-    parts = parts_of(given, sizes, options)
+    projections = projections_of(given, sizes, options)
     states = ... if returns_states else None
-    ys = [np.empty((part.x.shape[0], part.x.shape[2], part.x.shape[1]), part.x.dtype) for part in parts]
+    ys = [np.empty((x.shape[0], x.shape[2], x.shape[1]), x.dtype) for x, *_ in projections]
     found = _native.causal_conv1d_forward.run_together([
-        (part.inputs(*indices), kernel_option(part.option), (y.swapaxes(1, 2), states)) for part, y in zip(parts, ys)
+        (projection.inputs(*indices), kernel_option(projection.option), (y.swapaxes(1, 2), states))
+        for projection, y in zip(projections, ys)
     ])  # fmt: skip
     states = tuple(one[1] for one in found) if returns_states else (None,) * 3
-    results = tuple(_heads(y, part.head_dim) for y, part in zip(ys, parts))
+    results = tuple(_heads(y, projection.head_dim) for y, projection in zip(ys, projections))
     return results, np.concatenate(states, 1) if returns_states and sizes is not None else states
 
 

@@ -22,7 +22,7 @@ INPUTS, AXES = ("x", "weight", "bias", "initial_states"), (1, 0, 0, 1)
 STEP_INPUTS, STEP_AXES = ("x", "conv_state", "weight", "bias"), (1, 1, 0, 0)
 
 
-class Part(NamedTuple):
+class Projection(NamedTuple):
     """What one of q, k and v is made of."""
 
     x: Any
@@ -174,14 +174,14 @@ def _calls_of(x):
 
 
 def checked(names, given, named):
-    """The option of each part, of what options are called, where tensors are one or three as x is."""
+    """The options of q, k and v, of what options are called, where tensors are one or three as x is."""
     options = options_of(*named)
     _expect_as_x(names, given)
     return options
 
 
 def options_of(head_dim, l2norm, scale, eps, activation):
-    """head_dim and the option of each part."""
+    """head_dim and the option of each of q, k and v."""
     dims = tuple(head_dim) if isinstance(head_dim, (tuple, list)) else (head_dim,) * 3
     if len(dims) != 3:
         raise ValueError(f"head_dim is {head_dim!r}: expected an int, or three of them")
@@ -274,17 +274,17 @@ def expected_heads(at, channels, head_dim, has_sizes):
     return f"{NAMES[at]} has {channels} channels{source}: expected a multiple of head_dim, {head_dim}"
 
 
-def parts_of(given, sizes, options):
+def projections_of(given, sizes, options):
     """q, k and v, of x, weight, bias and initial_states."""
     if sizes is None:
         views = [value or (None,) * 3 for value in given]
     else:
         views = [split(value, axis, sizes) for value, axis in zip(given, AXES)]
-    parts = [Part(*row, option, dim) for *row, (dim, option) in zip(*views, options)]
-    _expect_heads(parts, given[0], (3,), "(batch, channels, seqlen)")
+    projections = [Projection(*row, option, dim) for *row, (dim, option) in zip(*views, options)]
+    _expect_heads(projections, given[0], (3,), "(batch, channels, seqlen)")
     if sizes is None:
-        _expect_one_size(parts)
-    return parts
+        _expect_one_size(projections)
+    return projections
 
 
 def steps_of(given, sizes, options):
@@ -295,22 +295,22 @@ def steps_of(given, sizes, options):
     return steps
 
 
-def _expect_heads(parts, x, axes, expected):
-    """The parts of x, which is one tensor or three, have so many axes, and channels in whole heads."""
+def _expect_heads(three, x, axes, expected):
+    """Projections or steps of x, which is one tensor or three, have so many axes, and channels in whole heads."""
     has_sizes = type(x) is not tuple
-    for at, part in enumerate(parts):
-        if part.x.ndim not in axes:
-            name, found = ("x", x) if has_sizes else (NAMES[at], part.x)
+    for at, one in enumerate(three):
+        if one.x.ndim not in axes:
+            name, found = ("x", x) if has_sizes else (NAMES[at], one.x)
             raise ValueError(f"{name} has shape {tuple(found.shape)}: expected {expected}")
-        if part.x.shape[1] % part.head_dim:
-            raise ValueError(expected_heads(at, part.x.shape[1], part.head_dim, has_sizes))
+        if one.x.shape[1] % one.head_dim:
+            raise ValueError(expected_heads(at, one.x.shape[1], one.head_dim, has_sizes))
 
 
-def _expect_one_size(parts):
-    batch, _, seqlen = parts[0].x.shape
-    for name, part in zip(NAMES, parts):
-        if part.x.shape[0] != batch or part.x.shape[2] != seqlen:
-            found = tuple(part.x.shape)
+def _expect_one_size(projections):
+    batch, _, seqlen = projections[0].x.shape
+    for name, projection in zip(NAMES, projections):
+        if projection.x.shape[0] != batch or projection.x.shape[2] != seqlen:
+            found = tuple(projection.x.shape)
             raise ValueError(f"{name} has shape {found}: expected batch {batch} and seqlen {seqlen}, as q has")
 
 

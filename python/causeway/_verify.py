@@ -41,8 +41,9 @@ class Report:
     def __init__(self, text, complaints):
         self.json = text
         self.facts = json.loads(text)
-        calls = (self.facts.get("random") or {}).get("failures", [])
-        calls = {call["case"]: call for call in calls}
+        # Empty for suites.
+        self._random = self.facts.get("random") or {}
+        calls = {call["case"]: call for call in self._random.get("failures", [])}
         self.failures = [
             Failure(name, lines, calls.get(name, {}).get("smallest"), calls.get(name, {}).get("drawn"))
             for name, lines in complaints
@@ -56,9 +57,8 @@ class Report:
     @property
     def counts(self):
         """How many calls ran, by operation; of suites, how many cases."""
-        random = self.facts.get("random")
-        if random is not None:
-            return dict(random["calls"])
+        if self._random:
+            return dict(self._random["calls"])
         counts = {}
         for case in self.facts["cases"]:
             counts[case["operation"]] = counts.get(case["operation"], 0) + 1
@@ -72,18 +72,16 @@ class Report:
     @property
     def elements(self):
         """Elements of results that were compared with the oracle."""
-        random = self.facts.get("random")
-        if random is not None:
-            return random["elements"]
+        if self._random:
+            return self._random["elements"]
         outputs = (output for case in self.facts["cases"] for output in case["outputs"])
         return sum(output["comparison"]["elements"] for output in outputs)
 
     @property
     def worst(self):
         """The largest part of its error bound that an element of each result used; above 1 is wrong."""
-        random = self.facts.get("random")
-        if random is not None:
-            return dict(random["worst"])
+        if self._random:
+            return dict(self._random["worst"])
         worst = {}
         for case in self.facts["cases"]:
             for output in case["outputs"]:
@@ -100,7 +98,7 @@ class Report:
     @property
     def seed(self):
         """What decided the draws of random calls; None of suites."""
-        return (self.facts.get("random") or {}).get("seed")
+        return self._random.get("seed")
 
     @property
     def seconds(self):

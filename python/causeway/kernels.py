@@ -65,10 +65,10 @@ def _look_for_pytorch():
         importlib.import_module("causeway._torch")
 
 
-def _seen(name, inputs, option, outputs):
-    """A call that a compiler or somebody else of PyTorch's wants to see, or that the kernel has to have the errors for."""
+def _dispatch(name, inputs, option, outputs):
+    """A call that needs PyTorch's dispatcher, or that the kernel has to have the errors for."""
     _look_for_pytorch()
-    if _torch is not None and _torch.is_watched(*inputs, *outputs):
+    if _torch is not None and _torch.needs_dispatcher(*inputs, *outputs):
         _torch.write(name, inputs, option, outputs)
     else:
         getattr(_native, name).run(inputs, option, outputs)
@@ -96,7 +96,7 @@ def causal_conv1d_forward(
     inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual, B, C
     option, outputs = with_norm(silu, round_products, head_dim, eps, scale), (y, final_states)
     if _is_compiling is None or _is_compiling() or _forward(inputs, option, outputs) is None:
-        _seen("causal_conv1d_forward", inputs, option, outputs)
+        _dispatch("causal_conv1d_forward", inputs, option, outputs)
 
 
 def causal_conv1d_backward(
@@ -126,7 +126,7 @@ def causal_conv1d_backward(
     inputs = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dfinal_states, B, C
     option, outputs = with_norm(silu, round_products, head_dim, eps, scale), (dx, dweight, dbias, dinitial_states, dB, dC)
     if _is_compiling is None or _is_compiling() or _backward(inputs, option, outputs) is None:
-        _seen("causal_conv1d_backward", inputs, option, outputs)
+        _dispatch("causal_conv1d_backward", inputs, option, outputs)
 
 
 def causal_conv1d_update(
@@ -149,13 +149,13 @@ def causal_conv1d_update(
     inputs = x, weight, bias, cache_seqlens, conv_state_indices, B, C
     option, outputs = with_norm(silu, round_products, head_dim, eps, scale), (conv_state, out)
     if _is_compiling is None or _is_compiling() or _update(inputs, option, outputs) is None:
-        _seen("causal_conv1d_update", inputs, option, outputs)
+        _dispatch("causal_conv1d_update", inputs, option, outputs)
 
 
 def causal_conv1d_varlen_states(x, cu_seqlens, states):
     """Writes states (n, dim, state_len) from the packed x (total, dim)."""
     if _is_compiling is None or _is_compiling() or _varlen_states((x, cu_seqlens), None, (states,)) is None:
-        _seen("causal_conv1d_varlen_states", (x, cu_seqlens), None, (states,))
+        _dispatch("causal_conv1d_varlen_states", (x, cu_seqlens), None, (states,))
 
 
 # Before a compiler traces a call, if it can be.

@@ -65,7 +65,7 @@ class ParallelCausalConv1d(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward pass where somebody wants to differentiate its results, which depend on the tensors that it reads."""
+    """The backward pass where its results may be differentiated, which depend on the tensors that it reads."""
 
     @staticmethod
     def forward(ctx, call, dy, dfinal_states, *saved):
@@ -143,7 +143,7 @@ def causal_conv1d_fn(
         return_final_states = flag("return_final_states", return_final_states)
     inputs = x, weight, bias, initial_states, seq_idx, cu_seqlens, residual
     is_there = x is not None and weight is not None
-    is_plain = is_there and not is_compiling() and _native.is_unwatched(inputs, True)
+    is_plain = is_there and not is_compiling() and _native.bypasses_dispatcher(inputs, True)
     if not is_plain:
         expect_tensors(_TABLE, *inputs)
     ring = _Ring(group)

@@ -9,7 +9,7 @@ use pyo3::types::PyTuple;
 use crate::call::Place;
 use crate::given::{Given, Object};
 use crate::results::{Library, Sizes};
-use crate::table::{Choice, Tensors};
+use crate::table::{CallOptions, Tensors};
 use crate::tensor::{First, Named, Tensor};
 use crate::torch::Torch;
 
@@ -21,20 +21,20 @@ impl<'a, 'py> Given<'a, 'py> {
     ///
     /// # Errors
     /// As from PyTorch.
-    pub fn compute(&self, choice: Choice) -> PyResult<Bound<'py, PyAny>> {
+    pub fn compute(&self, options: CallOptions) -> PyResult<Bound<'py, PyAny>> {
         let mut tensors = [None; MOST];
         let (library, object) = self.read(&mut tensors)?;
         let Some(tensor) = tensors[0] else { unreachable!("the first tensor has been read") };
-        self.compute_read(&library, (&object, tensor), &mut tensors, choice)
+        self.compute_read(&library, (&object, tensor), &mut tensors, options)
     }
 
     /// The same of several calls of one operation, which are launched together.
     ///
     /// # Errors
     /// As from PyTorch.
-    pub fn compute_together(calls: &[Self], choices: &[Choice]) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    pub fn compute_together(calls: &[Self], all_options: &[CallOptions]) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let (mut all_read, mut all_made, mut size, mut first) = (Vec::new(), Vec::new(), 0i64, None);
-        for (given, &choice) in calls.iter().zip(choices) {
+        for (given, &options) in calls.iter().zip(all_options) {
             let mut tensors = [None; MOST];
             let (library, object) = given.read(&mut tensors)?;
             let made = given.prepare(&library, &mut tensors)?;
@@ -44,7 +44,7 @@ impl<'a, 'py> Given<'a, 'py> {
                 given.operation.expect_apart(others, &tensors)?;
             }
             first.get_or_insert((object, tensors[0]));
-            all_read.push((choice, tensors));
+            all_read.push((options, tensors));
             all_made.push((library, made));
         }
         let Some((object, Some(tensor))) = first else { return Ok(Vec::new()) };
@@ -87,7 +87,12 @@ impl<'a, 'py> Given<'a, 'py> {
     ///
     /// # Errors
     /// As from PyTorch.
-    pub fn compute_plain(&self, torch: &Torch, first: Tensor, choice: Choice) -> PyResult<Bound<'py, PyAny>> {
+    pub fn compute_plain(
+        &self,
+        torch: &Torch,
+        first: Tensor,
+        options: CallOptions,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let Some(object) = self.object(0) else { unreachable!("a complete call has a first tensor") };
         let mut tensors = [None; MOST];
         tensors[0] = Some(first);
@@ -97,14 +102,18 @@ impl<'a, 'py> Given<'a, 'py> {
                 tensor => tensor,
             };
         }
-        self.compute_read(&Library::Torch(torch), (&object, first), &mut tensors, choice)
+        self.compute_read(&Library::Torch(torch), (&object, first), &mut tensors, options)
     }
 
     /// The same if all tensors are plain ones of PyTorch's, with memory; None if one is not, or if one that has to be there is missing.
     ///
     /// # Errors
     /// As from PyTorch.
-    pub fn compute_if_plain(&self, torch: &Torch, choice: Choice) -> PyResult<Option<Bound<'py, PyAny>>> {
+    pub fn compute_if_plain(
+        &self,
+        torch: &Torch,
+        options: CallOptions,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let mut tensors = [None; MOST];
         for (at, object) in self.objects() {
             tensors[at] = if torch.is_plain(&object) { Tensor::of_dlpack(&object, torch)? } else { None };
@@ -115,7 +124,7 @@ impl<'a, 'py> Given<'a, 'py> {
         let (Some(object), Some(first), true) = (self.object(0), tensors[0], self.is_complete()) else {
             return Ok(None);
         };
-        self.compute_read(&Library::Torch(torch), (&object, first), &mut tensors, choice).map(Some)
+        self.compute_read(&Library::Torch(torch), (&object, first), &mut tensors, options).map(Some)
     }
 
     fn compute_read(
@@ -123,13 +132,13 @@ impl<'a, 'py> Given<'a, 'py> {
         library: &Library<'_>,
         (first, tensor): (&Bound<'py, PyAny>, Tensor),
         tensors: &mut Tensors,
-        choice: Choice,
+        options: CallOptions,
     ) -> PyResult<Bound<'py, PyAny>> {
         let made = self.prepare(library, tensors)?;
         let place = Place { first, tensor, size: self.operation.entry.size(tensors) };
         // SAFETY: the caller holds the objects during the call, and no output shares memory with another tensor. Threads
         // that write to an input meanwhile would race with NumPy and PyTorch just so.
-        unsafe { (self.operation.entry.compute)(choice, tensors, Some(&place)) }?;
+        unsafe { (self.operation.entry.compute)(options, tensors, Some(&place)) }?;
         self.finish(library, made)
     }
 
@@ -166,7 +175,7 @@ impl<'a, 'py> Given<'a, 'py> {
             && let Some(tensors) = self.without_memory(torch, &made)?
         {
             // SAFETY: it is checked only, and has no indices on the host but seq_idx, whose values no check reads.
-            unsafe { (self.operation.entry.compute)(self.operation.entry.any_choice(), &tensors, None) }?;
+            unsafe { (self.operation.entry.compute)(self.operation.entry.any_options(), &tensors, None) }?;
         }
         self.results(made)
     }

@@ -7,36 +7,28 @@ use pyo3::types::PyTuple;
 
 use crate::given::Given;
 use crate::tensor::Tensor;
-use crate::torch::{Torch, Watched, requires_grad};
+use crate::torch::{Dispatch, Torch, requires_grad};
 
-/// Who may want to see a call before it runs, besides dispatch modes, tensor subclasses, `torch.func` and tracers.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Watch {
-    Others,
-    Autograd,
-    AutogradAndAutocast,
-}
-
-/// What has to be done about a call.
+/// What a call has to go through.
 pub enum Way {
-    /// Somebody wants to see it before it runs, or Python has words for its arguments.
-    Watched,
-    /// A gradient is to be recorded, for so many of the inputs.
-    Recorded(usize),
+    /// The package's Python code: something intercepts it, or only Python has words for its arguments.
+    Python,
+    /// Autograd, which records a gradient for so many of the inputs.
+    Autograd(usize),
     /// Nothing but its kernel; the first tensor has been read.
-    Kernel(Tensor),
+    Direct(Tensor),
 }
 
-/// The way of a call. Autograd wants it if a tensor that is read requires a gradient, or, of an operation without gradients, one that
-/// is changed in place.
-pub fn way(torch: &Torch, given: &Given<'_, '_>, watch: Watch) -> PyResult<Way> {
-    let Some(first) = given.object(0) else { return Ok(Way::Watched) };
+/// The way of a call; `is_cast` and `is_recorded` are those of [`Torch::dispatch`]. Autograd records it if a tensor that is read requires
+/// a gradient, or, of an operation without gradients, one that is changed in place.
+pub fn way(torch: &Torch, given: &Given<'_, '_>, is_cast: bool, is_recorded: bool) -> PyResult<Way> {
+    let Some(first) = given.object(0) else { return Ok(Way::Python) };
     if !given.is_complete() || !given.objects().all(|(_, object)| torch.is_plain(&object)) {
-        return Ok(Way::Watched);
+        return Ok(Way::Python);
     }
-    let watched = torch.watched(first.py(), watch != Watch::AutogradAndAutocast, watch == Watch::Others)?;
-    if watched == Watched::Yes {
-        return Ok(Way::Watched);
+    let dispatch = torch.dispatch(first.py(), is_cast, is_recorded)?;
+    if dispatch == Dispatch::Python {
+        return Ok(Way::Python);
     }
     let read = Tensor::of_dlpack(&first, torch)?;
     if read.is_none() {
@@ -45,34 +37,34 @@ pub fn way(torch: &Torch, given: &Given<'_, '_>, watch: Watch) -> PyResult<Way> 
         if !is(intern!(first.py(), "is_cuda"))? && !is(intern!(first.py(), "is_cpu"))?
             || is(intern!(first.py(), "is_nested"))?
         {
-            return Ok(Way::Watched);
+            return Ok(Way::Python);
         }
     }
     let operation = given.operation;
-    if watched == Watched::Grad {
+    if dispatch == Dispatch::Autograd {
         let followed = if operation.changes { Role::InPlace } else { Role::Input };
         for (at, object) in given.objects() {
             if operation.arguments()[at].role == followed && requires_grad(&object)? {
                 let inputs = given.objects().map(|(at, _)| at + 1).filter(|count| *count <= operation.inputs);
-                return Ok(Way::Recorded(inputs.max().unwrap_or(0)));
+                return Ok(Way::Autograd(inputs.max().unwrap_or(0)));
             }
         }
     }
-    Ok(Way::Kernel(match read {
+    Ok(Way::Direct(match read {
         Some(tensor) => tensor,
         None => Tensor::read(&operation.named[0], &first, None)?,
     }))
 }
 
-/// True if nobody wants to see what is done with these tensors of PyTorch's, and all of them are plain ones whose values lie in memory,
-/// or None. Autograd is among those who may, unless the caller records the call itself: it wants nothing of a backward pass that is not
-/// itself differentiated. A false answer says nothing.
+/// True if nothing intercepts operations on these tensors of PyTorch's, and all of them are plain ones whose values lie in memory, or
+/// None. Autograd intercepts them too, unless the caller records the call itself; it leaves a backward pass alone that is not itself
+/// differentiated. A false answer says nothing.
 #[pyfunction]
 #[pyo3(signature = (tensors, is_recorded = false))]
-pub fn is_unwatched(tensors: &Bound<'_, PyTuple>, is_recorded: bool) -> PyResult<bool> {
+pub fn bypasses_dispatcher(tensors: &Bound<'_, PyTuple>, is_recorded: bool) -> PyResult<bool> {
     let py = tensors.py();
     let Some(torch) = Torch::imported(py)? else { return Ok(false) };
-    if torch.watched(py, true, is_recorded)? != Watched::No {
+    if torch.dispatch(py, true, is_recorded)? != Dispatch::Direct {
         return Ok(false);
     }
     for tensor in tensors.iter_borrowed().filter(|tensor| !tensor.is_none()) {

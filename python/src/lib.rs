@@ -38,7 +38,7 @@ mod _native {
     #[pymodule_export]
     use super::command::main;
     #[pymodule_export]
-    use super::eager::is_unwatched;
+    use super::eager::bypasses_dispatcher;
     #[pymodule_export]
     use super::message::{backward_halo, forward_halo, receive, send, send_halo_gradient};
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! Functions of PyTorch's C++ libraries that tell who watches a call. The same questions in Python are six calls, of 30 to 110 ns each.
+//! Functions of PyTorch's C++ libraries that tell what intercepts a call. The same questions in Python are six calls, of 30 to 110 ns each.
 //!
 //! They are looked up among the libraries that PyTorch has loaded, by their C++ names. Such a name holds the types of the arguments, but
 //! not that of the result, so answers are compared with Python's before anything relies on them. Where a function is missing, and on
@@ -24,6 +24,17 @@ type Transforms = unsafe extern "C" fn() -> *const [*const c_void; 2];
 /// `c10::DeviceType`s that there are kernels for; AMD's devices go by CUDA's number.
 const DEVICE_TYPES: [i8; 2] = [0, 1];
 
+/// A library that this process has loaded.
+#[cfg(target_os = "linux")]
+pub fn loaded(name: &str) -> Option<libloading::os::unix::Library> {
+    use libloading::os::unix::{Library, RTLD_LAZY};
+
+    /// Finds a library that is loaded, and loads none.
+    const RTLD_NOLOAD: i32 = 4;
+    // SAFETY: no code is loaded, and so none is run.
+    unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_NOLOAD) }.ok()
+}
+
 /// The functions, of libraries that are never unloaded.
 #[derive(Clone, Copy)]
 pub struct LibTorch {
@@ -38,13 +49,7 @@ impl LibTorch {
     /// Of the PyTorch that this process has loaded, if it has them all.
     #[cfg(target_os = "linux")]
     pub fn loaded() -> Option<Self> {
-        use libloading::os::unix::{Library, RTLD_LAZY};
-
-        /// Finds a library that is loaded, and loads none.
-        const RTLD_NOLOAD: i32 = 4;
-        // SAFETY: no code is loaded, and so none is run.
-        let open = |name| unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_NOLOAD) }.ok();
-        let (core, cpu) = (open("libc10.so")?, open("libtorch_cpu.so")?);
+        let (core, cpu) = (loaded("libc10.so")?, loaded("libtorch_cpu.so")?);
         // SAFETY: the names are those of functions with these arguments; results are compared, see above. Handles are leaked below, so
         // that the libraries stay.
         let found = unsafe {

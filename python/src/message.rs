@@ -4,7 +4,6 @@ use causeway::backend::gpu::causal_conv1d::{backward, forward};
 use causeway::backend::gpu::plan::Plan;
 use causeway::backend::gpu::{GpuDevice, StreamHandle, message};
 use causeway::causal_conv1d::{Activation, Backward, Forward};
-use causeway::operation::DTypes;
 use causeway::{Error, Location, TensorMut, TensorRef};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -13,16 +12,11 @@ use crate::error::exception;
 use crate::tensor::{Named, Tensor};
 use crate::torch::Torch;
 
-/// What errors call a tensor.
-const fn named(name: &'static str) -> Named {
-    Named { name, dtypes: DTypes::Own }
-}
-
 /// Puts a tensor into the room at an address, once the message before has been taken out. A room is `MESSAGE_FLAG_BYTES` of flags, and then
 /// the elements.
 #[pyfunction]
 pub fn send(tensor: &Bound<'_, PyAny>, room: u64) -> PyResult<()> {
-    let read = Tensor::read(&named("tensor"), tensor, None)?;
+    let read = Tensor::read(&Named::own("tensor"), tensor, None)?;
     // SAFETY: the caller holds the tensor until this returns, and PyTorch its memory until the stream has come this far.
     launch(tensor.py(), &read, |_| Ok(message::send(&unsafe { read.view() }, room))).map(drop)
 }
@@ -30,7 +24,7 @@ pub fn send(tensor: &Bound<'_, PyAny>, room: u64) -> PyResult<()> {
 /// Takes a message of a tensor's sizes and dtype out of such a room, once it is there.
 #[pyfunction]
 pub fn receive(tensor: &Bound<'_, PyAny>, room: u64) -> PyResult<()> {
-    let read = Tensor::read(&named("tensor"), tensor, None)?;
+    let read = Tensor::read(&Named::own("tensor"), tensor, None)?;
     // SAFETY: as in `send`; the package hands over memory that it has just allocated.
     launch(tensor.py(), &read, |_| Ok(message::receive(&unsafe { read.view_mut() }, room))).map(drop)
 }
@@ -51,7 +45,8 @@ impl<const N: usize> Slice<N> {
     fn read(names: [&'static str; N], objects: &[Option<Bound<'_, PyAny>>; N]) -> PyResult<Self> {
         let mut tensors = [None; N];
         for ((tensor, object), name) in tensors.iter_mut().zip(objects).zip(names) {
-            *tensor = object.as_ref().map(|object| Tensor::read(&named(name), object, None)).transpose()?;
+            *tensor =
+                object.as_ref().map(|object| Tensor::read(&Named::own(name), object, None)).transpose()?;
         }
         Ok(Slice { names, tensors })
     }
@@ -139,7 +134,7 @@ pub fn forward_halo(
     y: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let slice = Slice::read(READ_FORWARD, &inputs)?;
-    let result = Tensor::read(&named("y"), y, None)?;
+    let result = Tensor::read(&Named::own("y"), y, None)?;
     // SAFETY: as in `receive`.
     let written = |name: &str| (name == "y").then(|| unsafe { slice.result(name, &result) });
     let call = Forward::from_named(activation(silu), false, None, |name| slice.view(name), written);

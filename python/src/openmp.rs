@@ -44,14 +44,9 @@ pub fn watch_forks() {}
 /// Finds the team of the PyTorch that this process has loaded, if its operations run on one.
 #[cfg(target_os = "linux")]
 pub fn find() {
-    use libloading::os::unix::{Library, RTLD_LAZY};
+    use libloading::os::unix::Library;
 
-    /// Finds a library that is loaded, and loads none.
-    const RTLD_NOLOAD: i32 = 4;
-    // SAFETY: no code is loaded, and so none is run.
-    let Ok(library) = (unsafe { Library::open(Some("libtorch_cpu.so"), RTLD_LAZY | RTLD_NOLOAD) }) else {
-        return;
-    };
+    let Some(library) = crate::libtorch::loaded("libtorch_cpu.so") else { return };
     // As PyTorch's libraries found it: first among what the whole process sees, then among what they need.
     for library in [Library::this(), library] {
         // SAFETY: the name is that of a C function with these arguments.

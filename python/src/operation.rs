@@ -1,8 +1,8 @@
 //! An operation as Python has it: its table, and the ways to call it.
 //!
-//! Tensors come in the order of the table, so that nothing here or in Python lists them again. An eager call of tensors that nobody
-//! else watches costs one crossing from Python. Everything that wants to see an operation before it runs (autograd, autocast,
-//! dispatch modes, tensor subclasses, `torch.func`, tracers) is told apart here and left to the package's Python code.
+//! Tensors come in the order of the table, so that nothing here or in Python lists them again. An eager call of tensors that nothing
+//! intercepts costs one crossing from Python. What does intercept operations (autograd, autocast, dispatch modes, tensor subclasses,
+//! `torch.func`, tracers) is told apart here and left to the package's Python code.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,9 +13,9 @@ use pyo3::types::PyTuple;
 
 use crate::call::MOST_TOGETHER;
 use crate::described::Described;
-use crate::eager::{Watch, Way, way};
+use crate::eager::{Way, way};
 use crate::given::Given;
-use crate::table::{Choice, Chooses, Entry};
+use crate::table::{CallOptions, Entry, OptionKind};
 use crate::torch::Torch;
 
 /// A tensor of an operation.
@@ -42,7 +42,7 @@ type Asked<'py> = (Bound<'py, PyTuple>, Bound<'py, PyAny>, Option<Bound<'py, PyT
 pub struct Operation {
     pub described: Described,
     /// Autograd's functions of calls with one result, which are called with the inputs.
-    functions: Mutex<Vec<(usize, Choice, Py<PyAny>)>>,
+    functions: Mutex<Vec<(usize, CallOptions, Py<PyAny>)>>,
 }
 
 impl Operation {
@@ -56,9 +56,14 @@ impl Operation {
     }
 
     /// The function of autograd's for calls of so many inputs, if there is one by now.
-    fn function<'py>(&self, py: Python<'py>, count: usize, choice: Choice) -> Option<Bound<'py, PyAny>> {
+    fn function<'py>(
+        &self,
+        py: Python<'py>,
+        count: usize,
+        options: CallOptions,
+    ) -> Option<Bound<'py, PyAny>> {
         let functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut found = functions.iter().filter(|(of, with, _)| (*of, *with) == (count, choice));
+        let mut found = functions.iter().filter(|(of, with, _)| (*of, *with) == (count, options));
         found.next().map(|(_, _, function)| function.bind(py).clone())
     }
 
@@ -99,10 +104,10 @@ impl Operation {
     /// What it is told besides tensors. Calls have the first one alone as it is, or a tuple, of the first two or of all.
     #[getter]
     fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let names: &[&str] = match self.entry().chooses {
-            Chooses::Convolution => &["silu", "round_products", "head_dim", "eps", "scale"],
-            Chooses::Algorithm => &["algorithm"],
-            Chooses::Nothing => &[],
+        let names: &[&str] = match self.entry().option_kind {
+            OptionKind::Convolution => &["silu", "round_products", "head_dim", "eps", "scale"],
+            OptionKind::Algorithm => &["algorithm"],
+            OptionKind::Nothing => &[],
         };
         PyTuple::new(py, names)
     }
@@ -127,8 +132,8 @@ impl Operation {
         option: &Bound<'py, PyAny>,
         outputs: Option<&Bound<'py, PyTuple>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let choice = self.entry().choice(option)?;
-        Given::new(&self.described, inputs, outputs)?.compute(choice)
+        let options = self.entry().options(option)?;
+        Given::new(&self.described, inputs, outputs)?.compute(options)
     }
 
     /// Computes several calls that know nothing of each other, at most three, on a GPU in one launch where that can be; gives the
@@ -138,15 +143,15 @@ impl Operation {
             let found = calls.len();
             return Err(PyValueError::new_err(format!("{found} calls: expected {MOST_TOGETHER} at most")));
         }
-        let choices =
-            calls.iter().map(|(_, option, _)| self.entry().choice(option)).collect::<PyResult<Vec<_>>>()?;
+        let all_options =
+            calls.iter().map(|(_, option, _)| self.entry().options(option)).collect::<PyResult<Vec<_>>>()?;
         let given =
             calls.iter().map(|(inputs, _, outputs)| Given::new(&self.described, inputs, outputs.as_ref()));
-        Given::compute_together(&given.collect::<PyResult<Vec<_>>>()?, &choices)
+        Given::compute_together(&given.collect::<PyResult<Vec<_>>>()?, &all_options)
     }
 
-    /// As `run`, if nobody wants to see the call before it runs; None if somebody does, or for arguments that only Python has words
-    /// for. Autograd and autocast are the caller's.
+    /// As `run`, if nothing intercepts the call; None if something does, or for arguments that only Python has words for. Autograd and
+    /// autocast are the caller's.
     #[pyo3(signature = (inputs, option, outputs = None))]
     fn eager<'py>(
         &self,
@@ -156,13 +161,13 @@ impl Operation {
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(torch) = Torch::imported(inputs.py())? else { return Ok(None) };
         let given = Given::new(&self.described, inputs, outputs)?;
-        match way(torch, &given, Watch::Others)? {
-            Way::Kernel(first) => given.compute_plain(torch, first, self.entry().choice(option)?).map(Some),
-            Way::Watched | Way::Recorded(_) => Ok(None),
+        match way(torch, &given, true, true)? {
+            Way::Direct(first) => given.compute_plain(torch, first, self.entry().options(option)?).map(Some),
+            Way::Python | Way::Autograd(_) => Ok(None),
         }
     }
 
-    /// Computes as `eager` does, unless autocast wants to see the call too, if the tensors are not cast already. The activation
+    /// Computes as `eager` does, unless autocast intercepts the call too, if the tensors are not cast already. The activation
     /// has its name here. Where a gradient has to be recorded, it calls the function for that, if there is one; else it computes
     /// nothing, and gives how many of the inputs take part, those behind them being absent.
     #[pyo3(signature = (inputs, option, outputs, is_cast))]
@@ -174,21 +179,20 @@ impl Operation {
         is_cast: bool,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = inputs.py();
-        let (Some(torch), Some(choice)) = (Torch::imported(py)?, self.entry().named_choice(option)?) else {
+        let (Some(torch), Some(options)) = (Torch::imported(py)?, self.entry().named_options(option)?) else {
             return Ok(None);
         };
         let given = Given::new(&self.described, inputs, outputs)?;
-        let watch = if is_cast { Watch::Autograd } else { Watch::AutogradAndAutocast };
-        Ok(match way(torch, &given, watch)? {
-            Way::Watched => None,
-            Way::Recorded(count) => {
-                let function = outputs.is_none().then(|| self.function(py, count, choice)).flatten();
+        Ok(match way(torch, &given, is_cast, false)? {
+            Way::Python => None,
+            Way::Autograd(count) => {
+                let function = outputs.is_none().then(|| self.function(py, count, options)).flatten();
                 Some(match function {
                     Some(function) => function.call1(inputs.get_slice(0, count))?,
                     None => count.into_pyobject(py)?.into_any(),
                 })
             }
-            Way::Kernel(first) => Some(given.compute_plain(torch, first, choice)?),
+            Way::Direct(first) => Some(given.compute_plain(torch, first, options)?),
         })
     }
 
@@ -196,11 +200,11 @@ impl Operation {
     /// kept.
     #[pyo3(signature = (count, option, function))]
     fn keep(&self, count: usize, option: &Bound<'_, PyAny>, function: Option<Py<PyAny>>) -> PyResult<()> {
-        let Some(choice) = self.entry().named_choice(option)? else { return Ok(()) };
+        let Some(options) = self.entry().named_options(option)? else { return Ok(()) };
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        let forgotten = functions.extract_if(.., |(of, with, _)| (*of, *with) == (count, choice));
+        let forgotten = functions.extract_if(.., |(of, with, _)| (*of, *with) == (count, options));
         let forgotten: Vec<_> = forgotten.collect();
-        functions.extend(function.map(|function| (count, choice, function)));
+        functions.extend(function.map(|function| (count, options, function)));
         // Not under the lock: what is freed may run Python.
         drop((functions, forgotten));
         Ok(())

@@ -13,9 +13,9 @@ use crate::given::Object;
 use crate::operation::Operation;
 use crate::part::Part;
 use crate::results::result_like;
-use crate::table::{Choice, Tensors};
+use crate::table::{CallOptions, Tensors};
 use crate::tensor::Tensor;
-use crate::torch::{Torch, Watched, requires_grad};
+use crate::torch::{Dispatch, Torch, requires_grad};
 
 /// An operation, and its calls that are launched together.
 struct Pass {
@@ -25,7 +25,7 @@ struct Pass {
 
 /// A call of parts of some tensors.
 struct Call {
-    choice: Choice,
+    options: CallOptions,
     /// For each input of the operation.
     read: Vec<Option<Part>>,
     /// For each of its outputs.
@@ -82,8 +82,8 @@ impl Pass {
                     written.len()
                 )));
             }
-            let choice = described.entry.choice(&option)?;
-            Ok(Call { choice, read, written, dense: Dense::default() })
+            let options = described.entry.options(&option)?;
+            Ok(Call { options, read, written, dense: Dense::default() })
         };
         let calls: Vec<_> = calls.into_iter().map(call).collect::<PyResult<_>>()?;
         if calls.is_empty() || calls.len() > MOST_TOGETHER {
@@ -94,13 +94,13 @@ impl Pass {
     }
 
     /// Reads the parts of every call that are there, and those that are changed; None if a call lacks one that it has to have, or if only
-    /// PyTorch has words for one. Parts that are written are those of `rooms`, if there are any.
+    /// PyTorch has words for one. Parts that are written are those of `outputs`, if there are any.
     fn read(
         &self,
         torch: &Torch,
         objects: &[Object<'_, '_>],
-        rooms: Option<&[Option<Bound<'_, PyAny>>]>,
-    ) -> PyResult<Option<Vec<(Choice, Tensors)>>> {
+        outputs: Option<&[Option<Bound<'_, PyAny>>]>,
+    ) -> PyResult<Option<Vec<(CallOptions, Tensors)>>> {
         let described = &self.operation.get().described;
         let mut found = Vec::with_capacity(self.calls.len());
         for call in &self.calls {
@@ -116,8 +116,8 @@ impl Pass {
             }
             for (at, written) in call.written.iter().enumerate() {
                 let Some(Written::Part(part)) = written else { continue };
-                let object = match rooms {
-                    Some(rooms) => rooms.get(part.place).and_then(Option::as_ref),
+                let object = match outputs {
+                    Some(outputs) => outputs.get(part.place).and_then(Option::as_ref),
                     None => objects.get(part.place).map(|object| &**object),
                 };
                 let place = &mut tensors[described.inputs + at];
@@ -136,10 +136,10 @@ impl Pass {
             if !arguments.all(|(at, argument)| argument.optional || is_there(at)) {
                 return Ok(None);
             }
-            found.push((call.choice, tensors));
+            found.push((call.options, tensors));
         }
         // Results belong together: they have one batch, and as many positions.
-        let but_channels = |(_, tensors): &(Choice, Tensors)| {
+        let but_channels = |(_, tensors): &(CallOptions, Tensors)| {
             let shape = tensors[0].as_ref().map(Tensor::shape)?;
             Some((shape.first().copied(), shape.get(2).copied()))
         };
@@ -152,7 +152,7 @@ impl Pass {
         &self,
         torch: &Torch,
         objects: &[Object<'_, 'py>],
-        mut calls: Vec<(Choice, Tensors)>,
+        mut calls: Vec<(CallOptions, Tensors)>,
     ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
         let (described, mut results) = (&self.operation.get().described, Vec::new());
         let Some(&first) = objects.first() else { return Ok(None) };
@@ -189,7 +189,7 @@ impl Pass {
         // input meanwhile would race with PyTorch just so.
         unsafe {
             match (calls.as_slice(), described.entry.compute_together) {
-                ([(choice, tensors)], _) => (described.entry.compute)(*choice, tensors, Some(&place))?,
+                ([(options, tensors)], _) => (described.entry.compute)(*options, tensors, Some(&place))?,
                 (calls, Some(together)) => together(calls, &place)?,
                 (_, None) => return Ok(None),
             }
@@ -226,7 +226,7 @@ impl Packed {
         Ok(Packed { forward: Pass::new(forward, calls)?, backward })
     }
 
-    /// Computes, if nobody wants to see the call before it runs. If a gradient has to be recorded, it computes nothing, and gives how many
+    /// Computes, if nothing intercepts the call. If a gradient has to be recorded, it computes nothing, and gives how many
     /// of the inputs take part, those behind them being absent. None for others, and for arguments that only Python has words for.
     fn record<'py>(
         &self,
@@ -239,12 +239,12 @@ impl Packed {
         if !objects.iter().all(|object| object.is_none() || torch.is_plain(object)) {
             return Ok(None);
         }
-        let watched = torch.watched(py, is_cast, false)?;
-        if watched == Watched::Yes {
+        let dispatch = torch.dispatch(py, is_cast, false)?;
+        if dispatch == Dispatch::Python {
             return Ok(None);
         }
         let Some(calls) = self.forward.read(torch, &objects, None)? else { return Ok(None) };
-        if watched == Watched::Grad {
+        if dispatch == Dispatch::Autograd {
             let mut there = objects.iter().filter(|object| !object.is_none());
             if there.try_fold(false, |found, object| Ok::<_, PyErr>(found || requires_grad(object)?))? {
                 let last = objects.iter().rposition(|object| !object.is_none());
@@ -273,7 +273,7 @@ impl Packed {
         single(results.ok_or_else(|| PyRuntimeError::new_err("tensors changed during the call"))?, py)
     }
 
-    /// The gradient of each input, from those of the results. None if somebody may want to see how it is made, or if a result has none.
+    /// The gradient of each input, from those of the results. None if it may have to go through the dispatcher, or if a result has none.
     fn backward<'py>(
         &self,
         ctx: &Bound<'py, PyAny>,
@@ -282,7 +282,7 @@ impl Packed {
         let py = ctx.py();
         let (torch, Some(pass)) = (Torch::of_tensors(py)?, &self.backward) else { return Ok(None) };
         // Gradients of somebody else's class may have no memory.
-        if torch.watched(py, true, false)? != Watched::No
+        if torch.dispatch(py, true, false)? != Dispatch::Direct
             || !given.iter_borrowed().all(|dy| torch.is_plain(&dy))
         {
             return Ok(None);
@@ -292,13 +292,13 @@ impl Packed {
         let written = || pass.calls.iter().flat_map(|call| call.written.iter().flatten());
         let is_wanted =
             |at: usize| written().any(|written| matches!(written, Written::Part(part) if part.place == at));
-        let room = |(at, tensor): (usize, Bound<'py, PyAny>)| {
+        let output = |(at, tensor): (usize, Bound<'py, PyAny>)| {
             (is_wanted(at) && !tensor.is_none()).then(|| result_like(tensor)).transpose()
         };
-        let rooms = saved.iter().enumerate().map(room).collect::<PyResult<Vec<_>>>()?;
-        let Some(calls) = pass.read(torch, &objects, Some(&rooms))? else { return Ok(None) };
+        let outputs = saved.iter().enumerate().map(output).collect::<PyResult<Vec<_>>>()?;
+        let Some(calls) = pass.read(torch, &objects, Some(&outputs))? else { return Ok(None) };
         let computed = pass.compute(torch, &objects, calls)?;
-        computed.map(|_| PyTuple::new(py, rooms)).transpose()
+        computed.map(|_| PyTuple::new(py, outputs)).transpose()
     }
 }
 

@@ -7,8 +7,8 @@ use pyo3::types::PyTuple;
 
 use crate::given::{Given, Object};
 use crate::operation::Operation;
-use crate::table::Choice;
-use crate::torch::{Torch, Watched};
+use crate::table::CallOptions;
+use crate::torch::{Dispatch, Torch};
 
 /// The places of tensors among others; one behind these stands for None.
 type Places = Vec<usize>;
@@ -19,7 +19,7 @@ type Places = Vec<usize>;
 pub struct Recorded {
     forward: Py<Operation>,
     backward: Py<Operation>,
-    choice: Choice,
+    options: CallOptions,
     /// What is kept, among the inputs.
     saved: Places,
     /// What the backward operation reads, among what was kept and the gradients of results behind that.
@@ -40,8 +40,8 @@ impl Recorded {
         added: Vec<(usize, usize)>,
     ) -> PyResult<Self> {
         let ((forward, backward), (saved, read, found)) = (operations, places);
-        let choice = forward.get().entry().choice(option)?;
-        Ok(Recorded { forward, backward, choice, saved, read, found, added })
+        let options = forward.get().entry().options(option)?;
+        Ok(Recorded { forward, backward, options, saved, read, found, added })
     }
 
     /// Computes y, and keeps what the backward pass reads.
@@ -60,13 +60,13 @@ impl Recorded {
             ctx.setattr(intern!(py, "added"), self.added.iter().filter(is_there).collect::<Vec<_>>())?;
         }
         let given = Given::new(&self.forward.get().described, inputs, None)?;
-        match given.compute_if_plain(Torch::of_tensors(py)?, self.choice)? {
+        match given.compute_if_plain(Torch::of_tensors(py)?, self.options)? {
             Some(y) => Ok(y),
-            None => given.compute(self.choice),
+            None => given.compute(self.options),
         }
     }
 
-    /// The gradient of each input, from those of the results. None if somebody may want to see how it is made, or if y has none.
+    /// The gradient of each input, from those of the results. None if it may have to go through the dispatcher, or if y has none.
     fn backward<'py>(
         &self,
         ctx: &Bound<'py, PyAny>,
@@ -76,14 +76,14 @@ impl Recorded {
         let torch = Torch::of_tensors(py)?;
         // Gradients of somebody else's class may have no memory.
         let is_plain = |dy: Object<'_, '_>| dy.is_none() || torch.is_plain(&dy);
-        if torch.watched(py, true, false)? != Watched::No || !given.iter_borrowed().all(is_plain) {
+        if torch.dispatch(py, true, false)? != Dispatch::Direct || !given.iter_borrowed().all(is_plain) {
             return Ok(None);
         }
         let saved = ctx.getattr(intern!(py, "saved_tensors"))?.cast_into::<PyTuple>()?;
         let inputs = picked(&self.read, saved.iter_borrowed().chain(given.iter_borrowed()), py)?;
         // A y without a gradient has no dy.
         let results = Given::new(&self.backward.get().described, &inputs, None)?
-            .compute_if_plain(torch, self.choice)?;
+            .compute_if_plain(torch, self.options)?;
         let Some(results) = results else { return Ok(None) };
         let mut found = picked(&self.found, results.cast::<PyTuple>()?.iter_borrowed(), py)?;
         if !self.added.is_empty() {

@@ -1,6 +1,6 @@
 //! Room for results, from the library that the tensors of a call are of.
 
-use causeway::operation::{DTypes, size_source};
+use causeway::operation::size_source;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -185,7 +185,7 @@ pub fn empty_cache() {
 #[pyfunction]
 pub fn result_like<'py>(tensor: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let torch = Torch::of_tensors(tensor.py())?;
-    let named = Named { name: "tensor", dtypes: DTypes::Own };
+    let named = Named::own("tensor");
     let read = Tensor::read(&named, &tensor, None)?;
     let dense = dense_like(torch, tensor.py(), &read, &Dense::default())?;
     let made = dense.map_or_else(|| torch.empty_like(&tensor), Ok)?;
@@ -196,7 +196,7 @@ pub fn result_like<'py>(tensor: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>
 /// A tensor whose memory was just allocated, and may now come in large pages. Results that operations make need no such word.
 #[pyfunction]
 pub fn prefer_large_pages<'py>(tensor: Bound<'py, PyAny>) -> Bound<'py, PyAny> {
-    let named = Named { name: "tensor", dtypes: DTypes::Own };
+    let named = Named::own("tensor");
     // What kernels cannot read is refused where it is used.
     if let Ok(read) = Tensor::read(&named, &tensor, None) {
         read.prefer_large_pages();

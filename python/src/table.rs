@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 
 /// What an operation was told besides its tensors.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Choice {
+pub enum CallOptions {
     /// The activation, whether products with gates are rounded, and the norm of heads.
     Convolution(Activation, bool, Option<HeadNorm>),
     Algorithm(Algorithm),
@@ -23,7 +23,7 @@ pub enum Choice {
 
 /// Which options an operation has.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Chooses {
+pub enum OptionKind {
     Convolution,
     Algorithm,
     Nothing,
@@ -37,19 +37,19 @@ pub type Tensors = [Option<Tensor>; MOST];
 /// # Safety
 /// Unless the call is only checked, the tensors have their memory during the call, and nobody else writes to an input or uses an
 /// output. Indices on the host, of which checks read all but seq_idx, have theirs in any case.
-type Compute = unsafe fn(Choice, &Tensors, Option<&Place<'_, '_>>) -> PyResult<()>;
+type Compute = unsafe fn(CallOptions, &Tensors, Option<&Place<'_, '_>>) -> PyResult<()>;
 
 /// What computes several calls together.
 ///
 /// # Safety
 /// As for [`Compute`].
-type ComputeTogether = unsafe fn(&[(Choice, Tensors)], &Place<'_, '_>) -> PyResult<()>;
+type ComputeTogether = unsafe fn(&[(CallOptions, Tensors)], &Place<'_, '_>) -> PyResult<()>;
 
 /// An operation.
 pub struct Entry {
     pub name: &'static str,
     pub arguments: &'static [Argument],
-    pub chooses: Chooses,
+    pub option_kind: OptionKind,
     /// Names of arguments that Python has others for.
     pub renamed: Renamed,
     /// What errors call arguments whose name is another one there.
@@ -63,48 +63,48 @@ const MATRICES: Renamed =
     &[("A", "a"), ("B", "b"), ("C", "c"), ("grad_C", "grad_c"), ("grad_A", "grad_a"), ("grad_B", "grad_b")];
 
 macro_rules! entries {
-    ($($name:ident: $operation:ty, $choice:ident, $renamed:expr, $said:expr;)*) => {
+    ($($name:ident: $operation:ty, $kind:ident, $renamed:expr, $said:expr;)*) => {
         /// Every operation.
         pub static ENTRIES: &[Entry] = &[$(Entry {
             name: stringify!($name),
             arguments: <$operation>::ARGUMENTS,
-            chooses: Chooses::$choice,
+            option_kind: OptionKind::$kind,
             renamed: $renamed,
             said: $said,
-            compute: |choice, tensors, place| {
-                let mut call = entries!(@call $operation, $choice, choice, tensors);
+            compute: |options, tensors, place| {
+                let mut call = entries!(@call $operation, $kind, options, tensors);
                 run(&mut call, place, $said)
             },
-            compute_together: entries!(@together $operation, $choice, $said),
+            compute_together: entries!(@together $operation, $kind, $said),
         },)*];
     };
     (@together $operation:ty, Convolution, $said:expr) => {
         Some(|calls, place| {
-            let calls = calls.iter().map(|(choice, tensors)| entries!(@call $operation, Convolution, *choice, tensors));
+            let calls = calls.iter().map(|(options, tensors)| entries!(@call $operation, Convolution, *options, tensors));
             run(&mut Together(calls.collect()), Some(place), $said)
         })
     };
     (@together $operation:ty, $kind:ident, $said:expr) => { None };
-    (@call $operation:ty, $kind:ident, $choice:expr, $tensors:expr) => {{
+    (@call $operation:ty, $kind:ident, $options:expr, $tensors:expr) => {{
         let mut views = $tensors.iter();
         let next = std::cell::RefCell::new(|| views.next().and_then(Option::as_ref));
         // SAFETY: the promise of whoever computes.
         let read = |_| next.borrow_mut()().map(|tensor| unsafe { tensor.view() });
         // SAFETY: as above.
         let write = |_| next.borrow_mut()().map(|tensor| unsafe { tensor.view_mut() });
-        entries!(@from_named $operation, $kind, $choice, read, write)
+        entries!(@from_named $operation, $kind, $options, read, write)
     }};
-    (@from_named $operation:ty, Nothing, $choice:expr, $read:expr, $write:expr) => {{
-        let Choice::None = $choice else { unreachable!("read as the operation's") };
+    (@from_named $operation:ty, Nothing, $options:expr, $read:expr, $write:expr) => {{
+        let CallOptions::None = $options else { unreachable!("read as the operation's") };
         <$operation>::from_named($read, $write)
     }};
-    (@from_named $operation:ty, Convolution, $choice:expr, $read:expr, $write:expr) => {{
-        let Choice::Convolution(activation, rounds, norm) = $choice else { unreachable!("read as the operation's") };
+    (@from_named $operation:ty, Convolution, $options:expr, $read:expr, $write:expr) => {{
+        let CallOptions::Convolution(activation, rounds, norm) = $options else { unreachable!("read as the operation's") };
         <$operation>::from_named(activation, rounds, norm, $read, $write)
     }};
-    (@from_named $operation:ty, $kind:ident, $choice:expr, $read:expr, $write:expr) => {{
-        let Choice::$kind(choice) = $choice else { unreachable!("read as the operation's") };
-        <$operation>::from_named(choice, $read, $write)
+    (@from_named $operation:ty, $kind:ident, $options:expr, $read:expr, $write:expr) => {{
+        let CallOptions::$kind(option) = $options else { unreachable!("read as the operation's") };
+        <$operation>::from_named(option, $read, $write)
     }};
 }
 entries! {
@@ -130,13 +130,13 @@ impl Entry {
     }
 
     /// The option by the name that it has for people; None for a name that Python has the error for.
-    pub fn named_choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Option<Choice>> {
-        if self.chooses != Chooses::Convolution {
-            return self.choice(option).map(Some);
+    pub fn named_options(&self, option: &Bound<'_, PyAny>) -> PyResult<Option<CallOptions>> {
+        if self.option_kind != OptionKind::Convolution {
+            return self.options(option).map(Some);
         }
-        let (activation, rounds, norm) = self.options(option)?;
+        let (activation, rounds, norm) = self.convolution_options(option)?;
         if activation.is_none() {
-            return Ok(Some(Choice::Convolution(Activation::None, rounds, norm)));
+            return Ok(Some(CallOptions::Convolution(Activation::None, rounds, norm)));
         }
         let py = option.py();
         // A name that a program spells out is one object with every other of its letters. Arrays compare to strings in ways of their own.
@@ -146,39 +146,39 @@ impl Entry {
             )
         };
         let silu = is(intern!(py, "silu"))? || is(intern!(py, "swish"))?;
-        Ok(silu.then_some(Choice::Convolution(Activation::Silu, rounds, norm)))
+        Ok(silu.then_some(CallOptions::Convolution(Activation::Silu, rounds, norm)))
     }
 
     /// An option of calls that are not computed.
-    pub fn any_choice(&self) -> Choice {
-        match self.chooses {
-            Chooses::Convolution => Choice::Convolution(Activation::None, false, None),
-            Chooses::Algorithm => Choice::Algorithm(Algorithm::Exact),
-            Chooses::Nothing => Choice::None,
+    pub fn any_options(&self) -> CallOptions {
+        match self.option_kind {
+            OptionKind::Convolution => CallOptions::Convolution(Activation::None, false, None),
+            OptionKind::Algorithm => CallOptions::Algorithm(Algorithm::Exact),
+            OptionKind::Nothing => CallOptions::None,
         }
     }
 
     /// The option as kernels take it: whether there is SiLU, or the name of an algorithm.
-    pub fn choice(&self, option: &Bound<'_, PyAny>) -> PyResult<Choice> {
-        Ok(match self.chooses {
-            Chooses::Convolution => {
-                let (silu, rounds, norm) = self.options(option)?;
+    pub fn options(&self, option: &Bound<'_, PyAny>) -> PyResult<CallOptions> {
+        Ok(match self.option_kind {
+            OptionKind::Convolution => {
+                let (silu, rounds, norm) = self.convolution_options(option)?;
                 let silu = silu.extract().map_err(|_| wrong_option("silu", &silu, "True or False"))?;
                 let activation = if silu { Activation::Silu } else { Activation::None };
-                Choice::Convolution(activation, rounds, norm)
+                CallOptions::Convolution(activation, rounds, norm)
             }
-            Chooses::Algorithm => {
+            OptionKind::Algorithm => {
                 let wrong = |_| wrong_option("algorithm", option, "fast or exact");
                 let name: &str = option.extract().map_err(wrong)?;
-                Choice::Algorithm(name.parse().map_err(|error| exception(error, self.said))?)
+                CallOptions::Algorithm(name.parse().map_err(|error| exception(error, self.said))?)
             }
-            Chooses::Nothing => Choice::None,
+            OptionKind::Nothing => CallOptions::None,
         })
     }
 
     /// The options of a convolution: an activation alone, or a tuple that has behind it whether products are rounded, and behind
     /// that head_dim, eps and scale of a norm.
-    fn options<'py>(
+    fn convolution_options<'py>(
         &self,
         option: &Bound<'py, PyAny>,
     ) -> PyResult<(Bound<'py, PyAny>, bool, Option<HeadNorm>)> {
@@ -196,7 +196,7 @@ impl Entry {
     /// Work of a call: elements of a convolution, or at least the multiplications of a product.
     pub fn size(&self, inputs: &Tensors) -> i64 {
         let count = |tensor: &Option<Tensor>| tensor.as_ref().map_or(1, Tensor::element_count);
-        let factors = if self.chooses == Chooses::Algorithm { 2 } else { 1 };
+        let factors = if self.option_kind == OptionKind::Algorithm { 2 } else { 1 };
         inputs.iter().take(factors).map(count).fold(1, i64::saturating_mul)
     }
 }

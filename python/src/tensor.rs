@@ -18,7 +18,7 @@ use pyo3::types::{PyInt, PyTuple, PyType};
 use crate::dlpack::Description;
 use crate::error::{exception, python_name};
 use crate::overlap::{self, Layout};
-use crate::torch::Torch;
+use crate::torch::{Torch, imported};
 
 /// An argument, for errors.
 pub struct Named {
@@ -29,6 +29,11 @@ pub struct Named {
 }
 
 impl Named {
+    /// An argument of any dtype that there are kernels for.
+    pub const fn own(name: &'static str) -> Self {
+        Named { name, dtypes: DTypes::Own }
+    }
+
     /// The error for something else than a tensor, of a call whose first tensor was read before, if it is not this one.
     pub fn is_no_tensor(&self, kind: impl Display, first: Option<&First<'_>>) -> PyErr {
         let expected = match first {
@@ -476,8 +481,7 @@ fn meta(dtype: DType, shape: Dims, strides: Dims, location: Location) -> PyResul
 
 /// True for an array with a mask, which kernels know nothing about. There is none before its module is there.
 fn is_masked(object: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let modules = object.py().import("sys")?.getattr("modules")?;
-    let Ok(module) = modules.get_item("numpy.ma") else { return Ok(false) };
+    let Some(module) = imported(object.py(), "numpy.ma")? else { return Ok(false) };
     object.is_instance(&module.getattr("MaskedArray")?)
 }
 
@@ -486,8 +490,7 @@ fn ndarray(py: Python<'_>) -> PyResult<Option<&Bound<'_, PyType>>> {
     if let Some(ndarray) = NDARRAY.get(py) {
         return Ok(Some(ndarray.bind(py)));
     }
-    let modules = py.import("sys")?.getattr("modules")?;
-    let Ok(module) = modules.get_item("numpy") else { return Ok(None) };
+    let Some(module) = imported(py, "numpy")? else { return Ok(None) };
     let Ok(ndarray) = module.getattr("ndarray") else { return Ok(None) };
     let ndarray = NDARRAY.get_or_try_init(py, || Ok::<_, PyErr>(ndarray.cast_into::<PyType>()?.unbind()))?;
     Ok(Some(ndarray.bind(py)))

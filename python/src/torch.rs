@@ -29,7 +29,7 @@ pub struct Torch {
     /// The function that counts who holds a storage; None where this PyTorch lacks it.
     use_count: Option<Py<PyAny>>,
     increment_version: IncrementVersion,
-    watchers: Watchers,
+    thread: ThreadState,
     /// Keyword arguments for `Tensor.new_empty`.
     bytes: Py<PyDict>,
 }
@@ -64,8 +64,8 @@ enum IncrementVersion {
     OfOne(Py<PyAny>),
 }
 
-/// Functions that tell whether somebody wants to see operations before they run.
-struct Watchers {
+/// Functions that tell what intercepts the operations of this thread.
+struct ThreadState {
     /// Those that need no Python.
     native: Option<LibTorch>,
     /// Number of dispatch modes.
@@ -82,11 +82,11 @@ struct Watchers {
     no_level: Py<PyInt>,
 }
 
-impl Watchers {
-    /// True if anybody but autograd wants to see operations.
-    fn is_any(&self, py: Python<'_>, with_autocast: bool) -> PyResult<bool> {
+impl ThreadState {
+    /// True if anything but autograd intercepts operations.
+    fn intercepts(&self, py: Python<'_>, with_autocast: bool) -> PyResult<bool> {
         let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
-        let is_any = match &self.native {
+        let intercepts = match &self.native {
             Some(native) => {
                 native.has_dispatch_mode()
                     || native.is_transformed()
@@ -100,7 +100,7 @@ impl Watchers {
                     || (with_autocast && is(&self.is_autocast)?)
             }
         };
-        Ok(is_any || self.is_forward_mode(py)?)
+        Ok(intercepts || self.is_forward_mode(py)?)
     }
 
     fn is_grad_enabled(&self, py: Python<'_>) -> PyResult<bool> {
@@ -112,11 +112,11 @@ impl Watchers {
 
     /// The same, with answers that need no Python if they are right.
     fn with_native(mut self, py: Python<'_>) -> PyResult<Self> {
-        let ask = |watchers: &Self| {
+        let ask = |thread: &Self| {
             Ok::<_, PyErr>([
-                watchers.is_any(py, false)?,
-                watchers.is_any(py, true)?,
-                watchers.is_grad_enabled(py)?,
+                thread.intercepts(py, false)?,
+                thread.intercepts(py, true)?,
+                thread.is_grad_enabled(py)?,
             ])
         };
         let expected = ask(&self)?;
@@ -137,15 +137,20 @@ impl Watchers {
     }
 }
 
-/// Who has to see an operation before it runs.
+/// What an operation has to go through before its kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Watched {
-    /// Nobody.
-    No,
+pub enum Dispatch {
+    /// Nothing.
+    Direct,
     /// Autograd, if a tensor requires a gradient.
-    Grad,
-    /// Autocast, which wants tensors of another dtype, or somebody to whom an operation is more than its kernel.
-    Yes,
+    Autograd,
+    /// The package's Python code: for autocast, or for PyTorch's dispatcher, since something intercepts operations.
+    Python,
+}
+
+/// A module, if this process has imported it.
+pub fn imported<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+    Ok(py.import("sys")?.getattr("modules")?.get_item(name).ok())
 }
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
@@ -156,8 +161,7 @@ impl Torch {
         if let Some(torch) = TORCH.get(py) {
             return Ok(Some(torch));
         }
-        let modules = py.import("sys")?.getattr("modules")?;
-        let Ok(module) = modules.get_item("torch") else { return Ok(None) };
+        let Some(module) = imported(py, "torch")? else { return Ok(None) };
         // While it is being imported, it may not have a Tensor yet; what it gets last is the compiler's entry.
         for name in ["Tensor", "nn", "get_num_threads", "autograd", "compiler"] {
             if !module.hasattr(name)? {
@@ -212,7 +216,7 @@ impl Torch {
             allocators: Allocators::of(module),
             use_count: of_inner("_storage_Use_Count").ok(),
             increment_version,
-            watchers: Watchers {
+            thread: ThreadState {
                 native: None,
                 dispatch_modes: of_inner("_len_torch_dispatch_stack")?,
                 transform: inner.getattr("_functorch")?.getattr("peek_interpreter_stack")?.unbind(),
@@ -256,14 +260,14 @@ impl Torch {
         self.dtypes.iter().find(|(known, _)| known.is(object)).map(|(_, dtype)| *dtype)
     }
 
-    /// Who has to see the operations of this thread. Autocast does not count where it `is_cast` already, nor autograd where
+    /// How the operations of this thread are dispatched. Autocast does not count where it `is_cast` already, nor autograd where
     /// `is_recorded` by a caller.
-    pub fn watched(&self, py: Python<'_>, is_cast: bool, is_recorded: bool) -> PyResult<Watched> {
-        let watchers = &self.watchers;
-        if watchers.is_any(py, !is_cast)? {
-            return Ok(Watched::Yes);
+    pub fn dispatch(&self, py: Python<'_>, is_cast: bool, is_recorded: bool) -> PyResult<Dispatch> {
+        let thread = &self.thread;
+        if thread.intercepts(py, !is_cast)? {
+            return Ok(Dispatch::Python);
         }
-        Ok(if !is_recorded && watchers.is_grad_enabled(py)? { Watched::Grad } else { Watched::No })
+        Ok(if !is_recorded && thread.is_grad_enabled(py)? { Dispatch::Autograd } else { Dispatch::Direct })
     }
 
     /// Whose GPUs this build of PyTorch is for.

@@ -93,7 +93,7 @@ pub fn verify(
     py: Python<'_>,
     suites: Vec<String>,
     case: Option<String>,
-    repeats: u32,
+    repeats: NonZero<u32>,
     random: Option<usize>,
     seed: u64,
     seconds: Option<f64>,
@@ -109,11 +109,7 @@ pub fn verify(
             let limit = limit.map_err(|error| PyValueError::new_err(format!("seconds: {error}")))?;
             Request::Random { count, seed, limit, operations, elements }
         }
-        None => {
-            let repeats = NonZero::new(repeats)
-                .ok_or_else(|| PyValueError::new_err("repeat is 0: expected 1 or more"))?;
-            Request::Suites { names: suites, filter: case, repeats }
-        }
+        None => Request::Suites { names: suites, filter: case, repeats },
     };
     let now = Now::default();
     let report = py.detach(|| {
@@ -179,12 +175,10 @@ impl Request {
                 if !operations.is_empty() {
                     space.operations = known(operations)?;
                 }
-                space.elements = elements.unwrap_or(space.elements).clamp(1, 1 << 31);
+                space.elements = elements.unwrap_or(space.elements);
                 let calls = Calls { space, seed, count, limit, most_failures: MOST_FAILURES };
                 let outcome = random(&calls, &device, now)?;
-                for plan in &outcome.plans {
-                    device.check(plan)?.into_iter().for_each(|seen| report.kernels.add(seen));
-                }
+                report.kernels = outcome.kernels(&device)?;
                 outcome.into()
             }
         };
@@ -218,27 +212,15 @@ fn suites(
     now: &Now,
     report: &mut Report,
 ) -> Result<Verification, Failure> {
-    let mut cases = Vec::new();
-    for name in &names {
-        let suite = Suite::open(name).map_err(Failure::Suite)?;
-        cases.extend(suite.cases.into_iter().map(|case| (suite.name.clone(), case)));
-    }
-    cases.retain(|(_, case)| filter.as_ref().is_none_or(|text| case.name.contains(text)));
+    let cases = Suite::cases_of(&names, filter.as_deref()).map_err(Failure::Suite)?;
     let mut content = Verification {
         suites: names,
         case_filter: filter,
         repeats: repeats.get(),
         ..Verification::default()
     };
-    content.asked = cases.len();
-    let mut asked: Vec<(String, Case)> = Vec::new();
-    for (suite, case) in cases {
-        match case.not_asked_of(device)? {
-            Some(reason) => content.skipped.entry(reason).or_default().push(case.name),
-            None => asked.push((suite, case)),
-        }
-    }
-    if asked.is_empty() {
+    let (suite_names, cases): (Vec<String>, Vec<Case>) = content.ask(cases, device)?.into_iter().unzip();
+    if cases.is_empty() {
         let (suites, reason) = (content.suites.join(", "), content.skipped.keys().next());
         let reason = reason.map_or_else(
             || format!("no case of {suites} has {:?} in its name", content.case_filter.unwrap_or_default()),
@@ -246,12 +228,11 @@ fn suites(
         );
         return Err(Failure::Input(reason));
     }
-    now.asked.store(asked.len(), Ordering::Relaxed);
-    let cases: Vec<Case> = asked.iter().map(|(_, case)| case.clone()).collect();
+    now.asked.store(cases.len(), Ordering::Relaxed);
     prepare(&cases, device)?;
-    for (suite, case) in asked {
+    for (suite, case) in suite_names.into_iter().zip(&cases) {
         let mut found =
-            run_case_noting(&case, device, repeats, Some(&mut report.kernels), &mut content.coverage);
+            run_case_noting(case, device, repeats, Some(&mut report.kernels), &mut content.coverage);
         found.suite = suite;
         content.cases.push(found);
         if now.note(content.cases.len(), content.failed()).is_break() {

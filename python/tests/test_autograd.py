@@ -34,7 +34,7 @@ def test_gradcheck(activation, kind):
 
 
 @pytest.mark.parametrize("without", [(), ("bias",), ("residual",), ("bias", "initial_states", "residual")])
-def test_gradients_have_the_same_bits_when_somebody_watches(without):
+def test_gradients_have_the_same_bits_through_the_dispatcher(without):
     """Those of the two passes that are native, and of the operators, which a dispatch mode sees."""
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -156,7 +156,7 @@ def of(*shape, dtype=torch.float16):
     ],
 )
 @pytest.mark.parametrize("way", ["plain", "recorded", "mapped", "autocast"])
-def test_wrong_matrices_have_the_same_words_whoever_watches(function, matrices, kind, words, way):
+def test_wrong_matrices_have_the_same_words_in_every_way(function, matrices, kind, words, way):
     call = getattr(causeway, function)
     grad_c, *others = matrices
     with pytest.raises(kind, match=words):

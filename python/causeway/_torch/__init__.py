@@ -1,24 +1,22 @@
 """The operations on PyTorch tensors.
 
 Two ways lead to the same kernels. Eager calls of plain tensors go to them straight, with a `torch.autograd.Function`
-around them when a gradient is needed: that costs a few microseconds. Everything that wants to see an operation before it
-runs (torch.compile, fake tensors, torch.func, dispatch modes, tensor subclasses) gets the operators of `operators.py`.
+around them when a gradient is needed: that costs a few microseconds. Where something intercepts operations (torch.compile,
+fake tensors, torch.func, dispatch modes, tensor subclasses), a call goes through PyTorch's dispatcher, to the operators of
+`operators.py`.
 """
 
 import sys
 
-from torch import Tensor
-
 from causeway import kernels
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
-from causeway._torch.eager import is_compiling, is_watched
+from causeway._torch.eager import is_compiling, needs_dispatcher
 from causeway._torch.gated import causal_conv1d_gated_packed
 from causeway._torch.gemm import gemm, gemm_grad_a, gemm_grad_ab, gemm_grad_b
 from causeway._torch.operators import write
 from causeway._torch.qkv import causal_conv1d_qkv, causal_conv1d_qkv_update
 
 __all__ = [
-    "Tensor",
     "causal_conv1d_fn",
     "causal_conv1d_gated_packed",
     "causal_conv1d_qkv",
@@ -30,7 +28,7 @@ __all__ = [
     "gemm_grad_ab",
     "gemm_grad_b",
     "is_compiling",
-    "is_watched",
+    "needs_dispatcher",
     "write",
 ]
 

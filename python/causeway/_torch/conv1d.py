@@ -12,6 +12,7 @@ from causeway._torch.eager import (
     autocast_dtype,
     cast,
     dispatch_modes,
+    dtype_name,
     expect_tensor,
     expect_tensors,
     is_batched_gradient,
@@ -34,14 +35,14 @@ _forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_b
 _record_forward, _record_update = _native.causal_conv1d_forward.record, _native.causal_conv1d_update.record
 
 
-def is_watched_gradient(given):
-    """True for a backward pass that goes through the operator: its gradients are refused in words, a compiler or a mode sees it,
+def backward_needs_dispatcher(given):
+    """True for a backward pass that goes through the operator: its gradients are refused in words, a compiler or a mode intercepts it,
     batched gradients are taken apart, those of other classes than PyTorch's have no memory that could be read, and negated ones, of
     imaginary parts, get memory with their values."""
     if is_compiling():
         return True
     # From PyTorch 2.10 on it tells nearly always; what follows takes twice as long.
-    if _native.is_unwatched(given):
+    if _native.bypasses_dispatcher(given):
         return False
     if _is_grad_enabled() or dispatch_modes() or not PLAIN.issuperset(map(type, given)):
         return True
@@ -75,10 +76,10 @@ def _recorded(count, named_option, returns_states, has_states):
 
         @staticmethod
         def backward(ctx, *given):
-            # Compilers see the operator, as everybody does who wants to see a gradient.
+            # What intercepts a gradient gets the operator, and so do compilers.
             if not is_dynamo_compiling() and (found := kernels.backward(ctx, given)) is not None:
                 return found
-            results = operators.backward_results if is_watched_gradient(given) else _backward
+            results = operators.backward_results if backward_needs_dispatcher(given) else _backward
             return gradients.of(ctx, given, results, option)
 
     # `Function.apply` less its checks for torch.func, which a direct call is not under.
@@ -125,7 +126,7 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
         return y, final_states.to(torch.float32) if final_states.requires_grad else final_states_out
 
     if is_compiling():
-        refuse_forward_mode("causal_conv1d_fn", "causeway.causal_conv1d_ref")
+        refuse_forward_mode("the causal convolution", "causeway.causal_conv1d_ref")
     option = kernel_option(option)
     expect_tensors(_FORWARD, *inputs)
     if final_states_out is not None:
@@ -142,7 +143,7 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
         y, final_states = operators.forward(inputs, option, wanted)
     if final_states_out is not None:
         if final_states_out.dtype != final_states.dtype:
-            found, expected = (str(tensor.dtype).removeprefix("torch.") for tensor in (final_states_out, final_states))
+            found, expected = dtype_name(final_states_out.dtype), dtype_name(final_states.dtype)
             raise TypeError(f"final_states_out has dtype {found}: expected {expected}, the dtype of x")
         _write_final_states(final_states_out, final_states)
     return (y, final_states) if return_final_states else y

@@ -25,7 +25,7 @@ PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
 def is_direct(*tensors):
-    """True if only autograd, at most, wants to know about an operation on these tensors, the first of which is x."""
+    """True if nothing but autograd, at most, intercepts an operation on these tensors, the first of which is x."""
     x = tensors[0]
     return (
         PLAIN.issuperset(map(type, tensors))
@@ -75,6 +75,11 @@ def cast(tensor, dtype):
     return tensor.to(dtype)
 
 
+def dtype_name(dtype):
+    """A dtype without the name of PyTorch's module, as errors have it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def resolved(gradient):
     """A gradient whose values lie in memory. PyTorch negates that of an imaginary part of a conjugate only where it is read. A compiler
     cannot follow the question, and its operators are given such values."""
@@ -83,8 +88,8 @@ def resolved(gradient):
     return gradient.resolve_neg()
 
 
-def is_watched(*tensors):
-    """True for tensors of PyTorch's, the first of which is x, in a call that somebody wants to see."""
+def needs_dispatcher(*tensors):
+    """True for tensors of PyTorch's, the first of which is x, in a call that has to go through the dispatcher."""
     return is_compiling() or (isinstance(tensors[0], torch.Tensor) and not is_direct(*tensors))
 
 

@@ -8,7 +8,7 @@ from causeway import _native
 from causeway._activation import kernel_option
 from causeway._gated import inputs_of_packed, is_order, parts, require_parts
 from causeway._torch import operators
-from causeway._torch.conv1d import causal_conv1d_fn, is_watched_gradient
+from causeway._torch.conv1d import backward_needs_dispatcher, causal_conv1d_fn
 from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_distributed, is_dynamo_compiling, naming
 from causeway._torch.packed import PackedCalls, cached
 from causeway._torch.twice import made_by
@@ -42,7 +42,7 @@ def _gradients(order, option, saved, dy, dfinal_states):
         dB, dx, dC = parts(dpacked, order)
         gradients = [None if t is None else torch.empty_like(t) for t in (weight, bias, initial_states)]
         operators.write("causal_conv1d_backward", inputs, option, (dx, *gradients, dB, dC))
-    elif is_watched_gradient((dy, dfinal_states)):
+    elif backward_needs_dispatcher((dy, dfinal_states)):
         with made_by(_NAME):
             dx, *gradients, dB, dC = operators.backward_results(inputs, option)
         found = {"B": dB, "x": dx, "C": dC}
@@ -93,7 +93,7 @@ _IS_FOLLOWED = torch.torch_version.TorchVersion(torch.__version__) >= (2, 11)
 
 
 def _is_one_function(packed, others):
-    """Whether nobody wants to see the operations in a call."""
+    """Whether nothing intercepts the operations in a call."""
     if is_compiling():
         return _IS_FOLLOWED and not is_distributed(packed, *others)
     return is_direct(packed, *others) and not packed.is_nested

@@ -7,6 +7,7 @@ from causeway._torch import operators, transforms
 from causeway._torch.eager import (
     autocast_dtype,
     cast,
+    dtype_name,
     expect_tensors,
     is_batched_gradient,
     is_compiling,
@@ -18,6 +19,7 @@ from causeway._torch.eager import (
     resolved,
 )
 from causeway._torch.tables import Table
+
 
 class Gemm(torch.autograd.Function):
     """The kernels, for eager calls that need a gradient."""
@@ -53,7 +55,7 @@ class _Eager:
         expect_tensors(self._table, *inputs)
 
     def __call__(self, inputs, algorithm, is_cast=True):
-        """The result, or None if somebody wants to see the call; an int if that is autograd alone."""
+        """The result, or None if the call needs the dispatcher; an int if it needs autograd alone."""
         if is_compiling() or any(isinstance(t, torch.Tensor) and is_batched_gradient(t) for t in inputs):
             return None
         try:
@@ -68,7 +70,7 @@ class _Eager:
 
 
 class _Gradient(_Eager):
-    """Eager calls of a gradient. It is a product of other operands where somebody wants to see the call."""
+    """Eager calls of a gradient. It is a product of other operands where the call needs the dispatcher or autograd."""
 
     def __init__(self, operation):
         super().__init__(operation)
@@ -79,7 +81,7 @@ class _Gradient(_Eager):
         super().expect(*inputs)
         names, dtype, sizes = self._table.inputs, inputs[0].dtype, {}
         if dtype not in (torch.float16, torch.bfloat16):
-            found = _plain(dtype)
+            found = dtype_name(dtype)
             raise TypeError(f"{names[0]} has dtype {found}: expected float16 or bfloat16, the dtypes of a GEMM")
         for name, axes, matrix in zip(names, self._axes, inputs):
             for axis, size in zip(axes, require_axes(name, matrix, f"({axes[0]}, {axes[1]})")):
@@ -87,14 +89,16 @@ class _Gradient(_Eager):
                 if size != expected:
                     raise ValueError(f"{name} has {axis} {size}: expected {expected}, the {axis} of {_said(source)}")
             if matrix.dtype != dtype:
-                found, expected = _plain(matrix.dtype), _plain(dtype)
+                found, expected = dtype_name(matrix.dtype), dtype_name(dtype)
                 raise TypeError(f"{name} has dtype {found}: expected {expected}, the dtype of {_said(names[0])}")
         require_one_device(dict(zip(names, inputs)))
 
-
-def _plain(dtype):
-    """A dtype without the name of PyTorch's module."""
-    return str(dtype).removeprefix("torch.")
+    def __call__(self, inputs, algorithm):
+        """The result, or None where a product has to give it, of matrices that fit."""
+        result = super().__call__(inputs, algorithm)
+        if result is None:
+            self.expect(*inputs)
+        return None if type(result) is int else result
 
 
 def _said(name):
@@ -124,7 +128,7 @@ def _product(a, b, algorithm):
 
 
 def _finished(result, a, b, algorithm):
-    """The result of `_gemm`, or one that whoever watches the call has seen."""
+    """The result of `_gemm`, or one that comes through autograd or the dispatcher."""
     if type(result) is int:
         return Gemm.apply(a, b, algorithm)
     if result is not None:
@@ -141,28 +145,18 @@ def _finished(result, a, b, algorithm):
 def gemm_grad_a(grad_c, b, algorithm):
     """See `causeway.gemm_grad_a`; a product too, where it is differentiated or compiled."""
     result = _grad_a((grad_c, b), algorithm)
-    if result is None:
-        _grad_a.expect(grad_c, b)
-    elif type(result) is not int:
-        return result
-    return _product(grad_c, b.transpose(0, 1), algorithm)
+    return _product(grad_c, b.transpose(0, 1), algorithm) if result is None else result
 
 
 def gemm_grad_b(grad_c, a, algorithm):
     """See `causeway.gemm_grad_b`."""
     result = _grad_b((grad_c, a), algorithm)
-    if result is None:
-        _grad_b.expect(grad_c, a)
-    elif type(result) is not int:
-        return result
-    return _product(a.transpose(0, 1), grad_c, algorithm)
+    return _product(a.transpose(0, 1), grad_c, algorithm) if result is None else result
 
 
 def gemm_grad_ab(grad_c, a, b, algorithm):
     """See `causeway.gemm_grad_ab`."""
     result = _grad_ab((grad_c, a, b), algorithm)
-    if result is None:
-        _grad_ab.expect(grad_c, a, b)
-    elif type(result) is not int:
+    if result is not None:
         return result
     return gemm_grad_a(grad_c, b, algorithm), gemm_grad_b(grad_c, a, algorithm)

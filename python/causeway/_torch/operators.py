@@ -37,7 +37,7 @@ _tables = {name: Table(getattr(_native, name)) for name in _out}
 
 
 def write(name, inputs, option, outputs):
-    """A function of `causeway.kernels` that a compiler or somebody else of PyTorch's wants to see."""
+    """A function of `causeway.kernels` through the dispatcher."""
     expect_tensors(_tables[name], *inputs, *outputs)
     _out[name](inputs, option, outputs)
 

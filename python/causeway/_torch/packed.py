@@ -35,7 +35,7 @@ class PackedCalls:
     the number of one; or that, an axis, an index and the sizes of the parts of that axis, or how many equal ones it has. A result is
     ``"new"``, like x, or ``("heads", head_dim)``.
 
-    `gradients` is called where somebody wants to see the backward pass, with what was given and the gradients of the results.
+    `gradients` is called where the backward pass needs the dispatcher, with what was given and the gradients of the results.
     """
 
     def __init__(self, name, calls, gradients):
@@ -62,7 +62,7 @@ class PackedCalls:
         self._record, self._apply = kernels.record, super(torch.autograd.Function, function).apply
 
     def __call__(self, inputs, is_cast=False):
-        """The results; None for a call that somebody wants to see, or that only other functions have words for."""
+        """The results; None for a call that needs the dispatcher, or that only other functions have words for."""
         try:
             found = self._record(inputs, is_cast)
             # How many inputs take part: PyTorch takes time for each argument.

@@ -6,9 +6,9 @@ import torch
 
 from causeway import _native
 from causeway._activation import kernel_option
-from causeway._qkv import AXES, INPUTS, STEP_AXES, STEP_INPUTS, checked, options_of, parts_of, sizes_of, split, step_sizes_of, steps_of
-from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, is_watched_gradient, refuse_gradient
-from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_dynamo_compiling, naming
+from causeway._qkv import AXES, INPUTS, STEP_AXES, STEP_INPUTS, checked, options_of, projections_of, sizes_of, split, step_sizes_of, steps_of
+from causeway._torch.conv1d import backward_needs_dispatcher, causal_conv1d_fn, causal_conv1d_update, refuse_gradient
+from causeway._torch.eager import autocast_dtype, cast, dtype_name, is_compiling, is_direct, is_dynamo_compiling, naming
 from causeway._torch.operators import backward_results
 from causeway._torch.packed import PackedCalls, PackedSteps, cached
 from causeway._torch.twice import made_by
@@ -65,7 +65,7 @@ def _update(given, sizes, options, others):
     refuse_gradient(conv_state)
     is_cast = autocast_dtype(x) is not None
     if conv_state.dtype != x.dtype and not is_cast:
-        found, expected = (str(tensor.dtype).removeprefix("torch.") for tensor in (conv_state, x))
+        found, expected = dtype_name(conv_state.dtype), dtype_name(x.dtype)
         raise TypeError(f"conv_state has dtype {found}: expected {expected}, as x has")
     steps = steps_of(given, sizes, options)
     tensors = [tensor for step in steps for tensor in (step.x, step.conv_state, step.weight, step.bias)]
@@ -73,13 +73,13 @@ def _update(given, sizes, options, others):
         ys = [causal_conv1d_update(step.inputs(others), step.conv_state, step.option) for step in steps]
     else:
         ys = _native.causal_conv1d_update.run_together([
-            (step.inputs(others), kernel_option(step.option), (step.conv_state, _room(step.x))) for step in steps
+            (step.inputs(others), kernel_option(step.option), (step.conv_state, _empty_channel_last(step.x))) for step in steps
         ])  # fmt: skip
     return tuple(_heads(y, step.head_dim) for y, step in zip(ys, steps))
 
 
-def _room(x):
-    """A place for the result in the order of (batch, seqlen, channels): where x has that order, operations make one."""
+def _empty_channel_last(x):
+    """The output of a call, in the order of (batch, seqlen, channels): where x has that order, operations make one."""
     if x.stride(1) == 1:
         return ...
     return x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).movedim(-1, 1)
@@ -91,22 +91,23 @@ def _heads(y, head_dim):
     return y.view(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
 
 
-def _compute(parts, sizes, indices, returns_states):
+def _compute(projections, sizes, indices, returns_states):
     """q, k and v, and final states, in one tensor where there are sizes."""
-    states, rooms = None, (None,) * 3
+    states, outputs = None, (None,) * 3
     if returns_states and sizes is not None:
         # Kernels write to its parts.
-        x, cu_seqlens = parts[0].x, indices[1]
+        x, cu_seqlens = projections[0].x, indices[1]
         sequences = x.shape[0] if cu_seqlens is None else max(cu_seqlens.shape[0] - 1, 0)
-        states = x.new_empty((sequences, sum(sizes), max(parts[0].weight.shape[-1] - 1, 0)))
-        rooms = split(states, 1, sizes)
+        states = x.new_empty((sequences, sum(sizes), max(projections[0].weight.shape[-1] - 1, 0)))
+        outputs = split(states, 1, sizes)
     elif returns_states:
-        rooms = (...,) * 3
+        outputs = (...,) * 3
     found = _native.causal_conv1d_forward.run_together([
-        (part.inputs(*indices), kernel_option(part.option), (_room(part.x), room)) for part, room in zip(parts, rooms)
+        (projection.inputs(*indices), kernel_option(projection.option), (_empty_channel_last(projection.x), output))
+        for projection, output in zip(projections, outputs)
     ])  # fmt: skip
     ys, found = zip(*found) if returns_states else (found, (None,) * 3)
-    heads = tuple(_heads(y, part.head_dim) for y, part in zip(ys, parts))
+    heads = tuple(_heads(y, projection.head_dim) for y, projection in zip(ys, projections))
     return heads, found if states is None else states
 
 
@@ -119,7 +120,8 @@ class CausalConv1dQKV(torch.autograd.Function):
         ctx.sizes, ctx.options = sizes, options
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        results, states = _compute(parts_of(_given(tensors[:-2], sizes), sizes, options), sizes, tensors[-2:], returns_states)
+        projections = projections_of(_given(tensors[:-2], sizes), sizes, options)
+        results, states = _compute(projections, sizes, tensors[-2:], returns_states)
         if not returns_states:
             return results
         return (*results, states) if sizes is not None else (*results, *states)
@@ -132,20 +134,20 @@ class CausalConv1dQKV(torch.autograd.Function):
 def _gradients(sizes, options, saved, dys, dstates):
     """The gradients of what was saved."""
     *tensors, seq_idx, cu_seqlens = saved
-    watched = is_watched_gradient((*dys, *dstates))
-    parts = parts_of(_given(tensors, sizes), sizes, options)
-    gradients = [None if t is None or watched else torch.empty_like(t) for t in tensors]
-    places = parts_of(_given(gradients, sizes), sizes, options) if not watched else parts
+    dispatched = backward_needs_dispatcher((*dys, *dstates))
+    projections = projections_of(_given(tensors, sizes), sizes, options)
+    gradients = [None if t is None or dispatched else torch.empty_like(t) for t in tensors]
+    places = projections if dispatched else projections_of(_given(gradients, sizes), sizes, options)
     if sizes is not None:
         dstates = split(*dstates, 1, sizes) if dstates else dstates
     calls = []
-    for part, place, dy, dstate in zip(parts, places, dys, dstates or (None,) * 3):
+    for (x, weight, bias, initial_states, option, _), place, dy, dstate in zip(projections, places, dys, dstates or (None,) * 3):
         # Batched gradients have no `flatten`.
-        dy = torch.zeros_like(part.x) if dy is None else dy.reshape(*dy.shape[:2], dy.shape[2] * dy.shape[3]).transpose(1, 2)
-        inputs = part.x, part.weight, part.bias, dy, part.initial_states, seq_idx, cu_seqlens, dstate
+        dy = torch.zeros_like(x) if dy is None else dy.reshape(*dy.shape[:2], dy.shape[2] * dy.shape[3]).transpose(1, 2)
+        inputs = x, weight, bias, dy, initial_states, seq_idx, cu_seqlens, dstate
         outputs = place.x, place.weight, place.bias, place.initial_states, None, None
-        calls.append((inputs, kernel_option(part.option), outputs))
-    if watched:
+        calls.append((inputs, kernel_option(option), outputs))
+    if dispatched:
         with made_by(_NAME):
             found = list(zip(*[backward_results(inputs, option)[:4] for inputs, option, _ in calls]))
         if sizes is None:
@@ -185,17 +187,17 @@ def causal_conv1d_qkv(given, sizes, named, indices, returns_states):
 
 def _qkv(given, sizes, options, indices, returns_states):
     sizes = sizes_of(given, sizes)
-    parts = parts_of(given, sizes, options)
-    if (dtype := autocast_dtype(parts[0].x)) is not None:
+    projections = projections_of(given, sizes, options)
+    if (dtype := autocast_dtype(projections[0].x)) is not None:
         x, weight, bias, initial_states = given
         if sizes is None:
             x, initial_states = (t and tuple(cast(one, dtype) for one in t) for t in (x, initial_states))
         else:
             x, initial_states = cast(x, dtype), cast(initial_states, dtype)
         given = x, weight, bias, initial_states
-        parts = parts_of(given, sizes, options)
-    tensors = [tensor for part in parts for tensor in part.inputs(*indices)]
-    direct = not is_compiling() and is_direct(*tensors) and not parts[0].x.is_nested
+        projections = projections_of(given, sizes, options)
+    tensors = [tensor for projection in projections for tensor in projection.inputs(*indices)]
+    direct = not is_compiling() and is_direct(*tensors) and not projections[0].x.is_nested
     needs_gradient = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
     states = (None,) * 3
     if direct and needs_gradient:
@@ -203,12 +205,15 @@ def _qkv(given, sizes, options, indices, returns_states):
         if returns_states:
             results, states = results[:3], results[3] if sizes is not None else results[3:]
     elif direct:
-        results, states = _compute(parts, sizes, indices, returns_states)
+        results, states = _compute(projections, sizes, indices, returns_states)
     else:
         with made_by(_NAME):
-            ys = [causal_conv1d_fn(part.inputs(*indices), part.option, returns_states, None, True) for part in parts]
+            ys = [
+                causal_conv1d_fn(projection.inputs(*indices), projection.option, returns_states, None, True)
+                for projection in projections
+            ]
         if returns_states:
             ys, states = zip(*ys)
             states = states if sizes is None else torch.cat(states, 1)
-        results = tuple(_heads(y, part.head_dim) for y, part in zip(ys, parts))
+        results = tuple(_heads(y, projection.head_dim) for y, projection in zip(ys, projections))
     return results, states

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import pad
 
 from causeway import _native
-from causeway._torch.head import Head
+from causeway._torch.slice_prefix import SlicePrefix
 
 _forward, _backward = _native.causal_conv1d_forward.run, _native.causal_conv1d_backward.run
 
@@ -59,7 +59,7 @@ def _last(tensor, count):
     return None if tensor is None else tensor[..., -count:]
 
 
-# Indices and boundaries are not among what autograd keeps, and watches, between the passes.
+# Indices and boundaries are not among what autograd saves, and checks for changes, between the passes.
 def _version(tensor):
     return None if tensor.is_inference() else tensor._version
 
@@ -98,8 +98,8 @@ class Rows:
         """The gradients of x, weight, bias and given states; `exchanges` says whether those of halos travel."""
         sends = exchanges and self.ring.previous is not None
         if sends and self.is_long and not self.sent_gradient(weights, x, dy, states):
-            head = [_first(tensor, self.count) for tensor in (x, dy, self.indices)]
-            self.send_gradient(self.open(weights.backward(*head[:2], states, head[2])[3]))
+            first = [_first(tensor, self.count) for tensor in (x, dy, self.indices)]
+            self.send_gradient(self.open(weights.backward(*first[:2], states, first[2])[3]))
         received = self.receive_gradient(exchanges)
         dfinal = dfinal if received is None else received()
         *gradients, dstates = weights.backward(x, dy, states, self.indices, None, dfinal)
@@ -174,17 +174,17 @@ class Ahead(Rows):
         if received is None:
             return y, final, states, None
         halo, index = self.arrived(received)
-        self.head(weights, x, halo, index).forward(residual, y)
+        self.prefix(weights, x, halo, index).forward(residual, y)
         return y, final, halo, index
 
     def backward(self, weights, x, given, halo, index, dy, dfinal, exchanges):
         if self.ring.previous is None:
             *gradients, dstates = self.with_tail(weights, x, dy, halo, dfinal, exchanges)
             return *gradients, self.of_given(dstates, given)
-        head = self.head(weights, x, halo, index)
-        head.backward(dy, exchanges)
+        prefix = self.prefix(weights, x, halo, index)
+        prefix.backward(dy, exchanges)
         *gradients, _ = self.with_tail(weights, x, dy, None, dfinal, exchanges)
-        head.correct(gradients)
+        prefix.correct(gradients)
         return *gradients, self.of_given(None, given)
 
     def with_tail(self, weights, x, dy, states, dfinal, exchanges):
@@ -210,13 +210,13 @@ class Ahead(Rows):
         return (_last(x, self.count),)
 
     def arrived(self, received):
-        """The halo, and what `head` has to know of indices."""
+        """The halo, and what `prefix` has to know of indices."""
         halo = received()
         return halo, halo.new_zeros(halo.shape[0], 3 * self.count, dtype=torch.int32)
 
-    def head(self, weights, x, halo, index):
+    def prefix(self, weights, x, halo, index):
         """The first positions; `index` has the indices of the halo, and then theirs."""
-        return Head(self.ring, weights, x, halo, index[:, self.count :], index[:, : self.count])
+        return SlicePrefix(self.ring, weights, x, halo, index[:, self.count :], index[:, : self.count])
 
     def waits(self, x):
         """Whether the slice's backward pass waits for the gradient of the tail."""
@@ -263,8 +263,8 @@ class Indexed(Ahead):
         halo, index = received()
         return halo, self.known(index, 2 * self.count)
 
-    def head(self, weights, x, halo, index):
-        return Head(self.ring, weights, x, halo, self.indices, index)
+    def prefix(self, weights, x, halo, index):
+        return SlicePrefix(self.ring, weights, x, halo, self.indices, index)
 
     def waits(self, x):
         # Final states have an index, so that the gradient of the tail is theirs.
@@ -398,8 +398,8 @@ class Packed(Rows):
             dfinal = torch.where(self.ends_elsewhere, 0, dfinal)
         if sends and self.is_long:
             # A sequence that ends among these positions may have a part of the halo in its final state.
-            head = _first(x, count), _first(dy, count), states, None, self.boundaries.clamp(max=count), dfinal
-            self.send_gradient(weights.backward(*head)[3].index_select(0, self.first))
+            first = _first(x, count), _first(dy, count), states, None, self.boundaries.clamp(max=count), dfinal
+            self.send_gradient(weights.backward(*first)[3].index_select(0, self.first))
         received = self.receive_gradient(exchanges)
         dtail = None if received is None else received()
         if dtail is not None and self.length:

@@ -41,30 +41,47 @@ def _alias(name):
     return module
 
 
-class Installed:
-    """What `install` has done. `remove` undoes it, and so does the end of a ``with`` block."""
-
-    def __init__(self, modules):
-        self._modules = modules
-        self._before = {name: sys.modules.get(name) for name in modules}
-        sys.modules.update(modules)
-
-    def remove(self):
-        """Puts back what was there, for whoever imports causal_conv1d from now on. A second time does nothing."""
-        for name, module in self._modules.items():
-            if sys.modules.get(name) is not module:
-                # Somebody has put another one there since, which is theirs to remove.
-                continue
-            if self._before[name] is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = self._before[name]
+class Removable:
+    """The end of a ``with`` block calls its `remove`."""
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.remove()
+
+
+# What has not been removed yet, in the order in which it came.
+_installed = []
+
+
+class Installed(Removable):
+    """What `install` has done. `remove` undoes it, and so does the end of a ``with`` block."""
+
+    def __init__(self, modules):
+        self._modules = modules
+        self._before = {name: sys.modules.get(name) for name in modules}
+        sys.modules.update(modules)
+        _installed.append(self)
+
+    def remove(self):
+        """Puts back what was there, for whoever imports causal_conv1d from now on. A second time does nothing."""
+        if self not in _installed:
+            return
+        _installed.remove(self)
+        for name, module in self._modules.items():
+            before = self._before[name]
+            # A later one that is still there must not put this module back.
+            for later in _installed:
+                if later._before[name] is module:
+                    later._before[name] = before
+            if sys.modules.get(name) is not module:
+                # Somebody has put another one there since, which is theirs to remove.
+                continue
+            if before is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = before
 
 
 def install():

@@ -28,79 +28,17 @@ _backward = _native.causal_conv1d_backward.eager
 _update = _native.causal_conv1d_update.eager
 
 
-def _operator(*written):
-    """Makes a function an operator under its own name, unless the original has been imported and has made it."""
-
-    def make(function):
-        if hasattr(getattr(torch.ops, LIBRARY_NAME), function.__name__):
-            return function
-        name = f"{LIBRARY_NAME}::{function.__name__}"
-        return torch.library.custom_op(name, mutates_args=written)(function)
-
-    return make
+def _operator(function, *written):
+    """A function of the extension as the original's operator, unless the original has been imported and has made that."""
+    name = f"_{function.__name__}_cpp"
+    if hasattr(getattr(torch.ops, LIBRARY_NAME), name):
+        return function
+    return torch.library.custom_op(f"{LIBRARY_NAME}::{name}", mutates_args=written)(function)
 
 
-@_operator("out", "final_states_out")
-def _causal_conv1d_fwd_cpp(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    seq_idx: torch.Tensor | None,
-    initial_states: torch.Tensor | None,
-    out: torch.Tensor,
-    final_states_out: torch.Tensor | None,
-    silu_activation: bool,
-) -> None:
-    causal_conv1d_cuda.causal_conv1d_fwd(
-        x, weight, bias, seq_idx, initial_states, out, final_states_out, silu_activation
-    )
-
-
-@_operator("dx", "dweight", "dbias", "dinitial_states")
-def _causal_conv1d_bwd_cpp(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    dout: torch.Tensor,
-    seq_idx: torch.Tensor | None,
-    initial_states: torch.Tensor | None,
-    dfinal_states: torch.Tensor | None,
-    dx: torch.Tensor,
-    dweight: torch.Tensor,
-    dbias: torch.Tensor | None,
-    dinitial_states: torch.Tensor | None,
-    silu_activation: bool,
-) -> None:
-    causal_conv1d_cuda.causal_conv1d_bwd(
-        x,
-        weight,
-        bias,
-        dout,
-        seq_idx,
-        initial_states,
-        dfinal_states,
-        dx,
-        dweight,
-        dbias,
-        dinitial_states,
-        silu_activation,
-    )
-
-
-@_operator("out", "conv_state")
-def _causal_conv1d_update_cpp(
-    x: torch.Tensor,
-    conv_state: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    silu_activation: bool,
-    cache_seqlens: torch.Tensor | None,
-    conv_state_indices: torch.Tensor | None,
-) -> None:
-    causal_conv1d_cuda.causal_conv1d_update(
-        x, conv_state, weight, bias, out, silu_activation, cache_seqlens, conv_state_indices
-    )
+_causal_conv1d_fwd_cpp = _operator(causal_conv1d_cuda.causal_conv1d_fwd, "out", "final_states_out")
+_causal_conv1d_bwd_cpp = _operator(causal_conv1d_cuda.causal_conv1d_bwd, "dx", "dweight", "dbias", "dinitial_states")
+_causal_conv1d_update_cpp = _operator(causal_conv1d_cuda.causal_conv1d_update, "out", "conv_state")
 
 
 def causal_conv1d_fwd_function(

@@ -7,6 +7,7 @@ would so take what a model means for another of its parts.
 import torch
 
 import causeway
+from causeway import causal_conv1d_ref, causal_conv1d_update_ref
 from causeway._activation import is_silu
 from causeway._torch.operators import backward_results
 from causeway._torch.twice import made_by
@@ -91,22 +92,6 @@ def causal_conv1d_fn(
     )
 
 
-def causal_conv1d_ref(
-    x,
-    weight,
-    bias=None,
-    initial_states=None,
-    return_final_states=False,
-    final_states_out=None,
-    activation=None,
-    seq_idx=None,
-):
-    """`causeway.causal_conv1d_ref`, whose arguments these are."""
-    return causeway.causal_conv1d_ref(
-        x, weight, bias, initial_states, return_final_states, final_states_out, activation, seq_idx
-    )
-
-
 def causal_conv1d_update(
     x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None
 ):
@@ -114,8 +99,3 @@ def causal_conv1d_update(
     return causeway.causal_conv1d_update(
         x, conv_state, weight, bias, activation, cache_seqlens, conv_state_indices
     )
-
-
-def causal_conv1d_update_ref(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None):
-    """`causeway.causal_conv1d_update_ref`, whose arguments these are."""
-    return causeway.causal_conv1d_update_ref(x, conv_state, weight, bias, activation, cache_seqlens)

@@ -7,6 +7,7 @@ PyTorch and asks for no package. These functions take the place of that module's
 import importlib
 
 import causeway
+from causeway.drop_in import Removable
 
 MODULE = "transformers.models.lfm3.modeling_lfm3"
 
@@ -21,7 +22,7 @@ def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activatio
     return causeway.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
 
 
-class Replaced:
+class Replaced(Removable):
     """What `install` has done. `remove` undoes it, and so does the end of a ``with`` block."""
 
     def __init__(self, module, functions):
@@ -40,12 +41,6 @@ class Replaced:
         for name, function in self._functions.items():
             if getattr(self._module, name) is function:
                 setattr(self._module, name, self._before[name])
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.remove()
 
 
 def install():

@@ -1,7 +1,9 @@
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
+
+from causeway.drop_in import Removable
 
 MODULE: str
 
@@ -21,12 +23,8 @@ def causal_conv1d_update(
     activation: str | None = None,
 ) -> Tensor: ...
 
-class Replaced:
+class Replaced(Removable):
     def __init__(self, module: ModuleType, functions: dict[str, Any]) -> None: ...
     def remove(self) -> None: ...
-    def __enter__(self) -> Replaced: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
 
 def install() -> Replaced: ...

@@ -8,7 +8,7 @@ import weakref
 from torch.nn import Module
 
 from causeway._kind import kind_of
-from causeway.drop_in import delta_net, short_conv
+from causeway.drop_in import Removable, delta_net, short_conv
 
 # What knows a module, has its forward pass, and names the child whose parameters that reads by itself.
 _KINDS = short_conv, delta_net
@@ -17,7 +17,7 @@ _KINDS = short_conv, delta_net
 _patched = weakref.WeakSet()
 
 
-class Patched:
+class Patched(Removable):
     """What `patch_transformers` has done to a model. `remove` undoes it, and so does the end of a ``with`` block."""
 
     def __init__(self, modules):
@@ -46,12 +46,6 @@ class Patched:
                 setattr(module, name, before)
             _patched.discard(module)
         self._before = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.remove()
 
 
 def patch(model):

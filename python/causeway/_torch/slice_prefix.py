@@ -13,7 +13,7 @@ from causeway import _native
 _TOO_WIDE = 9
 
 
-class Head:
+class SlicePrefix:
     """`indices` are those of x, of 2 (width-1) positions at least, `index` are the halo's."""
 
     def __init__(self, ring, weights, x, halo, indices, index):
