@@ -120,8 +120,8 @@ class Operation:
     def keep(self, count: int, option: _Option, function: Callable[..., Any] | None) -> None:
         """Lets `record` call a function of autograd's with so many inputs, where it would give that number and one result is wanted.
         None forgets the function that was kept."""
-    def empty(self, inputs: tuple[Any, ...], outputs: _Outputs = None) -> Any:
-        """The results, without values; of fake tensors too."""
+    def empty(self, inputs: tuple[Any, ...], outputs: _Outputs = None, algorithm: str | None = None) -> Any:
+        """The results, without values; of fake tensors too. An algorithm is checked."""
 
 @final
 class Recorded:

@@ -167,7 +167,7 @@ impl<'a, 'py> Given<'a, 'py> {
     ///
     /// # Errors
     /// As from PyTorch.
-    pub fn empty(&self) -> PyResult<Bound<'py, PyAny>> {
+    pub fn empty(&self, options: CallOptions) -> PyResult<Bound<'py, PyAny>> {
         let library = Library::torch(self.py)?;
         let made = self.make(&library, &Sizes::Asked)?;
         if let Library::Torch(torch) = library
@@ -175,7 +175,7 @@ impl<'a, 'py> Given<'a, 'py> {
             && let Some(tensors) = self.without_memory(torch, &made)?
         {
             // SAFETY: it is checked only, and has no indices on the host but seq_idx, whose values no check reads.
-            unsafe { (self.operation.entry.compute)(self.operation.entry.any_options(), &tensors, None) }?;
+            unsafe { (self.operation.entry.compute)(options, &tensors, None) }?;
         }
         self.results(made)
     }

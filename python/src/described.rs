@@ -5,7 +5,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::dense::Dense;
-use crate::table::{Entry, Tensors};
+use crate::table::{Entry, OptionKind, Tensors};
 use crate::tensor::Named;
 
 /// An operation of the library.
@@ -34,8 +34,9 @@ impl Described {
             dtypes: argument.dtype_source(arguments).dtypes,
         };
         let like = |argument: &'static table::Argument| match argument.role {
-            Role::Output => argument.like(arguments),
-            Role::Input | Role::InPlace => None,
+            // A product is row-major, whatever lies transposed.
+            Role::Output if entry.option_kind != OptionKind::Algorithm => argument.like(arguments),
+            Role::Output | Role::Input | Role::InPlace => None,
         };
         Described {
             entry,

@@ -210,13 +210,16 @@ impl Operation {
         Ok(())
     }
 
-    /// The results of a call of PyTorch's tensors, without values: of fake ones, say.
-    #[pyo3(signature = (inputs, outputs = None))]
+    /// The results of a call of PyTorch's tensors, without values: of fake ones, say. An algorithm is checked.
+    #[pyo3(signature = (inputs, outputs = None, algorithm = None))]
     fn empty<'py>(
         &self,
         inputs: &Bound<'py, PyTuple>,
         outputs: Option<&Bound<'py, PyTuple>>,
+        algorithm: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        Given::new(&self.described, inputs, outputs)?.empty()
+        let entry = self.described.entry;
+        let options = algorithm.map_or_else(|| Ok(entry.any_options()), |name| entry.options(name))?;
+        Given::new(&self.described, inputs, outputs)?.empty(options)
     }
 }

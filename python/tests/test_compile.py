@@ -86,6 +86,24 @@ def test_forward_mode_is_refused_in_words(is_whole):
             tangent(x)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_forward_mode_around_a_compiled_function_is_refused(backend):
+    """A compiler leaves calls with such tensors to Python, and compiles what these call."""
+    import torch.autograd.forward_ad as forward_ad
+
+    x, weight = torch.randn(2, 6, 8), torch.randn(6, 4)
+    for function in (
+        lambda x: causeway.causal_conv1d_fn(x, weight),
+        lambda x: causeway.gemm(x[0].half(), x[0].half().T),
+    ):
+        torch.compiler.reset()
+        compiled = torch.compile(function, backend=backend)
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode gradient"):
+            compiled(forward_ad.make_dual(x, x))
+        with pytest.raises(NotImplementedError, match="no forward-mode gradient"):
+            torch.func.jvp(compiled, (x,), (x,))
+
+
 def test_a_backward_pass_compiles(device):
     """Compiled autograd traces the backward pass of an eager forward."""
     from torch._dynamo import compiled_autograd

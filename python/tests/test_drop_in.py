@@ -106,6 +106,20 @@ def test_a_module_that_came_later_stays():
     del sys.modules["causal_conv1d_cuda"]
 
 
+def test_several_are_removed_in_any_order():
+    first, second, third = (causeway.install_causal_conv1d() for _ in range(3))
+    names = present()
+    second.remove()
+    assert present() == names
+    first.remove()
+    assert present() == names
+    third.remove()
+    assert not present()
+    # What was removed has nothing to put back.
+    second.remove()
+    assert not present()
+
+
 def test_the_distribution_tells_of_an_original_that_it_hides(root, original, monkeypatch):
     monkeypatch.syspath_prepend(str(root / "shim"))
     with pytest.warns(UserWarning, match=r"causal-conv1d 1\.5\.0 is installed too, in .*install_causal_conv1d"):

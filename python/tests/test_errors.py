@@ -2,6 +2,8 @@
 
 import functools
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -654,3 +656,26 @@ def test_gemm(case):
     with pytest.raises(exception) as raised:
         causeway.gemm(**(dict(a=torch.randn(2, 3).half(), b=torch.randn(3, 2).half()) | change))
     assert words in str(raised.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is set by what /proc says")
+def test_memory_that_the_system_does_not_give():
+    """A backward call with a norm keeps a gradient in f32 for every element of x."""
+    program = (
+        "import resource, torch, causeway.kernels as kernels\n"
+        "rows = torch.ones(1, 64, 1, dtype=torch.bfloat16).expand(1, 64, 1 << 22)\n"
+        "weight, dx = torch.ones(64, 4), torch.full((1, 64, 1 << 22), 7, dtype=torch.bfloat16)\n"
+        "dweight = torch.full((64, 4), 7.0)\n"
+        "call = rows, weight, None, rows, None, None, None, None, True, dx, dweight, None, None\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (512 << 20),) * 2)\n"
+        "try:\n"
+        "    kernels.causal_conv1d_backward(*call, head_dim=64)\n"
+        "except RuntimeError as error:\n"
+        "    print(error)\n"
+        "assert (dx == 7).all() and (dweight == 7).all()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = "no memory for a tensor of shape (1, 64, 4194304) and dtype float32, 1073741824 bytes"
+    assert done.stdout.strip() == expected

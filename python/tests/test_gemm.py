@@ -185,3 +185,69 @@ def test_autocast_casts_products_and_no_gradients():
         recorded = causeway.gemm_grad_a(grad_c.clone().requires_grad_(), b)
     assert plain.dtype == recorded.dtype == torch.float16
     assert torch.equal(plain, recorded)
+
+
+@pytest.mark.parametrize("through", ["call", "operator"])
+def test_only_what_a_gradient_needs_is_kept(device, through):
+    """A frozen weight's gradient would need the activation, which may then be changed."""
+    multiply = causeway.gemm if through == "call" else lambda *matrices: torch.ops.causeway.gemm(*matrices, "fast")
+    a, b = draw(4, 5, device, torch.float16), draw(5, 3, device, torch.float16)
+    leaf = a.clone().requires_grad_()
+    x = leaf * 1
+    c = multiply(x, b)
+    with torch.no_grad():
+        x.add_(1)
+    c.sum().backward()
+    ones = torch.ones(4, 3, device=device, dtype=torch.float16)
+    assert torch.equal(leaf.grad, causeway.gemm_grad_a(ones, b))
+
+
+def test_gradients_are_row_major_whatever_the_matrices_are(device):
+    a, b = draw(4, 5, device, torch.float16), draw(7, 5, device, torch.float16).T
+    grad_c = draw(4, 7, device, torch.float16)
+    both = causeway.gemm_grad_ab(grad_c, a, b)
+    assert all(gradient.is_contiguous() for gradient in both)
+    assert torch.equal(both[1], causeway.gemm_grad_b(grad_c, a))
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+@pytest.mark.parametrize("in_dims", [(0, None), (1, None), (None, 2), (0, 0), (2, 1)])
+def test_vmap(device, size, in_dims):
+    """Of any operand; with none of them, the batch is empty."""
+    shapes = [[4, 5], [5, 3]]
+    for shape, at in zip(shapes, in_dims):
+        if at is not None:
+            shape.insert(at, size)
+    a, b = (torch.randn(*shape, device=device).half() for shape in shapes)
+    found = torch.func.vmap(causeway.gemm, in_dims)(a, b)
+    entries = [[t.select(at, i) if at is not None else t for t, at in zip((a, b), in_dims)] for i in range(size)]
+    assert found.shape == (size, 4, 3)
+    for entry, (a, b) in zip(found, entries):
+        assert_rounded(entry, a, b)
+
+    def loss(a, b):
+        return torch.func.vmap(causeway.gemm, in_dims)(a, b).float().sum()
+
+    wanted = tuple(i for i, at in enumerate(in_dims) if at is not None)
+    for gradient, i in zip(torch.func.grad(loss, wanted)(*(torch.ones(*s, device=device).half() for s in shapes)), wanted):
+        assert gradient.shape == tuple(shapes[i]) and (gradient == (3, 4)[i]).all()
+
+
+def test_one_gradient_takes_one_product_more(device, monkeypatch):
+    from causeway._torch import operators
+
+    calls, gemm = [], operators.gemm
+    monkeypatch.setattr(operators, "gemm", lambda *call: calls.append(1) or gemm(*call))
+    a, b = draw(4, 5, device, torch.float16), draw(5, 3, device, torch.float16)
+    torch.func.grad(lambda a: causeway.gemm(a, b).float().sum())(a)
+    assert len(calls) == 2
+
+
+def test_an_unknown_algorithm_is_refused_while_exporting():
+    class Model(torch.nn.Module):
+        def forward(self, a, b):
+            return causeway.gemm(a, b, algorithm="fats")
+
+    matrices = draw(4, 5, "cpu", torch.float16), draw(5, 3, "cpu", torch.float16)
+    with pytest.raises(Exception, match="fats"):
+        torch.export.export(Model(), matrices)

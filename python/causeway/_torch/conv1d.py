@@ -3,6 +3,7 @@
 import functools
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 from causeway import _native
 from causeway._activation import kernel_option
@@ -15,12 +16,12 @@ from causeway._torch.eager import (
     dtype_name,
     expect_tensor,
     expect_tensors,
+    functorch_level,
     is_batched_gradient,
     is_compiling,
     is_direct,
     is_distributed,
     is_dynamo_compiling,
-    is_transformed,
     refuse_forward_mode,
 )
 from causeway._torch.gradients import Gradients
@@ -137,7 +138,8 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
         of_table = zip(inputs, _FORWARD.is_index)
         inputs = tuple(dtensor.replicated(t, x) if is_index else t for t, is_index in of_table)
     wanted = (..., None if outputs is None else ...)
-    if is_transformed():
+    # Asked here: where a compiler leaves this frame to Python, it would compile a function that asks, and find itself compiling.
+    if not is_compiling() and (functorch_level() is not None or forward_ad._current_level >= 0):
         y, final_states = transforms.CausalConv1d.apply(*operators.forward.flat(inputs, option, wanted))
     else:
         y, final_states = operators.forward(inputs, option, wanted)

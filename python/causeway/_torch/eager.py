@@ -37,13 +37,6 @@ def is_direct(*tensors):
     )
 
 
-def is_transformed():
-    """True inside of grad, vmap and the other transforms of `torch.func`, or with forward-mode gradients."""
-    if is_compiling():
-        return False
-    return functorch_level() is not None or forward_ad._current_level >= 0
-
-
 @torch.compiler.assume_constant_result
 def _has_forward_mode():
     levels = torch._C._functorch.get_interpreter_stack() or ()

@@ -1,6 +1,7 @@
 """Matrix products of PyTorch tensors; see `causeway.gemm` for the arguments."""
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 from causeway import _native
 from causeway._torch import operators, transforms
@@ -9,10 +10,10 @@ from causeway._torch.eager import (
     cast,
     dtype_name,
     expect_tensors,
+    functorch_level,
     is_batched_gradient,
     is_compiling,
     is_distributed,
-    is_transformed,
     refuse_forward_mode,
     require_axes,
     require_one_device,
@@ -27,8 +28,7 @@ class Gemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a, b, algorithm):
         """a @ b."""
-        ctx.save_for_backward(a, b)
-        ctx.algorithm = algorithm
+        operators.save_gemm(ctx, (a, b, algorithm))
         return _native.gemm.run((a, b), algorithm)
 
     @staticmethod
@@ -137,7 +137,8 @@ def _finished(result, a, b, algorithm):
         refuse_forward_mode("gemm", "PyTorch's a @ b")
     if is_distributed(a, b):
         from causeway._torch import dtensor  # noqa: F401: gives the operator its strategies
-    if is_transformed():
+    # Asked here: where a compiler leaves this frame to Python, it would compile a function that asks, and find itself compiling.
+    if not is_compiling() and (functorch_level() is not None or forward_ad._current_level >= 0):
         return transforms.Gemm.apply(a, b, algorithm)
     return operators.gemm((a, b), algorithm)
 

@@ -75,6 +75,7 @@ class Operator:
         self._places = tuple((table.index(argument.of), argument.asks) for argument in self.arguments)
         self._at = {argument.of: at for at, argument in enumerate(self.arguments)}
         self._options = [self._at[option] for option in operation.options]
+        self._has_algorithm = "algorithm" in operation.options
         self._inputs = picker([self._at[tensor.name] for tensor in operation.inputs], self._count)
         # Where outputs are given or asked for; nowhere if all of them come by themselves.
         self._outputs = [self._at.get(tensor.name) for tensor in operation.outputs]
@@ -145,7 +146,8 @@ class Operator:
             {a.name: value for a, value in zip(self.arguments, arguments) if isinstance(value, torch.Tensor)}
         )
         inputs, outputs = self._of_table(self._padded(arguments))
-        results = self._empty(inputs, outputs)
+        algorithm = self.option(arguments) if self._has_algorithm else None
+        results = self._empty(inputs, outputs, algorithm)
         if self._is_out:
             return None
         return results if len(self._dtypes) == 1 else self._returned(inputs, results)

@@ -114,9 +114,11 @@ def _convolution_gradients(ctx, *given):
     return _gradients.of(ctx, given)
 
 
-def _save_gemm(ctx, inputs, output):
+def save_gemm(ctx, inputs, output=None):
+    """Keeps the matrices that the gradients wanted are made of: that of a frozen weight needs no activation."""
     a, b, ctx.algorithm = inputs
-    ctx.save_for_backward(a, b)
+    wants_a, wants_b = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(a if wants_b else None, b if wants_a else None)
 
 
 def _gemm_gradients(ctx, grad_c):
@@ -145,4 +147,4 @@ if hasattr(torch.library, "register_vmap"):
 
 _differentiable("causal_conv1d_forward", _convolution_gradients, _save_convolution)
 _differentiable("causal_conv1d_backward", refuse_second_derivative, save_call)
-_differentiable("gemm", _gemm_gradients, _save_gemm)
+_differentiable("gemm", _gemm_gradients, save_gemm)

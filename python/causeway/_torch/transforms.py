@@ -35,7 +35,7 @@ class CausalConv1d(torch.autograd.Function):
     def jvp(ctx, *tangents):
         """Always an error."""
         raise NotImplementedError(
-            "causal_conv1d_fn has no forward-mode gradient: use reverse mode (grad, vjp, jacrev), or "
+            "the causal convolution has no forward-mode gradient: use reverse mode (grad, vjp, jacrev), or "
             "causeway.causal_conv1d_ref"
         )
 
@@ -106,8 +106,6 @@ def _split(tensor, axis, size):
 class Gemm(torch.autograd.Function):
     """The operator `gemm`, as transforms take it."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(a, b, algorithm):
         """a @ b."""
@@ -115,16 +113,15 @@ class Gemm(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps both matrices."""
-        a, b, ctx.algorithm = inputs
-        ctx.save_for_backward(a, b)
+        """Keeps what the gradients are made of."""
+        operators.save_gemm(ctx, inputs)
 
     @staticmethod
     def backward(ctx, grad_c):
-        """Both gradients, which are products again."""
+        """The gradients that are needed, which are products again."""
         a, b = ctx.saved_tensors
-        grad_a = Gemm.apply(grad_c, b.transpose(0, 1), ctx.algorithm)
-        grad_b = Gemm.apply(a.transpose(0, 1), grad_c, ctx.algorithm)
+        grad_a = None if b is None else Gemm.apply(grad_c, b.transpose(0, 1), ctx.algorithm)
+        grad_b = None if a is None else Gemm.apply(a.transpose(0, 1), grad_c, ctx.algorithm)
         return grad_a, grad_b, None
 
     @staticmethod
@@ -133,3 +130,16 @@ class Gemm(torch.autograd.Function):
         raise NotImplementedError(
             "gemm has no forward-mode gradient: use reverse mode (grad, vjp, jacrev), or PyTorch's a @ b"
         )
+
+    @staticmethod
+    def vmap(info, in_dims, a, b, algorithm):
+        """One product of all rows if only a has the added batch, else one for each entry."""
+        size, (at_a, at_b, _) = info.batch_size, in_dims
+        if at_b is None:
+            entries = a.movedim(at_a, 0)
+            return Gemm.apply(entries.flatten(0, 1), b, algorithm).unflatten(0, entries.shape[:2]), 0
+        of_entries = [[t] * size if at is None else t.unbind(at) for t, at in ((a, at_a), (b, at_b))]
+        if size == 0:
+            rows = a if at_a is None else a.movedim(at_a, 0)
+            return a.new_empty(0, rows.shape[-2], b.movedim(at_b, 0).shape[-1]), 0
+        return torch.stack([Gemm.apply(*entry, algorithm) for entry in zip(*of_entries, strict=True)]), 0
