@@ -138,7 +138,7 @@ class Recorded:
         added: Sequence[tuple[int, int]],
     ) -> None: ...
     def forward(self, ctx: Any, *inputs: Any) -> Any: ...
-    def backward(self, ctx: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def backward(self, ctx: Any, saved: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The gradient of each input; None if it may have to go through the dispatcher, or if y has none."""
 
 causal_conv1d_forward: Operation

@@ -243,7 +243,7 @@ impl Packed {
         if dispatch == Dispatch::Python {
             return Ok(None);
         }
-        let Some(calls) = self.forward.read(torch, &objects, None)? else { return Ok(None) };
+        // `forward` reads the tensors then, and refuses what only Python has words for.
         if dispatch == Dispatch::Autograd {
             let mut there = objects.iter().filter(|object| !object.is_none());
             if there.try_fold(false, |found, object| Ok::<_, PyErr>(found || requires_grad(object)?))? {
@@ -251,6 +251,7 @@ impl Packed {
                 return Ok(Some(last.map_or(0, |at| at + 1).into_pyobject(py)?.into_any()));
             }
         }
+        let Some(calls) = self.forward.read(torch, &objects, None)? else { return Ok(None) };
         let Some(results) = self.forward.compute(torch, &objects, calls)? else { return Ok(None) };
         self.forward.note_changes(torch, &objects)?;
         single(results, py).map(Some)
@@ -270,16 +271,17 @@ impl Packed {
         let objects: Vec<_> = inputs.iter_borrowed().collect();
         let calls = self.forward.read(torch, &objects, None)?;
         let results = calls.map(|calls| self.forward.compute(torch, &objects, calls)).transpose()?.flatten();
-        single(results.ok_or_else(|| PyRuntimeError::new_err("tensors changed during the call"))?, py)
+        single(results.ok_or_else(|| PyRuntimeError::new_err("these tensors need the dispatcher"))?, py)
     }
 
-    /// The gradient of each input, from those of the results. None if it may have to go through the dispatcher, or if a result has none.
+    /// The gradient of each input, which have been saved, from those of the results. None if it may have to go through the dispatcher, or
+    /// if a result has none.
     fn backward<'py>(
         &self,
-        ctx: &Bound<'py, PyAny>,
+        saved: &Bound<'py, PyTuple>,
         given: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        let py = ctx.py();
+        let py = saved.py();
         let (torch, Some(pass)) = (Torch::of_tensors(py)?, &self.backward) else { return Ok(None) };
         // Gradients of somebody else's class may have no memory.
         if torch.dispatch(py, true, false)? != Dispatch::Direct
@@ -287,7 +289,6 @@ impl Packed {
         {
             return Ok(None);
         }
-        let saved = ctx.getattr(intern!(py, "saved_tensors"))?.cast_into::<PyTuple>()?;
         let objects: Vec<_> = given.iter_borrowed().chain(saved.iter_borrowed()).collect();
         let written = || pass.calls.iter().flat_map(|call| call.written.iter().flatten());
         let is_wanted =

@@ -66,10 +66,12 @@ impl Recorded {
         }
     }
 
-    /// The gradient of each input, from those of the results. None if it may have to go through the dispatcher, or if y has none.
+    /// The gradient of each input, from what was saved and those of the results. None if it may have to go through the dispatcher, or if y
+    /// has none.
     fn backward<'py>(
         &self,
         ctx: &Bound<'py, PyAny>,
+        saved: &Bound<'py, PyTuple>,
         given: &Bound<'py, PyTuple>,
     ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let py = ctx.py();
@@ -79,7 +81,6 @@ impl Recorded {
         if torch.dispatch(py, true, false)? != Dispatch::Direct || !given.iter_borrowed().all(is_plain) {
             return Ok(None);
         }
-        let saved = ctx.getattr(intern!(py, "saved_tensors"))?.cast_into::<PyTuple>()?;
         let inputs = picked(&self.read, saved.iter_borrowed().chain(given.iter_borrowed()), py)?;
         // A y without a gradient has no dy.
         let results = Given::new(&self.backward.get().described, &inputs, None)?

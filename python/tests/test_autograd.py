@@ -73,7 +73,7 @@ def test_gradients_without_the_native_passes(monkeypatch):
         def __init__(self, *arguments):
             self.forward = recorded(*arguments).forward
 
-        def backward(self, ctx, given):
+        def backward(self, ctx, saved, given):
             calls.append(given)
 
     recorded, expected, calls = _native.Recorded, gradients(), []
@@ -422,3 +422,14 @@ def test_compiled_calls_refuse_states_of_another_dtype():
     )
     with pytest.raises(Exception, match="final_states_out has dtype float32: expected float64, the dtype of x"):
         call(draw(2, 3, 8), draw(3, 4), torch.zeros(2, 3, 3))
+
+
+def test_vmap_of_an_empty_batch():
+    x, weight = torch.randn(0, 2, 4, 8), torch.randn(4, 3)
+    assert torch.func.vmap(lambda x: causeway.causal_conv1d_fn(x, weight))(x).shape == x.shape
+    weights = torch.randn(0, 4, 3)
+    one = torch.randn(2, 4, 8)
+    each = torch.func.vmap(lambda w: causeway.causal_conv1d_fn(one, w))
+    assert each(weights).shape == (0, 2, 4, 8)
+    gradients = torch.func.vmap(torch.func.grad(lambda x: causeway.causal_conv1d_fn(x, weight).sum()))
+    assert gradients(x).shape == x.shape

@@ -77,11 +77,13 @@ def _recorded(count, named_option, returns_states, has_states):
 
         @staticmethod
         def backward(ctx, *given):
+            # Once: checkpoints recompute what they give, and give it once.
+            saved = ctx.saved_tensors
             # What intercepts a gradient gets the operator, and so do compilers.
-            if not is_dynamo_compiling() and (found := kernels.backward(ctx, given)) is not None:
+            if not is_dynamo_compiling() and (found := kernels.backward(ctx, saved, given)) is not None:
                 return found
             results = operators.backward_results if backward_needs_dispatcher(given) else _backward
-            return gradients.of(ctx, given, results, option)
+            return gradients.of(ctx, saved, given, results, option)
 
     # `Function.apply` less its checks for torch.func, which a direct call is not under.
     return super(torch.autograd.Function, CausalConv1d).apply

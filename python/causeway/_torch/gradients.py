@@ -39,10 +39,9 @@ class Gradients:
         if self._added:
             ctx.added = [(at, result) for at, result in self._added if arguments[at] is not None]
 
-    def of(self, ctx, given, backward, option):
-        """The gradient of each argument, from those of the results, in words that compilers can follow; `backward` is called as the
-        extension's operations are."""
-        saved = ctx.saved_tensors
+    def of(self, ctx, saved, given, backward, option):
+        """The gradient of each argument, from what was saved and those of the results, in words that compilers can follow; `backward` is
+        called as the extension's operations are."""
         if given[0] is None:
             given = torch.zeros_like(saved[0]), *given[1:]
         results = backward(pick(self._input_places, saved + given), option)

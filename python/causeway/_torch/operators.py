@@ -99,7 +99,7 @@ class ConvolutionGradients(Gradients):
         """As `Gradients.of`; an output without elements has no gradient."""
         given = tuple(gradient if is_there else None for gradient, is_there in zip(given, ctx.there))
         with made_by(ctx.call):
-            return super().of(ctx, given, backward, ctx.option)
+            return super().of(ctx, ctx.saved_tensors, given, backward, ctx.option)
 
 
 _gradients = ConvolutionGradients()

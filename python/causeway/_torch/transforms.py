@@ -71,11 +71,14 @@ class CausalConv1dBackward(torch.autograd.Function):
 
 def _as_channels(apply, operator, size, in_dims, arguments):
     """Joins an added batch with the channels of each argument, and takes it out of each result again."""
-    joined = []
+    joined, dim = [], 0
     for argument, at, value in zip(operator.arguments, in_dims, arguments, strict=True):
         if argument.tensor is not None and value is not None:
             if "dim" in argument.tensor.axes:
-                value = _join(value, at, argument.tensor.axes.index("dim"), size)
+                axis = argument.tensor.axes.index("dim")
+                value = _beside_channels(value, at, axis, size)
+                dim = value.shape[axis + 1]
+                value = value.flatten(axis, axis + 1)
             elif at is not None:
                 raise NotImplementedError(
                     f"vmap over {argument.name} is not supported: all entries of the added batch share it; put them "
@@ -85,22 +88,18 @@ def _as_channels(apply, operator, size, in_dims, arguments):
     results = []
     there = operator.there(arguments)
     for result, value, is_there in zip(operator.results, apply(*joined), there, strict=True):
-        results.append(_split(value, result.axes.index("dim"), size) if is_there else value)
+        if is_there:
+            axis = result.axes.index("dim")
+            value = value.unflatten(axis, (size, dim)).movedim(axis, 0)
+        results.append(value)
     return tuple(results), tuple(0 if is_there else None for is_there in there)
 
 
-def _join(tensor, at, axis, size):
-    """(…, dim, …) with the added batch at an axis, or not at all, as (…, B * dim, …)."""
+def _beside_channels(tensor, at, axis, size):
+    """(…, dim, …) with the added batch at an axis, or not at all, as (…, B, dim, …)."""
     if at is None:
-        tensor = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], size, *tensor.shape[axis:])
-    else:
-        tensor = tensor.movedim(at, axis)
-    return tensor.flatten(axis, axis + 1)
-
-
-def _split(tensor, axis, size):
-    """(…, B * dim, …) as (B, …, dim, …)."""
-    return tensor.unflatten(axis, (size, -1)).movedim(axis, 0)
+        return tensor.unsqueeze(axis).expand(*tensor.shape[:axis], size, *tensor.shape[axis:])
+    return tensor.movedim(at, axis)
 
 
 class Gemm(torch.autograd.Function):
