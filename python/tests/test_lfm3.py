@@ -98,3 +98,25 @@ def test_another_transformers_is_named(monkeypatch):
     with pytest.raises(RuntimeError, match="modeling_lfm3 has no causal_conv1d_update: expected"):
         causeway.install_lfm3()
     assert modeling.causal_conv1d_fn is before
+
+
+@pytest.mark.parametrize("way", ["install_lfm3", "patch_transformers"])
+@pytest.mark.parametrize("rest", [1, 6])
+def test_gradients_with_a_cache(config, device, way, rest):
+    """Of the last tokens, after a prompt; of one token, too."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(device)
+    tokens = torch.randint(2, 97, (2, 19), generator=torch.Generator().manual_seed(1)).to(device)
+
+    def gradients():
+        model.zero_grad()
+        with torch.no_grad():
+            cache = model(input_ids=tokens[:, :-rest], use_cache=True).past_key_values
+        model(input_ids=tokens[:, -rest:], past_key_values=cache, use_cache=True).logits.square().sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    expected = gradients()
+    with causeway.install_lfm3() if way == "install_lfm3" else causeway.patch_transformers(model):
+        found = gradients()
+    assert found.keys() == expected.keys()
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)

@@ -225,3 +225,13 @@ def test_references_and_varlen(device):
     assert torch.equal(
         causal_conv1d_varlen_states(packed, ends, 5), causal_conv1d_varlen_states_ref(packed, ends, 5)
     )
+
+
+def test_batched_gradients_of_the_function():
+    from causeway.drop_in.interface import CausalConv1dFn
+
+    x, weight = torch.randn(2, 4, 8, requires_grad=True), torch.randn(4, 3)
+    dys = torch.randn(3, 2, 4, 8)
+    (found,) = torch.autograd.grad(CausalConv1dFn.apply(x, weight), x, dys, is_grads_batched=True)
+    expected = [torch.autograd.grad(causeway.causal_conv1d_fn(x, weight), x, dy)[0] for dy in dys]
+    torch.testing.assert_close(found, torch.stack(expected))

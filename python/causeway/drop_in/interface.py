@@ -9,6 +9,7 @@ import torch
 import causeway
 from causeway import causal_conv1d_ref, causal_conv1d_update_ref
 from causeway._activation import is_silu
+from causeway._torch.conv1d import backward_needs_dispatcher
 from causeway._torch.operators import backward_results
 from causeway._torch.twice import made_by
 from causeway.drop_in.cpp_functions import (
@@ -64,8 +65,8 @@ class CausalConv1dFn(torch.autograd.Function):
         """Gradients of x, weight, bias and initial_states."""
         x, weight, bias, seq_idx, initial_states = ctx.saved_tensors
         has_states = initial_states is not None
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            # Who differentiates this again is told that it cannot be.
+        if not torch.compiler.is_compiling() and backward_needs_dispatcher((dout, dfinal_states)):
+            # Who differentiates this again is told that it cannot be, and batched gradients are taken apart.
             inputs = x, weight, bias, dout, initial_states, seq_idx, None, dfinal_states
             with made_by("causal_conv1d_fn"):
                 dx, dweight, dbias, dinitial_states, *_ = backward_results(inputs, ctx.silu)

@@ -6,6 +6,8 @@ PyTorch and asks for no package. These functions take the place of that module's
 
 import importlib
 
+from torch import cat, is_grad_enabled
+
 import causeway
 from causeway.drop_in import Removable
 
@@ -19,6 +21,14 @@ def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, seq_idx=
 
 def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activation=None):
     """One step of decoding, with the cache's state changed in place."""
+    if is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad):
+        # An update keeps nothing for a gradient.
+        columns, before = conv_state.shape[-1], weight.shape[-1] - 1
+        initial_states = conv_state[..., columns - before :].to(hidden_states.dtype, copy=True)
+        y = causeway.causal_conv1d_fn(hidden_states, weight, bias, None, initial_states, activation=activation)
+        new = hidden_states.detach().to(conv_state.dtype)
+        conv_state.copy_(cat([conv_state, new], -1)[..., -columns:])
+        return y
     return causeway.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
 
 
