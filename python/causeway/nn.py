@@ -178,7 +178,9 @@ class CausalConv1d(torch.nn.Conv1d):
 
     def new_state(self, batch, *, device=None, dtype=None):
         """The state before any position: zeros (batch, channels, kernel_size-1), of the weight's device and dtype."""
-        shape = (integer("batch", batch, 0), self.in_channels, self.kernel_size[0] - 1)
+        # A compiler's sizes stay symbols.
+        batch = batch if is_compiling() else integer("batch", batch, 0)
+        shape = (batch, self.in_channels, self.kernel_size[0] - 1)
         return self.weight.new_zeros(shape, device=device, dtype=dtype).detach()
 
     @staticmethod

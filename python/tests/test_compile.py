@@ -212,3 +212,42 @@ def test_operators_pass_pytorch_checks():
 def test_fake_and_meta_tensors():
     y = causeway.causal_conv1d_fn(torch.empty(2, 6, 8, device="meta"), torch.empty(6, 4, device="meta"))
     assert y.is_meta and y.shape == (2, 6, 8)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_forward_mode_after_a_call_without_it_is_refused(backend):
+    import torch.autograd.forward_ad as forward_ad
+
+    x, weight = torch.randn(2, 6, 8), torch.randn(6, 4)
+    torch.compiler.reset()
+    compiled = torch.compile(causeway.causal_conv1d_fn, backend=backend)
+    compiled(x, weight)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode gradient"):
+        compiled(forward_ad.make_dual(x, x), weight)
+
+
+def test_meta_tensors_under_autocast_and_compiled():
+    x, weight = torch.empty(2, 6, 8, device="meta"), torch.empty(6, 4, device="meta")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert causeway.causal_conv1d_fn(x, weight).shape == x.shape
+    assert torch.compile(causeway.causal_conv1d_fn, fullgraph=True, backend="aot_eager")(x, weight).is_meta
+    exported = torch.export.export(causeway.nn.CausalConv1d(6, 4, device="meta"), (x,))
+    assert exported.module()(x).is_meta
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_batch_of_new_states_stays_dynamic(strict):
+    block = causeway.nn.CausalConv1d(6, 4)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = block
+
+        def forward(self, x):
+            return self.block(x, self.block.new_state(x.shape[0]), return_state=True)
+
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    exported = torch.export.export(Model(), (torch.randn(3, 6, 8),), dynamic_shapes=shapes, strict=strict)
+    x = torch.randn(5, 6, 8)
+    torch.testing.assert_close(exported.module()(x), Model()(x))

@@ -239,3 +239,57 @@ def test_a_module_takes_one_position():
     states = conv.new_state(2), conv.new_state(2)
     for one, other in zip(conv.step(packed, states[0]), conv.step(packed[:, None], states[1])):
         assert torch.equal(one, other[:, 0])
+
+
+def once(call, x):
+    """A call whose saved tensors are given once, as checkpoints and offloading give them."""
+    return torch.utils.checkpoint.checkpoint(call, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("kind", ["one stride", "no common stride", "states alone"])
+def test_saved_tensors_are_read_once(kind, device):
+    weight = draw(CHANNELS, 3, device=device, dtype=torch.float32)
+
+    def call(x):
+        if kind == "states alone":
+            return causeway.causal_conv1d_fn(x, weight, return_final_states=True)[1].square().sum()
+        results = causeway.causal_conv1d_qkv(x, weight, sizes=SIZES, head_dim=HEADS)
+        if kind == "no common stride":
+            results = [t.transpose(1, 2).contiguous() for t in results]
+        return sum(t.square().sum() for t in results)
+
+    x = draw(2, CHANNELS, 7, device=device, dtype=torch.float32)
+    expected = torch.autograd.grad(call(x), (x, weight))
+    found = torch.autograd.grad(once(call, x), (x, weight))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("returns_states", [False, True])
+@pytest.mark.parametrize("absent", ["bias", "initial_states"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_q_lacks_k_and_v_may_have(returns_states, absent, transposed):
+    three = lambda *shape: tuple(draw(*(size if n == 0 else n for n in shape), seed=i) for i, size in enumerate(SIZES))  # noqa: E731
+    x = tuple(draw(2, size, 7, seed=i) for i, size in enumerate(SIZES))
+    weight = three(0, 3)
+    given = {absent: tuple(draw(*(() if absent == "bias" else (2,)), size, *(() if absent == "bias" else (2,)), seed=9) for size in SIZES)}
+    given[absent] = (None, *given[absent][1:])
+    joined = {name: torch.cat([torch.zeros_like(t[1][..., : SIZES[0], :] if t[1].ndim == 3 else t[1][: SIZES[0]]), *t[1:]], 0 if t[1].ndim == 1 else 1) for name, t in given.items()}
+
+    def loss(results):
+        results = results[0] if returns_states else results
+        return sum((t.transpose(1, 2).contiguous() if transposed else t).square().sum() for t in results)
+
+    options = {"head_dim": HEADS, "return_final_states": returns_states}
+    leaves = *x, *weight, *given[absent][1:]
+    found = torch.autograd.grad(loss(causeway.causal_conv1d_qkv(x, weight, **given, **options)), leaves)
+    whole = causeway.causal_conv1d_qkv(torch.cat(x, 1), torch.cat(weight), **joined, sizes=SIZES, **options)
+    torch.testing.assert_close(found, torch.autograd.grad(loss(whole), leaves))
+
+
+def test_one_weight_for_three_is_refused():
+    x = tuple(draw(2, size, 7) for size in SIZES)
+    for returns_states in (False, True):
+        with pytest.raises(TypeError, match="weight is a Tensor: expected a tuple of three"):
+            causeway.causal_conv1d_qkv(x, draw(12, 3), head_dim=HEADS, return_final_states=returns_states)
+    with pytest.raises((TypeError, ValueError), match="^sizes"):
+        causeway.causal_conv1d_qkv(draw(2, CHANNELS, 7), draw(CHANNELS, 3), sizes=torch.tensor(SIZES), head_dim=HEADS)

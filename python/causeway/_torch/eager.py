@@ -46,7 +46,8 @@ def _has_forward_mode():
 
 def refuse_forward_mode(function, instead):
     """Raises the error for a call with forward-mode gradients that a compiler traces: an operator's would be 0."""
-    if _has_forward_mode():
+    # A compiler guards the first, and takes the second as it was while it traced.
+    if forward_ad._current_level >= 0 or _has_forward_mode():
         raise NotImplementedError(
             f"{function} has no forward-mode gradient: use reverse mode (grad, vjp, jacrev), or {instead}"
         )
@@ -56,7 +57,8 @@ def autocast_dtype(x):
     """The dtype that autocast wants for tensors on x's device; None outside of autocast."""
     if is_compiling() or is_any_autocast_enabled():
         device_type = x.device.type
-        if torch.is_autocast_enabled(device_type):
+        # PyTorch has no words on autocast for meta tensors.
+        if device_type != "meta" and torch.is_autocast_enabled(device_type):
             return torch.get_autocast_dtype(device_type)
     return None
 

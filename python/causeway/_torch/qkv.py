@@ -8,7 +8,7 @@ from causeway import _native
 from causeway._activation import kernel_option
 from causeway._qkv import AXES, INPUTS, STEP_AXES, STEP_INPUTS, checked, options_of, projections_of, sizes_of, split, step_sizes_of, steps_of
 from causeway._torch.conv1d import backward_needs_dispatcher, causal_conv1d_fn, causal_conv1d_update, refuse_gradient
-from causeway._torch.eager import autocast_dtype, cast, dtype_name, is_compiling, is_direct, is_dynamo_compiling, naming
+from causeway._torch.eager import autocast_dtype, cast, dtype_name, is_compiling, is_direct, is_distributed, is_dynamo_compiling, naming
 from causeway._torch.operators import backward_results
 from causeway._torch.packed import PackedCalls, PackedSteps, cached
 from causeway._torch.twice import made_by
@@ -27,7 +27,7 @@ def _places(names, axes, sizes, at):
 @functools.lru_cache(256, typed=True)
 def _calls(sizes, *named):
     """Eager calls without views of PyTorch's, of x, weight, bias and initial_states, three of each without sizes, and indices."""
-    options, first = options_of(*named), len(INPUTS) * (1 if sizes else 3)
+    options, first = options_of(*named), len(INPUTS) * (3 if sizes is None else 1)
     indices = {"seq_idx": first, "cu_seqlens": first + 1}
 
     def gradients(saved, dys):
@@ -68,6 +68,8 @@ def _update(given, sizes, options, others):
         found, expected = dtype_name(conv_state.dtype), dtype_name(x.dtype)
         raise TypeError(f"conv_state has dtype {found}: expected {expected}, as x has")
     steps = steps_of(given, sizes, options)
+    # Parts of a tensor that is sharded by channels are copies.
+    gathers = sizes is not None and is_distributed(conv_state)
     tensors = [tensor for step in steps for tensor in (step.x, step.conv_state, step.weight, step.bias)]
     if is_compiling() or is_cast or not is_direct(*tensors, *others) or x.is_nested:
         ys = [causal_conv1d_update(step.inputs(others), step.conv_state, step.option) for step in steps]
@@ -75,6 +77,8 @@ def _update(given, sizes, options, others):
         ys = _native.causal_conv1d_update.run_together([
             (step.inputs(others), kernel_option(step.option), (step.conv_state, _empty_channel_last(step.x))) for step in steps
         ])  # fmt: skip
+    if gathers:
+        conv_state.copy_(torch.cat([step.conv_state for step in steps], 1))
     return tuple(_heads(y, step.head_dim) for y, step in zip(ys, steps))
 
 
@@ -161,7 +165,14 @@ def _gradients(sizes, options, saved, dys, dstates):
 
 def _flat(given, sizes):
     """x, weight, bias and initial_states in one list, three of each without sizes."""
-    return given if sizes is not None else [one for three in given for one in (three if type(three) is tuple else (three,) * 3)]
+    return given if sizes is not None else [one for three in given for one in three or (None,) * 3]
+
+
+def _is_in_parts(given, sizes):
+    """Whether each of x, weight, bias and initial_states is one tensor, or with no sizes three."""
+    if sizes is not None:
+        return type(given[0]) is not tuple
+    return all(three is None or type(three) is tuple for three in given)
 
 
 def _given(tensors, sizes):
@@ -169,7 +180,7 @@ def _given(tensors, sizes):
     if sizes is not None:
         return tensors
     threes = [tuple(tensors[at : at + 3]) for at in (0, 3, 6, 9)]
-    return [None if three[0] is None else three for three in threes]
+    return [None if all(one is None for one in three) else three for three in threes]
 
 
 def causal_conv1d_qkv(given, sizes, named, indices, returns_states):
@@ -177,7 +188,7 @@ def causal_conv1d_qkv(given, sizes, named, indices, returns_states):
 
     The tensors given are x, weight, bias and initial_states, each a tuple of three without sizes.
     """
-    if not returns_states and not is_dynamo_compiling() and (sizes is None) == (type(given[0]) is tuple):
+    if not returns_states and not is_dynamo_compiling() and _is_in_parts(given, sizes):
         calls = cached(_calls, sizes, *named)
         if calls is not None and (found := calls((*_flat(given, sizes), *indices))) is not None:
             return found, None
