@@ -383,6 +383,8 @@ CAUSEWAY_DEVICE float multiply_add(float a, float b, float c) {
 #if defined(CAUSEWAY_NVIDIA)
     return __fmaf_rn(a, b, c);
 #else
+// Clang may join two of these, of halves, into one v_dot2, which rounds otherwise and flushes subnormal numbers.
+#pragma clang fp contract(off)
     return __builtin_fmaf(a, b, c);
 #endif
 }
@@ -484,7 +486,13 @@ CAUSEWAY_DEVICE u32 pair_f16(float low, float high) {
 #endif
     return pair;
 #else
-    return (u32)__builtin_bit_cast(u16, (_Float16)low) | (u32)__builtin_bit_cast(u16, (_Float16)high) << 16;
+    const u32 low_bits = __builtin_bit_cast(u16, (_Float16)low), high_bits = __builtin_bit_cast(u16, (_Float16)high);
+#if defined(CAUSEWAY_AMD)
+    // Clang would take v_pack_b32_f16, of which AMD does not say that it keeps subnormal numbers.
+    return __builtin_amdgcn_perm(high_bits, low_bits, 0x05040100u);
+#else
+    return low_bits | high_bits << 16;
+#endif
 #endif
 }
 
