@@ -165,7 +165,7 @@ fn on_gpu(first: &Bound<'_, PyAny>, ordinal: u32, call: &mut impl Call) -> Resul
     })?;
     for ready in left {
         let bytes = ready.workspace_bytes();
-        // Freed at the end of the turn: PyTorch hands it out again only behind what the stream holds now.
+        // Freed at the end of the turn: PyTorch hands it out again only after what the stream holds now.
         let memory = (bytes > 0).then(|| torch.allocate(first, bytes)).transpose()?;
         let address = memory.as_ref().map(data_ptr).transpose()?;
         let workspace = address.map(|address| Workspace { address, bytes });

@@ -169,7 +169,7 @@ impl Operation {
 
     /// Computes as `eager` does, unless autocast intercepts the call too, if the tensors are not cast already. The activation
     /// has its name here. Where a gradient has to be recorded, it calls the function for that, if there is one; else it computes
-    /// nothing, and gives how many of the inputs take part, those behind them being absent.
+    /// nothing, and gives how many of the inputs take part, those after them being absent.
     #[pyo3(signature = (inputs, option, outputs, is_cast))]
     fn record<'py>(
         &self,

@@ -66,7 +66,7 @@ type Described<'py> = (Bound<'py, PyAny>, Vec<Option<Part>>, Vec<Option<Written>
 #[pyclass(frozen, module = "causeway._native")]
 pub struct Packed {
     forward: Pass,
-    /// Reads the gradients of the results and, behind them, what the forward pass read; writes to the gradients of what that read.
+    /// Reads the gradients of the results and, after them, what the forward pass read; writes to the gradients of what that read.
     backward: Option<Pass>,
 }
 
@@ -227,7 +227,7 @@ impl Packed {
     }
 
     /// Computes, if nothing intercepts the call. If a gradient has to be recorded, it computes nothing, and gives how many
-    /// of the inputs take part, those behind them being absent. None for others, and for arguments that only Python has words for.
+    /// of the inputs take part, those after them being absent. None for others, and for arguments that only Python has words for.
     fn record<'py>(
         &self,
         inputs: &Bound<'py, PyTuple>,
@@ -271,7 +271,7 @@ impl Packed {
         let objects: Vec<_> = inputs.iter_borrowed().collect();
         let calls = self.forward.read(torch, &objects, None)?;
         let results = calls.map(|calls| self.forward.compute(torch, &objects, calls)).transpose()?.flatten();
-        single(results.ok_or_else(|| PyRuntimeError::new_err("these tensors need the dispatcher"))?, py)
+        single(results.ok_or_else(|| PyRuntimeError::new_err("only Python has words for these tensors"))?, py)
     }
 
     /// The gradient of each input, which have been saved, from those of the results. None if it may have to go through the dispatcher, or

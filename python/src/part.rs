@@ -23,7 +23,7 @@ enum View {
     Heads,
 }
 
-/// The sizes of the parts of an axis, one behind the other.
+/// The sizes of the parts of an axis, one after the other.
 #[derive(FromPyObject)]
 enum Sizes {
     /// So many of equal size.

@@ -10,7 +10,7 @@ use crate::operation::Operation;
 use crate::table::CallOptions;
 use crate::torch::{Dispatch, Torch};
 
-/// The places of tensors among others; one behind these stands for None.
+/// The places of tensors among others; one past these stands for None.
 type Places = Vec<usize>;
 
 /// The two passes of one kind of call. The package's `Gradients` says what lies where, and knows the same passes in words that compilers
@@ -22,7 +22,7 @@ pub struct Recorded {
     options: CallOptions,
     /// What is kept, among the inputs.
     saved: Places,
-    /// What the backward operation reads, among what was kept and the gradients of results behind that.
+    /// What the backward operation reads, among what was kept and the gradients of results after that.
     read: Places,
     /// The gradients of the inputs, among its results.
     found: Places,
@@ -98,7 +98,7 @@ impl Recorded {
     }
 }
 
-/// What lies at some places, None behind the last one.
+/// What lies at some places, None past the last one.
 fn picked<'a, 'py>(
     places: &[usize],
     objects: impl Iterator<Item = Object<'a, 'py>>,

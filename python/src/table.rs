@@ -176,7 +176,7 @@ impl Entry {
         })
     }
 
-    /// The options of a convolution: an activation alone, or a tuple that has behind it whether products are rounded, and behind
+    /// The options of a convolution: an activation alone, or a tuple that has after it whether products are rounded, and after
     /// that head_dim, eps and scale of a norm.
     fn convolution_options<'py>(
         &self,

@@ -84,6 +84,7 @@ def update(mesh):
         part = place(state.clone(), of_state)
         expected = causeway.causal_conv1d_qkv_update(step, state, t["weight"], **options)
         found = causeway.causal_conv1d_qkv_update(place(step, of_state), part, place(t["weight"], WHOLE), **options)
+        assert part.placements == (of_state,)
         torch.testing.assert_close([whole(one) for one in found], list(expected))
         torch.testing.assert_close(whole(part), state)
     x, weight = place(t["x"][..., 0], WHOLE), place(t["weight"], WHOLE)

@@ -1,6 +1,7 @@
 """The drop-in as a distribution and at run time: what is in it, and how it lives beside the original."""
 
 import importlib
+import itertools
 import importlib.util
 import subprocess
 import sys
@@ -106,17 +107,17 @@ def test_a_module_that_came_later_stays():
     del sys.modules["causal_conv1d_cuda"]
 
 
-def test_several_are_removed_in_any_order():
-    first, second, third = (causeway.install_causal_conv1d() for _ in range(3))
-    names = present()
-    second.remove()
-    assert present() == names
-    first.remove()
-    assert present() == names
-    third.remove()
+@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+def test_several_are_removed_in_any_order(order):
+    installed = [causeway.install_causal_conv1d() for _ in range(3)]
+    names = set(present())
+    for at in order[:2]:
+        installed[at].remove()
+        assert set(present()) == names
+    installed[order[2]].remove()
     assert not present()
     # What was removed has nothing to put back.
-    second.remove()
+    installed[order[0]].remove()
     assert not present()
 
 

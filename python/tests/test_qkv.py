@@ -268,28 +268,38 @@ def test_saved_tensors_are_read_once(kind, device):
 @pytest.mark.parametrize("absent", ["bias", "initial_states"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_what_q_lacks_k_and_v_may_have(returns_states, absent, transposed):
-    three = lambda *shape: tuple(draw(*(size if n == 0 else n for n in shape), seed=i) for i, size in enumerate(SIZES))  # noqa: E731
+    """As zeros in its place."""
     x = tuple(draw(2, size, 7, seed=i) for i, size in enumerate(SIZES))
-    weight = three(0, 3)
-    given = {absent: tuple(draw(*(() if absent == "bias" else (2,)), size, *(() if absent == "bias" else (2,)), seed=9) for size in SIZES)}
-    given[absent] = (None, *given[absent][1:])
-    joined = {name: torch.cat([torch.zeros_like(t[1][..., : SIZES[0], :] if t[1].ndim == 3 else t[1][: SIZES[0]]), *t[1:]], 0 if t[1].ndim == 1 else 1) for name, t in given.items()}
+    weight = tuple(draw(size, 3, seed=i) for i, size in enumerate(SIZES))
+    if absent == "bias":
+        zeros, k, v, axis = torch.zeros(SIZES[0]).double(), draw(SIZES[1], seed=9), draw(SIZES[2], seed=9), 0
+    else:
+        zeros, k, v, axis = torch.zeros(2, SIZES[0], 2).double(), draw(2, SIZES[1], 2, seed=9), draw(2, SIZES[2], 2, seed=9), 1
 
     def loss(results):
         results = results[0] if returns_states else results
         return sum((t.transpose(1, 2).contiguous() if transposed else t).square().sum() for t in results)
 
     options = {"head_dim": HEADS, "return_final_states": returns_states}
-    leaves = *x, *weight, *given[absent][1:]
-    found = torch.autograd.grad(loss(causeway.causal_conv1d_qkv(x, weight, **given, **options)), leaves)
+    leaves = *x, *weight, k, v
+    apart = causeway.causal_conv1d_qkv(x, weight, **{absent: (None, k, v)}, **options)
+    found = torch.autograd.grad(loss(apart), leaves)
+    joined = {absent: torch.cat([zeros, k, v], axis)}
     whole = causeway.causal_conv1d_qkv(torch.cat(x, 1), torch.cat(weight), **joined, sizes=SIZES, **options)
     torch.testing.assert_close(found, torch.autograd.grad(loss(whole), leaves))
 
 
-def test_one_weight_for_three_is_refused():
-    x = tuple(draw(2, size, 7) for size in SIZES)
+def test_other_than_three_is_refused():
+    x, weight = tuple(draw(2, size, 7) for size in SIZES), tuple(draw(size, 3) for size in SIZES)
+    biases = tuple(draw(size) for size in SIZES)
     for returns_states in (False, True):
+        options = {"head_dim": HEADS, "return_final_states": returns_states}
         with pytest.raises(TypeError, match="weight is a Tensor: expected a tuple of three"):
-            causeway.causal_conv1d_qkv(x, draw(12, 3), head_dim=HEADS, return_final_states=returns_states)
+            causeway.causal_conv1d_qkv(x, weight[0], **options)
+        for wrong in (biases[:1], (*biases, biases[0]), ()):
+            with pytest.raises(TypeError, match="bias is .*: expected a tuple of three"):
+                causeway.causal_conv1d_qkv(x, weight, wrong, **options)
+        with pytest.raises(TypeError, match="weight is .*: expected a tuple of three"):
+            causeway.causal_conv1d_qkv(x, (*weight, biases[0]), **options)
     with pytest.raises((TypeError, ValueError), match="^sizes"):
         causeway.causal_conv1d_qkv(draw(2, CHANNELS, 7), draw(CHANNELS, 3), sizes=torch.tensor(SIZES), head_dim=HEADS)

@@ -77,7 +77,7 @@ def _recorded(count, named_option, returns_states, has_states):
 
         @staticmethod
         def backward(ctx, *given):
-            # Once: checkpoints recompute what they give, and give it once.
+            # Read once: checkpointing without reentrance refuses a second read.
             saved = ctx.saved_tensors
             # What intercepts a gradient gets the operator, and so do compilers.
             if not is_dynamo_compiling() and (found := kernels.backward(ctx, saved, given)) is not None:
@@ -140,7 +140,7 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
         of_table = zip(inputs, _FORWARD.is_index)
         inputs = tuple(dtensor.replicated(t, x) if is_index else t for t, is_index in of_table)
     wanted = (..., None if outputs is None else ...)
-    # Asked here: where a compiler leaves this frame to Python, it would compile a function that asks, and find itself compiling.
+    # Not in a helper: Dynamo may skip this frame and still compile the helper, where `is_compiling()` is True.
     if not is_compiling() and (functorch_level() is not None or forward_ad._current_level >= 0):
         y, final_states = transforms.CausalConv1d.apply(*operators.forward.flat(inputs, option, wanted))
     else:

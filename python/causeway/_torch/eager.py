@@ -46,7 +46,7 @@ def _has_forward_mode():
 
 def refuse_forward_mode(function, instead):
     """Raises the error for a call with forward-mode gradients that a compiler traces: an operator's would be 0."""
-    # A compiler guards the first, and takes the second as it was while it traced.
+    # Dynamo guards on the level; what `_has_forward_mode` gives is a constant of the trace.
     if forward_ad._current_level >= 0 or _has_forward_mode():
         raise NotImplementedError(
             f"{function} has no forward-mode gradient: use reverse mode (grad, vjp, jacrev), or {instead}"
@@ -61,6 +61,11 @@ def autocast_dtype(x):
         if device_type != "meta" and torch.is_autocast_enabled(device_type):
             return torch.get_autocast_dtype(device_type)
     return None
+
+
+def needs_gradient(*tensors):
+    """True if autograd records an operation on these tensors, any of which may be None."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def cast(tensor, dtype):

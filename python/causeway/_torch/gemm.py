@@ -137,7 +137,7 @@ def _finished(result, a, b, algorithm):
         refuse_forward_mode("gemm", "PyTorch's a @ b")
     if is_distributed(a, b):
         from causeway._torch import dtensor  # noqa: F401: gives the operator its strategies
-    # Asked here: where a compiler leaves this frame to Python, it would compile a function that asks, and find itself compiling.
+    # Not in a helper: Dynamo may skip this frame and still compile the helper, where `is_compiling()` is True.
     if not is_compiling() and (functorch_level() is not None or forward_ad._current_level >= 0):
         return transforms.Gemm.apply(a, b, algorithm)
     return operators.gemm((a, b), algorithm)

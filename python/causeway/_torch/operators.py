@@ -115,7 +115,7 @@ def _convolution_gradients(ctx, *given):
 
 
 def save_gemm(ctx, inputs, output=None):
-    """Keeps the matrices that the gradients wanted are made of: that of a frozen weight needs no activation."""
+    """Keeps the matrices that the wanted gradients are made of. A frozen weight wants none, so its activation is not kept."""
     a, b, ctx.algorithm = inputs
     wants_a, wants_b = ctx.needs_input_grad[:2]
     ctx.save_for_backward(a if wants_b else None, b if wants_a else None)

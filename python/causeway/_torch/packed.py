@@ -50,7 +50,7 @@ class PackedCalls:
         kernels = _native.Packed(forward, described, (backward, backward_calls))
 
         def of_kernels(ctx, *given):
-            # Once: checkpoints recompute what they give, and give it once.
+            # Read once: checkpointing without reentrance refuses a second read.
             saved = ctx.saved_tensors
             if not is_dynamo_compiling() and (found := kernels.backward(saved, given)) is not None:
                 return found

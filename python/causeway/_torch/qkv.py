@@ -68,8 +68,8 @@ def _update(given, sizes, options, others):
         found, expected = dtype_name(conv_state.dtype), dtype_name(x.dtype)
         raise TypeError(f"conv_state has dtype {found}: expected {expected}, as x has")
     steps = steps_of(given, sizes, options)
-    # Parts of a tensor that is sharded by channels are copies.
-    gathers = sizes is not None and is_distributed(conv_state)
+    # Where one is sharded by channels, its parts are copies.
+    may_be_copies = is_distributed(conv_state)
     tensors = [tensor for step in steps for tensor in (step.x, step.conv_state, step.weight, step.bias)]
     if is_compiling() or is_cast or not is_direct(*tensors, *others) or x.is_nested:
         ys = [causal_conv1d_update(step.inputs(others), step.conv_state, step.option) for step in steps]
@@ -77,7 +77,7 @@ def _update(given, sizes, options, others):
         ys = _native.causal_conv1d_update.run_together([
             (step.inputs(others), kernel_option(step.option), (step.conv_state, _empty_channel_last(step.x))) for step in steps
         ])  # fmt: skip
-    if gathers:
+    if may_be_copies:
         conv_state.copy_(torch.cat([step.conv_state for step in steps], 1))
     return tuple(_heads(y, step.head_dim) for y, step in zip(ys, steps))
 
@@ -165,14 +165,14 @@ def _gradients(sizes, options, saved, dys, dstates):
 
 def _flat(given, sizes):
     """x, weight, bias and initial_states in one list, three of each without sizes."""
-    return given if sizes is not None else [one for three in given for one in three or (None,) * 3]
+    return given if sizes is not None else [one for three in given for one in ((None,) * 3 if three is None else three)]
 
 
-def _is_in_parts(given, sizes):
-    """Whether each of x, weight, bias and initial_states is one tensor, or with no sizes three."""
+def _matches_sizes(given, sizes):
+    """Whether x is one tensor, as sizes say, or without sizes each is a tuple of three."""
     if sizes is not None:
         return type(given[0]) is not tuple
-    return all(three is None or type(three) is tuple for three in given)
+    return all(three is None or (type(three) is tuple and len(three) == 3) for three in given)
 
 
 def _given(tensors, sizes):
@@ -188,7 +188,7 @@ def causal_conv1d_qkv(given, sizes, named, indices, returns_states):
 
     The tensors given are x, weight, bias and initial_states, each a tuple of three without sizes.
     """
-    if not returns_states and not is_dynamo_compiling() and _is_in_parts(given, sizes):
+    if not returns_states and not is_dynamo_compiling() and _matches_sizes(given, sizes):
         calls = cached(_calls, sizes, *named)
         if calls is not None and (found := calls((*_flat(given, sizes), *indices))) is not None:
             return found, None

@@ -137,8 +137,9 @@ class Gemm(torch.autograd.Function):
         if at_b is None:
             entries = a.movedim(at_a, 0)
             return Gemm.apply(entries.flatten(0, 1), b, algorithm).unflatten(0, entries.shape[:2]), 0
-        of_entries = [[t] * size if at is None else t.unbind(at) for t, at in ((a, at_a), (b, at_b))]
         if size == 0:
-            rows = a if at_a is None else a.movedim(at_a, 0)
-            return a.new_empty(0, rows.shape[-2], b.movedim(at_b, 0).shape[-1]), 0
+            # Sums over no entries stand for them: what is wrong with either is found, and both get a gradient.
+            a, b = (t if at is None else t.movedim(at, -1).sum(-1, dtype=t.dtype) for t, at in ((a, at_a), (b, at_b)))
+            return Gemm.apply(a, b, algorithm).expand(1, -1, -1)[:0], 0
+        of_entries = [[t] * size if at is None else t.unbind(at) for t, at in ((a, at_a), (b, at_b))]
         return torch.stack([Gemm.apply(*entry, algorithm) for entry in zip(*of_entries, strict=True)]), 0

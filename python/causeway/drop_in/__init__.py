@@ -71,10 +71,10 @@ class Installed(Removable):
         _installed.remove(self)
         for name, module in self._modules.items():
             before = self._before[name]
-            # A later one that is still there must not put this module back.
-            for later in _installed:
-                if later._before[name] is module:
-                    later._before[name] = before
+            # One that came later must not put this module back.
+            for other in _installed:
+                if other._before[name] is module:
+                    other._before[name] = before
             if sys.modules.get(name) is not module:
                 # Somebody has put another one there since, which is theirs to remove.
                 continue

@@ -3,7 +3,7 @@
 import sys
 
 import torch.nn.functional as F
-from torch import cat, is_grad_enabled
+from torch import cat
 
 import causeway
 
@@ -77,8 +77,7 @@ def _convolved(self, x, seqlen, state, cache, seq_idx):
     last = cat(last, 1) if last else None
     if state is not None and seqlen == 1:
         return causeway.causal_conv1d_qkv_update(last, state, weight, bias, sizes=sizes, **options)
-    # A copy where it is kept for a gradient: the cache's own changes below.
-    initial_states = None if state is None else state[..., 1:].to(last.dtype, copy=is_grad_enabled())
+    initial_states = None if state is None else state[..., 1:].to(last.dtype)
     if separate:
         x = tuple(part.transpose(1, 2) for part in x)
         split = [None if given is None else given.split(sizes, axis) for given, axis in ((weight, 0), (bias, 0), (initial_states, 1))]

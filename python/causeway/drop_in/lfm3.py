@@ -6,9 +6,10 @@ PyTorch and asks for no package. These functions take the place of that module's
 
 import importlib
 
-from torch import cat, is_grad_enabled
+from torch import cat
 
 import causeway
+from causeway._torch.eager import needs_gradient
 from causeway.drop_in import Removable
 
 MODULE = "transformers.models.lfm3.modeling_lfm3"
@@ -21,13 +22,13 @@ def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, seq_idx=
 
 def causal_conv1d_update(hidden_states, conv_state, weight, bias=None, activation=None):
     """One step of decoding, with the cache's state changed in place."""
-    if is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad):
+    if hidden_states.ndim == 3 and needs_gradient(hidden_states, conv_state, weight, bias):
         # An update keeps nothing for a gradient.
         columns, before = conv_state.shape[-1], weight.shape[-1] - 1
         initial_states = conv_state[..., columns - before :].to(hidden_states.dtype, copy=True)
         y = causeway.causal_conv1d_fn(hidden_states, weight, bias, None, initial_states, activation=activation)
-        new = hidden_states.detach().to(conv_state.dtype)
-        conv_state.copy_(cat([conv_state, new], -1)[..., -columns:])
+        # With its graph, as the module's own function has it: a later step may be trained through the cache.
+        conv_state.copy_(cat([conv_state, hidden_states.to(conv_state.dtype)], -1)[..., -columns:])
         return y
     return causeway.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
 

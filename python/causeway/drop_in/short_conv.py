@@ -2,9 +2,8 @@
 
 import sys
 
-from torch import is_grad_enabled
-
 import causeway
+from causeway._torch.eager import needs_gradient
 
 # What a module has that computes `out_proj(C * conv(B * x))`, with B, C and x the thirds of `in_proj`.
 _PARTS = "in_proj", "conv", "out_proj", "layer_idx", "conv_kernel_size"
@@ -31,14 +30,14 @@ def forward(self, hidden_states, cache=None, attention_mask=None, seq_idx=None, 
     weight, bias, state = self.conv.weight.squeeze(1), self.conv.bias, None
     if cache is not None:
         state = cache.get_conv_state(self.layer_idx, state_idx=0)
+    is_recorded = needs_gradient(packed, weight, bias)
     # An update keeps nothing for a gradient.
-    needs_gradient = is_grad_enabled() and (packed.requires_grad or weight.requires_grad)
-    if state is not None and packed.shape[-1] == 1 and not needs_gradient:
+    if state is not None and packed.shape[-1] == 1 and not is_recorded:
         B, C, x = packed.chunk(3, dim=-2)
         y = causeway.causal_conv1d_gated_update(B, x, C, state, weight, bias)
     else:
         # A copy where it is kept for a gradient: the cache's own changes below.
-        initial_states = None if state is None else state[..., 1:].to(packed.dtype, copy=needs_gradient)
+        initial_states = None if state is None else state[..., 1:].to(packed.dtype, copy=is_recorded)
         y = causeway.causal_conv1d_gated_packed(packed, weight, bias, seq_idx, initial_states, order="BCx")
         if cache is not None:
             # The cache keeps as many positions as there are taps; it wants no others.

@@ -86,7 +86,8 @@ macro_rules! together {
             /// but for the order of sums: over positions, which may be cut in other places, and in backward over the channels of a head.
             ///
             /// # Errors
-            /// As for `run`. After an error of arguments nothing has been written.
+            /// As for `run`. After an error of arguments nothing has been written; where a CPU has no memory for one call, those before it
+            /// have been computed.
             pub fn run_together(calls: &mut [Self], device: &Device) -> Result<()> {
                 for call in &mut *calls {
                     call.validate()?;

@@ -197,8 +197,8 @@ impl<'a> Reference<'a> {
                 Activation::Silu => {
                     let (pre, error) = self.pre(b, c, t);
                     let s = sigmoid(pre);
-                    let slope = s * (1.0 + pre * (1.0 - s));
-                    (dy * slope, dy.abs() * (0.6 * error + self.case.silu_error() * 1.1))
+                    let derivative = s * (1.0 + pre * (1.0 - s));
+                    (dy * derivative, dy.abs() * (0.6 * error + self.case.silu_error() * 1.1))
                 }
             };
             dbias.add(c, g, g_error, long, epsilon);

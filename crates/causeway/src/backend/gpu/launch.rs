@@ -21,11 +21,11 @@ pub(super) fn power_of_two_in(number: u64) -> u32 {
 /// Blocks that come early fill the multiprocessors that are done first, so a grid
 /// that would be spread evenly is not: what saves 0.3 µs of a small launch costs 2 µs of a large one
 /// (docs/kernels/history/forward.md). Planners of grids that have no other way to lie ask for it whatever they move.
-const PROGRAMMATIC_BYTES: u64 = 20_000_000;
+const MOST_PROGRAMMATIC_BYTES: u64 = 20_000_000;
 
 /// The same of launches whose blocks are all resident at once and leave no room for more. Of such, those of 24 to 60 MB gained up to 0.4 µs, and
 /// some of 80 MB and more lost (docs/kernels/history/backward-first.md, "Beginning early").
-const PROGRAMMATIC_BYTES_IN_ONE_ROUND: u64 = 64_000_000;
+const MOST_PROGRAMMATIC_BYTES_IN_ONE_ROUND: u64 = 64_000_000;
 
 /// Whether this device has programmatic dependent launch.
 pub(super) fn has_programmatic_launch(facts: &DeviceFacts) -> bool {
@@ -47,12 +47,13 @@ impl Traffic {
 
     /// Whether such a launch is programmatic only where all of its blocks are resident at once.
     pub(super) fn is_mid_size(self) -> bool {
-        (PROGRAMMATIC_BYTES + 1..=PROGRAMMATIC_BYTES_IN_ONE_ROUND).contains(&(self.read + self.written))
+        (MOST_PROGRAMMATIC_BYTES + 1..=MOST_PROGRAMMATIC_BYTES_IN_ONE_ROUND)
+            .contains(&(self.read + self.written))
     }
 
     /// Whether such a launch is programmatic.
     fn is_programmatic(self, facts: &DeviceFacts) -> bool {
-        has_programmatic_launch(facts) && self.read + self.written <= PROGRAMMATIC_BYTES
+        has_programmatic_launch(facts) && self.read + self.written <= MOST_PROGRAMMATIC_BYTES
     }
 }
 
@@ -129,9 +130,9 @@ mod tests {
         assert!(["sm_90a", "sm_100a", "sm_120"].iter().all(|sm| is_programmatic(
             Vendor::Nvidia,
             sm,
-            PROGRAMMATIC_BYTES / 2
+            MOST_PROGRAMMATIC_BYTES / 2
         )));
-        assert!(!is_programmatic(Vendor::Nvidia, "sm_90a", PROGRAMMATIC_BYTES / 2 + 1));
+        assert!(!is_programmatic(Vendor::Nvidia, "sm_90a", MOST_PROGRAMMATIC_BYTES / 2 + 1));
         assert!(!["sm_75", "sm_80", "sm_89"].iter().any(|sm| is_programmatic(Vendor::Nvidia, sm, 1)));
         assert!(!is_programmatic(Vendor::Amd, "gfx942", 1));
     }

@@ -49,7 +49,7 @@ pub(crate) fn join(plans: &[Plan], facts: &DeviceFacts) -> Option<Plan> {
     let mut arguments = bytemuck::cast_slice(&header).to_vec();
     let blocks = *ends.get(plans.len() - 1)?;
 
-    // A kernel with a programmatic launch moves more as one of several than it would alone.
+    // The joined launch is programmatic if every member's is, though together they may move more than one such launch would.
     let waits = plans.iter().all(|plan| plan.programmatic_launch);
     // The most registers that one of them has. On sm_75 walks of f32 with norms and without need a few more together than apart.
     let least = kernels.iter().map(|(_, bounds)| bounds.resident).min()?;

@@ -21,7 +21,7 @@ device_struct! {
 }
 
 kernel!(HALO, "backward_halo", "backward_halo", HaloArguments);
-kernel!(BEHIND_HALO, "backward_halo", "backward_after_halo", HaloArguments);
+kernel!(AFTER_HALO, "backward_halo", "backward_after_halo", HaloArguments);
 
 const THREADS: u32 = 128;
 
@@ -78,7 +78,7 @@ pub fn plan_after_halo(
     let blocks = striding_blocks(facts, positions.saturating_add(sums), THREADS);
     let call = BackwardArguments { sum_blocks: blocks, ..planner.arguments() };
     let entry = Entry {
-        kernel: &BEHIND_HALO,
+        kernel: &AFTER_HALO,
         bounds: LaunchBounds::new(THREADS, 1),
         problem: planner.problem(),
         tile: Constants::new("Tile").int("threads", THREADS),

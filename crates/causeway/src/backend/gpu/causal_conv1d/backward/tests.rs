@@ -408,12 +408,12 @@ fn calls_of_middling_size_are_programmatic_where_all_blocks_are_resident() {
         }
     }
     // Devices without programmatic launches, and members of a larger launch, keep their shared memory.
-    let (early, alone) =
+    let (programmatic, alone) =
         (planned(&calls[0]), DeviceFacts { architecture: "sm_89".to_string(), ..DeviceFacts::h200() });
     let beside =
         plan_beside(&calls[0], &calls[0].validate().unwrap(), &DeviceFacts::h200()).unwrap().unwrap();
     for plan in [planned_for(&calls[0], &alone), beside] {
-        assert!(!plan.programmatic_launch && plan.shared_bytes < early.shared_bytes, "{plan}");
+        assert!(!plan.programmatic_launch && plan.shared_bytes < programmatic.shared_bytes, "{plan}");
     }
     // Several rounds, and too much.
     let (rounds, large) = ([2, 5000, 1000], [4, 5376, 4096]);
