@@ -126,17 +126,27 @@ fn with_gradients_of_heads<T: Number>(
     (partition, rows): (Partition, bool),
     rest: impl FnOnce(Partition, Problem<T>, bool),
 ) -> Result<()> {
-    let parallel = call.uses_threads();
     let mut memory = Memory::new(sizes, rows)?;
     let (g, read) = memory.views();
-    let mut sums = Sums::new(sizes, partition.chunks)?;
-    let mut problem = Problem::<T>::new(call, sizes, sums.target());
-    let heads = Heads::new(norm);
-    let first =
-        ByHeads { partition: heads.partition(sizes), silu: problem.silu, problem: &problem, heads, g, rows };
-    first.partition.for_each_task(parallel, |task| T::run(cpu, &first, task));
-    (problem.g, problem.silu) = (Some(read), false);
-    rest(partition, problem, parallel);
+    with_sums(call, sizes, partition.chunks, |mut problem: Problem<T>, parallel| {
+        let heads = Heads::new(norm);
+        let (of_heads, silu) = (heads.partition(sizes), problem.silu);
+        let first = ByHeads { partition: of_heads, silu, problem: &problem, heads, g, rows };
+        first.partition.for_each_task(parallel, |task| T::run(cpu, &first, task));
+        (problem.g, problem.silu) = (Some(read), false);
+        rest(partition, problem, parallel);
+    })
+}
+
+/// Runs the tasks of a call, whose partition has so many chunks, and writes dweight and dbias from the sums that they put.
+fn with_sums<T: Number>(
+    call: &mut Backward<'_>,
+    sizes: &Sizes,
+    chunks: i64,
+    run: impl FnOnce(Problem<T>, bool),
+) -> Result<()> {
+    let mut sums = Sums::new(sizes, chunks)?;
+    run(Problem::new(call, sizes, sums.target()), call.uses_threads());
     write_sums(&sums, call);
     Ok(())
 }
@@ -161,22 +171,18 @@ fn is_plain(call: &Backward<'_>) -> bool {
 }
 
 fn few_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, cut: few::Cut) -> Result<()> {
-    let mut sums = Sums::new(sizes, cut.partition.chunks)?;
-    let problem = Problem::new(call, sizes, sums.target());
-    let kernel = FewChannels::<T> { cut, seqlen: sizes.seqlen, problem };
-    kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
-    write_sums(&sums, call);
-    Ok(())
+    with_sums(call, sizes, cut.partition.chunks, |problem, parallel| {
+        let kernel = FewChannels::<T> { cut, seqlen: sizes.seqlen, problem };
+        kernel.cut.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
+    })
 }
 
 fn along_channels<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) -> Result<()> {
     let partition = rows::partition(sizes, MAX_CHUNKS);
-    let mut sums = Sums::new(sizes, partition.chunks)?;
-    let problem = Problem::new(call, sizes, sums.target());
-    let kernel = AlongChannels::<T> { partition, problem, weights: rows::Weights::new() };
-    kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
-    write_sums(&sums, call);
-    Ok(())
+    with_sums(call, sizes, partition.chunks, |problem, parallel| {
+        let kernel = AlongChannels::<T> { partition, problem, weights: rows::Weights::new() };
+        kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
+    })
 }
 
 fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) -> Result<()> {
@@ -187,21 +193,17 @@ fn along_sequence<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes) -
         return short_rows::<T>(cpu, call, sizes, cut);
     }
     let partition = Partition::along_sequence(sizes, contiguous, MAX_CHUNKS);
-    let mut sums = Sums::new(sizes, partition.chunks)?;
-    let problem = Problem::new(call, sizes, sums.target());
-    let kernel = AlongSequence::<T> { partition, problem };
-    kernel.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
-    write_sums(&sums, call);
-    Ok(())
+    with_sums(call, sizes, partition.chunks, |problem, parallel| {
+        let kernel = AlongSequence::<T> { partition, problem };
+        kernel.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
+    })
 }
 
 fn short_rows<T: Number>(cpu: Cpu, call: &mut Backward<'_>, sizes: &Sizes, cut: short::Cut) -> Result<()> {
-    let mut sums = Sums::new(sizes, cut.partition.chunks)?;
-    let problem = Problem::new(call, sizes, sums.target());
-    let kernel = ShortRows::<T> { cut, problem };
-    kernel.cut.partition.for_each_task(call.uses_threads(), |task| T::run(cpu, &kernel, task));
-    write_sums(&sums, call);
-    Ok(())
+    with_sums(call, sizes, cut.partition.chunks, |problem, parallel| {
+        let kernel = ShortRows::<T> { cut, problem };
+        kernel.cut.partition.for_each_task(parallel, |task| T::run(cpu, &kernel, task));
+    })
 }
 
 fn write_sums(sums: &Sums, call: &mut Backward<'_>) {
