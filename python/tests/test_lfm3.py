@@ -129,3 +129,22 @@ def test_gradients_with_a_cache(config, device, way, lengths, trained):
         found = gradients()
     assert found.keys() == expected.keys()
     torch.testing.assert_close(found, expected, atol=5e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("way", ["install_lfm3", "patch_transformers"])
+def test_gradients_of_a_prompt_through_the_cache(config, device, way):
+    """Nothing requires a gradient but what the cache holds."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(device).requires_grad_(False)
+    prompt = torch.randn(2, 5, 32, device=device, requires_grad=True)
+    token = torch.randn(2, 1, 32, device=device)
+
+    def gradient():
+        cache = model(inputs_embeds=prompt, use_cache=True).past_key_values
+        logits = model(inputs_embeds=token, past_key_values=cache, use_cache=True).logits
+        return torch.autograd.grad(logits.square().sum(), prompt)[0]
+
+    expected = gradient()
+    with causeway.install_lfm3() if way == "install_lfm3" else causeway.patch_transformers(model):
+        found = gradient()
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)

@@ -22,6 +22,7 @@ from causeway._torch.eager import (
     is_direct,
     is_distributed,
     is_dynamo_compiling,
+    needs_gradient,
     refuse_forward_mode,
 )
 from causeway._torch.gradients import Gradients
@@ -92,7 +93,7 @@ def _recorded(count, named_option, returns_states, has_states):
 def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_cast=False):
     """See `causeway.causal_conv1d_fn`; the option is an activation, or a pair of it and whether products are rounded."""
     outputs = None
-    if final_states_out is not None and _is_grad_enabled() and getattr(final_states_out, "requires_grad", False):
+    if final_states_out is not None and needs_gradient(final_states_out):
         raise RuntimeError("final_states_out requires a gradient, and is written to: pass final_states_out.detach()")
     if return_final_states or final_states_out is not None:
         outputs = ..., ... if final_states_out is None else final_states_out
@@ -203,7 +204,7 @@ def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
 
 def refuse_gradient(conv_state):
     """Raises the error for a state that autograd follows."""
-    if _is_grad_enabled() and getattr(conv_state, "requires_grad", False):
+    if needs_gradient(conv_state):
         raise RuntimeError("conv_state requires a gradient, and is changed in place: pass conv_state.detach()")
 
 

@@ -64,8 +64,8 @@ def autocast_dtype(x):
 
 
 def needs_gradient(*tensors):
-    """True if autograd records an operation on these tensors, any of which may be None."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    """True if autograd records an operation on these tensors. What is no tensor is refused later."""
+    return torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 
 def cast(tensor, dtype):

@@ -9,7 +9,16 @@ from causeway._activation import kernel_option
 from causeway._gated import inputs_of_packed, is_order, parts, require_parts
 from causeway._torch import operators
 from causeway._torch.conv1d import backward_needs_dispatcher, causal_conv1d_fn
-from causeway._torch.eager import autocast_dtype, cast, is_compiling, is_direct, is_distributed, is_dynamo_compiling, naming
+from causeway._torch.eager import (
+    autocast_dtype,
+    cast,
+    is_compiling,
+    is_direct,
+    is_distributed,
+    is_dynamo_compiling,
+    naming,
+    needs_gradient,
+)
 from causeway._torch.packed import PackedCalls, cached
 from causeway._torch.twice import made_by
 
@@ -99,14 +108,6 @@ def _is_one_function(packed, others):
     return is_direct(packed, *others) and not packed.is_nested
 
 
-def _any_requires_grad(tensors):
-    for tensor in tensors:
-        # What is no tensor is refused later.
-        if tensor is not None and getattr(tensor, "requires_grad", False):
-            return True
-    return False
-
-
 def causal_conv1d_gated_packed(packed, order, others, option, return_final_states):
     """See `causeway.causal_conv1d_gated_packed`; the others are weight, bias, initial_states, seq_idx and cu_seqlens."""
     return naming(_SHAPED, (packed, others[0]), _packed, order, others, option, return_final_states)
@@ -123,11 +124,11 @@ def _packed(given, order, others, option, return_final_states, is_cast=False):
         weight, bias, initial_states, *indices = others
         others = weight, bias, cast(initial_states, dtype), *indices
         return _packed((cast(packed, dtype), weight), order, others, option, return_final_states, True)
-    needs_gradient = torch.is_grad_enabled() and (packed.requires_grad or _any_requires_grad(others))
-    if needs_gradient and _is_one_function(packed, others):
+    is_recorded = needs_gradient(packed, *others)
+    if is_recorded and _is_one_function(packed, others):
         return CausalConv1dGated.apply(order, kernel_option(option), return_final_states, packed, *others)
     inputs = inputs_of_packed(packed, order, others)
-    if not needs_gradient:
+    if not is_recorded:
         return causal_conv1d_fn(inputs, option, return_final_states, None, is_cast)
     with made_by(_NAME):
         return causal_conv1d_fn(inputs, option, return_final_states, None, is_cast)

@@ -145,8 +145,9 @@ class Operator:
         require_one_device(
             {a.name: value for a, value in zip(self.arguments, arguments) if isinstance(value, torch.Tensor)}
         )
-        inputs, outputs = self._of_table(self._padded(arguments))
-        algorithm = self.option(arguments) if self._has_algorithm else None
+        arguments = self._padded(arguments)
+        inputs, outputs = self._of_table(arguments)
+        algorithm = self._option(arguments) if self._has_algorithm else None
         results = self._empty(inputs, outputs, algorithm)
         if self._is_out:
             return None

@@ -8,7 +8,17 @@ from causeway import _native
 from causeway._activation import kernel_option
 from causeway._qkv import AXES, INPUTS, STEP_AXES, STEP_INPUTS, checked, options_of, projections_of, sizes_of, split, step_sizes_of, steps_of
 from causeway._torch.conv1d import backward_needs_dispatcher, causal_conv1d_fn, causal_conv1d_update, refuse_gradient
-from causeway._torch.eager import autocast_dtype, cast, dtype_name, is_compiling, is_direct, is_distributed, is_dynamo_compiling, naming
+from causeway._torch.eager import (
+    autocast_dtype,
+    cast,
+    dtype_name,
+    is_compiling,
+    is_direct,
+    is_distributed,
+    is_dynamo_compiling,
+    naming,
+    needs_gradient,
+)
 from causeway._torch.operators import backward_results
 from causeway._torch.packed import PackedCalls, PackedSteps, cached
 from causeway._torch.twice import made_by
@@ -209,9 +219,8 @@ def _qkv(given, sizes, options, indices, returns_states):
         projections = projections_of(given, sizes, options)
     tensors = [tensor for projection in projections for tensor in projection.inputs(*indices)]
     direct = not is_compiling() and is_direct(*tensors) and not projections[0].x.is_nested
-    needs_gradient = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
     states = (None,) * 3
-    if direct and needs_gradient:
+    if direct and needs_gradient(*tensors):
         results = CausalConv1dQKV.apply(sizes, options, returns_states, *_flat(given, sizes), *indices)
         if returns_states:
             results, states = results[:3], results[3] if sizes is not None else results[3:]

@@ -30,7 +30,7 @@ def forward(self, hidden_states, cache=None, attention_mask=None, seq_idx=None, 
     weight, bias, state = self.conv.weight.squeeze(1), self.conv.bias, None
     if cache is not None:
         state = cache.get_conv_state(self.layer_idx, state_idx=0)
-    is_recorded = needs_gradient(packed, weight, bias)
+    is_recorded = needs_gradient(packed, weight, bias, state)
     # An update keeps nothing for a gradient.
     if state is not None and packed.shape[-1] == 1 and not is_recorded:
         B, C, x = packed.chunk(3, dim=-2)
