@@ -169,7 +169,7 @@ def causal_conv1d_qkv_update(
 def _calls_of(x):
     """The calls for x's library."""
     if isinstance(x, list) or (type(x) is tuple and len(x) != 3):
-        raise TypeError(f"x is {kind_of(x)} of {len(x)}: expected one tensor, or a tuple of three, for q, k and v")
+        raise TypeError(f"x is {_counted(x)}: expected one tensor, or a tuple of three, for q, k and v")
     return causeway._calls(x[0] if type(x) is tuple else x)
 
 
@@ -207,11 +207,16 @@ def options_of(head_dim, l2norm, scale, eps, activation):
     ]
 
 
+def _counted(value):
+    """What errors call it; of a tuple or a list, with how many it has."""
+    return f"{kind_of(value)} of {len(value)}" if isinstance(value, (tuple, list)) else kind_of(value)
+
+
 def _expect_as_x(names, given):
     """If x is a tuple, all are tuples of three; else none is."""
     for name, value in zip(names, given):
         if type(given[0]) is tuple and value is not None and (type(value) is not tuple or len(value) != 3):
-            raise TypeError(f"{name} is {kind_of(value)}: expected a tuple of three, for q, k and v")
+            raise TypeError(f"{name} is {_counted(value)}: expected a tuple of three, for q, k and v")
         if type(given[0]) is not tuple and isinstance(value, (tuple, list)):
             raise TypeError(f"{name} is {kind_of(value)}: expected one tensor, as x is, with q, k and v along its channels")
 
