@@ -32,6 +32,11 @@ template <typename T> CAUSEWAY_DEVICE T maximum(T a, T b) { return a > b ? a : b
 template <typename T> CAUSEWAY_DEVICE const T* at(const void* base, i64 offset) { return (const T*)base + offset; }
 template <typename T> CAUSEWAY_DEVICE T* at(void* base, i64 offset) { return (T*)base + offset; }
 
+// Element offset by strides along (batch or sequence, dim, seqlen or position).
+template <class Strides> CAUSEWAY_DEVICE i64 offset_of(const Strides& strides, i64 entry, i64 channel, i64 position) {
+    return entry * strides.batch + channel * strides.dim + position * strides.seqlen;
+}
+
 // ---- activation ----------------------------------------------------------------------------------------------------
 
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -82,7 +87,7 @@ template <class Problem> CAUSEWAY_DEVICE float activate(float pre) {
 // ---- gates ---------------------------------------------------------------------------------------------------------
 // y = C ⊙ act(conv(B ⊙ x)): what taps read, and what the activation gives, are multiplied as they pass.
 
-// A number as a kernel of its own would have left it in memory, where products are rounded.
+// The value as a separate kernel would have stored it: rounded to X if `round_products`, else unchanged.
 template <class Problem> CAUSEWAY_DEVICE float kept(float value) {
     using X = typename Problem::X;
     if constexpr (!Problem::round_products || SAME<X, float>) {

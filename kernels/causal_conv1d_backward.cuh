@@ -39,6 +39,13 @@ namespace causal_conv1d {
 // and width 0 where the width is in the arguments.
 template <class Problem> constexpr bool PACKED = Problem::cu_seqlens != 0;
 
+// Sums of a channel: dweight of each tap, then dbias.
+template <class Problem> constexpr int SUMS_OF = Problem::dbias ? Problem::width + 1 : Problem::width;
+
+template <class Problem> CAUSEWAY_DEVICE int width_of(const BackwardArguments& a) {
+    return Problem::width ? Problem::width : a.width;
+}
+
 // Element offset in a view, in 64 bits.
 CAUSEWAY_DEVICE i64 offset_of(const Memory& view, i64 entry, i64 channel, i64 position) {
     return entry * view.entry + channel * view.channel + position * view.position;
@@ -93,7 +100,7 @@ CAUSEWAY_DEVICE void load_weights(const BackwardArguments& a, i64 channel, float
 template <class Problem, int Channels, int Waves, bool Split>
 CAUSEWAY_DEVICE void write_channel_sums(const BackwardArguments& a, const float (&sums)[Problem::width + 1], u32 at,
                                         u32 group, u32 part, i64 channel) {
-    constexpr int SUMS = Problem::dbias ? Problem::width + 1 : Problem::width, TOGETHER = SUMS < 8 ? SUMS : 8;
+    constexpr int SUMS = SUMS_OF<Problem>, TOGETHER = SUMS < 8 ? SUMS : 8;
     float addends[TOGETHER];
 #pragma unroll
     for (int j = 0; j < TOGETHER; ++j) addends[j] = sums[j];
@@ -139,7 +146,7 @@ CAUSEWAY_DEVICE void write_channel_sums(const BackwardArguments& a, const float 
 template <bool Silu> CAUSEWAY_DEVICE float activation_gradient(float pre, float dy) {
     if constexpr (!Silu) return dy;
     // act' = s · (1 + pre · (1 - s)) with s = sigmoid(pre).
-    const float s = reciprocal_fast(1.0f + exp2_fast(pre * -1.4426950408889634f));
+    const float s = reciprocal_fast(1.0f + exp2_fast(pre * -LOG2_E));
     const float scaled = dy * s;
     return multiply_add(scaled, multiply_add(-pre, s, pre), scaled);
 }
@@ -190,7 +197,7 @@ template <class Problem>
 CAUSEWAY_DEVICE Packet<sizeof(typename Problem::X)> load_tap(const BackwardArguments& a, const Span<i64>& sequence, i64 entry,
                                                              i64 channel, i64 position, i32 index, int j) {
     using X = typename Problem::X;
-    const int width = Problem::width ? Problem::width : a.width;
+    const int width = width_of<Problem>(a);
     const i64 from = position - j;
     const bool inside = from >= sequence.start;
     const bool counts = index >= 0 && position_index<Problem>(a, entry, maximum(from, sequence.start)) == index;
@@ -252,12 +259,12 @@ CAUSEWAY_DEVICE float gated_gradient(float pre, float forward_pre, float dy, flo
     return activation_gradient<Problem::silu>(pre, gated<Problem>(gate, dy));
 }
 
-// pre and g at a position of a call with gates.
+// pre at a position: newest tap first, or OldestFirst as forward adds it.
 template <class Problem, bool OldestFirst = FORWARD_ORDER<Problem>>
-CAUSEWAY_DEVICE float gated_pre_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel, i64 position,
-                                   i32 index) {
+CAUSEWAY_DEVICE float pre_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel, i64 position,
+                             i32 index) {
     using X = typename Problem::X;
-    const int width = Problem::width ? Problem::width : a.width;
+    const int width = width_of<Problem>(a);
     float pre = read_bias<Problem>(a, channel);
 #pragma unroll 1
     for (int i = 0; i < width; ++i) {
@@ -269,6 +276,7 @@ CAUSEWAY_DEVICE float gated_pre_at(const BackwardArguments& a, const Span<i64>& 
     return pre;
 }
 
+// g at a position of a call with gates.
 template <class Problem>
 CAUSEWAY_DEVICE float gated_gradient_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel,
                                         i64 position) {
@@ -277,28 +285,13 @@ CAUSEWAY_DEVICE float gated_gradient_at(const BackwardArguments& a, const Span<i
     if (index < 0) return 0.0f;
     float pre = 0.0f, dy = read<X>(a.dy, entry, channel, position);
     if constexpr (Problem::C) dy = gated<Problem>(read<X>(a.c, entry, channel, position), dy);
-    if constexpr (Problem::silu) pre = gated_pre_at<Problem>(a, sequence, entry, channel, position, index);
+    if constexpr (Problem::silu) pre = pre_at<Problem>(a, sequence, entry, channel, position, index);
     return activation_gradient<Problem::silu>(pre, dy);
 }
 
 // ---- norms ---------------------------------------------------------------------------------------------------------
 //
 //   n = u · r,  r = 1 / √(Σ u² + eps)        du = scale · r · (dy - n · Σ dy·n)        sums over the channels of a head
-
-// pre at a position, newest tap first.
-template <class Problem>
-CAUSEWAY_DEVICE float pre_at(const BackwardArguments& a, const Span<i64>& sequence, i64 entry, i64 channel, i64 position,
-                             i32 index) {
-    using X = typename Problem::X;
-    const int width = Problem::width ? Problem::width : a.width;
-    float pre = read_bias<Problem>(a, channel);
-#pragma unroll 1
-    for (int j = 0; j < width; ++j) {
-        const Packet<sizeof(X)> tap = load_tap<Problem>(a, sequence, entry, channel, position, index, j);
-        pre = multiply_add(read_weight<Problem>(a, channel, j), element<X, 0>(tap), pre);
-    }
-    return pre;
-}
 
 // A head at a position: r, and Σ dy·n.
 struct HeadAt {
@@ -356,12 +349,12 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& s
         const float pre = pre_at<Problem>(a, sequence, entry, channel, position, index);
         return head.template gradient<Problem>(a, pre, read<X>(a.dy, entry, channel, position));
     }
-    const int width = Problem::width ? Problem::width : a.width;
     const i32 index = position_index<Problem>(a, entry, position);
     const i64 offset = offset_of(a.dy, entry, channel, position);
     const Packet<sizeof(X)> dy = load_if<sizeof(X)>(index >= 0, (const X*)a.dy.data + offset);
-    float pre = read_bias<Problem>(a, channel);
+    float pre = 0.0f;
     if constexpr (Problem::silu && Problem::width != 0 && Problem::width <= 4) {
+        pre = read_bias<Problem>(a, channel);
         Packet<sizeof(X)> taps[Problem::width];
 #pragma unroll
         for (int j = 0; j < Problem::width; ++j) taps[j] = load_tap<Problem>(a, sequence, entry, channel, position, index, j);
@@ -370,11 +363,7 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& s
             pre = multiply_add(read_weight<Problem>(a, channel, j), element<X, 0>(taps[j]), pre);
         }
     } else if constexpr (Problem::silu) {
-#pragma unroll 1
-        for (int j = 0; j < width; ++j) {
-            const Packet<sizeof(X)> tap = load_tap<Problem>(a, sequence, entry, channel, position, index, j);
-            pre = multiply_add(read_weight<Problem>(a, channel, j), element<X, 0>(tap), pre);
-        }
+        pre = pre_at<Problem>(a, sequence, entry, channel, position, index);
     }
     return index < 0 ? 0.0f : activation_gradient<Problem::silu>(pre, element<X, 0>(dy));
 }
@@ -393,7 +382,7 @@ CAUSEWAY_DEVICE float gradient_at(const BackwardArguments& a, const Span<i64>& s
 template <class Problem, int Threads>
 CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, i64 group) {
     using X = typename Problem::X;
-    const int width = Problem::width ? Problem::width : a.width;
+    const int width = width_of<Problem>(a);
     const int states = width - 1;
     const int pairs = Threads / states;
     const int u = (int)thread_index() / pairs, i = (int)thread_index() - u * pairs;
@@ -428,6 +417,14 @@ CAUSEWAY_DEVICE void initial_states_gradient(const BackwardArguments& a, i64 gro
         if (k >= length && !padded) sum += read<X>(a.dfinal_states, n, c, k - length);
     }
     write<X>(a.dinitial_states, n, c, k, sum);
+}
+
+// A block of a grid whose last blocks compute dinitial_states, and whose others run a kernel.
+template <class Kernel, class Problem, int Threads> CAUSEWAY_DEVICE void run_or_states(const BackwardArguments& a, u32 block) {
+    if constexpr (Problem::dinitial_states) {
+        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Threads>(a, block - a.sum_blocks);
+    }
+    Kernel(a).run(block);
 }
 
 }  // namespace causal_conv1d

@@ -171,7 +171,7 @@ private:
             for (int i = 0; i < HALO; ++i) {
                 const i32 t = computing.begin - computing.shift - HALO + i;
                 halo[i] = 0.0f;
-                // States are what they are: one is their factor.
+                // States are not gated: their factor is 1.
                 halo_b[i] = 1.0f;
                 if (ROW_STATES && computing.begin == 0) {
                     // With a shift, the states before the row go into the first lane's packet (clear_outside).
@@ -435,7 +435,7 @@ private:
                 const i32 index = position_index<Problem>(a, computing.entry, t);
                 if constexpr (Problem::dC) {
                     if (index >= 0) {
-                        const float pre = gated_pre_at<Problem, true>(a, sequence, computing.entry, channel, t, index);
+                        const float pre = pre_at<Problem, true>(a, sequence, computing.entry, channel, t, index);
                         activation = multiply_rn(read<X>(a.dy, computing.entry, channel, t), kept<Problem>(activate<Problem>(pre)));
                     }
                 }
@@ -503,10 +503,7 @@ private:
 
 template <class Problem, class Tile>
 CAUSEWAY_DEVICE void backward_channel_first(const BackwardArguments& a, u32 block = block_index<0>()) {
-    if constexpr (Problem::dinitial_states) {
-        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
-    }
-    ChannelFirstBackward<Problem, Tile>(a).run(block);
+    run_or_states<ChannelFirstBackward<Problem, Tile>, Problem, Tile::threads>(a, block);
 }
 
 }  // namespace causal_conv1d

@@ -10,8 +10,8 @@
 // At row t a thread has the window x[t-width+1 … t] and `width` unfinished sums of dx in registers. It computes pre and g once,
 // adds g to dweight, dbias and the sums that g reaches, and stores the sum that is finished, dx[t-width+1]. A segment
 // starts by reading the width-1 rows of x before it. Its first width-1 rows also contribute to the last width-1 rows of dx of
-// the segment above. Those shares are left in shared memory; the thread of the segment above adds them when the block has
-// finished. Only the block's last segment runs width-1 rows past its end.
+// the segment above. These halo contributions are left in shared memory; the thread of the segment above adds them when the block
+// has finished. Only the block's last segment runs width-1 rows past its end.
 //
 // Rows come in chunks of ROWS, which the window's registers go round in, so that the register of every row in it is known at
 // compile time. A ring prefetches `stages` chunks (causal_conv1d_backward_rings.cuh). Calls too small to fill the device have a
@@ -66,7 +66,7 @@ template <class Problem, class Tile> class ChannelLastBackward {
 
     // Sums of the block's channels; segments whose sums a wave adds; lines of sums in shared memory that are left then.
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
-    static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * (Problem::dbias ? WIDTH + 1 : WIDTH);
+    static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * SUMS_OF<Problem>;
     static constexpr int SEGMENTS = THREADS / LANES;  // threads that are left over are idle
     static constexpr int SHARERS = LANES < (int)WAVE_SIZE && (int)WAVE_SIZE % LANES == 0 ? (int)WAVE_SIZE / LANES : 1;
     static constexpr int LINES = SEGMENTS / SHARERS;
@@ -285,7 +285,7 @@ private:
     // copies of rows that lie past its end.
     template <bool Inside> CAUSEWAY_DEVICE void chunk(Ring& ring, i32 t) {
         // Copies to shared memory are issued together, before the chunk's reads. Alternating them with reads costs extra
-        // instructions, and each read would wait behind a copy.
+        // instructions, and each read would wait for the copy before it.
         ring.template wait<Ring::AHEAD>();
         if constexpr (Ring::ASYNC) fetch_chunk(ring, t + Ring::AHEAD * ROWS, Inside && !MASKS_COPIES);
 #pragma unroll
@@ -489,7 +489,7 @@ private:
             } else {
                 g = activation_gradient<Problem::silu>(pre, d[c]);
             }
-            // Behind the row, pre may overflow, and a dy of 0 makes a NaN of that.
+            // Past the end of the entry pre may overflow, and with dy = 0 the product would be NaN.
             if (index < 0 || ((Problem::silu || Problem::norm) && t >= (i32)a.seqlen)) g = 0.0f;
             if (Problem::dC && index < 0) row_dc[c] = 0.0f;
             if (t < last) {
@@ -687,10 +687,7 @@ private:
 
 template <class Problem, class Tile>
 CAUSEWAY_DEVICE void backward_channel_last(const BackwardArguments& a, u32 block = block_index<0>()) {
-    if constexpr (Problem::dinitial_states) {
-        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
-    }
-    ChannelLastBackward<Problem, Tile>(a).run(block);
+    run_or_states<ChannelLastBackward<Problem, Tile>, Problem, Tile::threads>(a, block);
 }
 
 }  // namespace causal_conv1d

@@ -37,7 +37,7 @@ template <class Problem, class Tile> class FlatFirstBackward {
     static constexpr int WAVES_PER_CHANNEL = Tile::waves_per_channel, CHANNELS = WAVES / WAVES_PER_CHANNEL;
     static constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, COUNT = ELEMENTS<X, 16>, SIZE = sizeof(X);
     static constexpr int LANES = (int)WAVE_SIZE, STAGES = 4;
-    static constexpr bool EVEN = Tile::even, RAGGED = Tile::ragged;
+    static constexpr bool DIVIDES = Tile::even, RAGGED = Tile::ragged;
     static constexpr int HALO_BYTES = HALO * SIZE <= 4 ? 4 : HALO * SIZE <= 8 ? 8 : 16;
     static constexpr u32 TILE_BYTES = LANES * 16, RING = STAGES * TILE_BYTES;
     static constexpr u32 SUMS_AT = WAVES * 2 * RING;
@@ -77,7 +77,7 @@ private:
         load_weights<Problem, Tile::weight_bytes>(a, channel, weight, bias);
         lane = (i32)lane_index();
         const i32 count = minimum(all - begin, (i32)a.piece);
-        const i32 has_before = !EVEN && begin > 0 ? 1 : 0;  // there are packets before the run
+        const i32 has_before = !DIVIDES && begin > 0 ? 1 : 0;  // there are packets before the run
         packets_back = LANES / (i32)a.pieces * (i32)a.pieces - LANES;
         x_steps = steps(a.x), dy_steps = steps(a.dy), dx_steps = steps(a.dx);
         // The lane's packet of the run's last tile: its number in the run, which may be past its end, and in its row.
@@ -117,7 +117,7 @@ private:
 
     // Goes a tile back, and says whether that is one row more than a tile's whole rows.
     CAUSEWAY_DEVICE bool back(i32& packet) const {
-        if constexpr (EVEN) return false;
+        if constexpr (DIVIDES) return false;
         packet += packets_back;
         const bool wraps = packet < 0;
         if (wraps) packet += (i32)a.pieces;
@@ -167,7 +167,7 @@ private:
     CAUSEWAY_DEVICE void enter(i32 end) {
 #pragma unroll
         for (int i = 0; i < HALO; ++i) right[i] = 0.0f;
-        if constexpr (EVEN || HALO == 0) return;
+        if constexpr (DIVIDES || HALO == 0) return;
         const i32 entry = (i32)quotient((u32)end, a.pieces_divisor), packet = end - entry * (i32)a.pieces;
         if (packet == 0) return;
         const i32 t = packet * COUNT + lane - shift(address(a.x, entry, 0));
@@ -177,7 +177,8 @@ private:
         for (int i = 0; i < HALO; ++i) right[i] = shuffle(g, i);
     }
 
-    // Computes the lane's packet, if it `exists`. Behind the last row dy, x and its halo are zeros, and so is what they add to the sums.
+    // Computes the lane's packet, and stores it if it `exists`. Past the last row x, its halo and dy are zero, so the packet adds zero to
+    // the sums.
     CAUSEWAY_DEVICE void compute(const Place& place, bool exists) {
         const i32 packet = place.packet;
         float x[HALO + COUNT], d[COUNT], g[COUNT + HALO], out[COUNT];
@@ -207,8 +208,8 @@ private:
             }
             g[v] = activation_gradient<Problem::silu>(pre, d[v]);
         }
-        // Elements of the packet that lie in its row begin at `from` and end before `to`. Behind the row x and dy are zeros, but pre may overflow by
-        // the halo, and 0 times that is a NaN.
+        // Elements of the packet that lie in its row begin at `from` and end before `to`. Past the row's end x and dy are zero, but pre may
+        // overflow because of the halo, and 0 · ∞ is NaN.
         const i32 to = RAGGED ? (i32)a.seqlen - packet * COUNT + shift(place.at) : COUNT, from = packet == 0 ? shift(place.at) : 0;
         if (RAGGED && to < COUNT) {
 #pragma unroll
@@ -223,7 +224,7 @@ private:
         const bool is_last = packet == (i32)a.pieces - 1;
 #pragma unroll
         for (int i = 0; i < HALO; ++i) {
-            const float next = shuffle(!EVEN && lane == 0 ? right[i] : g[i], (u32)(lane + 1) % WAVE_SIZE);
+            const float next = shuffle(!DIVIDES && lane == 0 ? right[i] : g[i], (u32)(lane + 1) % WAVE_SIZE);
             right[i] = g[i];
             g[COUNT + i] = is_last ? 0.0f : next;
         }

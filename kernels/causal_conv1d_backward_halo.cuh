@@ -114,7 +114,7 @@ CAUSEWAY_DEVICE void backward_after_halo(const HaloArguments& arguments, u32 blo
 template <class Problem, class Tile> CAUSEWAY_DEVICE void backward_halo(const HaloArguments& a) {
     using X = typename Problem::X;
     const BackwardArguments& call = a.call;
-    const int width = Problem::width ? Problem::width : call.width;
+    const int width = width_of<Problem>(call);
     send_message<Tile, !Tile::indexed>(a.message, [&](const Place& place) {
         if constexpr (Tile::indexed) {
             const i64 position = (i64)place.position - (width - 1);

@@ -214,10 +214,7 @@ private:
 
 template <class Problem, class Tile>
 CAUSEWAY_DEVICE void backward_short_first(const BackwardArguments& a, u32 block = block_index<0>()) {
-    if constexpr (Problem::dinitial_states) {
-        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
-    }
-    ShortFirstBackward<Problem, Tile>(a).run(block);
+    run_or_states<ShortFirstBackward<Problem, Tile>, Problem, Tile::threads>(a, block);
 }
 
 }  // namespace causal_conv1d

@@ -40,7 +40,7 @@ template <class Problem, class Tile> class ShortLastBackward {
     static_assert(LANES <= (int)WAVE_SIZE, "lanes lie in one wave");
 
     static constexpr int BLOCK_CHANNELS = LANES * CHANNELS;
-    static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * (Problem::dbias ? WIDTH + 1 : WIDTH);
+    static constexpr int BLOCK_SUMS = BLOCK_CHANNELS * SUMS_OF<Problem>;
     static constexpr int CLUSTER = Tile::cluster;
     using SentSums = ClusterSums<CLUSTER, THREADS, BLOCK_SUMS>;
     // Shared memory: what the blocks of the cluster send, or a flag; the sums of each wave.
@@ -172,7 +172,7 @@ private:
 #pragma unroll
         for (u32 mask = LANES; mask < WAVE_SIZE; mask <<= 1) {
 #pragma unroll
-            for (int j = 0; j < (Problem::dbias ? WIDTH + 1 : WIDTH); ++j) {
+            for (int j = 0; j < SUMS_OF<Problem>; ++j) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) sums[j][c] += shuffle_xor(sums[j][c], mask);
             }
@@ -180,7 +180,7 @@ private:
         if (lane_index() < (u32)LANES) {
             const u32 at = WAVES_AT + (thread_index() / WAVE_SIZE * BLOCK_SUMS + lane_index() * CHANNELS) * 4;
 #pragma unroll
-            for (int j = 0; j < (Problem::dbias ? WIDTH + 1 : WIDTH); ++j) {
+            for (int j = 0; j < SUMS_OF<Problem>; ++j) {
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c) write_shared(at + (j * BLOCK_CHANNELS + c) * 4, sums[j][c]);
             }
@@ -214,10 +214,7 @@ private:
 
 template <class Problem, class Tile>
 CAUSEWAY_DEVICE void backward_short_last(const BackwardArguments& a, u32 block = block_index<0>()) {
-    if constexpr (Problem::dinitial_states) {
-        if (block >= a.sum_blocks) return initial_states_gradient<Problem, Tile::threads>(a, block - a.sum_blocks);
-    }
-    ShortLastBackward<Problem, Tile>(a).run(block);
+    run_or_states<ShortLastBackward<Problem, Tile>, Problem, Tile::threads>(a, block);
 }
 
 }  // namespace causal_conv1d

@@ -238,8 +238,8 @@ private:
     }
 
     // Computes the tile at `own` in shared memory, with the lane's halo of x at `halo_at`. `is_first`: of its piece. Masked: `rest` bytes from
-    // the lane's packet on lie in the row. Behind it dy and x are zeros, but pre may overflow by the halo, and 0 times that is a NaN. (What 0
-    // times an infinite x adds to dweight is left open.)
+    // the lane's packet on lie in the row. Past that, x and dy are zero, but pre may overflow because of the halo, and 0 · ∞ is NaN. (What
+    // 0 times an infinite x adds to dweight is unspecified.)
     template <bool Masked> CAUSEWAY_DEVICE void compute(u32 own, u32 halo_at, char* dx, i32 rest, bool is_first) {
         float x[HALO + COUNT], d[COUNT], g[COUNT + HALO], out[COUNT];
         {

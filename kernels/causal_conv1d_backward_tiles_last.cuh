@@ -12,9 +12,9 @@
 //
 // Tiles of x and dy come to shared memory by asynchronous copies of 16 bytes, `stages` - 1 tiles ahead, of which a thread starts a
 // few with each pair of rows that it computes. A wave computes pre and g of its rows once, adds g to dweight and dbias, and to the
-// unfinished sums of dx. Its first width-1 rows also contribute to the last width-1 rows of dx of the wave above: such shares are
-// left in shared memory, and the wave above adds them after the next barrier. The last width-1 rows of a tile are computed again,
-// as the first ones of the next tile, which alone counts and stores them.
+// unfinished sums of dx. Its first width-1 rows also contribute to the last width-1 rows of dx of the wave above: these halo
+// contributions are left in shared memory, and the wave above adds them after the next barrier. The last width-1 rows of a tile are
+// computed again, as the first ones of the next tile, which alone counts and stores them.
 //
 // Gates are copied with x and dy. Taps are products of the tiles of x and B, and both are read a second time when a row of dx and dB is
 // finished.
@@ -56,7 +56,7 @@ template <class Problem, class Tile> class TilesLastBackward {
     static constexpr int B_TENSOR = 2, C_TENSOR = Problem::B ? 3 : 2, TENSORS = 2 + Problem::B + Problem::C, OF_TAPS = 1 + Problem::B;
     static constexpr int COPIES = OF_TAPS * X_COPIES + (TENSORS - OF_TAPS) * DY_COPIES;
     // Shared memory: stages, in whose place the sums of each wave and a flag lie after the last tile; shares of two tiles.
-    static constexpr int SUMS = Problem::dbias ? WIDTH + 1 : WIDTH, BLOCK_SUMS = BLOCK_CHANNELS * SUMS;
+    static constexpr int SUMS = SUMS_OF<Problem>, BLOCK_SUMS = BLOCK_CHANNELS * SUMS;
     static constexpr u32 DY_AT = X_ROWS * LINE, B_AT = DY_AT + DY_ROWS * LINE, C_AT = B_AT + (Problem::B ? X_ROWS * LINE : 0);
     static constexpr u32 STAGE_BYTES = C_AT + (Problem::C ? DY_ROWS * LINE : 0), SHARES_AT = STAGES * STAGE_BYTES;
     static constexpr u32 SHARE = BLOCK_CHANNELS * 4, FLAG_AT = WAVES * BLOCK_SUMS * 4;
@@ -382,7 +382,7 @@ private:
 
     // ---- sums over the block's waves, then over blocks -------------------------------------------------------------
 
-    // Behind the counters of sum_over_blocks.
+    // The step counter follows the counters of sum_over_blocks.
     CAUSEWAY_DEVICE u32* step_counter() const {
         const u32 teams = a.team == 0 ? 0 : (a.parts + a.team - 1) / a.team;
         return a.counters + a.channel_groups * (a.parts == 1 ? 0 : 1 + teams);

@@ -3,11 +3,12 @@
 //   pre[b,c,t] = bias[c] + Σ_w weight[c,w] · x[b,c, t-(width-1)+w]
 //   y[b,c,t]   = act(pre[b,c,t]) + residual[b,c,t]          with gates B ⊙ x for x, and C ⊙ act(pre) for act(pre)
 //
-// Three kernels share the argument block and the final states of this file:
+// Four kernels share the argument block, and all but the last the final states of this file:
 //
 //   causal_conv1d_forward_channel_last.cuh    x[b, t, c] with stride 1 along dim
 //   causal_conv1d_forward_channel_first.cuh   x[b, c, t] with stride 1 along seqlen
 //   causal_conv1d_forward_general.cuh         any strides, any width, 64-bit indices
+//   causal_conv1d_forward_halo.cuh            the first outputs of a slice, after a halo with indices
 //
 // Cost: each element of x is read once from memory and y written once: 4 bytes per element at 16 bits, 8 at 32.
 // Positions shared by neighbouring tiles come from a cache.
@@ -58,7 +59,7 @@ CAUSEWAY_DEVICE void write_final_state(const ForwardArguments& a, i64 sequence, 
                      value);
 }
 
-// A block's share of the final states: one channel per thread, all columns.
+// The final states that one block writes: one channel per thread, all columns.
 template <class Problem, int Threads>
 CAUSEWAY_DEVICE void write_final_states(const ForwardArguments& a, i64 entry, u32 block) {
     i64 sequence = entry, start = 0, end = a.seqlen;

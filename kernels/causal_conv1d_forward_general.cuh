@@ -74,8 +74,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_of_runs(const 
             if (p < 0) continue;
             float value = load_element(x + p * a.x_strides.seqlen);
             if constexpr (Problem::B) {
-                const i64 offset = entry * a.b_strides.batch + channel * a.b_strides.dim + p * a.b_strides.seqlen;
-                value = gated<Problem>(load_element(at<X>(a.b, offset)), value);
+                value = gated<Problem>(load_element(at<X>(a.b, offset_of(a.b_strides, entry, channel, p))), value);
             }
             i32 own = 0;
             if constexpr (Problem::seq_idx) own = (i32)load<4>(indices + p * a.seq_idx_strides.second).word[0];
@@ -91,21 +90,13 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void forward_of_runs(const 
         for (int r = 0; r < RUN; ++r) {
             if (t + r >= a.seqlen) break;
             float factor = 1.0f;
-            if constexpr (Problem::C) {
-                const i64 offset = entry * a.c_strides.batch + channel * a.c_strides.dim +
-                                   (t + r) * a.c_strides.seqlen;
-                factor = load_element(at<X>(a.c, offset));
-            }
+            if constexpr (Problem::C) factor = load_element(at<X>(a.c, offset_of(a.c_strides, entry, channel, t + r)));
             float result = activate_gated<Problem>(sums[r], factor);
             if (Problem::seq_idx && index[r] < 0) result = 0.0f;
             if constexpr (Problem::residual) {
-                const i64 offset = entry * a.residual_strides.batch + channel * a.residual_strides.dim +
-                                  (t + r) * a.residual_strides.seqlen;
-                result = add_rn(result, load_element(at<X>(a.residual, offset)));
+                result = add_rn(result, load_element(at<X>(a.residual, offset_of(a.residual_strides, entry, channel, t + r))));
             }
-            store_element(at<X>(a.y, entry * a.y_strides.batch + channel * a.y_strides.dim +
-                                         (t + r) * a.y_strides.seqlen),
-                          result);
+            store_element(at<X>(a.y, offset_of(a.y_strides, entry, channel, t + r)), result);
         }
     }
 }

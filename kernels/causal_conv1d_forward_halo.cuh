@@ -2,10 +2,10 @@
 //
 //   y[t]     0 ≤ t < width-1     of taps that reach into the halo: the last width-1 positions of the slice before, with their indices
 //
-// An index may come back after another one. Then positions of different indices see the halo, each those elements that have its own, while
-// initial states have one index in the kernels of a slice. So these compute the slice without the halo, and this one its first positions
-// again. In its call initial_states are the halo. A sum takes its taps in the order that it has in every kernel, so y has the bits of a
-// row that is not cut. A slice has 2 · (width-1) positions at least.
+// An index may come back after another one. Then positions with different indices each see the halo elements of their own index, but
+// initial states have a single index. So the slice is computed without the halo, and this kernel recomputes its first positions;
+// `initial_states` of its call is the halo. A sum takes its taps in the order that it has in every kernel, so y has the bits of a row
+// that is not cut. A slice has 2 · (width-1) positions at least.
 //
 // Cost: a thread for each output, with width loads. They are few, and latency is what it takes.
 //
@@ -35,18 +35,16 @@ CAUSEWAY_DEVICE void forward_halo(const ForwardHaloArguments& arguments, u32 blo
             const i64 from = t - states + w;
             const i32 own = from < 0 ? halo_index(arguments.halo, entry, from, a.width) : index_at(from);
             if (own != index) continue;
-            const X* value = from < 0 ? at<X>(a.initial_states, entry * a.initial_strides.batch + channel * a.initial_strides.dim +
-                                                                    (from + states) * a.initial_strides.seqlen)
-                                      : at<X>(a.x, entry * a.x_strides.batch + channel * a.x_strides.dim + from * a.x_strides.seqlen);
+            const X* value = from < 0 ? at<X>(a.initial_states, offset_of(a.initial_strides, entry, channel, from + states))
+                                      : at<X>(a.x, offset_of(a.x_strides, entry, channel, from));
             const i64 tap = channel * a.weight_strides.first + w * a.weight_strides.second;
             pre = multiply_add(load_element(at<Weight>(a.weight, tap)), load_element(value), pre);
         }
         float result = index < 0 ? 0.0f : activate<Problem>(pre);
         if constexpr (Problem::residual) {
-            const i64 offset = entry * a.residual_strides.batch + channel * a.residual_strides.dim + t * a.residual_strides.seqlen;
-            result = add_rn(result, load_element(at<X>(a.residual, offset)));
+            result = add_rn(result, load_element(at<X>(a.residual, offset_of(a.residual_strides, entry, channel, t))));
         }
-        store_element(at<X>(a.y, entry * a.y_strides.batch + channel * a.y_strides.dim + t * a.y_strides.seqlen), result);
+        store_element(at<X>(a.y, offset_of(a.y_strides, entry, channel, t)), result);
     }
 }
 

@@ -65,8 +65,7 @@ template <class Problem> struct PositionOfForward {
     }
 
     CAUSEWAY_DEVICE void write(i64 channel, float value) const {
-        const i64 offset = entry * a.y_strides.batch + channel * a.y_strides.dim + t * a.y_strides.seqlen;
-        store_element(at<X>(a.y, offset), value);
+        store_element(at<X>(a.y, offset_of(a.y_strides, entry, channel, t)), value);
     }
 };
 

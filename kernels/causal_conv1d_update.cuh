@@ -128,7 +128,7 @@ CAUSEWAY_DEVICE void update_vector(const UpdateArguments& a, u32 block = block_i
         const X* from = at<X>((const void*)a.conv_state, row[r] * a.state_strides.batch + channel * a.state_strides.dim);
         if constexpr (RUNS && COLUMNS > 0) {
             float run[CHANNELS * ROOM];
-            load_mutable_run<X, Tile::state_bytes>(from, run);
+            load_run<X, Tile::state_bytes, true>(from, run);
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
@@ -227,7 +227,7 @@ CAUSEWAY_DEVICE float new_position(const UpdateArguments& a, const typename Prob
     if constexpr (!Problem::B) {
         return load_element(x + i * a.x_strides.seqlen);
     } else {
-        const i64 offset = entry * a.b_strides.batch + channel * a.b_strides.dim + i * a.b_strides.seqlen;
+        const i64 offset = offset_of(a.b_strides, entry, channel, i);
         return gated<Problem>(load_element(at<typename Problem::X>(a.b, offset)), load_element(x + i * a.x_strides.seqlen));
     }
 }
@@ -268,10 +268,7 @@ template <class Problem> struct ChannelOfUpdate {
             sum = multiply_add(load_element(weight + w * a.weight_strides.second), value, sum);
         }
         float factor = 1.0f;
-        if constexpr (Problem::C) {
-            const i64 offset = entry * a.c_strides.batch + channel * a.c_strides.dim + i * a.c_strides.seqlen;
-            factor = load_element(at<X>(a.c, offset));
-        }
+        if constexpr (Problem::C) factor = load_element(at<X>(a.c, offset_of(a.c_strides, entry, channel, i)));
         return activate_gated<Problem>(sum, factor);
     }
 

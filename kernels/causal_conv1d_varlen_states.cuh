@@ -67,9 +67,7 @@ template <class Problem, class Tile> CAUSEWAY_DEVICE void varlen_states_general(
         if (position >= boundaries[sequence]) {
             value = load<sizeof(X)>(at<X>(a.x, position * a.x_strides.first + channel * a.x_strides.second));
         }
-        store<sizeof(X)>(at<X>(a.states, sequence * a.states_strides.batch + channel * a.states_strides.dim +
-                                             column * a.states_strides.seqlen),
-                         value);
+        store<sizeof(X)>(at<X>(a.states, offset_of(a.states_strides, sequence, channel, column)), value);
     }
 }
 

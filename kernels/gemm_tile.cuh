@@ -293,7 +293,7 @@ private:
         }
         bool more = false;
         const auto begin_step = [&] {
-            // The stage to fill was used in the last step. Behind the barrier no wave is in that step any more.
+            // The stage to fill was read in the previous step. After this barrier no wave still reads it.
             async_wait<STAGES - 2>();
             block_barrier();
             more = remaining > 0;

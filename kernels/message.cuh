@@ -4,9 +4,9 @@
 //   sends     waits until a block's flag is 0, writes the block's elements, sets the flag to 1
 //   receives  waits until a block's flag is 1, reads the block's elements, sets the flag to 0
 //
-// Elements are in the row-major order of (batch, dim, seqlen). Block 0 has the first 4096 bytes of them, block 1 the next, and after the
-// last block it is the first one's turn again. So the block of an element follows from its place in the room alone, whatever a
-// tensor's strides are, and a later message of another size, too, waits for whoever has still to read what it overwrites.
+// Elements are in the row-major order of (batch, dim, seqlen). Block 0 has the first 4096 bytes of them, block 1 the next, and block 0
+// continues after the last one. So an element's block depends only on its offset, and a later message of any size waits until the
+// data it overwrites has been read.
 //
 // Cost: a load and a store of each element, and a round trip to the room's memory for the flag.
 #pragma once
@@ -55,8 +55,8 @@ template <class Tile, class Move> CAUSEWAY_DEVICE void exchange(const MessageArg
     set_flag(flag, Tile::sends ? 1 : 0);
 }
 
-// Sends what `element_at` gives for each place, as a packet of an element's bytes. Behind the last element zeros may be written. Together:
-// elements of a packet are under way at the same time, which takes more registers.
+// Sends what `element_at` gives for each place, as a packet of an element's bytes. Zeros may be written after the last element.
+// Together: the elements of a packet are computed concurrently, which takes more registers.
 template <class Tile, bool Together, class ElementAt>
 CAUSEWAY_DEVICE void send_message(const MessageArguments& a, const ElementAt& element_at) {
     constexpr int COUNT = Tile::bytes / Tile::element_bytes;

@@ -231,7 +231,8 @@ template <int Lanes> CAUSEWAY_DEVICE u32 shuffle_from(u32 value, u32 source CAUS
 }
 
 // The value that the lane whose number differs in the bits of `distance` passes. Lanes exchange in groups of `Lanes`, a power of two,
-// that lie beside each other; every lane of a group takes part, and groups of a wave need not meet. A kernel has one size of groups.
+// that lie beside each other; every lane of a group takes part, and groups of a wave need not meet. All calls in one kernel use the
+// same `Lanes`.
 template <int Lanes> CAUSEWAY_DEVICE u32 shuffle_within(u32 value, u32 distance CAUSEWAY_AND_SITE) {
 #if defined(CAUSEWAY_NVIDIA)
     constexpr u32 GROUP = 0xffffffffu >> (32 - Lanes);
@@ -331,9 +332,9 @@ CAUSEWAY_DEVICE i32 opaque(i32 value) {
     return value;
 }
 
-// Whether the ends of rows are stored by words, and by single elements where half a word is another row's. AMD's compilers move a packet
-// of which one word is chosen at run time to private memory, so there elements are stored. The simulator does the one in waves of 32 and
-// the other in 64.
+// True: the ends of a row are stored as 4-byte words, and as single elements only where half of a word belongs to another row. AMD's
+// compilers move a packet of which one word is chosen at run time to private memory, so there single elements are stored. The simulator
+// covers both: true with waves of 32, false with 64.
 #if defined(CAUSEWAY_NVIDIA)
 constexpr bool WIDE_ENDS = true;
 #elif defined(CAUSEWAY_AMD)
@@ -434,17 +435,6 @@ CAUSEWAY_DEVICE float inverse_root(float x) {
     return __builtin_amdgcn_rsqf(x);
 #else
     return 1.0f / __builtin_sqrtf(x);
-#endif
-}
-
-// tanh(x) with a relative error up to 2^-11 where the hardware has it (NVIDIA), else through exp2_fast.
-CAUSEWAY_DEVICE float tanh_fast(float x) {
-#if defined(CAUSEWAY_NVIDIA)
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    return multiply_add(-2.0f, reciprocal_fast(1.0f + exp2_fast(x * 2.88539008177793f)), 1.0f);
 #endif
 }
 

@@ -48,7 +48,7 @@ template <int Bytes> CAUSEWAY_DEVICE typename Vector<Bytes>::type vector(const P
 
 #if defined(CAUSEWAY_NVIDIA)
 namespace detail {
-// A load that bypasses the L1 cache, for memory that this launch writes: stores of other multiprocessors do not reach this L1.
+// Written: bypass L1, because stores of other multiprocessors in this launch do not reach it. Otherwise a read-only load.
 template <bool Written, typename V> CAUSEWAY_DEVICE V get(const void* address) {
     if constexpr (Written) {
         return __ldcg((const V*)address);
@@ -87,6 +87,13 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_mutable(const void* addr
     return load_packet<Bytes, true>(address);
 }
 
+template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> zero_packet() {
+    Packet<Bytes> packet;
+#pragma unroll
+    for (int i = 0; i < (Bytes < 4 ? 1 : Bytes / 4); ++i) packet.word[i] = 0;
+    return packet;
+}
+
 // As load where `wanted`; else zeros, and the address is not touched. On NVIDIA it is predicated, so several of these are in flight
 // together; with branches the first would be waited for before the second starts.
 template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const void* address) {
@@ -116,9 +123,7 @@ template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> load_if(bool wanted, const vo
     return p;
 #else
     if (wanted) return load<Bytes>(address);
-    Packet<Bytes> zero;
-    for (int i = 0; i < (Bytes < 4 ? 1 : Bytes / 4); ++i) zero.word[i] = 0;
-    return zero;
+    return zero_packet<Bytes>();
 #endif
 }
 
@@ -193,11 +198,7 @@ template <int Bytes> CAUSEWAY_DEVICE void store_flagged(u32 flag, void* address,
 
 // The same where `wanted`.
 template <int Bytes> CAUSEWAY_DEVICE void store_if(bool wanted, void* address, const Packet<Bytes>& p) {
-#if defined(CAUSEWAY_NVIDIA)
     store_flagged<Bytes>(wanted, address, p);
-#else
-    if (wanted) store<Bytes>(address, p);
-#endif
 }
 
 // ---- shared memory -------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 // Sums that several blocks share, in a fixed order.
 //
-// As split-K does it, without atomics on floats. Each part, the block of one share of the positions, writes its addends to its
-// own place in the workspace and counts itself. The block that arrives last adds them in the order of the parts. So one launch
-// is enough, nothing has to be zeroed before it, and the bits are the same in whatever order blocks run.
+// As split-K does it, without atomics on floats. Each block of a group (a part) writes its partial sums to its own slot of the
+// workspace and increments the counter. The block that arrives last adds them in the order of the parts. So one launch is
+// enough, nothing has to be zeroed before it, and the bits are the same in whatever order blocks run.
 //
 // One block reads the addends of 16 parts in 0.4 microseconds. Where there are many, `team` parts are added first, by the last of
 // them to arrive, whose sum takes the place of the team's first addend; the last team to arrive adds those sums.
@@ -55,8 +55,9 @@ template <int Count> CAUSEWAY_DEVICE float wave_sums(const float (&values)[Count
 // Adds the blocks' addends. All threads of all a.parts blocks of a group call it. addend(i, values) gives this block's
 // addends i … i + Vector - 1 of `count`, a multiple of Vector, from shared memory that was complete before a barrier;
 // total(i, values) receives the results, once. `flag` is the offset of 4 bytes of shared memory that addend() does not
-// read. The workspace is aligned to 16 bytes. Ahead: loads in flight at once; with Vector 1 there are mostly few parts, and many loads would only
-// cost registers. Channel-last with an odd number of lanes of one channel has many parts with Vector 1: more loads there are untried.
+// read. The workspace is aligned to 16 bytes. Ahead: loads in flight. With Vector 1 there are usually few parts, and more loads
+// would only cost registers. (Untried: more loads for channel-last groups with an odd number of lanes of one channel, which have
+// many parts.)
 template <int Threads, int Vector, u32 Ahead = (Vector == 1 ? 4 : 16), class Arguments, typename Addend, typename Total>
 CAUSEWAY_DEVICE void sum_over_blocks(const Arguments& a, u32 group, u32 part, int count, u32 flag, Addend addend, Total total) {
     constexpr int BYTES = Vector * 4;

@@ -67,13 +67,6 @@ template <typename T, int Bytes, int Count> CAUSEWAY_DEVICE Packet<Bytes> pack(c
     return packet;
 }
 
-template <int Bytes> CAUSEWAY_DEVICE Packet<Bytes> zero_packet() {
-    Packet<Bytes> packet;
-#pragma unroll
-    for (int i = 0; i < (Bytes < 4 ? 1 : Bytes / 4); ++i) packet.word[i] = 0;
-    return packet;
-}
-
 // Word `index` of a packet, by selects: an index that the compiler does not know would move the packet to private memory.
 CAUSEWAY_DEVICE u32 word_of(const Packet<16>& packet, i32 index) {
     const u32 low = (index & 1) != 0 ? packet.word[1] : packet.word[0], high = (index & 1) != 0 ? packet.word[3] : packet.word[2];
@@ -136,29 +129,15 @@ template <typename T> CAUSEWAY_DEVICE void store_element(T* address, float value
 }
 
 // `Count` contiguous elements as f32, by accesses of Bytes. The address is a multiple of Bytes, and a whole number of accesses
-// makes up the elements.
-template <typename T, int Bytes, int Count>
+// makes up the elements. Written: as load_mutable, for memory that this launch also writes.
+template <typename T, int Bytes, bool Written = false, int Count>
 CAUSEWAY_DEVICE void load_run(const T* address, float (&values)[Count]) {
     constexpr int STEP = ELEMENTS<T, Bytes>;
     static_assert(Count % STEP == 0, "whole accesses only");
 #pragma unroll
     for (int i = 0; i < Count / STEP; ++i) {
         float part[STEP];
-        unpack<T>(load<Bytes>(address + i * STEP), part);
-#pragma unroll
-        for (int k = 0; k < STEP; ++k) values[i * STEP + k] = part[k];
-    }
-}
-
-// As load_run, for memory that this launch writes too.
-template <typename T, int Bytes, int Count>
-CAUSEWAY_DEVICE void load_mutable_run(const T* address, float (&values)[Count]) {
-    constexpr int STEP = ELEMENTS<T, Bytes>;
-    static_assert(Count % STEP == 0, "whole accesses only");
-#pragma unroll
-    for (int i = 0; i < Count / STEP; ++i) {
-        float part[STEP];
-        unpack<T>(load_mutable<Bytes>(address + i * STEP), part);
+        unpack<T>(load_packet<Bytes, Written>(address + i * STEP), part);
 #pragma unroll
         for (int k = 0; k < STEP; ++k) values[i * STEP + k] = part[k];
     }

@@ -30,8 +30,8 @@ const FAULTS: &[(&str, &str, &str, &str)] = &[
     (
         "y: the halo lies one position off",
         FORWARD,
-        "(from + states) * a.initial_strides.seqlen",
-        "(from + states - 1 + (from + states == 0)) * a.initial_strides.seqlen",
+        "offset_of(a.initial_strides, entry, channel, from + states)",
+        "offset_of(a.initial_strides, entry, channel, from + states - 1 + (from + states == 0))",
     ),
     (
         "y: taps run the other way",

@@ -96,14 +96,11 @@ pub fn prepare(cases: &[Case], device: &Device) -> Result<()> {
     }
 }
 
-/// A kernel.
-pub(super) type Kernel = Choice;
-
 /// The kernels that the calls of a case launch, in the order of the launches.
 ///
 /// # Errors
 /// As for [`plans`].
-pub(super) fn kernels(case: &Case, facts: &DeviceFacts) -> Result<Vec<Kernel>> {
+pub(super) fn kernels(case: &Case, facts: &DeviceFacts) -> Result<Vec<Choice>> {
     Ok(plans(case, facts)?.into_iter().map(|(_, plan)| plan.choice).collect())
 }
 

@@ -315,7 +315,12 @@ impl Conv1d {
 
 /// The axis of a tensor of forward or backward that channels lie along; None if there is none.
 pub fn channel_axis(name: &str) -> Option<usize> {
-    let argument = Forward::ARGUMENTS.iter().chain(Backward::ARGUMENTS).find(|known| known.name == name)?;
+    dim_axis(Forward::ARGUMENTS.iter().chain(Backward::ARGUMENTS), name)
+}
+
+/// The axis of the argument of this name that channels lie along.
+fn dim_axis(mut arguments: impl Iterator<Item = &'static Argument>, name: &str) -> Option<usize> {
+    let argument = arguments.find(|known| known.name == name)?;
     argument.shape.axes.iter().position(|axis| axis.size == Size::Dim)
 }
 
@@ -368,10 +373,7 @@ fn apart<'a, O: Operation>(
     let axis = |name: &str| match name {
         // New positions, whose rank is free.
         "x" | "y" | "B" | "C" => Some(1),
-        _ => O::ARGUMENTS
-            .iter()
-            .find(|known| known.name == name)
-            .and_then(|argument| argument.shape.axes.iter().position(|axis| axis.size == Size::Dim)),
+        _ => dim_axis(O::ARGUMENTS.iter(), name),
     };
     let mut calls: Vec<_> = parts.iter().map(|_| (Tensors(Vec::new()), Tensors(Vec::new()))).collect();
     for (name, tensor) in inputs.iter() {

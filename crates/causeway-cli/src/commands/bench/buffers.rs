@@ -5,7 +5,7 @@ use causeway::causal_conv1d::GATES;
 use causeway::operation::{DTypes, Operation, Size};
 use causeway::{Arrangement, DType, Device, HostTensor, Result};
 use causeway_verify::oracle::POISON;
-use causeway_verify::suite::{Case, Conv1d, Problem, Results, Tensors, Update, VarlenStates};
+use causeway_verify::suite::{Case, Conv1d, Problem, Results, Tensors};
 use serde::{Deserialize, Serialize};
 
 use super::turns::Turns;
@@ -65,44 +65,28 @@ fn takes_turns(name: &str) -> bool {
     })
 }
 
-/// What the calls of a case compute.
-#[derive(Clone)]
-pub(super) enum Kind {
-    Conv1d(Conv1d),
-    Update(Update),
-    VarlenStates(VarlenStates),
-}
-
-/// The inputs of a case on the host: what results are checked against.
+/// The inputs of a case that has calls to measure, on the host: what results are checked against.
 pub(super) struct Inputs {
-    pub kind: Kind,
+    pub problem: Problem,
     pub tensors: Tensors,
 }
 
 impl Inputs {
     /// Random numbers; `None` for a case that has no calls to measure.
     pub fn of(case: &Case) -> Result<Option<Self>> {
-        let (kind, tensors) = match &case.problem {
-            Problem::Conv1d(c) => (Kind::Conv1d(c.clone()), c.repeating_tensors(&case.name)?),
-            Problem::Update(u) => (Kind::Update(u.clone()), u.tensors(&case.name)?),
-            Problem::VarlenStates(v) => (Kind::VarlenStates(v.clone()), v.tensors(&case.name)?),
+        let tensors = match &case.problem {
+            Problem::Conv1d(c) => c.repeating_tensors(&case.name)?,
+            Problem::Update(u) => u.tensors(&case.name)?,
+            Problem::VarlenStates(v) => v.tensors(&case.name)?,
             _ => return Ok(None),
         };
-        Ok(Some(Inputs { kind, tensors }))
-    }
-
-    fn problem(&self) -> Problem {
-        match self.kind.clone() {
-            Kind::Conv1d(problem) => Problem::Conv1d(problem),
-            Kind::Update(problem) => Problem::Update(problem),
-            Kind::VarlenStates(problem) => Problem::VarlenStates(problem),
-        }
+        Ok(Some(Inputs { problem: case.problem.clone(), tensors }))
     }
 }
 
 /// All tensors of a call, and those of its floor.
 pub(super) struct Buffers {
-    kind: Kind,
+    problem: Problem,
     call: Call,
     inputs: Tensors<Turns>,
     results: Tensors<Turns>,
@@ -121,27 +105,28 @@ macro_rules! with_call {
     ($self:ident, $turn:ident, |$call:ident| $body:expr) => {{
         let inputs = $self.inputs.views(|tensor| tensor.view($turn));
         let results = &mut $self.results;
-        match (&$self.kind, $self.call) {
-            (Kind::Conv1d(problem), Call::Backward) => {
+        match (&$self.problem, $self.call) {
+            (Problem::Conv1d(problem), Call::Backward) => {
                 #[allow(unused_mut)]
                 let mut $call = problem.backward(&inputs, results, |tensor| tensor.view_mut($turn));
                 $body
             }
-            (Kind::Conv1d(problem), _) => {
+            (Problem::Conv1d(problem), _) => {
                 #[allow(unused_mut)]
                 let mut $call = problem.forward(&inputs, results, |tensor| tensor.view_mut($turn));
                 $body
             }
-            (Kind::Update(problem), _) => {
+            (Problem::Update(problem), _) => {
                 #[allow(unused_mut)]
                 let mut $call = problem.call(&inputs, results, |tensor| tensor.view_mut($turn));
                 $body
             }
-            (Kind::VarlenStates(problem), _) => {
+            (Problem::VarlenStates(problem), _) => {
                 #[allow(unused_mut)]
                 let mut $call = problem.call(&inputs, results, |tensor| tensor.view_mut($turn));
                 $body
             }
+            _ => unreachable!("other cases have no inputs"),
         }
     }};
 }
@@ -154,9 +139,9 @@ impl Buffers {
         device: &Device,
         count: impl FnOnce(u64) -> usize,
     ) -> Result<Self> {
-        let moved = inputs.problem().moved_bytes(call.operation())?;
-        let streamed = match &inputs.kind {
-            Kind::Conv1d(c) => tensor_bytes(c) * passes(c, call),
+        let moved = inputs.problem.moved_bytes(call.operation())?;
+        let streamed = match &inputs.problem {
+            Problem::Conv1d(c) => tensor_bytes(c) * passes(c, call),
             _ => moved,
         };
         let count = count(streamed);
@@ -171,10 +156,10 @@ impl Buffers {
         let place = |name: &'static str, arrangement: Arrangement| {
             Turns::new(device, arrangement, inputs.tensors.of(name), turns(name))
         };
-        let (placed, results) = match (&inputs.kind, call) {
-            (Kind::Conv1d(c), Call::Backward) => (c.inputs(place)?, c.backward_results(output)?),
-            (Kind::Conv1d(c), _) => (c.inputs(place)?, c.forward_results(output)?),
-            (Kind::Update(u), _) => {
+        let (placed, results) = match (&inputs.problem, call) {
+            (Problem::Conv1d(c), Call::Backward) => (c.inputs(place)?, c.backward_results(output)?),
+            (Problem::Conv1d(c), _) => (c.inputs(place)?, c.forward_results(output)?),
+            (Problem::Update(u), _) => {
                 let placed = u.inputs(place)?;
                 let results = u.results(|name, arrangement| match name {
                     "conv_state" => place(name, arrangement),
@@ -182,17 +167,18 @@ impl Buffers {
                 })?;
                 (placed, results)
             }
-            (Kind::VarlenStates(v), _) => (v.inputs(place)?, v.results(output)?),
+            (Problem::VarlenStates(v), _) => (v.inputs(place)?, v.results(output)?),
+            _ => unreachable!("other cases have no inputs"),
         };
-        let (copy, floor_bytes) = match &inputs.kind {
-            Kind::Conv1d(c) if gates(c) == 0 => (None, tensor_bytes(c)),
+        let (copy, floor_bytes) = match &inputs.problem {
+            Problem::Conv1d(c) if gates(c) == 0 => (None, tensor_bytes(c)),
             _ => {
                 let half = Arrangement::dense(DType::F32, &[(moved / 8).max(4) as i64], 0)?;
                 (Some([output("y", half)?, output("y", half)?]), half.bytes())
             }
         };
-        let kind = inputs.kind.clone();
-        Ok(Buffers { kind, call, inputs: placed, results, copy, count, moved, streamed, floor_bytes })
+        let problem = inputs.problem.clone();
+        Ok(Buffers { problem, call, inputs: placed, results, copy, count, moved, streamed, floor_bytes })
     }
 
     /// Makes call number `turn` on a CPU.

@@ -3,9 +3,9 @@
 use causeway::{HostTensor, Result};
 use causeway_verify::oracle::Expected;
 use causeway_verify::oracle::causal_conv1d as oracle;
-use causeway_verify::suite::{channel_axis, gather};
+use causeway_verify::suite::{Problem, channel_axis, gather};
 
-use super::buffers::{Call, Inputs, Kind};
+use super::buffers::{Call, Inputs};
 
 /// What a call has to give, of some channels or of all.
 struct Truth {
@@ -45,8 +45,8 @@ pub(super) fn check(
 fn truths(inputs: &Inputs, call: Call) -> Result<(Vec<Truth>, Vec<i64>)> {
     let truth = |name, axis, expected| Truth { name, expected, axis };
     let tensors = &inputs.tensors;
-    match &inputs.kind {
-        Kind::Conv1d(problem) => {
+    match &inputs.problem {
+        Problem::Conv1d(problem) => {
             let channels = problem.sample_channels();
             let part = problem.of_channels(&channels);
             let tensors = tensors.of_channels(&channels)?;
@@ -58,14 +58,15 @@ fn truths(inputs: &Inputs, call: Call) -> Result<(Vec<Truth>, Vec<i64>)> {
             let truths = expected.into_iter().map(truth).collect();
             Ok((truths, channels))
         }
-        Kind::Update(problem) => {
+        Problem::Update(problem) => {
             let expected = tensors.update_truth(problem).into_iter();
             Ok((expected.map(|(name, expected)| truth(name, None, expected)).collect(), Vec::new()))
         }
-        Kind::VarlenStates(problem) => {
+        Problem::VarlenStates(problem) => {
             let (x, boundaries) = (tensors.of("x").view(), tensors.of("cu_seqlens").view());
             let expected = oracle::varlen_states(&x, &boundaries, problem.state_len);
             Ok((vec![truth("states", None, expected)], Vec::new()))
         }
+        _ => unreachable!("other cases have no inputs"),
     }
 }

@@ -6,6 +6,7 @@ use std::num::NonZero;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use causeway::backend::gpu::choice::Choice;
 use causeway::backend::gpu::plan::{DeviceFacts, Plan};
 use causeway::device::Device;
 use causeway::error::Result;
@@ -13,7 +14,7 @@ use causeway::error::Result;
 use super::super::case::Case;
 use super::super::coverage::{Coverage, Reachable};
 use super::super::engine::{run_case, run_case_noting};
-use super::super::plans::{Kernel, kernels, plans};
+use super::super::plans::{kernels, plans};
 use super::super::random::Random;
 use super::super::report::CaseReport;
 use super::draw::Space;
@@ -151,7 +152,7 @@ struct Source<'a> {
     facts: Option<DeviceFacts>,
     random: Random,
     /// Kernels that are compiled, or will be before the calls of this batch run.
-    known: HashSet<Kernel>,
+    known: HashSet<Choice>,
     /// A launch of each of them.
     plans: Vec<Plan>,
     /// Rows that need them, by operation.
@@ -259,7 +260,7 @@ impl<'a> Source<'a> {
             }
             let new: HashSet<u64> = planned.iter().flat_map(|(_, plan)| pairs(plan)).collect();
             let new = new.iter().filter(|pair| !self.pairs.contains(pair)).count();
-            let kernels: HashSet<&Kernel> = planned.iter().map(|(_, plan)| &plan.choice).collect();
+            let kernels: HashSet<&Choice> = planned.iter().map(|(_, plan)| &plan.choice).collect();
             let new = new / kernels.into_iter().filter(|kernel| !self.known.contains(*kernel)).count().max(1);
             if best.is_none() || new > most {
                 (best, most) = (Some((row, case)), new);

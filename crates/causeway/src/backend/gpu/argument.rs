@@ -6,10 +6,10 @@ use super::plan::Plan;
 use crate::error::{Error, Result};
 
 /// Most bytes of a kernel's argument: what every CUDA release takes.
-const ARGUMENT_BYTES: usize = 4096;
+pub(super) const ARGUMENT_BYTES: usize = 4096;
 
 /// What workspaces are aligned to, as drivers align allocations.
-const WORKSPACE_ALIGNMENT: u64 = 256;
+pub(super) const WORKSPACE_ALIGNMENT: u64 = 256;
 
 /// Memory for a launch's partial results, from the caller's own allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -79,7 +79,7 @@ impl LaunchBounds {
     }
 }
 
-/// What the kernel of a programmatic launch begins with.
+/// First statement of a kernel that is launched programmatically, unless the kernel says itself where it waits.
 const WAIT: &str = "    causeway::grid_dependency_wait();\n";
 
 /// Constants that a struct has room for without another allocation.

@@ -1,7 +1,8 @@
 //! Plan of the comparison that repeats are checked with: see kernels/compare.cuh.
 
-use super::choice::{ArgumentType, Choice, Constants, KernelFunction, LaunchBounds};
+use super::choice::{ArgumentType, Constants, KernelFunction};
 use super::device_struct::device_struct;
+use super::launch::{self, Traffic, plan_of_tile};
 use super::plan::Plan;
 
 /// Threads of a block.
@@ -11,7 +12,7 @@ const THREADS: u32 = 256;
 const UNROLL: u32 = 2;
 
 /// Bytes of one access.
-const PACKET: u64 = 16;
+const PACKET: u64 = launch::PACKET as u64;
 
 device_struct! {
     /// What compare_bits is given.
@@ -39,12 +40,9 @@ pub fn plan(first: u64, second: u64, bytes: u64, different: u64) -> Option<Plan>
     }
     let arguments = CompareArguments { first, second, different, packets };
     let tile = Constants::new("Tile").int("threads", THREADS).int("unroll", UNROLL);
-    let choice = Choice::new(&KERNEL, LaunchBounds::new(THREADS, 1), false, [None, Some(tile)]);
-    Some(Plan {
-        grid: [packets.div_ceil(u64::from(THREADS * UNROLL)) as u32, 1, 1],
-        block: [THREADS, 1, 1],
-        ..Plan::new(choice, bytemuck::bytes_of(&arguments), 2 * bytes, 0)
-    })
+    let blocks = packets.div_ceil(u64::from(THREADS * UNROLL)) as u32;
+    let traffic = Traffic { read: 2 * bytes, written: 0 };
+    Some(plan_of_tile(&KERNEL, tile, [blocks, THREADS], &arguments, traffic))
 }
 
 #[cfg(test)]

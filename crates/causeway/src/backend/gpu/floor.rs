@@ -1,14 +1,15 @@
 //! Plans of the passes that a benchmark measures kernels against: see kernels/floor.cuh.
 
-use super::choice::{ArgumentType, Choice, Constants, KernelFunction, LaunchBounds};
+use super::choice::{ArgumentType, Constants, KernelFunction};
 use super::device_struct::device_struct;
+use super::launch::{self, Traffic, plan_of_tile};
 use super::plan::Plan;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
 
 /// Bytes of one access.
-const PACKET: u64 = 16;
+const PACKET: u64 = launch::PACKET as u64;
 
 /// Packets per thread that are worth trying: which is fastest depends on the size.
 pub const UNROLLS: [u32; 3] = [1, 2, 4];
@@ -37,13 +38,10 @@ pub fn plan(first: u64, second: Option<u64>, to: u64, bytes: u64, unroll: u32) -
     let add = second.is_some();
     let arguments = FloorArguments { first, second: second.unwrap_or(0), to, packets };
     let tile = Constants::new("Tile").int("threads", THREADS).int("unroll", unroll).flag("add", add);
-    let choice = Choice::new(&KERNEL, LaunchBounds::new(THREADS, 1), false, [None, Some(tile)]);
+    let blocks = packets.div_ceil(u64::from(THREADS * unroll)) as u32;
     let written = packets * PACKET;
-    Plan {
-        grid: [packets.div_ceil(u64::from(THREADS * unroll)) as u32, 1, 1],
-        block: [THREADS, 1, 1],
-        ..Plan::new(choice, bytemuck::bytes_of(&arguments), (1 + u64::from(add)) * written, written)
-    }
+    let traffic = Traffic { read: (1 + u64::from(add)) * written, written };
+    plan_of_tile(&KERNEL, tile, [blocks, THREADS], &arguments, traffic)
 }
 
 #[cfg(test)]

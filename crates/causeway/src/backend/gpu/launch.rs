@@ -20,11 +20,11 @@ pub(super) fn power_of_two_in(number: u64) -> u32 {
 /// Bytes up to which a launch is programmatic (programmatic dependent launch): it may begin while the one before it on the stream ends.
 /// Blocks that come early fill the multiprocessors that are done first, so a grid
 /// that would be spread evenly is not: what saves 0.3 µs of a small launch costs 2 µs of a large one
-/// (docs/kernels/history/forward.md). Planners of grids that have no other way to lie ask for it whatever they move.
+/// (docs/kernels/history/forward.md). Planners whose grids lose nothing by it request it regardless of size.
 const MOST_PROGRAMMATIC_BYTES: u64 = 20_000_000;
 
-/// The same of launches whose blocks are all resident at once and leave no room for more. Of such, those of 24 to 60 MB gained up to 0.4 µs, and
-/// some of 80 MB and more lost (docs/kernels/history/backward-first.md, "Beginning early").
+/// The limit for launches whose blocks are all resident at once and fill the multiprocessors. Between 24 and 60 MB they gained up to
+/// 0.4 µs; some of 80 MB and more lost (docs/kernels/history/backward-first.md, "Beginning early").
 const MOST_PROGRAMMATIC_BYTES_IN_ONE_ROUND: u64 = 64_000_000;
 
 /// Whether this device has programmatic dependent launch.
@@ -50,11 +50,6 @@ impl Traffic {
         (MOST_PROGRAMMATIC_BYTES + 1..=MOST_PROGRAMMATIC_BYTES_IN_ONE_ROUND)
             .contains(&(self.read + self.written))
     }
-
-    /// Whether such a launch is programmatic.
-    fn is_programmatic(self, facts: &DeviceFacts) -> bool {
-        has_programmatic_launch(facts) && self.read + self.written <= MOST_PROGRAMMATIC_BYTES
-    }
 }
 
 /// What a planner has chosen, as far as it does not depend on the bytes that a launch moves.
@@ -66,32 +61,56 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// A launch of one block of one thread, with no scratch memory and no shared memory.
+    /// A launch of blocks of the size that the bounds have, with no scratch memory and no shared memory. It is programmatic if it
+    /// moves little.
     #[inline]
-    pub(super) fn plan(self, arguments: &impl Pod, traffic: Traffic, facts: &DeviceFacts) -> Plan {
-        self.finish(arguments, traffic, traffic.is_programmatic(facts))
-    }
-
-    /// The same, programmatic whatever it moves, where the device can: its blocks lie no worse for it.
-    #[inline]
-    pub(super) fn plan_programmatic(
+    pub(super) fn plan(
         self,
+        grid: [u32; 3],
         arguments: &impl Pod,
         traffic: Traffic,
         facts: &DeviceFacts,
     ) -> Plan {
-        self.finish(arguments, traffic, has_programmatic_launch(facts))
+        self.finish(grid, arguments, traffic, facts, false)
     }
 
+    /// The same. `always`: programmatic whatever it moves, where the device can.
     #[inline]
-    fn finish(self, arguments: &impl Pod, traffic: Traffic, programmatic_launch: bool) -> Plan {
+    pub(super) fn finish(
+        self,
+        grid: [u32; 3],
+        arguments: &impl Pod,
+        traffic: Traffic,
+        facts: &DeviceFacts,
+        always: bool,
+    ) -> Plan {
         let Entry { kernel, bounds, problem, tile } = self;
+        let programmatic_launch = has_programmatic_launch(facts)
+            && (always || traffic.read + traffic.written <= MOST_PROGRAMMATIC_BYTES);
         let choice = Choice::new(kernel, bounds, programmatic_launch, [Some(problem), Some(tile)]);
         Plan {
+            grid,
+            block: [bounds.threads, 1, 1],
             cluster: bounds.cluster,
             programmatic_launch,
             ..Plan::new(choice, bytemuck::bytes_of(arguments), traffic.read, traffic.written)
         }
+    }
+}
+
+/// A launch of blocks side by side, of a kernel that has no `Problem`. It begins when the launch before it has ended.
+pub(super) fn plan_of_tile(
+    kernel: &'static KernelFunction,
+    tile: Constants,
+    [blocks, threads]: [u32; 2],
+    arguments: &impl Pod,
+    traffic: Traffic,
+) -> Plan {
+    let choice = Choice::new(kernel, LaunchBounds::new(threads, 1), false, [None, Some(tile)]);
+    Plan {
+        grid: [blocks, 1, 1],
+        block: [threads, 1, 1],
+        ..Plan::new(choice, bytemuck::bytes_of(arguments), traffic.read, traffic.written)
     }
 }
 
@@ -123,7 +142,7 @@ mod tests {
             let facts = DeviceFacts { vendor, architecture: architecture.to_string(), ..DeviceFacts::h200() };
             let (problem, tile) = (Constants::new("Problem"), Constants::new("Tile"));
             let entry = Entry { kernel: &KERNEL, bounds: LaunchBounds::new(64, 1), problem, tile };
-            let plan = entry.plan(&0u32, Traffic { read: bytes, written: bytes }, &facts);
+            let plan = entry.plan([1, 1, 1], &0u32, Traffic { read: bytes, written: bytes }, &facts);
             assert_eq!(plan.programmatic_launch, plan.choice.source().contains("grid_dependency_wait"));
             plan.programmatic_launch
         };

@@ -1,7 +1,8 @@
 //! Plans of messages between two GPUs, through memory that both reach: see kernels/message.cuh.
 
-use super::choice::{ArgumentType, Choice, Constants, KernelFunction, LaunchBounds};
+use super::choice::{ArgumentType, Constants, KernelFunction};
 use super::device_struct::device_struct;
+use super::launch::{Traffic, plan_of_tile};
 use super::plan::Plan;
 use crate::tensor::{Meta, TensorMut, TensorRef};
 
@@ -99,17 +100,12 @@ impl Message {
         };
         Some(Message { arguments, tile, threads, bytes })
     }
-
-    /// The grid of a launch that is otherwise complete.
-    pub fn finish(&self, plan: Plan) -> Plan {
-        Plan { grid: [self.arguments.blocks, 1, 1], block: [self.threads, 1, 1], ..plan }
-    }
 }
 
 fn message(message: Message) -> Plan {
-    let (bounds, tile) = (LaunchBounds::new(message.threads, 1), message.tile.clone());
-    let choice = Choice::new(&KERNEL, bounds, false, [None, Some(tile)]);
-    message.finish(Plan::new(choice, bytemuck::bytes_of(&message.arguments), message.bytes, message.bytes))
+    let Message { arguments, tile, threads, bytes } = message;
+    let traffic = Traffic { read: bytes, written: bytes };
+    plan_of_tile(&KERNEL, tile, [arguments.blocks, threads], &arguments, traffic)
 }
 
 #[cfg(test)]

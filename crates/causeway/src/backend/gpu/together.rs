@@ -8,23 +8,18 @@
 //! The kernel has the body of each member with the constants that its planner chose, and a block is told its number within its
 //! member. A member has the bits that it has alone under the same plan.
 
+use super::argument::{ARGUMENT_BYTES, WORKSPACE_ALIGNMENT};
 use super::choice::{ArgumentType, Attribute, Choice, LaunchBounds, Together};
 use super::launch::most_blocks;
 use super::plan::{DeviceFacts, Plan, Vendor};
 
-/// Most bytes of an argument block.
-const ARGUMENT_BYTES: usize = 4096;
-
-/// What members' workspaces are aligned to.
-const ALIGNMENT: u64 = 256;
-
-/// The facts of the part of a device that a launch of so many bytes has beside others, of `total` bytes with it.
+/// The device as one member of a joined launch sees it: multiprocessors in proportion to its bytes, of `total` bytes of all members.
 pub(crate) fn share(facts: &DeviceFacts, bytes: u64, total: u64) -> DeviceFacts {
     let multiprocessors = u128::from(facts.multiprocessors) * u128::from(bytes) / u128::from(total.max(1));
     DeviceFacts { multiprocessors: (multiprocessors as u32).max(1), ..facts.clone() }
 }
 
-/// One launch of several, if it can be: blocks of one size, which need not meet those of others in clusters.
+/// Joins launches into one. None unless all have the same block size and none uses clusters or TMA.
 pub(crate) fn join(plans: &[Plan], facts: &DeviceFacts) -> Option<Plan> {
     let kernels: Vec<_> = plans.iter().map(|plan| plan.choice.kernel()).collect::<Option<_>>()?;
     let &[(_, first), _, ..] = &*kernels else { return None };
@@ -51,7 +46,7 @@ pub(crate) fn join(plans: &[Plan], facts: &DeviceFacts) -> Option<Plan> {
 
     // The joined launch is programmatic if every member's is, though together they may move more than one such launch would.
     let waits = plans.iter().all(|plan| plan.programmatic_launch);
-    // The most registers that one of them has. On sm_75 walks of f32 with norms and without need a few more together than apart.
+    // The most registers that one of them has. On sm_75, f32 loops with and without a norm need a few more registers joined than alone.
     let least = kernels.iter().map(|(_, bounds)| bounds.resident).min()?;
     let is_turing = facts.vendor == Vendor::Nvidia && facts.compute_capability() < 80;
     let resident = if is_turing && least * first.threads == 384 { 2 } else { least };
@@ -72,7 +67,7 @@ pub(crate) fn join(plans: &[Plan], facts: &DeviceFacts) -> Option<Plan> {
             arguments[base + at..][..8].copy_from_slice(&distance.to_ne_bytes());
             base + at
         };
-        workspace_bytes = workspace_bytes.next_multiple_of(ALIGNMENT);
+        workspace_bytes = workspace_bytes.next_multiple_of(WORKSPACE_ALIGNMENT);
         workspace_at.extend(plan.workspace_at.iter().map(|&at| place(at, workspace_bytes)));
         counters_at.extend(plan.counters_at.iter().map(|&at| place(at, u64::from(counters) * 4)));
         workspace_bytes += plan.workspace_bytes;

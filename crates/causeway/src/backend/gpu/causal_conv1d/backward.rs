@@ -155,9 +155,8 @@ pub fn plan_beside(op: &Backward<'_>, sizes: &Sizes, facts: &DeviceFacts) -> Res
     planned(op, sizes, facts, true)
 }
 
-/// Whether calls with a norm and calls without, which move so many bytes, are faster in two launches than in one, by what an H200 took
-/// (docs/kernels/history/backward.md): blocks of both on one multiprocessor slow each other down, and alone a plain call may have another
-/// kernel.
+/// Whether calls with and without a norm, moving this many bytes, run faster as two launches than as one (measured on an H200:
+/// docs/kernels/history/backward.md).
 pub fn gains_in_two(element: usize, bytes: [u64; 2]) -> bool {
     const LEAST: u64 = 20_000_000;
     let least_of_both = if element < 4 { 70_000_000 } else { 500_000_000 };
@@ -199,10 +198,8 @@ pub(super) struct Planner<'a> {
 pub(super) struct Launch {
     pub kernel: &'static KernelFunction,
     pub tile: Constants,
-    pub threads: u32,
-    pub resident: u32,
-    /// Blocks of a cluster; those of a channel group form one.
-    pub cluster: u32,
+    /// The blocks of a channel group form a cluster, if there are clusters.
+    pub bounds: LaunchBounds,
     /// A programmatic launch whatever it moves, where all of its blocks are resident at once.
     pub programmatic: bool,
     /// Faster if the entries of the batch are joined.
@@ -218,6 +215,28 @@ pub(super) struct Launch {
     pub piece: u32,
     pub tile_channels: u32,
     pub slices: u32,
+}
+
+impl Launch {
+    /// The options that few launches have are off. The planner sets the sizes, all of which are 0.
+    pub(super) fn new(kernel: &'static KernelFunction, tile: Constants, bounds: LaunchBounds) -> Self {
+        Launch {
+            kernel,
+            tile,
+            bounds,
+            programmatic: false,
+            joins: false,
+            keeps_together: false,
+            shared_bytes: 0,
+            sums: 0,
+            channel_groups: 0,
+            parts: 0,
+            pieces: 0,
+            piece: 0,
+            tile_channels: 0,
+            slices: 0,
+        }
+    }
 }
 
 impl Planner<'_> {
@@ -317,15 +336,8 @@ impl Planner<'_> {
         let tiles = (batch as u64).saturating_mul(pieces);
         let filling = (u64::from(self.facts.multiprocessors) * 4).div_ceil(channel_groups);
         let parts = filling.min(tiles).max(1);
+        let tile = Constants::new("Tile").int("threads", threads).flag("dim_fastest", dim_fastest);
         Launch {
-            kernel: &GENERAL,
-            tile: Constants::new("Tile").int("threads", threads).flag("dim_fastest", dim_fastest),
-            threads,
-            resident: 1,
-            cluster: 1,
-            programmatic: false,
-            joins: false,
-            keeps_together: false,
             shared_bytes,
             sums: u64::from(channels) * (width as u64 + 1),
             channel_groups: channel_groups.min(u64::from(u32::MAX)) as u32,
@@ -334,6 +346,7 @@ impl Planner<'_> {
             piece: positions,
             tile_channels: channels,
             slices,
+            ..Launch::new(&GENERAL, tile, LaunchBounds::new(threads, 1))
         }
     }
 
@@ -344,7 +357,7 @@ impl Planner<'_> {
             return 0;
         }
         let pairs = self.sizes.sequences as u64 * self.sizes.dim as u64;
-        let groups = pairs.div_ceil(u64::from(launch.threads) / (self.sizes.width as u64 - 1));
+        let groups = pairs.div_ceil(u64::from(launch.bounds.threads) / (self.sizes.width as u64 - 1));
         match std::ptr::eq(launch.kernel, &GENERAL) {
             true => groups.min(u64::from(self.facts.multiprocessors.max(1)) * 8),
             false => groups,
@@ -355,37 +368,38 @@ impl Planner<'_> {
         let blocks = u64::from(launch.channel_groups) * u64::from(launch.parts);
         let segments = self.sizes.batch as u64 * u64::from(launch.pieces);
         launch.shared_bytes <= self.facts.shared_per_block
-            && blocks + self.state_blocks(launch) <= most_blocks(self.facts, launch.threads)
+            && blocks + self.state_blocks(launch) <= most_blocks(self.facts, launch.bounds.threads)
             && segments <= i32::MAX as u64 / MOST_STEPS
     }
 
-    /// Shared memory of which a multiprocessor has enough for `resident` blocks and no more: blocks that come early would crowd
-    /// those that are free first.
-    fn alone(&self, resident: u32) -> u32 {
-        (self.share(resident + 1) + 16).min(self.facts.shared_per_block)
+    /// Shared memory with which exactly `resident` blocks fit on a multiprocessor. Otherwise blocks that start early crowd onto the
+    /// multiprocessors that are free first.
+    fn exclusive_shared_bytes(&self, resident: u32) -> u32 {
+        (self.shared_bytes_for(resident + 1) + 16).min(self.facts.shared_per_block)
     }
 
     /// The most shared memory with which `blocks` fit on a multiprocessor.
-    fn share(&self, blocks: u32) -> u32 {
+    fn shared_bytes_for(&self, blocks: u32) -> u32 {
         (self.facts.shared_per_multiprocessor / blocks).saturating_sub(SHARED_RESERVED)
     }
 
     fn finish(&self, launch: Launch) -> Plan {
+        let LaunchBounds { threads, resident, cluster, .. } = launch.bounds;
         let sum_blocks = launch.channel_groups * launch.parts;
         let state_blocks = self.state_blocks(&launch) as u32;
         // A grid is whole clusters; blocks past the last state find nothing to do.
-        let blocks = (sum_blocks + state_blocks).next_multiple_of(launch.cluster);
+        let blocks = (sum_blocks + state_blocks).next_multiple_of(cluster);
         let traffic = Traffic::of(self.op);
         let each = blocks.div_ceil(self.facts.multiprocessors.max(1));
         // Clusters are sure to run all at once where the planner has seen to it, with one block for each multiprocessor.
-        let one_round = each <= launch.resident.min(if launch.cluster > 1 { 1 } else { u32::MAX })
-            && launch.shared_bytes <= self.share(each);
-        // Blocks that come early lie no worse where all are resident at once and no multiprocessor has room for more.
+        let one_round = each <= resident.min(if cluster > 1 { 1 } else { u32::MAX })
+            && launch.shared_bytes <= self.shared_bytes_for(each);
+        // Starting early costs nothing if all blocks are resident at once and no multiprocessor has room for another.
         let programmatic = one_round
             && !self.beside
             && has_programmatic_launch(self.facts)
             && (launch.programmatic || traffic.is_mid_size());
-        let alone = if programmatic { self.alone(each) } else { 0 };
+        let exclusive = if programmatic { self.exclusive_shared_bytes(each) } else { 0 };
         let arguments = BackwardArguments {
             groups_divisor: Divisor::new(launch.channel_groups),
             parts_divisor: Divisor::new(launch.parts),
@@ -401,25 +415,12 @@ impl Planner<'_> {
             state_blocks: i64::from(state_blocks),
             ..self.arguments()
         };
-        let entry = Entry {
-            kernel: launch.kernel,
-            bounds: LaunchBounds {
-                cluster: launch.cluster,
-                ..LaunchBounds::new(launch.threads, launch.resident)
-            },
-            problem: self.problem(),
-            tile: launch.tile,
-        };
-        let mut plan = if programmatic {
-            entry.plan_programmatic(&arguments, traffic, self.facts)
-        } else {
-            entry.plan(&arguments, traffic, self.facts)
-        };
-        plan.grid[0] = blocks;
-        plan.block[0] = launch.threads;
+        let Launch { kernel, tile, bounds, .. } = launch;
+        let entry = Entry { kernel, bounds, problem: self.problem(), tile };
+        let mut plan = entry.finish([blocks, 1, 1], &arguments, traffic, self.facts, programmatic);
         // dinitial_states needs a number per thread.
-        plan.shared_bytes = launch.shared_bytes.max(launch.threads * 4).max(alone);
-        if launch.parts > 1 && launch.cluster == 1 {
+        plan.shared_bytes = launch.shared_bytes.max(threads * 4).max(exclusive);
+        if launch.parts > 1 && cluster == 1 {
             plan.workspace_bytes = u64::from(sum_blocks) * launch.sums * 4;
             let teams = match arguments.team {
                 0 => 0,
@@ -437,8 +438,7 @@ impl Planner<'_> {
 
     fn problem(&self) -> Constants {
         let op = self.op;
-        // The general kernel reads the width from its arguments: one compilation serves all of them.
-        let width = if self.sizes.width <= WIDEST { self.sizes.width } else { 0 };
+        let rounds = op.round_products && self.is_gated();
         let counts = |name: &str| match name {
             // Without an activation g does not depend on pre; the gradient of its gate does, and what a norm makes of dy.
             "bias" => op.activation == Activation::Silu || op.dc.is_some() || op.norm.is_some(),
@@ -449,10 +449,7 @@ impl Planner<'_> {
             .dtype("X", op.x.dtype())
             .dtype("Weight", op.weight.dtype())
             .dtype("DWeight", op.dweight.dtype())
-            .int("width", width)
-            .silu(op.activation)
-            .rounding_products(op.round_products, self.is_gated())
-            .flag("norm", op.norm.is_some())
+            .convolution(self.sizes.width, op.activation, rounds, op.norm.is_some())
             .given(op, counts);
         if self.joined && self.is_packed() { problem.with_int("cu_seqlens", EVEN) } else { problem }
     }

@@ -9,8 +9,8 @@ use tiles::{CheckedCall, LastTile, first_tile, last_tile};
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, PACKET, SECTOR, Strides2,
     Strides3, Traffic, View, WIDEST, blocks_of, common_residue, device_struct, head_lanes, head_packet,
-    kernel, layers, most_blocks, refuse_f64, refuse_no_sequence, striding_blocks, takes_more_registers,
-    weight_access,
+    kernel, layers, most_blocks, power_of_two_in, refuse_f64, refuse_no_sequence, striding_blocks,
+    takes_more_registers, weight_access,
 };
 use crate::backend::gpu::candidates::Kept;
 use crate::backend::gpu::plan::{DeviceFacts, Plan};
@@ -201,12 +201,11 @@ impl Planner<'_> {
             tile = LastTile { bytes, lanes: tile.lanes.max(lanes), rows: tile.rows.min(8), ..tile };
         }
         let widest = self.streams().map(|view| view.access(1)).min()?.min(tile.bytes);
-        let bytes = largest_divisor(widest, dim * i64::from(self.element()));
+        let bytes = widest.min(power_of_two_in((dim * i64::from(self.element())) as u64));
         let channels = bytes / self.element();
         let across = dim / i64::from(channels);
         let most = self.most_packets(tile.bytes / bytes);
         let (lanes, packets) = last_shape(across as u64, bytes, tile.lanes, most);
-        // The threads of a head are waves of their own, and all of a block.
         let is_narrow = View::of(&self.op.x).step_bytes(2).unsigned_abs() <= u64::from(PACKET)
             && tile.rows == 8
             && self.op.norm.is_none();
@@ -258,7 +257,7 @@ impl Planner<'_> {
         } else {
             tile.resident
         };
-        // Beside others in a launch, the fewest blocks decide for all. Of narrow packets on sm_90 twelve have registers enough.
+        // In a joined launch the smallest `resident` applies to all members. With packets of up to 8 bytes, sm_90 has registers for 12 blocks.
         let resident = if head_lanes > 1 {
             let plain = tight == 0 && !self.has_boundaries() && op.initial_states.is_none();
             resident.min(if plain && bytes <= 8 && width <= 4 { 12 } else { 8 })
@@ -306,7 +305,7 @@ impl Planner<'_> {
             return None;
         }
         let idle = self.op.activation == Activation::None && !self.has_boundaries();
-        let tile = first_tile(width, self.element(), self.packets(), idle)?;
+        let tile = first_tile(width, self.element(), self.packets(), idle);
         let aligned = self.streams().map(|view| view.access(2)).min()?;
         let shifted = aligned < PACKET && common_residue(2, self.streams()) == PACKET;
         let whole = aligned == PACKET && seqlen % i64::from(PACKET / self.element()) == 0;
@@ -315,10 +314,10 @@ impl Planner<'_> {
         let packets = View::of(&self.op.x).packets_of_row(2, shifted);
         let shape = first_shape(packets, tile.tiles, self.facts.wave_size);
         let full = packets * 8 >= packets.next_multiple_of(u64::from(shape.0 * shape.1)) * 7;
-        // Rows that leave many lanes empty, and those that begin anywhere, lie in threads side by side, one after the other.
+        // Rows that would leave many lanes idle, and unaligned rows, are laid end to end over the threads.
         let flat = !self.has_boundaries() && (shifted || !full);
         let (lanes, tiles) = if flat { (1, 1) } else { shape };
-        // Short rows leave lanes without work. More of them in a block keep blocks, which take time to start, few enough.
+        // Short rows leave lanes idle. Larger blocks keep the number of blocks, and their start-up cost, down.
         let useful = packets.min(u64::from(lanes * tiles)) * u64::from(tile.threads / lanes * PACKET);
         let threads = match tile.tiles {
             _ if flat => FLAT_THREADS,
@@ -402,15 +401,9 @@ impl Planner<'_> {
             ..self.arguments()
         };
         let entry = self.entry(kernel, LaunchBounds::new(threads, resident), tile);
-        let mut plan = if programmatic {
-            entry.plan_programmatic(&arguments, self.traffic, self.facts)
-        } else {
-            entry.plan(&arguments, self.traffic, self.facts)
-        };
-        plan.grid = [total as u32, batches_per_layer, batch_layers];
-        plan.block = [threads, 1, 1];
-        plan.shared_bytes = shared_bytes;
-        Some(plan)
+        let grid = [total as u32, batches_per_layer, batch_layers];
+        let plan = entry.finish(grid, &arguments, self.traffic, self.facts, programmatic);
+        Some(Plan { shared_bytes, ..plan })
     }
 
     fn general(&self) -> Plan {
@@ -429,10 +422,7 @@ impl Planner<'_> {
         let blocks = striding_blocks(self.facts, tasks, THREADS);
         let arguments = ForwardArguments { blocks, ..self.arguments() };
         let entry = self.entry(&GENERAL, LaunchBounds::new(THREADS, 1), tile);
-        let mut plan = entry.plan(&arguments, self.traffic, self.facts);
-        plan.grid = [blocks, 1, 1];
-        plan.block = [THREADS, 1, 1];
-        plan
+        entry.plan([blocks, 1, 1], &arguments, self.traffic, self.facts)
     }
 
     fn entry(&self, kernel: &'static KernelFunction, bounds: LaunchBounds, tile: Constants) -> Entry {
@@ -441,15 +431,11 @@ impl Planner<'_> {
 
     fn problem(&self) -> Constants {
         let op = self.op;
-        // The general kernel reads the width from its arguments: one compilation serves all of them.
-        let width = if self.sizes.width <= WIDEST { self.sizes.width } else { 0 };
+        let rounds = op.round_products && self.is_gated();
         Constants::new("Problem")
             .dtype("X", op.x.dtype())
             .dtype("Weight", op.weight.dtype())
-            .int("width", width)
-            .silu(op.activation)
-            .rounding_products(op.round_products, self.is_gated())
-            .flag("norm", op.norm.is_some())
+            .convolution(self.sizes.width, op.activation, rounds, op.norm.is_some())
             .given(op, |_| true)
     }
 
@@ -560,11 +546,6 @@ fn first_shape(packets: u64, most: u32, wave_size: u32) -> (u32, u32) {
     let widths = [64, 32, 16, 8, 4].into_iter().filter(|lanes| *lanes <= wave_size);
     let shapes = widths.map(|lanes| (lanes, (packets.div_ceil(u64::from(lanes)) as u32).clamp(1, most)));
     shapes.min_by_key(|&(lanes, tiles)| places(lanes, tiles)).unwrap_or((4, 1))
-}
-
-/// The widest access up to `widest` bytes of which `row` bytes are a whole number.
-fn largest_divisor(widest: u32, row: i64) -> u32 {
-    widest.min(1 << row.trailing_zeros().min(4))
 }
 
 #[cfg(test)]

@@ -86,8 +86,8 @@ fn head_packet(norm: &HeadNorm, element: u32, lanes: u32) -> u32 {
     share.map_or(PACKET, |share| share.min(u64::from(PACKET)) as u32)
 }
 
-/// Threads that share a head, which lie side by side in a wave; 1 without a norm. `None` if packets of `channels` do not make
-/// heads that `most` threads hold.
+/// Threads that share a head: neighbours in a block; 1 without a norm. None unless the head is a power of two of packets of `channels`, on
+/// at most `most` threads.
 fn head_lanes(norm: Option<&HeadNorm>, channels: u32, most: u32) -> Option<u32> {
     let Some(norm) = norm else { return Some(1) };
     let (of_head, rest) = (norm.head_dim / i64::from(channels), norm.head_dim % i64::from(channels));
@@ -126,7 +126,7 @@ impl HaloIndices {
     }
 }
 
-/// What a call is told that the kernels of a halo with indices do not know.
+/// The error for a call that the indexed-halo kernels do not support.
 fn unsupported_halo(facts: &DeviceFacts) -> Error {
     Error::Unsupported {
         what: "a halo with indices in such a call".to_string(),
@@ -249,7 +249,7 @@ fn refuse_f64(x: DType, facts: &DeviceFacts) -> Result<()> {
     })
 }
 
-/// Boundaries in a GPU's memory are not read, but the only one of them is the first, which is 0.
+/// cu_seqlens in GPU memory is not read. If it has a single boundary, that is 0, so any position lies in no sequence.
 fn refuse_no_sequence(sizes: &Sizes) -> Result<()> {
     if sizes.packed && sizes.sequences == 0 && sizes.seqlen > 0 {
         return Err(Error::CuSeqlensEnd { found: 0, total: sizes.seqlen });
@@ -258,13 +258,14 @@ fn refuse_no_sequence(sizes: &Sizes) -> Result<()> {
 }
 
 impl Constants {
-    fn silu(self, activation: Activation) -> Self {
-        self.flag("silu", activation == Activation::Silu)
-    }
-
-    /// Whether products are rounded, where there is a gate to multiply with.
-    fn rounding_products(self, round: bool, gated: bool) -> Self {
-        self.flag("round_products", round && gated)
+    /// What the kernels of all calls are told of a convolution. `round_products`: there are products with gates, and they are rounded.
+    #[inline]
+    fn convolution(self, width: i64, activation: Activation, round_products: bool, norm: bool) -> Self {
+        // The general kernels read other widths from their arguments: one compilation serves all of them.
+        self.int("width", if width <= WIDEST { width } else { 0 })
+            .flag("silu", activation == Activation::Silu)
+            .flag("round_products", round_products)
+            .flag("norm", norm)
     }
 }
 
@@ -293,6 +294,23 @@ fn striding_blocks(facts: &DeviceFacts, tasks: i64, threads: u32) -> u32 {
     let filling =
         i64::from(facts.multiprocessors) * i64::from(facts.threads_per_multiprocessor / threads) * 2;
     blocks_of(tasks, i64::from(threads)).clamp(1, filling.max(1)) as u32
+}
+
+/// Tensors of a GPU for the tests of planners, which never touch their memory.
+#[cfg(test)]
+mod test_tensors {
+    use crate::tensor::{DType, Location, TensorMut, TensorRef};
+
+    pub(super) fn read<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorRef<'a> {
+        // SAFETY: planners never touch the memory.
+        unsafe { TensorRef::from_raw(address as *const u8, dtype, shape, strides, Location::Cuda(0)) }
+            .unwrap()
+    }
+
+    pub(super) fn written<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorMut<'a> {
+        // SAFETY: as above.
+        unsafe { TensorMut::from_raw(address as *mut u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
+    }
 }
 
 #[cfg(test)]

@@ -159,10 +159,8 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
     let tile = if op.norm.is_some() { tile.int("head_lanes", head_lanes) } else { tile };
     let entry =
         Entry { kernel: &VECTOR, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op, sizes), tile };
-    let mut plan = entry.plan(&UpdateArguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
-    plan.grid = [blocks as u32, blocks_per_layer, batch_layers];
-    plan.block = [THREADS, 1, 1];
-    Some(plan)
+    let arguments = UpdateArguments { blocks_per_layer, ..arguments(op, sizes) };
+    Some(entry.plan([blocks as u32, blocks_per_layer, batch_layers], &arguments, traffic, facts))
 }
 
 fn general(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &DeviceFacts) -> Plan {
@@ -173,10 +171,7 @@ fn general(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Devic
     let tile = Constants::new("Tile").int("threads", THREADS);
     let entry =
         Entry { kernel: &GENERAL, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op, sizes), tile };
-    let mut plan = entry.plan(&UpdateArguments { blocks, ..arguments(op, sizes) }, traffic, facts);
-    plan.grid = [blocks, 1, 1];
-    plan.block = [THREADS, 1, 1];
-    plan
+    entry.plan([blocks, 1, 1], &UpdateArguments { blocks, ..arguments(op, sizes) }, traffic, facts)
 }
 
 fn is_gated(op: &Update<'_>) -> bool {
@@ -187,10 +182,7 @@ fn problem(op: &Update<'_>, sizes: &UpdateSizes) -> Constants {
     Constants::new("Problem")
         .dtype("X", op.x.dtype())
         .dtype("Weight", op.weight.dtype())
-        .int("width", if sizes.width <= WIDEST { sizes.width } else { 0 })
-        .silu(op.activation)
-        .rounding_products(op.round_products, is_gated(op))
-        .flag("norm", op.norm.is_some())
+        .convolution(sizes.width, op.activation, op.round_products && is_gated(op), op.norm.is_some())
         .given(op, |_| true)
 }
 
@@ -219,20 +211,10 @@ fn arguments(op: &Update<'_>, sizes: &UpdateSizes) -> UpdateArguments {
 
 #[cfg(test)]
 mod tests {
+    use super::super::test_tensors::{read, written};
     use super::*;
     use crate::causal_conv1d::Activation;
-    use crate::tensor::{DType, Location, TensorMut, TensorRef};
-
-    fn read<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorRef<'a> {
-        // SAFETY: planners never touch the memory.
-        unsafe { TensorRef::from_raw(address as *const u8, dtype, shape, strides, Location::Cuda(0)) }
-            .unwrap()
-    }
-
-    fn written<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorMut<'a> {
-        // SAFETY: as above.
-        unsafe { TensorMut::from_raw(address as *mut u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
-    }
+    use crate::tensor::DType;
 
     fn call<'a>(batch: i64, dim: i64, state: [i64; 2]) -> Update<'a> {
         let [state_len, state_step] = state;

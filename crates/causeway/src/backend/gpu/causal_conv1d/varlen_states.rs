@@ -73,11 +73,8 @@ fn vector(
         .int("state_len", sizes.state_len)
         .int("state_bytes", state_bytes);
     let entry = Entry { kernel: &VECTOR, bounds: LaunchBounds::new(threads, 1), problem: problem(op), tile };
-    let mut plan =
-        entry.plan(&VarlenStatesArguments { blocks_per_layer, ..arguments(op, sizes) }, traffic, facts);
-    plan.grid = [blocks, blocks_per_layer, sequence_layers];
-    plan.block = [threads, 1, 1];
-    Some(plan)
+    let arguments = VarlenStatesArguments { blocks_per_layer, ..arguments(op, sizes) };
+    Some(entry.plan([blocks, blocks_per_layer, sequence_layers], &arguments, traffic, facts))
 }
 
 fn general(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, traffic: Traffic, facts: &DeviceFacts) -> Plan {
@@ -85,10 +82,7 @@ fn general(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes, traffic: Traffic, f
     let blocks = striding_blocks(facts, op.states.meta().element_count(), THREADS);
     let tile = Constants::new("Tile").int("threads", THREADS);
     let entry = Entry { kernel: &GENERAL, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op), tile };
-    let mut plan = entry.plan(&VarlenStatesArguments { blocks, ..arguments(op, sizes) }, traffic, facts);
-    plan.grid = [blocks, 1, 1];
-    plan.block = [THREADS, 1, 1];
-    plan
+    entry.plan([blocks, 1, 1], &VarlenStatesArguments { blocks, ..arguments(op, sizes) }, traffic, facts)
 }
 
 fn problem(op: &VarlenStates<'_>) -> Constants {
@@ -107,28 +101,19 @@ fn arguments(op: &VarlenStates<'_>, sizes: &VarlenStatesSizes) -> VarlenStatesAr
 
 #[cfg(test)]
 mod tests {
+    use super::super::test_tensors::{read, written};
     use super::*;
     use crate::backend::gpu::device_struct::DeviceStruct;
-    use crate::tensor::{DType, Location, TensorMut, TensorRef};
+    use crate::tensor::DType;
 
     fn planned(dim: i64, state_len: i64, x_step: i64) -> Option<Plan> {
-        let on = Location::Cuda(0);
         let dtype = DType::F16;
-        // SAFETY: planners never touch the memory.
-        let (x, cu_seqlens, states) = unsafe {
-            (
-                TensorRef::from_raw(0x1000 as *const u8, dtype, &[500, dim], &[dim * x_step, x_step], on),
-                TensorRef::from_raw(0x8_0000 as *const u8, DType::I32, &[6], &[1], on),
-                TensorMut::from_raw(
-                    0x9_0000 as *mut u8,
-                    dtype,
-                    &[5, dim, state_len],
-                    &[dim * state_len, state_len, 1],
-                    on,
-                ),
-            )
+        let strides = [dim * state_len, state_len, 1];
+        let op = VarlenStates {
+            x: read(0x1000, dtype, &[500, dim], &[dim * x_step, x_step]),
+            cu_seqlens: read(0x8_0000, DType::I32, &[6], &[1]),
+            states: written(0x9_0000, dtype, &[5, dim, state_len], &strides),
         };
-        let op = VarlenStates { x: x.unwrap(), cu_seqlens: cu_seqlens.unwrap(), states: states.unwrap() };
         plan(&op, &op.validate().unwrap(), &DeviceFacts::h200()).unwrap()
     }
 

@@ -109,8 +109,7 @@ impl Grid {
     /// [`Error::Unsupported`] for a result with more tiles than a grid has blocks.
     pub fn new(problem: &Problem, tile: [u32; 2], threads: u32, facts: &DeviceFacts) -> Result<Self> {
         const MOST_HEIGHT: u64 = 65_535;
-        let count = |size: i64, tile: u32| (size as u64).div_ceil(u64::from(tile));
-        let tiles = count(problem.rows, tile[0]).saturating_mul(count(problem.columns, tile[1]));
+        let tiles = problem.tiles(tile);
         let width = tiles.min(most_blocks(facts, threads));
         let height = tiles.div_ceil(width.max(1));
         if height > MOST_HEIGHT {

@@ -25,7 +25,7 @@ const SIZES: [u32; 3] = [128, 64, 32];
 /// # Errors
 /// [`Error::Unsupported`](crate::Error::Unsupported) for a result larger than any memory.
 pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
-    let fills = |size: &u32| tiles(problem, *size) >= u64::from(facts.multiprocessors);
+    let fills = |&size: &u32| problem.tiles([size, size]) >= u64::from(facts.multiprocessors);
     let size = SIZES.into_iter().find(fills).unwrap_or(SIZES[2]);
     let grid = Grid::new(problem, [size, size], THREADS, facts)?;
     let (left, right) = (Access::left(problem), Access::right(problem));
@@ -43,16 +43,8 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Plan> {
         tile: Constants::new("Tile").int("size", size),
     };
     let arguments = Arguments::new(problem, &grid, problem.reduction, 1);
-    let mut plan = entry.plan(&arguments, problem.traffic(), facts);
-    plan.grid = [grid.width, grid.height, 1];
-    plan.block = [THREADS, 1, 1];
-    plan.shared_bytes = shared_bytes();
-    Ok(plan)
-}
-
-fn tiles(problem: &Problem, size: u32) -> u64 {
-    let count = |outputs: i64| (outputs as u64).div_ceil(u64::from(size));
-    count(problem.rows).saturating_mul(count(problem.columns))
+    let plan = entry.plan([grid.width, grid.height, 1], &arguments, problem.traffic(), facts);
+    Ok(Plan { shared_bytes: shared_bytes(), ..plan })
 }
 
 /// Two buffers of each operand, of a chunk of 8 elements per thread as f32.

@@ -151,6 +151,12 @@ impl Problem {
         }
     }
 
+    /// Tiles of so many rows and columns over the result.
+    pub(super) fn tiles(&self, [rows, columns]: [u32; 2]) -> u64 {
+        let count = |size: i64, tile: u32| (size as u64).div_ceil(u64::from(tile));
+        count(self.rows, rows).saturating_mul(count(self.columns, columns))
+    }
+
     /// Both operands are read, and the result is written.
     pub(in crate::backend::gpu) fn traffic(&self) -> Traffic {
         let (rows, columns) = (self.rows as u64, self.columns as u64);

@@ -100,9 +100,8 @@ impl Tile {
         self.waves_down * self.waves_across * facts.wave_size
     }
 
-    fn count(&self, problem: &Problem) -> u64 {
-        let count = |outputs: i64, tile: u32| (outputs as u64).div_ceil(u64::from(tile));
-        count(problem.rows, self.rows).saturating_mul(count(problem.columns, self.columns))
+    fn size(&self) -> [u32; 2] {
+        [self.rows, self.columns]
     }
 
     /// The larger of what the steps need and what the results need on their way out.
@@ -120,9 +119,10 @@ impl Tile {
 pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan>> {
     let Some(unit) = Unit::of(problem.dtype, facts) else { return Ok(None) };
     let large = Tile::large(facts);
-    let tile = if large.count(problem) >= u64::from(facts.multiprocessors) { large } else { Tile::small() };
+    let fills = problem.tiles(large.size()) >= u64::from(facts.multiprocessors);
+    let tile = if fills { large } else { Tile::small() };
     let threads = tile.threads(facts);
-    let grid = Grid::new(problem, [tile.rows, tile.columns], threads, facts)?;
+    let grid = Grid::new(problem, tile.size(), threads, facts)?;
     let (part, parts) = parts(problem, &tile, &grid, facts);
     let stages = unit.stages(facts);
     let (left, right) = (Access::left(problem), Access::right(problem));
@@ -149,9 +149,7 @@ pub(super) fn plan(problem: &Problem, facts: &DeviceFacts) -> Result<Option<Plan
         tile: shape,
     };
     let arguments = Arguments::new(problem, &grid, part, parts);
-    let mut plan = entry.plan(&arguments, problem.traffic(), facts);
-    plan.grid = [grid.width, grid.height, parts];
-    plan.block = [threads, 1, 1];
+    let mut plan = entry.plan([grid.width, grid.height, parts], &arguments, problem.traffic(), facts);
     plan.shared_bytes = tile.shared_bytes(stages);
     if parts > 1 {
         plan.workspace_bytes = grid.tiles * u64::from(parts) * u64::from(tile.rows * tile.columns) * 4;

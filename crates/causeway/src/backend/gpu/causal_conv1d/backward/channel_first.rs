@@ -2,7 +2,7 @@
 
 use super::super::{Constants, PACKET, View, common_residue, kernel, takes_more_registers, weight_access};
 use super::tiles::{self, FirstCall, FirstTile, OVERFULL_THREADS};
-use super::{BackwardArguments, Launch, Planner};
+use super::{BackwardArguments, Launch, LaunchBounds, Planner};
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::{Activation, Sizes};
 
@@ -92,7 +92,7 @@ impl Planner<'_> {
             boundaries: self.has_boundaries(),
             overfull: dim as u64
                 > u64::from(self.facts.multiprocessors * OVERFULL_THREADS / self.facts.wave_size),
-        })?;
+        });
         self.walk_first(&Rows { bytes, ragged, masked, tile })
     }
 
@@ -112,7 +112,7 @@ impl Planner<'_> {
             0
         };
         let partial = (cut.threads / wave) * self.sums_per_channel() as u32 * 4 + 4;
-        let tile_constants = Constants::new("Tile")
+        let constants = Constants::new("Tile")
             .int("threads", cut.threads)
             .int("bytes", bytes)
             .int("packets", packets)
@@ -126,28 +126,23 @@ impl Planner<'_> {
             .int("weight_bytes", weight_access(&self.op.weight, 1, 1))
             .int("index_bytes", if ragged { 4 } else { self.index_access() });
         Some(Launch {
-            kernel: &CHANNEL_FIRST,
-            tile: tile_constants,
-            threads: cut.threads,
-            resident,
-            cluster: 1,
-            programmatic: false,
-            joins: false,
-            keeps_together: false,
             shared_bytes: (ring + partial).max(self.crowding_limit(tile.crowded, resident)),
             sums,
             channel_groups: u32::try_from(cut.channel_groups).ok()?,
             parts: cut.parts as u32,
             pieces: u32::try_from(cut.pieces).ok()?,
             piece: u32::try_from(cut.piece).ok()?,
-            tile_channels: 0,
-            slices: 0,
+            ..Launch::new(&CHANNEL_FIRST, constants, LaunchBounds::new(cut.threads, resident))
         })
         .filter(|launch| self.is_launchable(launch))
     }
 
     /// Shares rows out among lanes, waves and blocks.
     fn cut_first(&self, rows: &Rows) -> Cut {
+        /// Tiles in flight, where a step is one tile.
+        const STAGES: u32 = 3;
+        /// Fewest tiles of a piece, where rows are cut.
+        const LEAST_TILES: u64 = 4;
         /// With so many tiles in a piece, an empty one costs less than two tiles per step save.
         const PADDED: u64 = 12;
         let &Rows { bytes, ragged, masked, tile } = rows;
@@ -172,7 +167,7 @@ impl Planner<'_> {
             rows_at_once: u64::from(wave) / lanes,
             tiles,
             // A piece pays for its halos, so it is some tiles long.
-            most_pieces: if splittable { (tiles / tile.least_tiles).max(1) } else { 1 },
+            most_pieces: if splittable { (tiles / LEAST_TILES).max(1) } else { 1 },
         });
         let tiles::Shares { waves, threads, group_channels, channel_groups, parts, pieces, .. } = shares;
         let steps = |unroll: u64| tiles.div_ceil(pieces).next_multiple_of(unroll);
@@ -184,7 +179,7 @@ impl Planner<'_> {
             !masked || masks_fit && !(ragged && others || self.meets_states() || self.is_packed());
         let padded = ragged && steps(1) >= PADDED;
         let unrolled = few_options && splittable && (steps(2) == steps(1) || padded);
-        let (unroll, stages) = if unrolled { (2, 4) } else { (1, tile.stages) };
+        let (unroll, stages) = if unrolled { (2, 4) } else { (1, STAGES) };
         let piece = steps(unroll) * lanes * count;
         let pieces = positions.div_ceil(piece);
         Cut { lanes, waves, threads, group_channels, channel_groups, parts, pieces, piece, unroll, stages }
@@ -202,7 +197,7 @@ impl Planner<'_> {
         if crowded || self.facts.vendor != Vendor::Nvidia {
             return 0;
         }
-        self.share(resident + 1).min(GRANTED - 1) + 1
+        self.shared_bytes_for(resident + 1).min(GRANTED - 1) + 1
     }
 
     /// The widest access for a lane's neighbouring indices where the lane's positions are at least 16 bytes.

@@ -7,7 +7,7 @@ use super::super::{
 };
 use super::short_last;
 use super::tiles::{self, Alone, LastCall, LastSharing};
-use super::{BackwardArguments, Launch, Planner};
+use super::{BackwardArguments, Launch, LaunchBounds, Planner};
 use crate::backend::gpu::candidates;
 use crate::causal_conv1d::{Activation, Sizes};
 
@@ -184,7 +184,7 @@ impl Planner<'_> {
         if in_lines && shared_bytes + tiles::SHARED_RESERVED > room {
             return self.channel_last_with(false);
         }
-        let tile_constants = Constants::new("Tile")
+        let constants = Constants::new("Tile")
             .int("threads", tile.threads)
             .int("lanes", lanes)
             .int("channels", channels)
@@ -196,28 +196,19 @@ impl Planner<'_> {
                 "weight_bytes",
                 weight_access(&self.op.weight, channels, if in_lines { 1 } else { channels }),
             );
-        let tile_constants = if self.op.norm.is_some() {
-            tile_constants.int("head_lanes", head_lanes)
-        } else {
-            tile_constants
-        };
+        let constants =
+            if self.op.norm.is_some() { constants.int("head_lanes", head_lanes) } else { constants };
+        let bounds =
+            LaunchBounds { cluster: sharing.cluster(), ..LaunchBounds::new(tile.threads, tile.resident) };
         Some(Launch {
-            kernel: &CHANNEL_LAST,
-            tile: tile_constants,
-            threads: tile.threads,
-            resident: tile.resident,
-            cluster: sharing.cluster(),
-            programmatic: false,
             joins,
-            keeps_together: false,
             shared_bytes,
             sums,
             channel_groups,
             parts: u32::try_from(walk.parts).ok()?,
             pieces: u32::try_from(walk.pieces).ok()?,
             piece: u32::try_from(walk.piece).ok()?,
-            tile_channels: 0,
-            slices: 0,
+            ..Launch::new(&CHANNEL_LAST, constants, bounds)
         })
         .filter(|launch| self.is_launchable(launch))
     }

@@ -2,8 +2,8 @@
 //! of all rows of a channel, one row after the other.
 
 use super::super::{Constants, PACKET, View, kernel, weight_access};
-use super::tiles::{self, FirstBlocks, Pace, Shares};
-use super::{BackwardArguments, Launch, Planner};
+use super::tiles::{self, FirstBlocks, Shares};
+use super::{BackwardArguments, Launch, LaunchBounds, Planner, tiles_first};
 use crate::causal_conv1d::Sizes;
 
 kernel!(FLAT_FIRST, "backward_flat_first", "backward_flat_first", BackwardArguments);
@@ -14,14 +14,8 @@ const LEAST: u64 = 16 << 10;
 impl Planner<'_> {
     /// Short rows. `bytes`: the widest packet for which the rows of all tensors have the same residue.
     pub(super) fn flat_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
-        const BLOCKS: FirstBlocks = FirstBlocks {
-            threads: 128,
-            resident_threads: 768,
-            more_threads: Some(1024),
-            most_waves: 8,
-            least_waves: 1,
-            pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
-        };
+        const BLOCKS: FirstBlocks =
+            FirstBlocks { resident_threads: 768, more_threads: Some(1024), ..tiles_first::BLOCKS };
         /// Packets of a line of memory.
         const LINE: u64 = 8;
         /// Fewest packets of a row that divides a tile, of a ragged one in 16 bit with SiLU, and of any other.
@@ -77,21 +71,14 @@ impl Planner<'_> {
             });
         let piece = tiles.div_ceil(waves * parts) * wave;
         let parts = all.div_ceil(piece).div_ceil(waves);
+        let tile = Constants::new("Tile")
+            .int("threads", threads)
+            .int("waves_per_channel", waves)
+            .flag("split", parts > 1)
+            .flag("even", divides)
+            .flag("ragged", ragged)
+            .int("weight_bytes", weight_access(&self.op.weight, 1, 1));
         Some(Launch {
-            kernel: &FLAT_FIRST,
-            tile: Constants::new("Tile")
-                .int("threads", threads)
-                .int("waves_per_channel", waves)
-                .flag("split", parts > 1)
-                .flag("even", divides)
-                .flag("ragged", ragged)
-                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
-            threads,
-            resident: resident_threads / threads,
-            cluster: 1,
-            programmatic: false,
-            joins: false,
-            keeps_together: false,
             // What blocks of a channel tell each other with, besides.
             shared_bytes: threads / self.facts.wave_size * self.shared_bytes_of_wave() + 4,
             sums: group_channels * self.sums_per_channel(),
@@ -99,8 +86,7 @@ impl Planner<'_> {
             parts: u32::try_from(parts).ok()?,
             pieces: u32::try_from(packets).ok()?,
             piece: u32::try_from(piece).ok()?,
-            tile_channels: 0,
-            slices: 0,
+            ..Launch::new(&FLAT_FIRST, tile, LaunchBounds::new(threads, resident_threads / threads))
         })
         .filter(|launch| self.is_launchable(launch))
     }

@@ -48,10 +48,10 @@ pub fn plan_halo(
         kernel: &HALO,
         bounds: LaunchBounds::new(message.threads, 1),
         problem: planner.problem(),
-        tile: message.tile.clone().flag("indexed", indices.is_some()),
+        tile: message.tile.flag("indexed", indices.is_some()),
     };
     let traffic = Traffic { read: message.bytes * 2, written: message.bytes };
-    Ok(Some(message.finish(entry.plan(&arguments, traffic, facts))))
+    Ok(Some(entry.plan([message.arguments.blocks, 1, 1], &arguments, traffic, facts)))
 }
 
 /// Writes dx of the first width-1 positions of each row again, and adds to dweight and dbias what these positions give with the halo, less
@@ -85,10 +85,8 @@ pub fn plan_after_halo(
     };
     let bytes = positions as u64 * op.x.dtype().size() as u64;
     let arguments = HaloArguments { call, message: MessageArguments::default(), halo };
-    let mut plan = entry.plan(&arguments, Traffic { read: 3 * bytes, written: bytes }, facts);
-    plan.grid = [blocks, 1, 1];
-    plan.block = [THREADS, 1, 1];
-    Ok(Some(plan))
+    let traffic = Traffic { read: 3 * bytes, written: bytes };
+    Ok(Some(entry.plan([blocks, 1, 1], &arguments, traffic, facts)))
 }
 
 /// The planner of calls that these kernels know.

@@ -12,7 +12,7 @@
 //! ```
 
 use super::super::{Constants, PACKET, View, kernel, weight_access};
-use super::{BackwardArguments, Launch, Planner};
+use super::{BackwardArguments, Launch, LaunchBounds, Planner};
 use crate::backend::gpu::candidates::{self, Kept};
 use crate::causal_conv1d::{Activation, Sizes};
 
@@ -54,20 +54,14 @@ impl Planner<'_> {
         let Channels { own, channels, groups, parts } = cut;
         let threads = (own * channels) as u32;
         let sums = channels * self.sums_per_channel();
+        let tile = Constants::new("Tile")
+            .int("threads", threads)
+            .int("channels", channels)
+            .flag("ragged", ragged)
+            .flag("split", parts > 1)
+            .int("weight_bytes", weight_access(&self.op.weight, 1, 1));
+        let bounds = LaunchBounds::new(threads, call.resident(own * channels) as u32);
         Some(Launch {
-            kernel: &SHORT_FIRST,
-            tile: Constants::new("Tile")
-                .int("threads", threads)
-                .int("channels", channels)
-                .flag("ragged", ragged)
-                .flag("split", parts > 1)
-                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
-            threads,
-            resident: call.resident(own * channels) as u32,
-            cluster: 1,
-            programmatic: false,
-            joins: false,
-            keeps_together: false,
             // Sums of each wave, and a flag.
             shared_bytes: threads / self.facts.wave_size * self.sums_per_channel() as u32 * 4 + 4,
             sums,
@@ -75,8 +69,7 @@ impl Planner<'_> {
             parts: u32::try_from(parts).ok()?,
             pieces: u32::try_from(call.packets).ok()?,
             piece: PACKET / self.element(),
-            tile_channels: 0,
-            slices: 0,
+            ..Launch::new(&SHORT_FIRST, tile, bounds)
         })
         .filter(|launch| self.is_launchable(launch))
     }
@@ -88,19 +81,12 @@ impl Planner<'_> {
         let slices =
             (u64::from(ROWS_BLOCK) / (channels * sums)).clamp(1, call.packets.min(call.wave)).ilog2();
         let places = call.places();
+        let tile = Constants::new("Tile")
+            .int("threads", ROWS_BLOCK)
+            .flag("ragged", ragged)
+            .flag("split", parts > 1)
+            .int("weight_bytes", weight_access(&self.op.weight, 1, 1));
         Some(Launch {
-            kernel: &ROWS_FIRST,
-            tile: Constants::new("Tile")
-                .int("threads", ROWS_BLOCK)
-                .flag("ragged", ragged)
-                .flag("split", parts > 1)
-                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
-            threads: ROWS_BLOCK,
-            resident: ROWS_RESIDENT as u32,
-            cluster: 1,
-            programmatic: false,
-            joins: false,
-            keeps_together: false,
             // Sums of each thread and of each channel, and a flag.
             shared_bytes: u32::try_from((places + channels) * sums * 4 + 4).ok()?,
             sums: channels * sums,
@@ -110,6 +96,7 @@ impl Planner<'_> {
             piece: PACKET / self.element(),
             tile_channels: u32::try_from(channels).ok()?,
             slices: 1 << slices,
+            ..Launch::new(&ROWS_FIRST, tile, LaunchBounds::new(ROWS_BLOCK, ROWS_RESIDENT as u32))
         })
         .filter(|launch| self.is_launchable(launch))
     }

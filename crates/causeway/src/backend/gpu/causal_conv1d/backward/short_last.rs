@@ -1,7 +1,7 @@
 //! The backward planner of small calls where neighbouring channels are neighbours in memory: short segments of rows.
 
 use super::super::{Constants, kernel, weight_access};
-use super::{BackwardArguments, Launch, Planner, tiles};
+use super::{BackwardArguments, Launch, LaunchBounds, Planner, tiles};
 use crate::backend::gpu::candidates::{self, Kept};
 use crate::causal_conv1d::{Activation, Sizes};
 use crate::tensor::DType;
@@ -22,29 +22,22 @@ impl Planner<'_> {
         // A flag, or what the blocks of a cluster send; sums of each wave.
         let sent = if cluster > 1 { tiles::sent_bytes(cluster as u32, sums) } else { 16 };
         let shared_bytes = sent + threads / self.facts.wave_size * sums as u32 * 4;
+        let tile = Constants::new("Tile")
+            .int("threads", threads)
+            .int("lanes", lanes)
+            .int("channels", channels)
+            .int("rows", rows)
+            .int("cluster", cluster)
+            .int("weight_bytes", weight_access(&self.op.weight, channels, channels));
+        let bounds = LaunchBounds { cluster: cluster as u32, ..LaunchBounds::new(threads, 1) };
         Some(Launch {
-            kernel: &SHORT_LAST,
-            tile: Constants::new("Tile")
-                .int("threads", threads)
-                .int("lanes", lanes)
-                .int("channels", channels)
-                .int("rows", rows)
-                .int("cluster", cluster)
-                .int("weight_bytes", weight_access(&self.op.weight, channels, channels)),
-            threads,
-            resident: 1,
-            cluster: cluster as u32,
-            programmatic: false,
-            joins: false,
-            keeps_together: false,
             shared_bytes,
             sums,
             channel_groups,
             parts: u32::try_from(parts).ok()?,
             pieces: u32::try_from(pieces).ok()?,
             piece: rows,
-            tile_channels: 0,
-            slices: 0,
+            ..Launch::new(&SHORT_LAST, tile, bounds)
         })
         .filter(|launch| self.is_launchable(launch))
     }

@@ -1,25 +1,16 @@
 //! Plans of the backward operation, checked without a device.
 
+use super::super::test_tensors::{read, written};
 use super::*;
 use crate::Error;
 use crate::backend::gpu::compiler::Target;
 use crate::backend::gpu::plan::Vendor;
 use crate::causal_conv1d::HeadNorm;
-use crate::tensor::{DType, Location, TensorMut};
+use crate::tensor::DType;
 
 const X: u64 = 0x100_0000;
 const DY: u64 = 0x200_0000;
 const DX: u64 = 0x300_0000;
-
-fn read<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorRef<'a> {
-    // SAFETY: planners never touch the memory.
-    unsafe { TensorRef::from_raw(address as *const u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
-}
-
-fn written<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorMut<'a> {
-    // SAFETY: as above.
-    unsafe { TensorMut::from_raw(address as *mut u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
-}
 
 fn first([_, dim, seqlen]: [i64; 3]) -> [i64; 3] {
     [dim * seqlen, seqlen, 1]

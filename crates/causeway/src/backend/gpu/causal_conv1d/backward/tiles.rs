@@ -24,8 +24,8 @@ pub(super) struct LastTile {
 }
 
 impl LastTile {
-    /// The same threads of a multiprocessor as they are, as small blocks, as two and as one. With fewer blocks fewer sums are added at the
-    /// end; with more, many groups of channels fill a device evenly.
+    /// The same number of threads per multiprocessor, as given, as small blocks, as two, and as one. With fewer blocks fewer sums are added
+    /// at the end; with more, many groups of channels fill a device evenly.
     pub fn groupings(self) -> impl Iterator<Item = LastTile> {
         let threads = self.threads * self.resident;
         let small = (self.threads > 256).then_some(threads / 128);
@@ -87,12 +87,8 @@ pub(super) fn clusters_at_once(multiprocessors: u32, resident: u64, cluster: u64
 pub(super) struct FirstTile {
     /// Bytes of a lane's positions.
     pub bytes: u32,
-    /// Tiles in flight.
-    pub stages: u32,
     /// Whether more blocks than should be resident may share a multiprocessor.
     pub crowded: bool,
-    /// Fewest tiles of a piece, where rows are cut.
-    pub least_tiles: u64,
     pub blocks: FirstBlocks,
 }
 
@@ -109,7 +105,7 @@ pub(super) struct FirstBlocks {
     pub most_waves: u32,
     /// Least waves for one channel, if it has that many rows.
     pub least_waves: u32,
-    pub pace: Pace,
+    pub costs: Costs,
 }
 
 /// A row of the table: the first whose limits hold is taken.
@@ -383,7 +379,7 @@ pub(super) struct FirstCall {
 }
 
 /// The tile for a call.
-pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
+pub(super) fn first(call: &FirstCall) -> FirstTile {
     let &FirstCall { width, element, silu, masked, gated, crowded_states, only_ragged, .. } = call;
     let &FirstCall { all_options, boundaries, takes_more_registers, overfull, .. } = call;
     let masks_spill = takes_more_registers && boundaries;
@@ -409,22 +405,19 @@ pub(super) fn first(call: &FirstCall) -> Option<FirstTile> {
         (..=4, ..) if crowded_states && element == 2 || masks_spill => 384,
         _ => 512,
     };
-    let tile = FirstTile {
+    FirstTile {
         bytes,
-        stages: 3,
         // 4-byte elements: 16 waves fetch enough.
         crowded: element == 2 || least_waves > 1,
-        least_tiles: 4,
         blocks: FirstBlocks {
             threads: 128,
             resident_threads,
             more_threads: None,
             most_waves: 8,
             least_waves,
-            pace: Pace { start: 20, sums: 20, sum: 3, crowding: 0, last_is_full: false },
+            costs: Costs { start: 20, sums: 20, sum: 3, crowding: 0, last_is_full: false },
         },
-    };
-    (width <= 8).then_some(tile)
+    }
 }
 
 /// Threads of a multiprocessor that walk rows; more channels than such waves do not run at once.
@@ -433,7 +426,7 @@ pub(super) const OVERFULL_THREADS: u32 = 640;
 /// What rounds of a kernel's blocks take. Unit: a wave's step, the 1.5 KB of x, dy and dx that 32 lanes move by 16 bytes each, at the
 /// multiprocessor's share of the memory's bandwidth: 50 ns on an H200.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Pace {
+pub(super) struct Costs {
     /// From a block's start to its first step, and from its last step to its end.
     pub start: u64,
     /// To add the sums of several blocks, beside `sum` for each of them: the last one reads those of four at a time.
@@ -452,7 +445,7 @@ struct Grid {
     resident: u64,
     /// Waves of a block.
     waves: u64,
-    pace: Pace,
+    costs: Costs,
 }
 
 impl Grid {
@@ -461,12 +454,12 @@ impl Grid {
     fn time(&self, groups: u64, parts: u64, walkers: u64, jobs: u64, steps: u64) -> u64 {
         /// Waves of a multiprocessor that take as long for a step as one alone.
         const LATENCY: u64 = 16;
-        let Pace { start, sums, sum, crowding, last_is_full } = self.pace;
+        let Costs { start, sums, sum, crowding, last_is_full } = self.costs;
         let slots = self.multiprocessors * self.resident;
         let (full, rest) = (groups * parts / slots, groups * parts % slots);
         let each = jobs.div_ceil(walkers);
         let step = |waves: u64| 10 * waves.max(LATENCY) + crowding * waves.saturating_sub(LATENCY);
-        // No memory holds as many steps as would not fit.
+        // Saturates: no call that fits in memory has so many steps.
         let round = |resident: u64| {
             let waves = resident * self.waves;
             let last = waves * (jobs - (each - 1) * walkers) / walkers;
@@ -549,7 +542,7 @@ impl Walk {
             let resident = (u64::from(resident_threads) / threads).max(1);
             let group_channels = threads / wave / waves;
             let channel_groups = dim.div_ceil(group_channels);
-            let grid = Grid { multiprocessors, resident, waves: threads / wave, pace: blocks.pace };
+            let grid = Grid { multiprocessors, resident, waves: threads / wave, costs: blocks.costs };
             let mut tried = 0;
             for rounds in ROUNDS {
                 let parts =
@@ -559,7 +552,7 @@ impl Walk {
                 }
                 tried = parts;
                 let walkers = waves * parts * rows_at_once;
-                // Rows that are many are even as they are.
+                // With many rows per walker, whole rows divide evenly enough.
                 for jobs in 1..=if batch >= 4 * walkers { 1 } else { 4 } {
                     let pieces = (jobs * walkers / batch).clamp(1, most_pieces);
                     let share = |parts| Shares {
@@ -572,7 +565,7 @@ impl Walk {
                         pieces,
                     };
                     let each = (batch * pieces).div_ceil(walkers);
-                    // As many blocks, if each wave has a piece, or no more than it takes for as many pieces each.
+                    // Either `parts` blocks, if every wave gets a piece, or the fewest blocks that leave the longest wave no more pieces.
                     let fewer = (batch * pieces).div_ceil(each * waves * rows_at_once);
                     if fewer < parts && batch * pieces >= walkers {
                         found.push((self.time(&grid, &share(parts)), share(parts)));

@@ -1,8 +1,8 @@
 //! The backward planner of plain calls where neighbouring positions are neighbours in memory: tiles that waves with few registers walk.
 
 use super::super::{Constants, PACKET, SECTOR, View, kernel, weight_access};
-use super::tiles::{self, FirstBlocks, Pace, SHARED_RESERVED, Shares};
-use super::{BackwardArguments, Launch, Planner};
+use super::tiles::{self, Costs, FirstBlocks, SHARED_RESERVED, Shares};
+use super::{BackwardArguments, Launch, LaunchBounds, Planner};
 use crate::backend::gpu::plan::DeviceFacts;
 use crate::causal_conv1d::{Activation, Sizes};
 
@@ -10,6 +10,17 @@ kernel!(TILES_FIRST, "backward_tiles_first", "backward_tiles_first", BackwardArg
 
 /// Tiles in a wave's ring.
 const STAGES: u32 = 4;
+
+/// Fitted to 540 ways to share out the rows of 18 drawn calls (docs/kernels/history/backward-first.md, "Rows that end inside a tile").
+pub(super) const BLOCKS: FirstBlocks = FirstBlocks {
+    threads: 128,
+    // 16 waves of a multiprocessor keep enough under way; with more, memory takes longer for what lies so far apart.
+    resident_threads: 512,
+    more_threads: Some(768),
+    most_waves: 8,
+    least_waves: 1,
+    costs: Costs { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
+};
 
 /// How rows are shared out.
 struct Cut {
@@ -46,22 +57,12 @@ impl Planner<'_> {
 
     /// Rows of any length. `bytes`: as for `whole_tiles_first`.
     pub(super) fn tiles_first(&self, bytes: u32, ragged: bool) -> Option<Launch> {
-        /// Fitted to 540 ways to share out the rows of 18 drawn calls (docs/kernels/history/backward-first.md, "Rows that end inside a tile").
-        const BLOCKS: FirstBlocks = FirstBlocks {
-            threads: 128,
-            // 16 waves of a multiprocessor keep enough under way; with more, memory takes longer for what lies so far apart.
-            resident_threads: 512,
-            more_threads: Some(768),
-            most_waves: 8,
-            least_waves: 1,
-            pace: Pace { start: 40, sums: 60, sum: 8, crowding: 2, last_is_full: true },
-        };
         /// Of large calls of many rows, in 16 bit with SiLU. Fitted to 500 ways to share out the rows of 50 drawn calls (the same page, "Large
         /// calls of many rows"): many blocks of few rows take longer than what they add up to.
         const BLOCKS_OF_LARGE: FirstBlocks = FirstBlocks {
             resident_threads: 640,
             more_threads: None,
-            pace: Pace { sum: 30, ..BLOCKS.pace },
+            costs: Costs { sum: 30, ..BLOCKS.costs },
             ..BLOCKS
         };
         /// Tiles and rows for each multiprocessor that such calls have.
@@ -165,32 +166,25 @@ impl Planner<'_> {
         };
         // What blocks of a channel tell each other with, besides.
         let shared = block_waves * self.shared_bytes_of_wave() + 4;
+        let tile = Constants::new("Tile")
+            .int("threads", threads)
+            .int("waves_per_channel", waves)
+            .flag("split", parts > 1)
+            .flag("whole_rows", pieces == 1)
+            .flag("full", !ragged && (self.sizes.seqlen as u64).is_multiple_of(piece))
+            .int("row_bytes", row_bytes)
+            .flag("one_step", each == unroll)
+            .int("unroll", unroll)
+            .int("weight_bytes", weight_access(&self.op.weight, 1, 1));
         Some(Launch {
-            kernel: &TILES_FIRST,
-            tile: Constants::new("Tile")
-                .int("threads", threads)
-                .int("waves_per_channel", waves)
-                .flag("split", parts > 1)
-                .flag("whole_rows", pieces == 1)
-                .flag("full", !ragged && (self.sizes.seqlen as u64).is_multiple_of(piece))
-                .int("row_bytes", row_bytes)
-                .flag("one_step", each == unroll)
-                .int("unroll", unroll)
-                .int("weight_bytes", weight_access(&self.op.weight, 1, 1)),
-            threads,
-            resident,
-            cluster: 1,
             programmatic: one_round,
-            joins: false,
-            keeps_together: false,
             shared_bytes: shared,
             sums: channels * self.sums_per_channel(),
             channel_groups: u32::try_from((self.sizes.dim as u64).div_ceil(channels)).ok()?,
             parts: u32::try_from(parts).ok()?,
             pieces: u32::try_from(pieces).ok()?,
             piece: u32::try_from(piece).ok()?,
-            tile_channels: 0,
-            slices: 0,
+            ..Launch::new(&TILES_FIRST, tile, LaunchBounds::new(threads, resident))
         })
         .filter(|launch| self.is_launchable(launch))
     }

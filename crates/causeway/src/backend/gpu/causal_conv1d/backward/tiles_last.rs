@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::super::{Constants, kernel, weight_access};
-use super::{BackwardArguments, Launch, Planner};
+use super::{BackwardArguments, Launch, LaunchBounds, Planner};
 use crate::backend::gpu::candidates;
 use crate::causal_conv1d::{Activation, Sizes};
 
@@ -15,7 +15,7 @@ const WAVES: u32 = 8;
 const STAGES: u32 = 3;
 
 /// Bytes of a lane's packet, and of a copy to shared memory.
-const PACKET: u32 = 8;
+const LANE_BYTES: u32 = 8;
 const COPY: u32 = 16;
 
 /// Memory speed in GB/s from which more bytes must be in flight; and that of H100s, on which gates were not measured. Slower devices of this
@@ -54,7 +54,7 @@ impl Planner<'_> {
         let (halo, wave) = (width as u32 - 1, self.facts.wave_size);
         let tensors = self.fetched();
         let rows = rows(self.facts.memory_gigabytes_per_second, tensors);
-        let channels = PACKET / self.element();
+        let channels = LANE_BYTES / self.element();
         let piece = WAVES * rows - halo;
         let channel_groups = u32::try_from((dim as u64).div_ceil(u64::from(wave * channels))).ok()?;
         let pieces = u32::try_from((seqlen as u64).div_ceil(u64::from(piece))).ok()?;
@@ -65,20 +65,14 @@ impl Planner<'_> {
         }
         // Stages, and the shares of two tiles.
         let of_taps = 1 + u32::from(op.b.is_some());
-        let stage = (tensors * WAVES * rows + of_taps * halo) * wave * PACKET;
+        let stage = (tensors * WAVES * rows + of_taps * halo) * wave * LANE_BYTES;
         let shares = WAVES * halo * wave * channels * 4;
+        let tile = Constants::new("Tile")
+            .int("waves", WAVES)
+            .int("rows", rows)
+            .int("stages", STAGES)
+            .int("weight_bytes", weight_access(&op.weight, channels, channels));
         Some(Launch {
-            kernel: &TILES_LAST,
-            tile: Constants::new("Tile")
-                .int("waves", WAVES)
-                .int("rows", rows)
-                .int("stages", STAGES)
-                .int("weight_bytes", weight_access(&op.weight, channels, channels)),
-            threads: WAVES * wave,
-            resident: 1,
-            cluster: 1,
-            programmatic: false,
-            joins: false,
             keeps_together: true,
             shared_bytes: STAGES * stage + 2 * shares,
             sums: u64::from(wave * channels) * self.sums_per_channel(),
@@ -86,8 +80,7 @@ impl Planner<'_> {
             parts,
             pieces,
             piece,
-            tile_channels: 0,
-            slices: 0,
+            ..Launch::new(&TILES_LAST, tile, LaunchBounds::new(WAVES * wave, 1))
         })
         .filter(|launch| self.is_launchable(launch))
     }

@@ -64,8 +64,6 @@ pub fn plan_halo(
     let tile = Constants::new("Tile").int("threads", THREADS);
     let entry = planner.entry(&HALO, LaunchBounds::new(THREADS, 1), tile);
     let bytes = outputs as u64 * u64::from(planner.element());
-    let mut plan = entry.plan(&arguments, Traffic { read: 2 * bytes, written: bytes }, facts);
-    plan.grid = [blocks, 1, 1];
-    plan.block = [THREADS, 1, 1];
-    Ok(Some(plan))
+    let traffic = Traffic { read: 2 * bytes, written: bytes };
+    Ok(Some(entry.plan([blocks, 1, 1], &arguments, traffic, facts)))
 }

@@ -1,22 +1,13 @@
 //! Plans of the forward operation, checked without a device.
 
+use super::super::test_tensors::{read, written};
 use super::*;
 use crate::Error;
 use crate::causal_conv1d::Activation;
-use crate::tensor::{DType, Location, TensorMut, TensorRef};
+use crate::tensor::{DType, TensorMut, TensorRef};
 
 const X: u64 = 0x10_0000;
 const Y: u64 = 0x20_0000;
-
-fn read<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorRef<'a> {
-    // SAFETY: planners never touch the memory.
-    unsafe { TensorRef::from_raw(address as *const u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
-}
-
-fn written<'a>(address: u64, dtype: DType, shape: &[i64], strides: &[i64]) -> TensorMut<'a> {
-    // SAFETY: as above.
-    unsafe { TensorMut::from_raw(address as *mut u8, dtype, shape, strides, Location::Cuda(0)) }.unwrap()
-}
 
 #[derive(Clone, Copy, PartialEq)]
 enum Layout {

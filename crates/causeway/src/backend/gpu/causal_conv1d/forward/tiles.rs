@@ -32,20 +32,20 @@ pub(super) struct FirstTile {
     pub tiles: u32,
 }
 
-/// A row of a table: the first whose limits hold is taken.
-struct Rule<T> {
+/// A row of the table: the first whose limits hold is taken.
+struct Rule {
     /// Largest width.
     width: i64,
     /// Bytes of an element of x.
     element: u32,
     /// Largest size of x in packets of 16 bytes per multiprocessor.
     packets: u64,
-    tile: T,
+    tile: LastTile,
 }
 
 const ANY: u64 = u64::MAX;
 
-const LAST: &[Rule<LastTile>] = &[
+const LAST: &[Rule] = &[
     // A few packets per multiprocessor: latency rules, so threads do little each.
     Rule { width: 4, element: 2, packets: 128, tile: last(8, 1, 1) },
     Rule { width: 4, element: 2, packets: 1024, tile: last(8, 2, 1) },
@@ -62,16 +62,6 @@ const LAST: &[Rule<LastTile>] = &[
     Rule { width: 7, element: 2, packets: ANY, tile: last(8, 12, 8) },
     Rule { width: 8, element: 2, packets: ANY, tile: last(4, 16, 12) },
     Rule { width: 8, element: 4, packets: ANY, tile: last(8, 16, 12) },
-];
-
-/// Many threads that do little each.
-const ONE_PACKET: FirstTile = FirstTile { threads: 128, tiles: 1 };
-
-const FIRST: &[Rule<FirstTile>] = &[
-    Rule { width: 8, element: 2, packets: 4096, tile: ONE_PACKET },
-    Rule { width: 8, element: 4, packets: 4096, tile: ONE_PACKET },
-    Rule { width: 8, element: 2, packets: ANY, tile: FirstTile { threads: 64, tiles: 2 } },
-    Rule { width: 8, element: 4, packets: ANY, tile: FirstTile { threads: 64, tiles: 2 } },
 ];
 
 const fn last(bytes: u32, rows: u32, resident: u32) -> LastTile {
@@ -112,19 +102,17 @@ impl CheckedCall {
 
 /// The tile for a width, an element size and a size of x in packets per multiprocessor.
 pub(super) fn last_tile(width: i64, element: u32, packets: u64) -> Option<LastTile> {
-    find(LAST, width, element, packets)
+    let holds = |rule: &&Rule| width <= rule.width && element == rule.element && packets <= rule.packets;
+    LAST.iter().find(holds).map(|rule| rule.tile)
 }
 
-/// As [`last_tile`], for channel-first. `idle`: no activation to compute, and no boundaries to look for; 4-byte elements leave
-/// a thread so little to do then that more threads serve memory better at every size.
-pub(super) fn first_tile(width: i64, element: u32, packets: u64, idle: bool) -> Option<FirstTile> {
-    if idle && element == 4 && width <= 4 {
-        return Some(ONE_PACKET);
+/// As [`last_tile`], for channel-first: many threads that do little each, or fewer where the call is large. `idle`: no activation to
+/// compute, and no boundaries to look for; 4-byte elements leave a thread so little to do then that more threads serve memory better at
+/// every size.
+pub(super) fn first_tile(width: i64, element: u32, packets: u64, idle: bool) -> FirstTile {
+    if packets <= 4096 || idle && element == 4 && width <= 4 {
+        FirstTile { threads: 128, tiles: 1 }
+    } else {
+        FirstTile { threads: 64, tiles: 2 }
     }
-    find(FIRST, width, element, packets)
-}
-
-fn find<T: Copy>(rules: &[Rule<T>], width: i64, element: u32, packets: u64) -> Option<T> {
-    let holds = |rule: &&Rule<T>| width <= rule.width && element == rule.element && packets <= rule.packets;
-    rules.iter().find(holds).map(|rule| rule.tile)
 }
