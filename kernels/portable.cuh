@@ -412,7 +412,7 @@ CAUSEWAY_DEVICE float exp2_fast(float x) {
 #endif
 }
 
-// 1/x within 1 unit in the last place; subnormal results may be zero.
+// 1/x within 1 unit in the last place; subnormal results are zero, which silu_f32 relies on: AMD's instruction has none.
 CAUSEWAY_DEVICE float reciprocal_fast(float x) {
 #if defined(CAUSEWAY_NVIDIA)
     float y;
@@ -421,7 +421,8 @@ CAUSEWAY_DEVICE float reciprocal_fast(float x) {
 #elif defined(CAUSEWAY_AMD)
     return __builtin_amdgcn_rcpf(x);
 #else
-    return 1.0f / x;
+    const float y = 1.0f / x;
+    return __builtin_fabsf(y) < 0x1p-126f ? 0.0f * y : y;
 #endif
 }
 

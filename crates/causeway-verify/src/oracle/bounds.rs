@@ -20,8 +20,8 @@ const SIGMOID_UNITS: f64 = 4.0;
 /// The part of half a unit in the last place that the activation may use up when results have 16 bits.
 const ACTIVATION_SHARE: f64 = 1.0 / 8.0;
 
-/// Beyond this magnitude of pre, silu' is 1 or 0 but for [`SATURATED_TAIL`], and 1 plus the exponential is 1, or as large as
-/// the exponential.
+/// Beyond this magnitude of pre, silu is pre or 0, and silu' is 1 or 0, but for [`SATURATED_TAIL`], and 1 plus the exponential is 1, or
+/// as large as the exponential.
 const SATURATED: f64 = 128.0;
 
 /// More than |p|·exp(-|p|) twice, from there on.
@@ -155,7 +155,11 @@ impl Arithmetic {
             return if pre.value == f64::NEG_INFINITY { f64::INFINITY } else { 0.0 };
         }
         let derivative = sigmoid * (1.0 + pre.value * (1.0 - sigmoid));
-        let inherited = first_order(derivative, pre.error);
+        let mut inherited = first_order(derivative, pre.error);
+        if pre.value.abs() - pre.error > SATURATED {
+            // However large pre and its error are: silu is pre itself, or nothing.
+            inherited = inherited.min(sigmoid.round() * pre.error + SATURATED_TAIL);
+        }
         let units = SIGMOID_UNITS + pre.value.abs() * (1.0 - sigmoid);
         let single = 2.0 * self.unit * units * result.abs() + self.flushed(pre.value, sigmoid);
         inherited + single.max(self.coarse() * self.data.half_ulp(result))
@@ -328,6 +332,18 @@ mod tests {
             assert!(error(1e31) < 1e37 * 8.0 * f64::from(f32::EPSILON), "{}", error(1e31));
             assert_eq!(error(2e38), f64::INFINITY);
         }
+    }
+
+    #[test]
+    fn an_activation_far_from_zero_is_bounded_whatever_the_error_of_pre() {
+        let arithmetic = Arithmetic::of(DType::F32);
+        let bound = |value, sigmoid: f64, error| {
+            arithmetic.silu(Approximate { value, error }, sigmoid, value * sigmoid)
+        };
+        // As wrong as pre, and then rounded; or nothing.
+        assert!(bound(1e37, 1.0, 1e30) < 1e30 + 1e37 * 8.0 * f64::from(f32::EPSILON));
+        assert!(bound(-1e37, 0.0, 1e30) < 1e-34);
+        assert!(bound(-1e37, 0.0, 2e37) > 1e37);
     }
 
     #[test]
