@@ -47,8 +47,13 @@ impl Planner<'_> {
         let plain = !self.is_gated() && self.op.norm.is_none() && !self.beside;
         let clusters = self.largest_cluster() > 1;
         let costly = self.op.activation == Activation::Silu && width > 3;
-        let most =
-            if clusters { short_last::most_elements(dim, legal, element, costly) } else { short_last::SHORT };
+        let most = if clusters {
+            let blocks = short_last::most_blocks(dim, self.largest_cluster());
+            short_last::most_elements(dim, legal, element, costly)
+                .min(short_last::OF_A_BLOCK * blocks / u64::from(self.facts.multiprocessors))
+        } else {
+            short_last::SHORT
+        };
         let short = plain && width <= 4 && elements_each <= most && !self.has_boundaries();
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);

@@ -220,6 +220,15 @@ pub(super) fn most_elements(dim: i64, legal: u32, element: u32, costly: bool) ->
     }
 }
 
+/// Elements of x for each block up to which few blocks are faster than a walk on the whole device: 8 channels have one cluster
+/// (docs/kernels/history/backward.md, "Few channels").
+pub(super) const OF_A_BLOCK: u64 = 10 << 10;
+
+/// Blocks of a call of few channels.
+pub(super) fn most_blocks(dim: i64, largest_cluster: u64) -> u64 {
+    (dim as u64).div_ceil(8) * largest_cluster
+}
+
 /// How a call is cut.
 #[derive(Debug, Clone, Copy)]
 struct Cut {

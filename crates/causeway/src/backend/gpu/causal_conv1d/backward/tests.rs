@@ -310,6 +310,10 @@ fn memory_order_and_size_decide_the_kernel() {
     assert_eq!(entry(large, last(large), 4), "causal_conv1d_backward_channel_last");
     assert_eq!(entry(small, last(small), 4), "causal_conv1d_backward_short_last");
     assert_eq!(entry(small, last(small), 5), "causal_conv1d_backward_channel_last");
+    // Eight channels have 16 blocks of the former, 64 have enough of them for as many elements.
+    assert_eq!(entry([1, 8, 8192], last([1, 8, 8192]), 4), "causal_conv1d_backward_short_last");
+    assert_eq!(entry([4, 8, 32768], last([4, 8, 32768]), 4), "causal_conv1d_backward_channel_last");
+    assert_eq!(entry([8, 64, 2048], last([8, 64, 2048]), 4), "causal_conv1d_backward_short_last");
     assert_eq!(entry(large, first(large), 4), "causal_conv1d_backward_tiles_first");
     assert_eq!(entry(large, first(large), 5), "causal_conv1d_backward_channel_first");
     // Three tiles, the last of which is nearly empty, in rows that are too few to walk one after the other; and ten tiles.
