@@ -1,5 +1,7 @@
 //! The C++ compiler that makes host code of kernels: which one, with what options, and where its results are kept.
 
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -7,6 +9,8 @@ use causeway::backend::gpu::CompilerFacts;
 use causeway::backend::gpu::cache::Cache;
 use causeway::backend::gpu::plan::DeviceFacts;
 use causeway::{Error, Result};
+
+use crate::kept;
 
 /// Sources of the simulator's own half, in the order in which they include each other.
 const RUNTIME: &[(&str, &str)] = &[
@@ -18,6 +22,12 @@ const RUNTIME: &[(&str, &str)] = &[
 /// Compilers by preference: the kernels need `_Float16`, which g++ has on fewer targets.
 const CANDIDATES: &[&str] =
     &["clang++-19", "clang++-20", "clang++-21", "clang++-18", "clang++-17", "clang++-16", "clang++"];
+
+/// Older ones lack `_Float16` where the kernels need it.
+const OLDEST: u32 = 16;
+
+/// What makes a shared object of a kernel's source, beside the options that every translation unit has.
+const SHARED: [&str; 2] = ["-shared", "-Wl,-Bsymbolic"];
 
 /// What every translation unit is compiled with. Contraction is off because a GPU's compiler may fuse what is
 /// written as a product and a sum, but a kernel may not depend on it; fused operations are written as such.
@@ -48,28 +58,47 @@ pub(crate) struct Compiler {
 /// # Errors
 /// If there is none, with what to install.
 pub(crate) fn find_program() -> Result<(PathBuf, String)> {
-    let version = |program: &Path| {
-        let output = Command::new(program).arg("--version").output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
-    };
     let named = std::env::var_os("CAUSEWAY_SIM_CXX").filter(|name| !name.is_empty()).map(PathBuf::from);
-    let candidates =
-        named.clone().map_or_else(|| CANDIDATES.iter().map(PathBuf::from).collect(), |name| vec![name]);
-    let found =
-        candidates.into_iter().find_map(|program| version(&program).map(|version| (program, version)));
-    found.ok_or_else(|| {
-        let message = match named {
-            Some(name) => format!(
-                "CAUSEWAY_SIM_CXX is {}, which does not say its version: expected a clang++ of version 16 or later",
-                name.display()
-            ),
-            None => format!(
-                "none of {} is on the PATH: install clang 16 or later, for example apt-get install clang-19",
+    let Some(program) = named else {
+        let usable = |program: &Path| said_of(program).ok().map(|version| (PathBuf::from(program), version));
+        return CANDIDATES.iter().map(Path::new).find_map(usable).ok_or_else(|| {
+            let message = format!(
+                "none of {} on the PATH is clang {OLDEST} or later: install it, for example apt-get install clang-19",
                 CANDIDATES.join(", ")
-            ),
-        };
-        Error::SimulatorCompiler { message }
-    })
+            );
+            Error::SimulatorCompiler { message }
+        });
+    };
+    match said_of(&program) {
+        Ok(version) => Ok((program, version)),
+        Err(found) => {
+            let message = format!(
+                "CAUSEWAY_SIM_CXX is {}, which {found}: expected a clang++ of version {OLDEST} or later, for example \
+                 clang++-19",
+                program.display()
+            );
+            Err(Error::SimulatorCompiler { message })
+        }
+    }
+}
+
+/// What a compiler says of its version, if the kernels can be compiled with it; else what was found.
+fn said_of(program: &Path) -> std::result::Result<String, String> {
+    let output =
+        Command::new(program).arg("--version").output().ok().filter(|output| output.status.success());
+    let said = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    match clang_version(&said) {
+        Some(version) if version >= OLDEST => Ok(said),
+        Some(version) => Err(format!("is clang {version}")),
+        None if said.is_empty() => Err("does not say its version".to_string()),
+        None => Err(format!("says that it is {:?}", said.lines().next().unwrap_or_default())),
+    }
+}
+
+/// The number in `clang version 19.1.7`; vendors put words of their own before it.
+fn clang_version(said: &str) -> Option<u32> {
+    let (_, number) = said.split_once("clang version ")?;
+    number.split(|character: char| !character.is_ascii_digit()).next()?.parse().ok()
 }
 
 impl Compiler {
@@ -106,9 +135,8 @@ impl Compiler {
         let runtime = folder.join(format!("runtime-{}.o", short(&identity)));
         let name = version.lines().next().unwrap_or_default().to_string();
         let compiler = Compiler { program, name, options, runtime, folder, identity, _temporary: temporary };
-        if !compiler.runtime.exists() {
-            compiler.compile(RUNTIME, &["-c"], &compiler.runtime, "the simulator's runtime")?;
-        }
+        kept::remove_stale(&compiler.folder);
+        compiler.make_runtime()?;
         Ok(compiler)
     }
 
@@ -135,14 +163,11 @@ impl Compiler {
     }
 
     /// The command that makes a shared object, without its source and its result.
-    pub fn command(&self) -> Vec<String> {
-        let mut words = vec![self.program.display().to_string(), "-O1".to_string()];
-        words.extend(self.options.iter().cloned());
-        words.extend([
-            "-shared".to_string(),
-            "-Wl,-Bsymbolic".to_string(),
-            self.runtime.display().to_string(),
-        ]);
+    pub fn command(&self) -> Vec<OsString> {
+        let mut words = vec![self.program.clone().into_os_string(), "-O1".into()];
+        words.extend(self.options.iter().map(OsString::from));
+        words.extend(SHARED.map(OsString::from));
+        words.push(self.runtime.clone().into_os_string());
         words
     }
 
@@ -157,27 +182,32 @@ impl Compiler {
         let source = to.with_extension("cpp");
         causeway::files::write_bytes(&source, text.as_bytes())
             .map_err(|error| file_error(&source.display().to_string(), &std::io::Error::other(error)))?;
-        let runtime = self.runtime.display().to_string();
-        let extra = ["-shared", "-Wl,-Bsymbolic", &runtime];
-        self.start(&source, optimisation(entry), &extra, to, entry)
+        // Each unit has the runtime in it: one that was altered since the last would be kept with the kernels.
+        self.make_runtime()?;
+        let [shared, symbolic] = SHARED.map(OsStr::new);
+        self.start(&source, optimisation(entry), &[shared, symbolic, self.runtime.as_os_str()], to, entry)
     }
 
-    /// Compiles the last of `files`.
-    fn compile(&self, files: &[(&str, &str)], extra: &[&str], to: &Path, what: &str) -> Result<()> {
+    /// Compiles the runtime, unless it is there as it was compiled.
+    fn make_runtime(&self) -> Result<()> {
+        if kept::trusted(&self.runtime).is_some() {
+            return Ok(());
+        }
         let failed = |error: std::io::Error| file_error(&self.folder.display().to_string(), &error);
-        let stage = tempfile::tempdir_in(&self.folder).map_err(failed)?;
+        let stage = kept::stage(&self.folder).map_err(failed)?;
         let mut source = PathBuf::new();
-        for (name, text) in files {
+        for (name, text) in RUNTIME {
             source = stage.path().join(name);
             std::fs::write(&source, text).map_err(failed)?;
         }
-        self.start(&source, "-O2", extra, to, what)
+        self.start(&source, "-O2", &[OsStr::new("-c")], &self.runtime, "the simulator's runtime")?;
+        kept::trust(&self.runtime).map(drop)
     }
 
-    /// Runs the compiler; the result appears under its name only when it is complete.
-    fn start(&self, source: &Path, level: &str, extra: &[&str], to: &Path, what: &str) -> Result<()> {
+    /// Runs the compiler; the result appears under its name only when it is complete and on the disk.
+    fn start(&self, source: &Path, level: &str, extra: &[&OsStr], to: &Path, what: &str) -> Result<()> {
         let failed = |error: std::io::Error| file_error(&self.folder.display().to_string(), &error);
-        let stage = tempfile::tempdir_in(&self.folder).map_err(failed)?;
+        let stage = kept::stage(&self.folder).map_err(failed)?;
         let output = stage.path().join("unit.out");
         let result = Command::new(&self.program)
             .arg(level)
@@ -193,7 +223,10 @@ impl Compiler {
             let message = format!("{} refused {what}:\n{log}", self.program.display());
             return Err(Error::SimulatorCompiler { message });
         }
-        std::fs::rename(&output, to).map_err(failed)
+        File::open(&output).and_then(|file| file.sync_all()).map_err(failed)?;
+        std::fs::rename(&output, to).map_err(failed)?;
+        // The rename itself is durable once the folder is.
+        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)
     }
 }
 
@@ -246,4 +279,24 @@ fn short(hash: &blake3::Hash) -> String {
 
 pub(crate) fn file_error(what: &str, error: &std::io::Error) -> Error {
     Error::SimulatorCompiler { message: format!("{what}: {error}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::clang_version;
+
+    #[test]
+    fn versions_stand_behind_what_vendors_say() {
+        for (said, version) in [
+            ("Debian clang version 19.1.7 (3~deb12u1)\nTarget: x86_64-pc-linux-gnu\n", Some(19)),
+            ("clang version 15.0.0\n", Some(15)),
+            ("Apple clang version 16.0.0 (clang-1600.0.26.4)\n", Some(16)),
+            ("AMD clang version 18.0.0git (https://github.com/RadeonOpenCompute/llvm-project)\n", Some(18)),
+            ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0\n", None),
+            ("clang version unknown\n", None),
+            ("", None),
+        ] {
+            assert_eq!(clang_version(said), version, "{said}");
+        }
+    }
 }

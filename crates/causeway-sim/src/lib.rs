@@ -11,9 +11,10 @@
 
 mod compiler;
 mod edit;
+mod kept;
 mod modules;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{OsString, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
@@ -204,7 +205,7 @@ impl Simulator {
     /// The command that compiles a kernel's C++ to a shared object with the simulator's runtime in it: a program and its
     /// arguments, to which the source, `-o` and the result come. For who launches kernels by other ways than a [`Plan`],
     /// with `causeway_simulator_launch` of runtime/simulator.cpp. It is good as long as this simulator is there.
-    pub fn compile_command(&self) -> Vec<String> {
+    pub fn compile_command(&self) -> Vec<OsString> {
         self.compiler.command()
     }
 

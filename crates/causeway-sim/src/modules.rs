@@ -16,6 +16,7 @@ use rayon::prelude::*;
 use crate::LaunchFunction;
 use crate::compiler::{Compiler, file_error};
 use crate::edit::Change;
+use crate::kept::{digest_of, seal_path, trust, trusted};
 
 /// Kernels of one unit: the headers are parsed once for all, and a core is busy for two or three seconds.
 const KERNELS_OF_A_UNIT: usize = 16;
@@ -123,16 +124,13 @@ impl Modules {
             refused => format!("{}-{}-{refused}.so", compiler.key(&text), std::process::id()),
         };
         let path = compiler.folder().join(&object);
-        let known = trusted(&path);
-        let digest = match known {
-            Some(digest) => digest,
-            None => {
-                compiler.shared_object(&text, &path, unit[0].program.entry)?;
-                trust(&path)?
-            }
-        };
         let keys: Vec<_> = unit.iter().map(|kernel| kernel.key.as_str()).collect();
-        self.load(&path, digest, known.is_none(), &keys)?;
+        // One that is as it was compiled may still be no good, as when it was linked with a damaged runtime.
+        let known = trusted(&path).is_some_and(|digest| self.load(&path, digest, false, &keys).is_ok());
+        if !known {
+            compiler.shared_object(&text, &path, unit[0].program.entry)?;
+            self.load(&path, trust(&path)?, true, &keys)?;
+        }
         // Each kernel's note says in which object it is, and beside which others.
         let note = format!("{object}\n{}\n", keys.join("\n"));
         keys.iter().try_for_each(|key| {
@@ -202,31 +200,6 @@ impl Modules {
         }
         Ok(())
     }
-}
-
-/// Beside each object stands the digest that it had when it was compiled.
-fn seal_path(object: &Path) -> PathBuf {
-    object.with_extension("b3")
-}
-
-fn digest_of(path: &Path) -> std::io::Result<blake3::Hash> {
-    Ok(blake3::hash(&std::fs::read(path)?))
-}
-
-/// The object's digest, if it is the one that it had when it was compiled.
-fn trusted(path: &Path) -> Option<blake3::Hash> {
-    let sealed = std::fs::read_to_string(seal_path(path)).ok()?;
-    let found = digest_of(path).ok()?;
-    (found.to_hex().as_str() == sealed.trim()).then_some(found)
-}
-
-/// Writes down the digest of an object that was just compiled.
-fn trust(path: &Path) -> Result<blake3::Hash> {
-    let failed = |error: std::io::Error| file_error(&path.display().to_string(), &error);
-    let digest = digest_of(path).map_err(failed)?;
-    causeway::files::write_bytes(&seal_path(path), format!("{}\n", digest.to_hex()).as_bytes())
-        .map_err(|error| failed(std::io::Error::other(error)))?;
-    Ok(digest)
 }
 
 fn note_path(compiler: &Compiler, key: &str) -> std::path::PathBuf {

@@ -1,6 +1,7 @@
 //! `--device hip` from end to end on a machine without a GPU: a HIP runtime and compiler made by the tests, which run
 //! launches in the simulator, in waves of 64.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Output;
 
@@ -12,7 +13,7 @@ use crate::process::{Files, causeway, text};
 const SUITE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/hip.toml");
 
 /// `verify` on the simulated HIP device; `compiler` is what it compiles with, a word to a line.
-fn verify(libraries: &Path, cache: &Path, compiler: &str, more: &[&str]) -> Output {
+fn verify(libraries: &Path, cache: &Path, compiler: impl AsRef<OsStr>, more: &[&str]) -> Output {
     causeway()
         .args(["verify", "--suite", SUITE, "--device", "hip"])
         .args(more)
@@ -30,7 +31,7 @@ fn verify_runs_kernels_through_the_driver() {
     let libraries = libraries.path("");
     fake_gpu::build(Path::new(fake_gpu::SOURCE), &libraries);
     let simulator = Simulator::open("sim:64").expect("a simulator");
-    let compiler = simulator.compile_command().join("\n");
+    let compiler = simulator.compile_command().join(OsStr::new("\n"));
     let cache = files.path("cache");
 
     // Each call twice: a kernel of its own compares what they leave.

@@ -1,5 +1,9 @@
 //! `--device sim:…`: the GPU kernels on a machine without a GPU.
 
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use causeway::{DType, HostTensor};
 
 use crate::process::{Files, causeway, read, refusal, run_arguments, success, text};
@@ -62,7 +66,7 @@ fn what_cannot_be_simulated_is_refused() {
         (&["bench", "--device", "sim:32"], "sim:32 has no speed to measure"),
         (
             &["plan", "--device", "cpu"],
-            "--device is \"cpu\": expected sim:32, sim:64, sim:slow or sim:clusters",
+            "device is \"cpu\": expected sim:32, sim:64, sim:slow, sim:clusters or an architecture such as sim:gfx942",
         ),
         (&["verify", "--device", "simulator"], "sim:32 and sim:64 are simulated GPUs"),
     ];
@@ -89,4 +93,63 @@ fn a_missing_compiler_is_named_with_what_to_install() {
     );
     let doctor = text(&start("PATH", "/nonexistent", &["doctor"]).stdout);
     assert!(doctor.contains("sim:32, sim:64") && doctor.contains("apt-get install clang-19"), "{doctor}");
+}
+
+#[test]
+fn a_compiler_that_is_no_clang_of_that_age_is_told_from_one() {
+    for arguments in [&["verify", "--device", "sim:32", "--case", "tiny"][..], &["doctor"]] {
+        let output = causeway().args(arguments).env("CAUSEWAY_SIM_CXX", "/bin/true").output().unwrap();
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(said.contains("CAUSEWAY_SIM_CXX is /bin/true, which "), "{said}");
+        assert!(said.contains("expected a clang++ of version 16 or later, for example clang++-19"), "{said}");
+    }
+}
+
+/// Computes with kernels that are kept in a folder, and checks the result.
+fn compute_with(folder: &Path) {
+    let files = Files::new();
+    let x = HostTensor::from_fn(DType::F32, &[1, 1, 3], |i| [1.0, 2.0, 3.0][i]).unwrap();
+    let weight = HostTensor::from_fn(DType::F32, &[1, 2], |i| [10.0, 1.0][i]).unwrap();
+    let input = files.write("in.safetensors", &[("x", &x), ("weight", &weight)]);
+    let result = files.path("out.safetensors");
+    let arguments = run_arguments("conv1d-forward", &input, &result, &["--device", "sim:32"]);
+    let output = causeway().args(arguments).env("CAUSEWAY_SIM_DIR", folder).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(read(&result, "y").to_f64(), [1.0, 12.0, 23.0]);
+}
+
+/// The only file of a folder with this extension.
+fn only(folder: &Path, extension: &str) -> PathBuf {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let found: Vec<_> = entries.filter(|path| path.extension() == Some(OsStr::new(extension))).collect();
+    let [path] = &found[..] else { panic!("{found:?}") };
+    path.clone()
+}
+
+#[test]
+fn what_was_kept_and_is_damaged_is_made_again() {
+    let files = Files::new();
+    let folder = files.path("kept");
+    compute_with(&folder);
+    let (runtime, object) = (only(&folder, "o"), only(&folder, "so"));
+    let sound = fs::read(&runtime).unwrap();
+    // Half of the runtime, and nothing yet that was linked with it.
+    fs::write(&runtime, &sound[..sound.len() / 2]).unwrap();
+    fs::remove_file(&object).unwrap();
+    compute_with(&folder);
+    assert!(fs::read(&runtime).unwrap().len() > sound.len() / 2);
+
+    // A kernel's object that is what its digest says, and cannot be loaded.
+    fs::copy(&runtime, &object).unwrap();
+    fs::copy(runtime.with_extension("b3"), object.with_extension("b3")).unwrap();
+    compute_with(&folder);
+    assert_ne!(fs::read(&object).unwrap(), fs::read(&runtime).unwrap());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_may_have_a_name_that_is_no_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let files = Files::new();
+    compute_with(&files.path("").join(OsStr::from_bytes(b"kept-\xff")));
 }
