@@ -25,7 +25,7 @@ pub fn serve(protocol: Protocol, data: &[u8]) -> Vec<Vec<u8>> {
     let mut output = Vec::new();
     match service.serve(&mut input, &mut output) {
         Ok(()) | Err(Interrupted::Count { .. } | Interrupted::Payload { .. }) => {}
-        Err(Interrupted::Io(error)) => panic!("memory does not fail: {error}"),
+        Err(Interrupted::Input(error) | Interrupted::Io(error)) => panic!("memory does not fail: {error}"),
     }
     let mut output = &output[..];
     let mut replies = Vec::new();

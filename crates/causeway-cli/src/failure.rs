@@ -1,8 +1,7 @@
 //! How a command fails: what is printed, and the exit status.
 
-use std::io;
+use std::io::{self, Write};
 
-use anstream::eprintln;
 use anstyle::{AnsiColor, Style};
 use causeway::files::FileError;
 use causeway_verify::evidence::ReportError;
@@ -76,25 +75,33 @@ impl Failure {
     pub fn report(self) -> u8 {
         match self {
             Failure::Usage(error) => {
-                // A closed pipe is no reason to fail here: there is nothing left to do.
-                let _ = error.print();
-                error.exit_code().clamp(0, i32::from(u8::MAX)) as u8
+                let printed = error.print().and_then(|()| io::stdout().flush());
+                match printed {
+                    // Help is output, and fails as other output does.
+                    Err(failed) if !error.use_stderr() => Failure::from(failed).report(),
+                    _ => error.exit_code().clamp(0, i32::from(u8::MAX)) as u8,
+                }
             }
             Failure::Input { message, help } => {
-                eprintln!("{ERROR}error{ERROR:#}: {message}");
+                complain(&format!("{ERROR}error{ERROR:#}: {message}"));
                 if let Some(line) = help {
-                    eprintln!("{HELP}help{HELP:#}: {line}");
+                    complain(&format!("{HELP}help{HELP:#}: {line}"));
                 }
                 2
             }
             Failure::Status { status, message } => {
-                eprintln!("{ERROR}error{ERROR:#}: {message}");
+                complain(&format!("{ERROR}error{ERROR:#}: {message}"));
                 status
             }
             Failure::Negative => 1,
             Failure::PipeClosed => 141,
         }
     }
+}
+
+/// Prints a line to stderr. If that takes nothing, nobody can be told, and the exit status still says what happened.
+fn complain(line: &str) {
+    let _ = writeln!(anstream::stderr().lock(), "{line}");
 }
 
 /// Errors whose own sentence is all that there is to say.
@@ -120,7 +127,7 @@ impl From<FileError> for Failure {
     }
 }
 
-/// Of writing to stdout.
+/// Of writing to stdout; what cannot be read has a sentence of its own.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {

@@ -5,6 +5,7 @@ mod device;
 mod failure;
 mod kernels;
 mod number;
+mod suite_name;
 mod table;
 mod terminal;
 
@@ -27,7 +28,8 @@ oracle";
 const AFTER_HELP: &str = "\
 Exit status:
   0    everything asked for was done, and every check passed
-  1    a verification failed, a comparison found a regression, or a report is not sound
+  1    a verification failed, a comparison found a regression, a report is not sound, or choices of the planners
+       were not reached
   2    wrong usage or bad input; nothing was written
   141  the reader of the output went away
 

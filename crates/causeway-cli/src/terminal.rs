@@ -43,6 +43,8 @@ pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> 
 pub(crate) fn show_warnings() {
     let subscriber = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        // Otherwise a stderr that takes nothing ends the thread that warns, by a panic.
+        .log_internal_errors(false)
         .with_max_level(tracing::Level::WARN)
         .with_ansi(false)
         .with_target(false)

@@ -327,7 +327,11 @@ impl From<io::Error> for Broken {
 
 impl From<Interrupted> for Broken {
     fn from(error: Interrupted) -> Self {
-        Broken::Lost(error.to_string())
+        match error {
+            // The server's output is what this side reads.
+            Interrupted::Input(error) => error.into(),
+            other => Broken::Lost(other.to_string()),
+        }
     }
 }
 

@@ -17,7 +17,10 @@ pub enum Interrupted {
         /// Bytes that did not come.
         missing: u64,
     },
-    /// The operating system refused.
+    /// The input cannot be read.
+    #[error("the input cannot be read: {0}")]
+    Input(#[source] io::Error),
+    /// The output cannot be written.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -32,7 +35,7 @@ pub(super) fn read_count(input: &mut impl Read) -> Result<Option<u32>, Interrupt
             Ok(0) => return Err(Interrupted::Count { found }),
             Ok(read) => found += read,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(Interrupted::Input(error)),
         }
     }
     Ok(Some(u32::from_le_bytes(count)))
@@ -53,7 +56,7 @@ impl<'a, R: Read> Payload<'a, R> {
     /// Passes over what has not been read, in constant memory.
     pub fn finish(mut self) -> Result<(), Interrupted> {
         if !self.cut {
-            io::copy(&mut self, &mut io::sink())?;
+            io::copy(&mut self, &mut io::sink()).map_err(Interrupted::Input)?;
         }
         if self.left == 0 { Ok(()) } else { Err(Interrupted::Payload { missing: self.left }) }
     }
@@ -81,7 +84,7 @@ pub fn read_frame(input: &mut impl Read) -> Result<Option<Vec<u8>>, Interrupted>
     let Some(count) = read_count(input)? else { return Ok(None) };
     let mut bytes = Vec::new();
     let mut payload = Payload::new(input, count);
-    payload.read_to_end(&mut bytes)?;
+    payload.read_to_end(&mut bytes).map_err(Interrupted::Input)?;
     payload.finish()?;
     Ok(Some(bytes))
 }

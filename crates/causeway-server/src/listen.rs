@@ -13,7 +13,7 @@ use causeway::files::directory_of;
 use super::frame::Interrupted;
 use super::service::Service;
 
-/// Clients that are served at a time. One more is told so by the end of its connection.
+/// Clients that are served at a time. One more is told so, and its connection ends.
 pub const MAX_CLIENTS: usize = 64;
 
 /// A client that takes no bytes of its reply for so long is dropped, so that it does not hold memory for ever.
@@ -91,6 +91,7 @@ impl Listener {
             }
             let Some(slot) = Slot::take(&clients) else {
                 tracing::warn!("a client was turned away: {MAX_CLIENTS} are being served");
+                turn_away(service, &stream);
                 continue;
             };
             let (service, timeout) = (Arc::clone(service), self.write_timeout);
@@ -169,6 +170,14 @@ fn admit(stream: &UnixStream) -> io::Result<()> {
 #[cfg(not(target_os = "linux"))]
 fn admit(_: &UnixStream) -> io::Result<()> {
     Ok(())
+}
+
+/// Tells a client that there is no place for it. A new connection has room for the few bytes; nobody waits if it has not.
+fn turn_away(service: &Service, stream: &UnixStream) {
+    let message = format!("{MAX_CLIENTS} clients are being served, and no more at a time");
+    let told = stream.set_nonblocking(true);
+    // It may have gone already.
+    let _ = told.and_then(|()| service.turn_away(message, &mut io::BufWriter::new(stream)));
 }
 
 fn converse(service: &Service, stream: &UnixStream, write_timeout: Duration) {

@@ -107,6 +107,17 @@ impl Service {
         Ok(())
     }
 
+    /// Tells a client that it is not served, where the protocol has words for that. Texts have none: their connection ends.
+    #[cfg(unix)]
+    pub(super) fn turn_away(&self, message: String, output: &mut impl Lend) -> std::io::Result<()> {
+        if self.protocol == Protocol::Text {
+            return Ok(());
+        }
+        let (worker, mut lent) = (&self.worker, tensors::Lent::default());
+        let reply = tensors::Request::turned_away(message).answer(worker, &mut lent);
+        reply.write(output, &mut lent, &worker.spares)
+    }
+
     /// As [`Service::serve`], on one of the threads that compute. For a service with one client: two changes of threads
     /// are most of what a small request costs.
     ///

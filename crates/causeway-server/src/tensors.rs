@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use causeway::HostTensor;
 use causeway::error::Error;
 use causeway::files::{FileCause, FileError, Metadata, Spares, TensorImage, TensorStream};
 use causeway::named::{Call, CallError, Inputs, Layout};
+use causeway::{HostTensor, quoted};
 
 use super::PROTOCOL_VERSION;
 use super::frame::{self, Payload};
@@ -91,6 +91,13 @@ impl Request {
         Ok(Wish::Compute(call, inputs.with_spares(Arc::clone(&worker.spares))))
     }
 
+    /// What stands for the request of a client that is not served.
+    #[cfg(unix)]
+    pub fn turned_away(message: String) -> Self {
+        let help = Some("connect again when another client has gone".to_string());
+        Request { id: None, wish: Err(Problem { code: "too-many-clients", message, help }) }
+    }
+
     /// Computes, if that is what was asked for.
     pub fn answer(self, worker: &Worker, lent: &mut Lent) -> Reply {
         let mut metadata = Metadata::from([
@@ -140,11 +147,12 @@ fn takes_copies(metadata: &Metadata) -> Result<bool, Problem> {
             (TAKES_COPIES, "true") => true,
             (TAKES_COPIES, "false") => false,
             (TAKES_COPIES, _) => {
-                let message = format!("{TAKES_COPIES} is {value:?}: expected true or false");
+                let message = format!("{TAKES_COPIES} is {}: expected true or false", quoted(value));
                 return Err(Problem { code: "bad-option", message, help: None });
             }
             _ => {
-                let message = format!("{key:?} is no option of {HELLO}: expected {TAKES_COPIES} or {ID}");
+                let message =
+                    format!("{} is no option of {HELLO}: expected {TAKES_COPIES} or {ID}", quoted(key));
                 return Err(Problem { code: "unknown-option", message, help: None });
             }
         };

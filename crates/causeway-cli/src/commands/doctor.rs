@@ -1,5 +1,7 @@
 //! `causeway doctor`: what is here, what is missing, and what would bring it.
 
+use std::path::Path;
+
 use causeway::backend::cpu::{Cpu, Level};
 use causeway::backend::gpu::cache::Cache;
 use causeway::backend::gpu::library::Search;
@@ -68,6 +70,8 @@ struct CacheFinding {
     bytes: u64,
     /// `on`, `readonly`: what CAUSEWAY_CACHE asks for.
     mode: String,
+    /// What keeps the cache from being what the environment asks for.
+    problems: Vec<String>,
 }
 
 /// Looks and prints.
@@ -100,6 +104,7 @@ impl Findings {
                 entries: cache.entries().len(),
                 bytes: cache.entries().iter().filter_map(|file| Some(file.metadata().ok()?.len())).sum(),
                 mode: if cache.is_read_only() { "readonly" } else { "on" }.to_string(),
+                problems: unknown_mode().into_iter().chain(unusable(&cache, directory)).collect(),
             }),
         }
     }
@@ -140,6 +145,9 @@ impl Findings {
             Some(cache) => {
                 table.row(&["  directory".into(), cache.directory.as_str().into()])?;
                 table.row(&["  mode".into(), cache.mode.as_str().into()])?;
+                for problem in &cache.problems {
+                    table.row(&["".into(), Cell::styled(problem, WARN)])?;
+                }
                 table.row(&[
                     "  entries".into(),
                     format!("{}, {}", cache.entries, words::bytes(cache.bytes)).into(),
@@ -227,6 +235,21 @@ fn compiler(name: &str, vendor: Vendor) -> Finding {
         Ok(opened) => Finding::ready(name, opened.path.display().to_string()),
         Err(error) => Finding::missing(name, &error),
     }
+}
+
+/// What CAUSEWAY_CACHE says, if that is none of its values.
+fn unknown_mode() -> Option<String> {
+    let value = std::env::var_os("CAUSEWAY_CACHE")?;
+    let known = ["", "on", "readonly", "off"].iter().any(|known| value == *known);
+    (!known).then(|| format!("CAUSEWAY_CACHE is {value:?}: expected on, readonly or off; taken as on"))
+}
+
+/// Why nothing can be kept in the cache's directory, which may have yet to be made.
+fn unusable(cache: &Cache, directory: &Path) -> Option<String> {
+    let there = directory.ancestors().find(|folder| folder.exists()).filter(|_| !cache.is_read_only())?;
+    // The kind alone: the file that was tried has a name that nobody asked for.
+    let error = tempfile::tempfile_in(there).err()?.kind();
+    Some(format!("no kernel can be kept in it: {}: {error}", there.display()))
 }
 
 fn begin(title: &'static str) -> Result<Table, Failure> {

@@ -16,7 +16,7 @@ grad_A) or A (M·K; kernel 2, grad_B): f16, decimal, blanks between them. The al
 
 Exit status:
   0   the reply is on stdout
-  2   unreadable header, or more than --max-frame bytes
+  2   unreadable input or header, or more than --max-frame bytes
   3   the kernel id is not 1 or 2
   4   a size is not positive
   7   grad_C is short or malformed
@@ -40,7 +40,8 @@ pub(crate) struct Args {
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let mut text = Vec::new();
     let limit = u64::from(args.max_frame);
-    std::io::stdin().lock().take(limit + 1).read_to_end(&mut text)?;
+    let unread = |error| Failure::status(2, format!("the input cannot be read: {error}"));
+    std::io::stdin().lock().take(limit + 1).read_to_end(&mut text).map_err(unread)?;
     if text.len() as u64 > limit {
         return Err(Failure::status(
             2,

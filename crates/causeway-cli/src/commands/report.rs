@@ -35,7 +35,7 @@ Exit status:
 #[derive(Debug, clap::Args)]
 #[command(after_help = NOTES)]
 pub(crate) struct Args {
-    /// Reports: run.json of `verify --report`, or what `bench --save` wrote; of a folder, all reports in it and in its folders
+    /// Reports: run.json of `verify --report`, or what `bench --save` wrote; of a folder, all .json files in it and in its folders
     #[arg(value_name = "FILE|FOLDER", required = true)]
     files: Vec<PathBuf>,
 

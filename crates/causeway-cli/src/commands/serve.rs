@@ -24,9 +24,12 @@ once the requests in hand are answered.
 Exit status:
   0   the input ended between two frames, or the server was told to stop
   1   the server was told to stop, and a request in hand was not answered within 30 seconds
-  2   the device or the socket cannot be opened
+  2   the device or the socket cannot be opened, or the input cannot be read
   20  the input ended inside a frame's byte count
   21  the input ended inside a frame's payload";
+
+/// Replies without results have room in so many bytes: the facts of the server, and its errors.
+const LEAST_FRAME: u32 = 512;
 
 /// Requests answered at the moment of a stop may take so long before the server ends without them.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -39,8 +42,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "tensors|text", default_value_t)]
     protocol: Protocol,
 
-    /// Largest frame, in bytes; suffixes K, M and G mean KiB, MiB and GiB
-    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
+    /// Largest frame, in bytes, 512 or more; suffixes K, M and G mean KiB, MiB and GiB
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_max_frame)]
     max_frame: u32,
 
     /// Serve clients of a Unix socket, which only this user can open, instead of stdin and stdout
@@ -88,6 +91,16 @@ pub(super) fn parse_bytes(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "expected 1 to 4294967295 bytes, or a number of K, M or G (KiB, MiB, GiB)".to_string())
 }
 
+/// As [`parse_bytes`], for frames that can hold a reply.
+fn parse_max_frame(text: &str) -> Result<u32, String> {
+    match parse_bytes(text)? {
+        bytes if bytes < LEAST_FRAME => Err(format!(
+            "expected {LEAST_FRAME} bytes or more: a smaller frame does not hold what an error says"
+        )),
+        bytes => Ok(bytes),
+    }
+}
+
 /// Serves until the input ends or a signal comes.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
     let (device, threads) = args.device.open()?;
@@ -117,6 +130,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         Ok(()) => Ok(()),
         Err(error @ Interrupted::Count { .. }) => Err(Failure::status(20, error.to_string())),
         Err(error @ Interrupted::Payload { .. }) => Err(Failure::status(21, error.to_string())),
+        Err(error @ Interrupted::Input(_)) => Err(Failure::input(error.to_string())),
         Err(Interrupted::Io(error)) => Err(error.into()),
     }
 }
@@ -177,5 +191,12 @@ mod tests {
         for wrong in ["", "0", "K", "4G", "-1", "1T", "1.5M", "4294967296"] {
             assert!(parse_bytes(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn frames_have_room_for_an_error() {
+        assert_eq!((parse_max_frame("512"), parse_max_frame("64K")), (Ok(512), Ok(64 << 10)));
+        assert!(parse_max_frame("511").unwrap_err().contains("expected 512 bytes or more"));
+        assert!(parse_max_frame("0").is_err());
     }
 }

@@ -108,12 +108,19 @@ fn runs_that_cannot_be_compared_are_refused_before_anything_is_measured() {
     let saved = saved.to_str().unwrap();
     success(&bench(&files, &["--dtype", "f32", "--save", saved]));
     for (options, sentence) in [
-        (["--dtype", "bf16", "--compare", saved], "that has none of the 2 cases to be measured"),
+        (["--dtype", "bf16", "--compare", saved], "that has none of the 4 calls to be measured"),
         (["--dtype", "f32", "--save", "absent/run.json"], "--save is absent/run.json: No such file"),
+        (["--dtype", "f32", "--save", "."], "--save is .: it is a directory"),
     ] {
         let stderr = refusal(&bench(&files, &options));
         assert!(stderr.contains(sentence), "{stderr}");
     }
+    success(&bench(&files, &["--dtype", "f32", "--call", "forward", "--save", saved]));
+    let stderr = refusal(&bench(&files, &["--dtype", "f32", "--call", "backward", "--compare", saved]));
+    assert!(
+        stderr.contains("that has none of the 2 calls to be measured: no row would be compared"),
+        "{stderr}"
+    );
     let host = refusal(&bench(&files, &["--host", "--device", "cpu"]));
     assert!(host.contains("--host measures launches, and cpu"), "{host}");
     let rotation = refusal(&["bench", "--rotation", "99999999999"]);
@@ -121,4 +128,28 @@ fn runs_that_cannot_be_compared_are_refused_before_anything_is_measured() {
         rotation.contains("'99999999999' for '--rotation <MIB>': expected a whole number from 0 to 1048576"),
         "{rotation}"
     );
+}
+
+#[test]
+fn a_comparison_says_what_the_runs_do_not_have_in_common() {
+    let files = Files::new();
+    let saved = files.path("before.json");
+    let saved = saved.to_str().unwrap();
+    let filters = ["--dtype", "f32", "--layout", "channel-last", "--call", "forward", "--device", "cpu"];
+    let compared = |more: &[&str]| {
+        // Whether a row regressed is left to chance.
+        text(&output(&bench(&files, &[&filters[..], &["--compare", saved], more].concat())).stdout)
+    };
+    success(&bench(&files, &[&filters[..], &["--threads", "2", "--save", saved]].concat()));
+    let (same, other) = (compared(&["--threads", "2"]), compared(&["--threads", "1"]));
+    assert!(same.contains("1 rows compared") && !same.contains("threads: "), "{same}");
+    assert!(other.contains("  threads: 2 before, 1 now"), "{other}");
+    assert!(!other.contains("processor: ") && !other.contains("rotation: "), "{other}");
+    let mut run: serde_json::Value = serde_json::from_str(&fs::read_to_string(saved).unwrap()).unwrap();
+    run["host"]["processor"] = "Abacus".into();
+    run["method"][0] = "cold: calls go through 7 KiB".into();
+    fs::write(saved, run.to_string()).unwrap();
+    let other = compared(&["--threads", "2"]);
+    assert!(other.contains("processor: Abacus before, "), "{other}");
+    assert!(other.contains("rotation: calls go through 7 KiB before, calls go through "), "{other}");
 }

@@ -135,8 +135,11 @@ fn colours_follow_the_environment() {
 fn a_closed_pipe_ends_the_command_quietly() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
-    let output = causeway().arg("doctor").stdout(writer).output().expect("it starts");
-    assert_eq!((output.status.code(), text(&output.stderr)), (Some(141), String::new()));
+    for argument in ["doctor", "--help", "--version"] {
+        let writer = writer.try_clone().expect("the same pipe");
+        let output = causeway().arg(argument).stdout(writer).output().expect("it starts");
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(141), String::new()), "{argument}");
+    }
 }
 
 #[test]
@@ -146,4 +149,79 @@ fn an_unknown_device_is_an_error_that_lists_the_known_ones() {
     assert!(refusal(&missing).contains("a.npz"));
     let status = output(&["run", "--help"]).status;
     assert!(status.success());
+}
+
+#[cfg(target_os = "linux")]
+fn full() -> std::fs::File {
+    std::fs::File::options().write(true).open("/dev/full").expect("a file that takes nothing")
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_stderr_that_takes_nothing_changes_no_exit_status() {
+    let run = ["run", "conv1d-forward", "--in", "nope.npz", "--out", "o.npz"];
+    for (arguments, status) in [
+        (&run[..], 2),
+        (&["verify", "--suite", "nope"], 2),
+        (&["plan", "--arch", "foo"], 2),
+        (&["report", "--check", "nope"], 2),
+        (&["run"], 2),
+        // A warning about the environment.
+        (&["doctor"], 0),
+    ] {
+        let output =
+            causeway().args(arguments).env("CAUSEWAY_CACHE", "maybe").stderr(full()).output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn help_that_cannot_be_printed_is_an_error() {
+    for arguments in [&["--help"][..], &["--version"], &["run", "--help"], &["doctor"]] {
+        let output = causeway().args(arguments).stdout(full()).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains("the output cannot be written: No space left"), "{said}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_input_that_cannot_be_read_is_not_called_the_output() {
+    for subcommand in ["gemm-oneshot", "serve"] {
+        let directory = std::fs::File::open(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let output = causeway().args([subcommand, "--device", "cpu"]).stdin(directory).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("the input cannot be read: Is a directory"), "{subcommand}: {said}");
+    }
+}
+
+#[test]
+fn frames_too_small_for_an_error_are_refused() {
+    let said = refusal(&["serve", "--max-frame", "100"]);
+    assert!(said.contains("'100' for '--max-frame <BYTES>': expected 512 bytes or more"), "{said}");
+}
+
+#[test]
+fn doctor_says_what_is_wrong_with_the_cache() {
+    let problems = |variable: &str, value: &str| {
+        let output = causeway()
+            .args(["doctor", "--json"])
+            .env_remove("CAUSEWAY_CACHE")
+            .env(variable, value)
+            .output()
+            .unwrap();
+        let findings: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        findings["cache"]["problems"].to_string()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(problems("CAUSEWAY_CACHE_DIR", folder.path().to_str().unwrap()), "[]");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let told = problems("CAUSEWAY_CACHE_DIR", file.to_str().unwrap());
+    assert!(told.contains("no kernel can be kept in it: ") && told.contains("not a directory"), "{told}");
+    let told = problems("CAUSEWAY_CACHE", "bad");
+    assert!(told.contains("expected on, readonly or off; taken as on"), "{told}");
 }

@@ -46,6 +46,15 @@ fn architectures_and_suites_that_do_not_exist_are_refused() {
 }
 
 #[test]
+fn a_coverage_of_no_draws_is_refused() {
+    let said = refusal(&["plan", "--coverage", "run.json", "--draws", "0"]);
+    assert!(said.contains("'0' for '--draws <N>': expected a whole number from 1 to 1000000000"), "{said}");
+    for help in [success(&["plan", "--help"]), success(&["--help"])] {
+        assert!(help.contains("Exit status:") && help.contains("choices"), "{help}");
+    }
+}
+
+#[test]
 fn a_filled_cache_is_used_and_explained() {
     let cache = tempfile::tempdir().unwrap();
     let compile =

@@ -2,7 +2,7 @@
 
 use causeway::{DType, HostTensor};
 
-use crate::process::{Files, read, run_arguments, success};
+use crate::process::{Files, read, refusal, run_arguments, success};
 
 fn tensor(dtype: DType, shape: &[i64], values: &[f64]) -> HostTensor {
     HostTensor::from_fn(dtype, shape, |i| values[i]).unwrap()
@@ -93,6 +93,27 @@ fn backward_writes_a_gradient_for_every_input_that_has_one() {
     assert_eq!(read(&output, "dweight").to_f64(), [7.0 + 4.0, 1.0 + 6.0, 8.0 - 1.0 + 0.5, -1.0 + 0.5 + 4.0]);
     assert_eq!(read(&output, "dbias").to_f64(), [3.0, 3.0]);
     assert_eq!(read(&output, "dinitial_states").to_f64(), [10.0, 2.0]);
+}
+
+#[test]
+fn a_residual_is_checked_where_it_takes_no_part() {
+    let (files, small) = (Files::new(), small());
+    let dy = tensor(DType::F32, &[1, 2, 3], &[1.0; 6]);
+    let output = files.path("out.safetensors");
+    let backward = |residual: &HostTensor| {
+        let tensors = [("x", &small.x), ("weight", &small.weight), ("dy", &dy), ("residual", residual)];
+        let input = files.write("in.safetensors", &tensors);
+        run_arguments("conv1d-backward", &input, &output, &[])
+    };
+    for (residual, sentence) in [
+        (tensor(DType::F32, &[1, 2, 4], &[0.0; 8]), "residual has seqlen 4: expected 3, "),
+        (tensor(DType::F32, &[6], &[0.0; 6]), "residual has shape (6,): expected (batch, dim, seqlen)"),
+        (tensor(DType::F16, &[1, 2, 3], &[0.0; 6]), "residual has dtype f16: expected f32"),
+    ] {
+        let message = refusal(&backward(&residual));
+        assert!(message.contains(sentence) && !output.exists(), "{message}");
+    }
+    success(&backward(&tensor(DType::F32, &[1, 2, 3], &[5.0; 6])));
 }
 
 #[test]

@@ -91,6 +91,14 @@ fn unknown_names_are_answered_with_the_known_ones() {
 }
 
 #[test]
+fn a_name_as_long_as_the_file_is_cut() {
+    let x = ones(DType::F32, &[1, 1, 1]);
+    let name = "n".repeat(1_000_000);
+    let stderr = forward_error(&[(name.as_str(), &x)], &[]);
+    assert!(stderr.contains("nnn\"… (1000000 bytes) is not an input of") && stderr.len() < 1000, "{stderr}");
+}
+
+#[test]
 fn a_transposed_x_is_answered_with_the_flag() {
     let (x, weight) = (ones(DType::F32, &[2, 8, 4]), ones(DType::F32, &[4, 3]));
     let stderr = forward_error(&[("x", &x), ("weight", &weight)], &[]);

@@ -190,6 +190,9 @@ fn json_is_the_report() {
 fn suites_and_cases_that_do_not_exist_are_refused() {
     assert!(refusal(&["verify", "--suite", "conv3d"]).contains("conv1d-first"));
     assert!(refusal(&["verify", "--suite", "absent.toml"]).contains("absent.toml"));
+    assert!(
+        refusal(&["verify", "--suite", "."]).contains("suite . is a folder: expected a name, or the path")
+    );
     let files = Files::new();
     let file = suite(&files, "");
     let message = refusal(&["verify", "--suite", &file, "--report", &file]);
@@ -198,4 +201,25 @@ fn suites_and_cases_that_do_not_exist_are_refused() {
     let message = refusal(&["verify", "--suite", &file, "--report", &below]);
     assert!(message.contains("--report is ") && message.contains("name a directory"), "{message}");
     assert!(refusal(&["verify", "--case", "gigantic"]).contains("no case of conv1d-first, conv1d-last"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_suite_whose_name_is_no_text_is_named() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    for subcommand in ["verify", "bench", "plan"] {
+        let name = OsStr::from_bytes(b"bad\xff.toml");
+        let said = refusal(&[OsStr::new(subcommand), OsStr::new("--suite"), name]);
+        assert!(said.contains("for '--suite <NAME|PATH>': expected a name or a path in UTF-8"), "{said}");
+    }
+}
+
+#[test]
+fn rows_that_no_operation_takes_are_refused() {
+    let files = Files::new();
+    let path = files.path("mine.toml");
+    fs::write(&path, "[[gemm]]\nname = \"single\"\nshape = [2, 3, 4]\ndtype = \"f32\"\n").unwrap();
+    let said = refusal(&["verify", "--suite", path.to_str().unwrap(), "--device", "cpu"]);
+    assert!(said.contains("row \"single\": dtype is f32: products are of f16 or bf16"), "{said}");
 }

@@ -156,7 +156,8 @@ fn only_so_many_clients_are_served_at_a_time() {
         loop {
             let mut client = server.connect();
             let sent = write_frame(&mut client, &forward_request(1.0, ""));
-            if sent.is_ok() && matches!(read_frame(&mut client), Ok(Some(_))) {
+            let is_result = |reply: &[u8]| parse(reply).0.contains_key("y");
+            if sent.is_ok() && matches!(read_frame(&mut client), Ok(Some(reply)) if is_result(&reply)) {
                 return client;
             }
             assert!(start.elapsed() < Duration::from_secs(20), "no slot becomes free");
@@ -164,10 +165,37 @@ fn only_so_many_clients_are_served_at_a_time() {
     };
     let mut served: Vec<_> = (0..MAX_CLIENTS).map(|_| served_one()).collect();
     let mut late = server.connect();
-    assert!(read_frame(&mut late).unwrap().is_none(), "one too many is told so by the end of its connection");
+    // One too many is told so, and its connection ends.
+    let told = parse(&read_frame(&mut late).unwrap().expect("an error")).1;
+    assert_eq!(told["error"], "too-many-clients");
+    assert_eq!(told["message"], format!("{MAX_CLIENTS} clients are being served, and no more at a time"));
+    assert!(read_frame(&mut late).unwrap().is_none());
     ask(&mut served[0], 2.0);
     drop(served.pop());
     ask(&mut served_one(), 3.0);
+    assert_eq!(server.signal("-TERM"), Some(0));
+}
+
+/// What a server warns of is no reason to end.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_stderr_that_takes_nothing_ends_no_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let path = directory.path().join("server");
+    let child = command(&["serve", "--listen", path.to_str().unwrap()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(full)
+        .spawn()
+        .unwrap();
+    let mut server = Listening { child, directory };
+    let mut clients: Vec<_> = (0..MAX_CLIENTS + 2).map(|_| server.connect()).collect();
+    ask(&mut clients[1], 2.0);
+    // The last of them was turned away, with a warning.
+    let mut last = clients.pop().unwrap();
+    assert!(read_frame(&mut last).unwrap().is_some() && read_frame(&mut last).unwrap().is_none());
+    ask(&mut clients[1], 3.0);
     assert_eq!(server.signal("-TERM"), Some(0));
 }
 

@@ -47,6 +47,12 @@ pub enum SuiteError {
         /// What was asked for.
         found: String,
     },
+    /// The path is that of a folder.
+    #[error("suite {path} is a folder: expected a name, or the path of a .toml file, such as one in it")]
+    Folder {
+        /// The folder.
+        path: String,
+    },
     /// The file cannot be read.
     #[error("suite {path}: {error}")]
     Read {
@@ -127,6 +133,9 @@ impl Suite {
     pub fn open(name_or_path: &str) -> Result<Self, SuiteError> {
         if let Some((name, text)) = EMBEDDED.iter().find(|(name, _)| *name == name_or_path) {
             return Self::parse(name, text);
+        }
+        if Path::new(name_or_path).is_dir() {
+            return Err(SuiteError::Folder { path: name_or_path.to_string() });
         }
         if !name_or_path.ends_with(".toml") {
             return Err(SuiteError::Unknown { found: name_or_path.to_string() });
@@ -312,12 +321,28 @@ mod tests {
                  gemm-shapes, variants, fused, small, repeat, parity, huge, or the path",
             ),
             (Suite::open("/no/such/file.toml"), "suite /no/such/file.toml: "),
+            (
+                Suite::open(env!("CARGO_MANIFEST_DIR")),
+                "causeway-verify is a folder: expected a name, or the path",
+            ),
             (suite("cases = 3"), "unknown field `cases`"),
             (suite("include = [\"other\"]"), "include is \"other\""),
             (suite(&row("")), "row \"a\": missing field `shape`"),
             (suite(&row("shape = [1, 2]")), "invalid length 2"),
             (suite(&row("shape = [1, 2, -3]")), "shape [1, 2, -3] has a negative size"),
             (suite(&row("shape = [1, 2, 3]\nweight_dtype = \"f8\"")), "dtype is \"f8\": expected f32"),
+            (
+                suite(&row("shape = [1, 2, 3]").replace("\"f32\"", "\"i32\"")),
+                "row \"a\": dtype is i32: convolutions are of f32, f16, bf16 or f64",
+            ),
+            (
+                suite(&row("shape = [1, 2, 3]\nweight_dtype = \"f64\"")),
+                "weight_dtype is f64: with dtype f32 it is f64 for f64, else f32, f16 or bf16",
+            ),
+            (
+                suite("[[gemm]]\nname = \"g\"\nshape = [1, 2, 3]\ndtype = \"f32\"\n"),
+                "row \"g\": dtype is f32: products are of f16 or bf16",
+            ),
             (suite(&row("shape = [1, 2, 3]\nbais = true")), "unknown field `bais`"),
             (suite(&row("shape = [[1, 2, 3], [1, 2, 3]]")), "two cases are called \"a-1x2x3-f32\""),
             (

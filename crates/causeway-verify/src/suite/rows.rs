@@ -30,6 +30,10 @@ const MULTIPLYING: [&str; 12] = [
     "algorithm",
 ];
 
+/// The dtypes of convolutions, and those of products.
+const NUMBERS: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::F64];
+const HALF: [DType; 2] = [DType::F16, DType::BF16];
+
 /// Most cases of one row: a few lists of a small file would fill the memory.
 const MOST_CASES: usize = 10_000;
 
@@ -329,6 +333,7 @@ impl Row for Conv1dRow {
         let (Named(dtype), Named(layout)) = (self.dtype, self.layout);
         let weight_dtype = self.weight_dtype.map_or(dtype, |dtype| dtype.0);
         check_sizes(&self.shape, self.width)?;
+        check_dtypes(dtype, weight_dtype)?;
         let cu_seqlens = self.cu_seqlens.as_ref().map(CuSeqlensRow::build).transpose()?;
         if let Some(boundaries) = &cu_seqlens {
             let total = boundaries.total();
@@ -428,6 +433,7 @@ impl Row for ParityRow {
         require(values != Values::NanPadding, "values is nan-padding: such a row has no padded positions")?;
         let Named(dtype) = self.dtype;
         let weight_dtype = self.weight_dtype.map_or(dtype, |dtype| dtype.0);
+        check_dtypes(dtype, weight_dtype)?;
         Ok(Problem::Parity(Conv1d {
             batch,
             dim,
@@ -511,6 +517,7 @@ impl Row for UpdateRow {
         let values = self.values.map_or(Values::Uniform, |values| values.0);
         require(values != Values::NanPadding, "values is nan-padding: an update has no seq_idx")?;
         let norm = norm(self.norm, dim, self.b || self.c)?;
+        check_dtypes(self.dtype.0, self.weight_dtype.unwrap_or(self.dtype).0)?;
         Ok(Problem::Update(Update {
             batch,
             dim,
@@ -557,6 +564,7 @@ impl Row for VarlenStatesRow {
 
     fn problem(&self) -> Result<Problem, String> {
         check_sizes(&[self.dim, self.state_len], 1)?;
+        check_dtypes(self.dtype.0, self.dtype.0)?;
         Ok(Problem::VarlenStates(VarlenStates {
             dim: self.dim,
             state_len: self.state_len,
@@ -597,6 +605,8 @@ impl Row for GemmRow {
         check_sizes(&self.shape, 1)?;
         let values = self.values.map_or(Values::Uniform, |values| values.0);
         require(values != Values::NanPadding, "values is nan-padding: matrices have no padded positions")?;
+        let Named(dtype) = self.dtype;
+        require(HALF.contains(&dtype), format!("dtype is {dtype}: products are of f16 or bf16"))?;
         Ok(Problem::Gemm(Gemm {
             m,
             n,
@@ -627,6 +637,21 @@ fn norm(norm: Option<Named<HeadNorm>>, dim: i64, others: bool) -> Result<Option<
 fn check_sizes(shape: &[i64], width: i64) -> Result<(), String> {
     require(shape.iter().all(|&size| size >= 0), format!("shape {shape:?} has a negative size"))?;
     require((1..=MAX_WIDTH).contains(&width), format!("width is {width}: expected 1 to {MAX_WIDTH}"))
+}
+
+/// The dtypes of x and weight, of which f64 goes with itself alone.
+fn check_dtypes(dtype: DType, weight_dtype: DType) -> Result<(), String> {
+    require(
+        NUMBERS.contains(&dtype),
+        format!("dtype is {dtype}: convolutions are of f32, f16, bf16 or f64"),
+    )?;
+    let fits = NUMBERS.contains(&weight_dtype) && (dtype == DType::F64) == (weight_dtype == DType::F64);
+    require(
+        fits,
+        format!(
+            "weight_dtype is {weight_dtype}: with dtype {dtype} it is f64 for f64, else f32, f16 or bf16"
+        ),
+    )
 }
 
 fn require(condition: bool, otherwise: impl Into<String>) -> Result<(), String> {

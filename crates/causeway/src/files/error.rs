@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use crate::quoted;
 use crate::tensor::{DType, MAX_RANK};
 
 /// A file that could not be read or written: which file, which tensor in it, and why.
@@ -27,8 +28,7 @@ impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.file)?;
         if let Some(name) = &self.tensor {
-            // Debug form: a hostile name may hold line breaks or escape codes for a terminal.
-            write!(f, "tensor {name:?} ")?;
+            write!(f, "tensor {} ", quoted(name))?;
         }
         write!(f, "{}", self.cause)
     }

@@ -17,6 +17,7 @@ use super::entry::swap_bytes;
 use super::error::{FileCause, FileError};
 use super::npy::{self, NpyHeader};
 use crate::host_tensor::HostTensor;
+use crate::quoted;
 use crate::spares::Spares;
 
 /// Deflate cannot expand a byte to more than this many.
@@ -77,7 +78,7 @@ impl<R: Read + Seek> Npz<R> {
                 .map_err(|_| refuse(FileCause::Header("the name is not UTF-8".to_string())))?;
             let name = name.strip_suffix(".npy").ok_or_else(|| refuse(FileCause::NotAnArray))?;
             if entry.flags().is_encrypted() {
-                return Err(fail(FileCause::Archive(format!("member {shown:?} is encrypted"))));
+                return Err(fail(FileCause::Archive(format!("member {} is encrypted", quoted(&shown)))));
             }
             let (claimed, compressed) = (entry.uncompressed_size_hint(), entry.compressed_size_hint());
             let member_limit = match entry.compression_method() {
@@ -87,7 +88,7 @@ impl<R: Read + Seek> Npz<R> {
                     compressed.saturating_mul(MAX_DEFLATE_RATIO).min(limit)
                 }
                 _ => {
-                    let cause = format!("member {shown:?} is neither stored nor deflated");
+                    let cause = format!("member {} is neither stored nor deflated", quoted(&shown));
                     return Err(fail(FileCause::Archive(cause)));
                 }
             };

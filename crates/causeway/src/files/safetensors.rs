@@ -15,6 +15,7 @@ use super::Metadata;
 use super::entry::{Entry, HOST_IS_BIG_ENDIAN, swap_bytes};
 use super::error::{FileCause, FileError};
 use crate::host_tensor::HostTensor;
+use crate::quoted;
 use crate::spares::Spares;
 use crate::tensor::DType;
 
@@ -165,7 +166,7 @@ impl<'a> Image<'a> {
 
 fn parse_dtype(text: &str) -> Result<DType, FileCause> {
     let found = DType::ALL.into_iter().find(|&dtype| dtype_name(dtype) == text);
-    found.ok_or_else(|| FileCause::DTypeUnsupported { found: format!("{text:?}") })
+    found.ok_or_else(|| FileCause::DTypeUnsupported { found: quoted(text) })
 }
 
 fn dtype_name(dtype: DType) -> String {
@@ -203,7 +204,7 @@ impl<'de> Deserialize<'de> for UniqueKeys {
                 let mut metadata = Metadata::new();
                 while let Some((key, value)) = map.next_entry::<String, String>()? {
                     if metadata.contains_key(&key) {
-                        return Err(de::Error::custom(format_args!("metadata has {key:?} twice")));
+                        return Err(de::Error::custom(format_args!("metadata has {} twice", quoted(&key))));
                     }
                     metadata.insert(key, value);
                 }
@@ -236,7 +237,7 @@ impl<'de> Deserialize<'de> for Header {
                     } else {
                         let info = map
                             .next_value()
-                            .map_err(|e| de::Error::custom(format_args!("tensor {name:?}: {e}")))?;
+                            .map_err(|e| de::Error::custom(format_args!("tensor {}: {e}", quoted(&name))))?;
                         header.tensors.push((name, info));
                     }
                 }

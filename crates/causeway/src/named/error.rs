@@ -2,6 +2,7 @@
 
 use super::{Layout, Operation};
 use crate::error::Error;
+use crate::quoted;
 
 /// Everything that can be wrong with a call by name, one variant per cause.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -11,21 +12,22 @@ pub enum CallError {
     #[error("no operation is named: expected one of {}", operations())]
     MissingOperation,
     /// Text that names no operation.
-    #[error("operation is {found:?}: expected one of {}", operations())]
+    #[error("operation is {}: expected one of {}", quoted(found), operations())]
     UnknownOperation {
         /// The text that was given.
         found: String,
     },
     /// Text that names no option.
     #[error(
-        "option {found:?} is not known: expected activation, round_products, norm, layout, return_final_states or algorithm"
+        "option {} is not known: expected activation, round_products, norm, layout, return_final_states or algorithm",
+        quoted(found)
     )]
     UnknownOption {
         /// The text that was given.
         found: String,
     },
     /// An option with a value that it does not take.
-    #[error("{option} is {found:?}: expected {expected}")]
+    #[error("{option} is {}: expected {expected}", quoted(found))]
     BadOption {
         /// The option.
         option: String,
@@ -45,7 +47,7 @@ pub enum CallError {
         owner: &'static str,
     },
     /// A tensor that the operation does not read.
-    #[error("tensor {name:?} is not an input of {operation}")]
+    #[error("tensor {} is not an input of {operation}", quoted(name))]
     UnknownTensor {
         /// Its name.
         name: String,

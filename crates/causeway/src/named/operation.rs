@@ -72,13 +72,17 @@ impl Operation {
     /// Tensors that have to be there, and those that may be.
     pub fn inputs(self) -> (Vec<&'static str>, Vec<&'static str>) {
         let (required, mut optional) = by_need(self.arguments(), Role::Output);
-        if self == Operation::Conv1dBackward {
-            // They take no part: the gradient of a residual is dy itself. But a file that forward has read has them.
-            let (_, of_forward) = by_need(Forward::ARGUMENTS, Role::Output);
-            let known = |name: &str| Backward::ARGUMENTS.iter().any(|argument| argument.name == name);
-            optional.extend(of_forward.into_iter().filter(|name| !known(name)));
-        }
+        optional.extend(self.unread().map(|argument| argument.name));
         (required, optional)
+    }
+
+    /// What takes no part in the operation, and is in a file that another one has read: of backward, forward's residual, whose
+    /// gradient is dy itself.
+    pub(super) fn unread(self) -> impl Iterator<Item = &'static Argument> {
+        let known = |name: &str| Backward::ARGUMENTS.iter().any(|argument| argument.name == name);
+        Forward::ARGUMENTS.iter().filter(move |argument| {
+            self == Operation::Conv1dBackward && argument.role == Role::Input && !known(argument.name)
+        })
     }
 
     /// `x, weight, [bias, …] -> y, [final_states]`: all that it reads and writes, with what may be absent in brackets.

@@ -28,6 +28,7 @@ use crate::VERSION;
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::number::within;
+use crate::suite_name::suite_name;
 use crate::table::{Cell, Column, FAIL, PASS, Table, WARN};
 use crate::{kernels, terminal};
 use buffers::{Call, Inputs};
@@ -71,7 +72,7 @@ exit status is 1 if something takes more than it may in more than four fifths of
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Suite: a name, or the path of a .toml file
-    #[arg(long, value_name = "NAME|PATH", default_value = "cpu-large")]
+    #[arg(long, value_name = "NAME|PATH", default_value = "cpu-large", value_parser = suite_name())]
     suite: String,
 
     /// Only cases whose name contains this
@@ -157,7 +158,7 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         if args.json {
             terminal::print_json(&serde_json::json!({ "run": report.to_value(), "changes": changes }))?;
         } else if let (Some(changes), Some((before, _))) = (&changes, &before) {
-            print_changes(changes, before)?;
+            print_changes(changes, before, &report)?;
         }
         let slower = changes.iter().flatten().any(|change| change.verdict == Verdict::Slower);
         if report.passed() && !slower { Ok(()) } else { Err(Failure::Negative) }
@@ -184,22 +185,36 @@ impl Args {
             let message = format!("--host measures launches, and {device} has none");
             return Err(Failure::input(message).with_help("choose a GPU: --device cuda or --device hip"));
         }
-        if let Some(path) = &self.save
-            && let Err(error) = std::fs::metadata(files::directory_of(path))
-        {
-            return Err(Failure::input(format!("--save is {}: {error}", path.display()))
-                .with_help("name a file in a directory that exists"));
+        if let Some(path) = &self.save {
+            let unusable = match std::fs::metadata(files::directory_of(path)) {
+                Err(error) => Some(error.to_string()),
+                Ok(_) => path.is_dir().then(|| "it is a directory".to_string()),
+            };
+            if let Some(reason) = unusable {
+                return Err(Failure::input(format!("--save is {}: {reason}", path.display()))
+                    .with_help("name a file in a directory that exists"));
+            }
         }
-        let is_in = |before: &Benchmark, case: &Case| before.rows.iter().any(|row| row.case == case.name);
+        let is_in = |before: &Benchmark, case: &Case| {
+            self.call_names(case).into_iter().any(|call| before.row(&case.name, call).is_some())
+        };
         if let Some(before) = before.filter(|before| !cases.iter().any(|case| is_in(before, case))) {
+            let calls = cases.iter().map(|case| self.call_names(case).len()).sum();
             let message = format!(
-                "--compare is a run of suite {} that has none of the {} cases to be measured",
+                "--compare is a run of suite {} that has none of the {} to be measured: no row would be compared",
                 before.suite,
-                cases.len()
+                words::count(calls, "call"),
             );
             return Err(Failure::input(message).with_help("compare runs of the same suite and filters"));
         }
         Ok(())
+    }
+
+    /// The calls of a case that are measured, by their names.
+    fn call_names(&self, case: &Case) -> Vec<&'static str> {
+        let mut names = names_of_calls(&case.problem);
+        names.retain(|name| self.measures(name));
+        names
     }
 
     /// The cases of the suite that the filters leave.
@@ -229,10 +244,7 @@ impl Args {
     /// Why a case has nothing to measure here.
     fn not_measured(&self, case: &Case, device: &Device) -> Result<Option<String>, Failure> {
         let problem = &case.problem;
-        let names: Vec<_> = match problem {
-            Problem::Gemm(_) => Product::ALL.iter().map(|product| product.name()).collect(),
-            _ => Call::of(problem).iter().map(|call| call.name()).collect(),
-        };
+        let names = names_of_calls(problem);
         let reason = if names.is_empty() {
             "bench measures convolutions, updates, states and products".to_string()
         } else if is_empty(problem) {
@@ -333,6 +345,14 @@ impl Args {
         }
         progress.finish_and_clear();
         Ok(())
+    }
+}
+
+/// The names of the calls that a problem has.
+fn names_of_calls(problem: &Problem) -> Vec<&'static str> {
+    match problem {
+        Problem::Gemm(_) => Product::ALL.iter().map(|product| product.name()).collect(),
+        _ => Call::of(problem).iter().map(|call| call.name()).collect(),
     }
 }
 
@@ -463,8 +483,11 @@ fn results(found: &Measurement) -> Cell {
     }
 }
 
-fn print_changes(changes: &[Change], before: &Report) -> Result<(), Failure> {
+fn print_changes(changes: &[Change], before: &Report, after: &Report) -> Result<(), Failure> {
     terminal::print(&format!("\ncompared with causeway {} on {}", before.causeway, before.device))?;
+    for line in differences(before, after) {
+        terminal::print(&format!("  {line}"))?;
+    }
     let longest = changes.iter().map(|change| change.case.len()).max().unwrap_or(0);
     let table = Table::begin(vec![
         Column::left("case", 0).fitting(longest),
@@ -495,6 +518,28 @@ fn print_changes(changes: &[Change], before: &Report) -> Result<(), Failure> {
     }
     let slower = changes.iter().filter(|change| change.verdict == Verdict::Slower).count();
     terminal::print(&format!("{} rows compared, {slower} slower", changes.len()))
+}
+
+/// What two runs do not have in common, which may be why their times differ.
+fn differences(before: &Report, after: &Report) -> Vec<String> {
+    let facts = |report: &Report| {
+        let rotation = match &report.content {
+            // What its first line begins with says how the calls found their tensors, and is the same for all runs.
+            Content::Benchmark(run) => run.method.first().map(|line| line.replacen("cold: ", "", 1)),
+            _ => None,
+        };
+        [
+            ("threads", Some(report.threads.to_string())),
+            ("processor", report.host.processor.clone()),
+            ("rotation", rotation),
+        ]
+    };
+    let pairs = facts(before).into_iter().zip(facts(after));
+    let shown = |value: Option<String>| value.unwrap_or_else(|| "unknown".to_string());
+    pairs
+        .filter(|((_, before), (_, after))| before != after)
+        .map(|((what, before), (_, after))| format!("{what}: {} before, {} now", shown(before), shown(after)))
+        .collect()
 }
 
 fn parse_shape(text: &str) -> Result<[i64; 3], String> {

@@ -18,16 +18,20 @@ use crate::terminal;
 /// The draws that look for what calls can reach: always the same ones.
 const SEED: u64 = 1;
 
+/// More than anybody waits for.
+const MOST_DRAWS: usize = 1_000_000_000;
+
 /// How far the coverage of a set of reports is asked for.
 #[derive(Debug, clap::Args)]
 pub(super) struct CoverageArgs {
     /// Say which of the planners' choices the calls of a saved report (run.json of `verify --report`) have reached, and
-    /// give a call for each one that is missing; may be repeated
+    /// give a call for each one that is missing; exit status 1 if one is; may be repeated
     #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "case"])]
     pub coverage: Vec<PathBuf>,
 
     /// Draws that look for what calls can reach
-    #[arg(long, value_name = "N", default_value = "20000", requires = "coverage")]
+    #[arg(long, value_name = "N", default_value = "20000", requires = "coverage",
+          value_parser = within(1, MOST_DRAWS))]
     draws: usize,
 
     /// Most elements of x in these draws
@@ -58,6 +62,10 @@ pub(super) fn execute(args: &CoverageArgs, given: Option<DeviceFacts>, json: boo
     let facts = &or_default(planned_for)?;
     let space = Space { operations: OPERATIONS.to_vec(), has_f64: false, elements: args.elements };
     let reachable = space.reachable(facts, SEED, args.draws);
+    if reachable.is_empty() {
+        let message = format!("{} draws reach no choice of the planners: nothing can be missing", args.draws);
+        return Err(Failure::input(message).with_help("raise --draws or --elements"));
+    }
     let missing = coverage.missing(&reachable);
     if let Some(file) = &args.missing {
         causeway::files::write_bytes(file, suite(&missing).as_bytes())?;

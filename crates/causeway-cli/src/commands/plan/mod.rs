@@ -2,13 +2,14 @@
 
 mod coverage;
 
-use causeway::DType;
 use causeway::backend::gpu::compiler::Target;
 use causeway::backend::gpu::plan::DeviceFacts;
+use causeway::{DType, Error};
 use causeway_verify::suite::{Case, Suite, plans};
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::suite_name::suite_name;
 use crate::terminal;
 
 const EXAMPLES: &str = "\
@@ -19,6 +20,11 @@ Examples:
 
 A plan is a function of the call and of the device's facts: which kernel, with which template arguments, in \
 which grid. Facts of an architecture are those of its reference device.
+
+Exit status:
+  0  the plans are printed; with --coverage, every choice that calls can reach was reached
+  1  with --coverage: choices are missing
+  2  wrong usage or bad input
 
 Environment:
   CAUSEWAY_PLAN_RANK  n: where a model of time ranks choices, the n-th after the best";
@@ -34,7 +40,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     coverage: coverage::CoverageArgs,
 
-    /// Plan for a simulated device instead: sim:32, sim:64, sim:slow or sim:clusters
+    /// Plan for a simulated device instead: sim:32, sim:64, sim:slow, sim:clusters or an architecture such as
+    /// sim:gfx942, with or without an order such as :descending, which changes no plan
     #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
     device: Option<String>,
 
@@ -82,10 +89,8 @@ impl Args {
     fn facts(&self) -> Result<Option<DeviceFacts>, Failure> {
         if let Some(name) = &self.device {
             return simulated(name)?.map(Some).ok_or_else(|| {
-                Failure::input(format!(
-                    "--device is {name:?}: expected sim:32, sim:64, sim:slow or sim:clusters"
-                ))
-                .with_help("--arch plans for the reference device of a GPU architecture")
+                Failure::from(Error::UnknownSimulator { found: name.clone() })
+                    .with_help("--arch plans for the reference device of a GPU architecture")
             });
         }
         self.arch.as_deref().map(of_architecture).transpose()
@@ -111,7 +116,7 @@ fn of_architecture(name: &str) -> Result<DeviceFacts, Failure> {
 #[derive(Debug, clap::Args)]
 pub(super) struct GpuCases {
     /// Suite: a name, or the path of a .toml file
-    #[arg(long, value_name = "NAME|PATH", default_value = "shapes")]
+    #[arg(long, value_name = "NAME|PATH", default_value = "shapes", value_parser = suite_name())]
     suite: String,
 
     /// Only cases whose name contains this

@@ -3,19 +3,18 @@
 mod random;
 
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use causeway::Device;
 use causeway::backend::gpu::artifact::Artifacts;
 use causeway_verify::evidence::{Content, Report, Verification, complaints, words};
-use causeway_verify::suite::{
-    Case, CaseReport, Coverage, OutputReport, Suite, distinct_plans, run_case_noting,
-};
+use causeway_verify::suite::{self, Case, CaseReport, Coverage, OutputReport, Suite, run_case_noting};
 
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::number::within;
+use crate::suite_name::suite_name;
 use crate::table::{Cell, Column, FAIL, PASS, Table};
 use crate::{VERSION, kernels, terminal};
 
@@ -44,7 +43,8 @@ The bounds are derived from the data and the number of terms summed (docs/verifi
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Suite: a name, or the path of a .toml file; may be repeated
-    #[arg(long = "suite", value_name = "NAME|PATH", default_values_t = ["conv1d-first".to_string(), "conv1d-last".to_string()])]
+    #[arg(long = "suite", value_name = "NAME|PATH", value_parser = suite_name(),
+          default_values_t = ["conv1d-first".to_string(), "conv1d-last".to_string()])]
     suites: Vec<String>,
 
     /// Only cases whose name contains this
@@ -102,26 +102,16 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         for (case, suite) in run.cases.iter_mut().zip(suites) {
             case.suite = suite;
         }
-        report.content = Content::Verification(run);
-        report.conclude(start.elapsed().as_secs_f64());
-        if let Some(directory) = &args.report {
-            super::report::write(directory, &report)?;
-        }
-        if args.json {
-            terminal::print_text(&report.to_json())?
-        } else {
-            print_summary(&report, args.report.as_deref())?
-        }
-        if report.passed() { Ok(()) } else { Err(Failure::Negative) }
+        args.conclude(report, run, start, print_summary)
     })
 }
 
 /// Compiles what a simulator will run, on all cores at once.
 fn prepare(cases: &[Case], device: &Device) -> Result<(), Failure> {
-    let Device::Simulated(executor) = device else { return Ok(()) };
+    let Device::Simulated(_) = device else { return Ok(()) };
     let progress = terminal::progress(0);
     progress.set_message("compiling the kernels for the simulator");
-    let prepared = executor.prepare(&distinct_plans(cases, executor.facts()));
+    let prepared = suite::prepare(cases, device);
     progress.finish_and_clear();
     Ok(prepared?)
 }
@@ -130,6 +120,30 @@ impl Args {
     /// Makes the directory of the report, before the time of a run is spent.
     fn make_directory(&self) -> Result<(), Failure> {
         self.report.as_deref().map_or(Ok(()), super::report::make_directory)
+    }
+
+    /// Completes the report of a run, writes it where that is wanted, and prints it, or its summary.
+    fn conclude(
+        &self,
+        mut report: Report,
+        run: Verification,
+        start: Instant,
+        print_summary: fn(&Report) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        report.content = Content::Verification(run);
+        report.conclude(start.elapsed().as_secs_f64());
+        if let Some(directory) = &self.report {
+            super::report::write(directory, &report)?;
+        }
+        if self.json {
+            terminal::print_text(&report.to_json())?;
+        } else {
+            print_summary(&report)?;
+            if let Some(directory) = &self.report {
+                terminal::print(&format!("report: {}", directory.join("report.html").display()))?;
+            }
+        }
+        if report.passed() { Ok(()) } else { Err(Failure::Negative) }
     }
 
     /// The cases that the filter leaves, each with its suite.
@@ -216,7 +230,7 @@ fn print_case(table: &Table, report: &CaseReport) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print_summary(report: &Report, directory: Option<&Path>) -> Result<(), Failure> {
+fn print_summary(report: &Report) -> Result<(), Failure> {
     let Content::Verification(run) = &report.content else { return Ok(()) };
     let (count, failed, seconds) = (run.cases.len(), run.failed(), report.seconds);
     terminal::print("")?;
@@ -238,8 +252,5 @@ fn print_summary(report: &Report, directory: Option<&Path>) -> Result<(), Failur
             terminal::print(&format!("worst: {worst}"))?;
         }
     }
-    match directory {
-        Some(directory) => terminal::print(&format!("report: {}", directory.join("report.html").display())),
-        None => Ok(()),
-    }
+    Ok(())
 }

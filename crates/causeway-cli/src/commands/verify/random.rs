@@ -64,20 +64,7 @@ pub(super) fn execute(args: &Args, count: usize) -> Result<(), Failure> {
             report.kernels = outcome.kernels(device)?;
         }
         print_failures(args, &outcome)?;
-        report.content = Content::Verification(outcome.into());
-        report.conclude(start.elapsed().as_secs_f64());
-        if let Some(directory) = &args.report {
-            crate::commands::report::write(directory, &report)?;
-        }
-        if args.json {
-            terminal::print_text(&report.to_json())?;
-        } else {
-            print_summary(&report)?;
-            if let Some(directory) = &args.report {
-                terminal::print(&format!("report: {}", directory.join("report.html").display()))?;
-            }
-        }
-        if report.passed() { Ok(()) } else { Err(Failure::Negative) }
+        args.conclude(report, outcome.into(), start, print_summary)
     })
 }
 
