@@ -25,6 +25,7 @@ def causal_conv1d_update(inputs, conv_state, option):
 def causal_conv1d_gated_packed(packed, order, others, option, return_final_states):
     """See `causeway.causal_conv1d_gated_packed`."""
     require_parts(packed, order, others[0])
+    _expect_arrays(("packed", "weight", "bias", "initial_states"), (packed, *others[:3]))
     return causal_conv1d_fn(inputs_of_packed(packed, order, others), option, return_final_states, None)
 
 
@@ -55,7 +56,7 @@ def _expect_arrays(names, given):
         if not isinstance(value, np.ndarray):
             # Its module need not be imported to tell.
             fix = f"; pass {name}.numpy()" if type(value).__module__.partition(".")[0] == "torch" else ""
-            raise TypeError(f"{name} is {kind_of(value)}: expected a numpy.ndarray, as x is{fix}")
+            raise TypeError(f"{name} is {kind_of(value)}: expected a numpy.ndarray, as {names[0]} is{fix}")
 
 
 def causal_conv1d_qkv_update(given, sizes, named, others):

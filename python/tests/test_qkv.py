@@ -303,3 +303,17 @@ def test_other_than_three_is_refused():
             causeway.causal_conv1d_qkv(x, (*weight, biases[0]), **options)
     with pytest.raises((TypeError, ValueError), match="^sizes"):
         causeway.causal_conv1d_qkv(draw(2, CHANNELS, 7), draw(CHANNELS, 3), sizes=torch.tensor(SIZES), head_dim=HEADS)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_compiled_updates_of_a_state_that_is_a_part(axis, width):
+    """As one layer's part of a cache: PyTorch's compilers would change another part, or find none."""
+    x, weight = draw(2, CHANNELS, grad=False), draw(CHANNELS, width, grad=False)
+    shape = [2, CHANNELS, width - 1]
+    shape[axis] += 2
+    caches = [torch.zeros(shape, dtype=torch.float64) for _ in range(2)]
+    update = lambda state: causeway.causal_conv1d_qkv_update(x, state, weight, sizes=SIZES, head_dim=HEADS)  # noqa: E731
+    states = [cache.narrow(axis, 1, shape[axis] - 2) for cache in caches]
+    torch.testing.assert_close(torch.compile(update, fullgraph=True, backend="aot_eager")(states[0]), update(states[1]))
+    assert torch.equal(*caches)

@@ -167,3 +167,9 @@ def test_a_state_that_is_too_short(library, seen):
             update(*given)
         words.add(str(raised.value))
     assert len(words) == 1
+
+
+def test_a_state_of_another_library_is_named():
+    state = torch.zeros(2, 4, 2).numpy()
+    with pytest.raises(TypeError, match="^conv_state is an ndarray: expected a torch.Tensor"):
+        causeway.causal_conv1d_update(torch.zeros(2, 4), state, torch.zeros(4, 3))

@@ -175,7 +175,7 @@ def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
             result = _record_update(inputs, option, (conv_state, ...), is_cast)
         except RuntimeError:
             # As in causal_conv1d_fn.
-            expect_tensors(_UPDATE, *inputs, conv_state)
+            _expect_update(inputs, conv_state)
             raise
         if type(result) is int:
             refuse_gradient(conv_state)
@@ -191,7 +191,7 @@ def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
             return causal_conv1d_update(inputs, conv_state, option, True).to(dtype)
         return causal_conv1d_update(inputs, conv_state, option, True)
     option = kernel_option(option)
-    expect_tensors(_UPDATE, *inputs, conv_state)
+    _expect_update(inputs, conv_state)
     refuse_gradient(conv_state)
     if is_distributed(*inputs[:2], conv_state):
         from causeway._torch import dtensor
@@ -200,6 +200,12 @@ def causal_conv1d_update(inputs, conv_state, option, is_cast=False):
     # Not differentiable, as without a compiler.
     with torch.no_grad():
         return operators.update(inputs, option, (conv_state,))
+
+
+def _expect_update(inputs, conv_state):
+    """All of them are tensors. The last inputs may be missing, so the state has no place after them."""
+    expect_tensors(_UPDATE, *inputs)
+    expect_tensor("conv_state", conv_state)
 
 
 def refuse_gradient(conv_state):

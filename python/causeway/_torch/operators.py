@@ -11,7 +11,7 @@ import torch
 from causeway import _native
 from causeway import kernels as _kernels
 from causeway._integer import integer
-from causeway._torch.eager import expect_tensors, require_axes
+from causeway._torch.eager import expect_tensors, require_axes, require_one_device
 from causeway._torch.gradients import Gradients
 from causeway._torch.operator import Operator, define, library
 from causeway._torch.tables import Table
@@ -59,10 +59,16 @@ def _empty_varlen_states(x, cu_seqlens, state_len):
     return x.new_empty((max(count - 1, 0), state_len, dim)).transpose(1, 2)
 
 
+def _fake_varlen_states(x, cu_seqlens, state_len):
+    """The same of tensors without memory."""
+    require_one_device({"x": x, "cu_seqlens": cu_seqlens})
+    return _empty_varlen_states(x, cu_seqlens, state_len)
+
+
 varlen_states = define(
     "causal_conv1d_varlen_states(Tensor x, Tensor cu_seqlens, SymInt state_len) -> Tensor",
     make_varlen_states,
-    _empty_varlen_states,
+    _fake_varlen_states,
 )
 
 

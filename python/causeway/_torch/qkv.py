@@ -78,6 +78,11 @@ def _update(given, sizes, options, others):
         found, expected = dtype_name(conv_state.dtype), dtype_name(x.dtype)
         raise TypeError(f"conv_state has dtype {found}: expected {expected}, as x has")
     steps = steps_of(given, sizes, options)
+    # PyTorch's compilers count the start of a part that is changed from the start of the memory, and not of the state; and in an empty state
+    # they divide by a stride of 0.
+    is_copied = is_compiling() and (conv_state.storage_offset() != 0 or conv_state.numel() == 0)
+    if is_copied:
+        steps = [step._replace(conv_state=step.conv_state.clone()) for step in steps]
     # Where one is sharded by channels, its parts are copies.
     may_be_copies = is_distributed(conv_state)
     tensors = [tensor for step in steps for tensor in (step.x, step.conv_state, step.weight, step.bias)]
@@ -87,7 +92,7 @@ def _update(given, sizes, options, others):
         ys = _native.causal_conv1d_update.run_together([
             (step.inputs(others), kernel_option(step.option), (step.conv_state, _empty_channel_last(step.x))) for step in steps
         ])  # fmt: skip
-    if may_be_copies:
+    if is_copied or may_be_copies:
         conv_state.copy_(torch.cat([step.conv_state for step in steps], 1))
     return tuple(_heads(y, step.head_dim) for y, step in zip(ys, steps))
 
