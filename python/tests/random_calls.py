@@ -95,7 +95,7 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another choice for the call")
     parser.add_argument("--operation", choices=OPERATIONS, help="this operation alone")
     parser.add_argument("--context", choices=CONTEXTS, help="this context alone")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--list", action="store_true", help="also how many calls passed, of each operation in each context")
     parser.add_argument("--no-shrink", action="store_true", help="print failing calls as they were drawn")
     given = parser.parse_args()

@@ -152,7 +152,7 @@ def _(run):
 
 @context("autocast")
 def _(run):
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(torch.device(run.device).type, torch.bfloat16):
         found = run.attempt()
     run.compare(found, run.cast(torch.bfloat16), "autocast against tensors that are cast before")
     return

@@ -50,6 +50,9 @@ class Run:
     def _draw(self):
         draw = random.Random(self.key)
         choices = self.operation.draw(draw)
+        if self.device != "cpu":
+            # GPUs do not compute in float64.
+            choices = {name: "f32" if value == "f64" else value for name, value in choices.items()}
         specs = self.operation.specs(choices)
         choices["given"] = draw.choice(("leaf", "leaf", "view"))
         for name, spec in specs.items():
