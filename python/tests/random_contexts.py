@@ -317,7 +317,8 @@ def _(run):
     names = [name for name in run.wanted if run.plain.gradients[name] is not None]
     found = torch.autograd.grad(outputs, [leaves[n] for n in names], dys, is_grads_batched=True)
     for name, gradient in zip(names, found):
-        compare = run.near if reference.is_sum(name) or run.operation.is_module else run.same
+        # On a GPU, more channels may have another kernel.
+        compare = run.near if reference.is_sum(name) or run.operation.is_module or run.device != "cpu" else run.same
         for at in (0, 2):
             compare(gradient[at], run.plain.gradients[name], f"batched gradient of {name}")
         expect(not gradient[1].any(), f"batched gradient of {name} of zeros is not zero")
@@ -532,7 +533,7 @@ def wrong_tensors(run, leaves):
     kinds = [
         (tensor.to(torch.complex64), TypeError),
         (tensor.tolist(), TypeError),
-        (tensor.numpy() if tensor.dtype != torch.bfloat16 else "x", TypeError),
+        (tensor.cpu().numpy() if tensor.dtype != torch.bfloat16 else "x", TypeError),
         (tensor[None], ValueError),
         (tensor.to("meta"), (RuntimeError, NotImplementedError)),
     ]
