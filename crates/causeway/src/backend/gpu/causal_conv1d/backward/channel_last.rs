@@ -93,6 +93,9 @@ impl Planner<'_> {
         let lanes = match self.op.norm {
             Some(_) => across.next_power_of_two().min(u64::from(tile.lanes)) as u32,
             None if in_lines => tile.lanes,
+            None if plain && !call.boundaries && bytes == 8 && elements_each < LARGE => {
+                tiles::lanes(across, tiles::whole_groups(across).unwrap_or(tile.lanes), bytes)
+            }
             None => tiles::lanes(across, tile.lanes, bytes),
         };
         let head_lanes = head_lanes(self.op.norm.as_ref(), channels, lanes.min(self.facts.wave_size))?;

@@ -304,6 +304,21 @@ fn gated_calls_have_tiles_side_by_side_where_that_was_measured() {
 }
 
 #[test]
+fn some_hundred_channels_lie_in_groups_of_64() {
+    let lanes = |shape| {
+        let plan = planned(&call(DType::BF16, shape, last(shape), 4));
+        (plan.entry() == "causal_conv1d_backward_channel_last").then(|| number(&plan, "lanes"))
+    };
+    assert_eq!(lanes([2, 256, 4096]), Some(16));
+    assert_eq!(lanes([1, 640, 10736]), Some(16));
+    // A rest, fewer channels, more of them, and a call that is large.
+    assert_eq!(lanes([9, 336, 2208]), Some(28));
+    assert_eq!(lanes([4, 128, 4096]), Some(32));
+    assert_eq!(lanes([4, 2048, 2888]), Some(32));
+    assert_eq!(lanes([40, 320, 8000]), Some(28));
+}
+
+#[test]
 fn memory_order_and_size_decide_the_kernel() {
     let (small, large) = ([2, 64, 128], [8, 2048, 1024]);
     let entry = |shape, strides, width| planned(&call(DType::BF16, shape, strides, width)).entry();

@@ -234,6 +234,13 @@ pub(super) fn lanes(across: u64, most: u32, bytes: u32) -> u32 {
     (if 8 * even > 7 * power { power } else { even }) as u32
 }
 
+/// Lanes of groups that some hundred channels, in so many packets, divide into without a rest. Twice as many groups have half as many blocks
+/// each, whose sums are added sooner (docs/kernels/history/backward.md, "Groups of 64 channels").
+pub(super) fn whole_groups(across: u64) -> Option<u32> {
+    const LANES: u64 = 16;
+    ((48..=320).contains(&across) && across.is_multiple_of(LANES)).then_some(LANES as u32)
+}
+
 /// Whether lanes copy rows that begin at any element together, or each what it needs. In small calls more threads count for more, and lanes
 /// without channels cost more.
 pub(super) fn copies_lines(dim: u64, elements: u64) -> bool {
