@@ -114,8 +114,7 @@ impl Service {
             return Ok(());
         }
         let (worker, mut lent) = (&self.worker, tensors::Lent::default());
-        let reply = tensors::Request::turned_away(message).answer(worker, &mut lent);
-        reply.write(output, &mut lent, &worker.spares)
+        tensors::turned_away(message, worker).write(output, &mut lent, &worker.spares)
     }
 
     /// As [`Service::serve`], on one of the threads that compute. For a service with one client: two changes of threads
@@ -144,5 +143,21 @@ impl Service {
     /// The kernels that ran, and what was seen of their files.
     pub fn kernels(&self) -> Artifacts {
         self.worker.kernels()
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_is_turned_away_is_told_and_not_counted() {
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let service = Service::new(Device::cpu(), threads, Protocol::Tensors, 1 << 20);
+        let mut told: Vec<u8> = Vec::new();
+        service.turn_away("no more clients".to_string(), &mut told).unwrap();
+        let told = String::from_utf8_lossy(&told);
+        assert!(told.contains("too-many-clients") && told.contains("no more clients"), "{told}");
+        assert!(service.report().refused.is_empty());
     }
 }

@@ -91,22 +91,9 @@ impl Request {
         Ok(Wish::Compute(call, inputs.with_spares(Arc::clone(&worker.spares))))
     }
 
-    /// What stands for the request of a client that is not served.
-    #[cfg(unix)]
-    pub fn turned_away(message: String) -> Self {
-        let help = Some("connect again when another client has gone".to_string());
-        Request { id: None, wish: Err(Problem { code: "too-many-clients", message, help }) }
-    }
-
     /// Computes, if that is what was asked for.
     pub fn answer(self, worker: &Worker, lent: &mut Lent) -> Reply {
-        let mut metadata = Metadata::from([
-            ("causeway".to_string(), env!("CARGO_PKG_VERSION").to_string()),
-            ("protocol".to_string(), PROTOCOL_VERSION.to_string()),
-            ("device".to_string(), worker.device.to_string()),
-            ("threads".to_string(), worker.thread_count().to_string()),
-            ("max_frame".to_string(), worker.max_frame.to_string()),
-        ]);
+        let mut metadata = facts(worker);
         metadata.extend(self.id.map(|id| (ID.to_string(), id)));
         let results = self.wish.and_then(|wish| match wish {
             Wish::Facts(takes_copies) => {
@@ -136,6 +123,26 @@ impl Request {
         };
         Reply { tensors, metadata, max_frame: worker.max_frame }
     }
+}
+
+/// What a client is told that is not served. It asked for nothing, so no refusal is counted.
+#[cfg(unix)]
+pub(super) fn turned_away(message: String, worker: &Worker) -> Reply {
+    let mut metadata = facts(worker);
+    let help = Some("connect again when another client has gone".to_string());
+    refuse(&mut metadata, Problem { code: "too-many-clients", message, help });
+    Reply { tensors: Vec::new(), metadata, max_frame: worker.max_frame }
+}
+
+/// What every reply says of the server.
+fn facts(worker: &Worker) -> Metadata {
+    Metadata::from([
+        ("causeway".to_string(), env!("CARGO_PKG_VERSION").to_string()),
+        ("protocol".to_string(), PROTOCOL_VERSION.to_string()),
+        ("device".to_string(), worker.device.to_string()),
+        ("threads".to_string(), worker.thread_count().to_string()),
+        ("max_frame".to_string(), worker.max_frame.to_string()),
+    ])
 }
 
 /// Whether a client that says hello takes copies.

@@ -26,6 +26,10 @@ const CANDIDATES: &[&str] =
 /// Older ones lack `_Float16` where the kernels need it.
 const OLDEST: u32 = 16;
 
+/// Goes into the names of all that is kept. It changes with the way in which that is read back, so that nothing is found that
+/// another version kept.
+const KEPT_FORMAT: u32 = 2;
+
 /// What makes a shared object of a kernel's source, beside the options that every translation unit has.
 const SHARED: [&str; 2] = ["-shared", "-Wl,-Bsymbolic"];
 
@@ -106,7 +110,8 @@ impl Compiler {
     ///
     /// `CAUSEWAY_SIM_CXX` names the compiler, else it is the first of a list on the path. `CAUSEWAY_SIM_FLAGS` adds
     /// options (sanitizers, coverage). What is compiled is kept in `CAUSEWAY_SIM_DIR`, or else beside the kernel
-    /// cache, or nowhere when that is off or cannot be written.
+    /// cache, or nowhere when that is off or cannot be written. A `CAUSEWAY_SIM_DIR` that cannot be written serves if
+    /// the runtime is in it; else all is compiled anew in a temporary folder.
     pub fn find(facts: &DeviceFacts) -> Result<Self> {
         let (program, version) = find_program()?;
         let mut options: Vec<String> = OPTIONS.iter().map(ToString::to_string).collect();
@@ -125,14 +130,21 @@ impl Compiler {
         if let Ok(flags) = std::env::var("CAUSEWAY_SIM_FLAGS") {
             options.extend(flags.split_whitespace().map(ToString::to_string));
         }
-        let (folder, temporary) = folder()?;
+        let (mut folder, mut temporary) = folder()?;
         let mut hasher = blake3::Hasher::new();
-        hasher.update(format!("{}\n{version}\n{options:?}\n", program.display()).as_bytes());
+        hasher.update(format!("{KEPT_FORMAT}\n{}\n{version}\n{options:?}\n", program.display()).as_bytes());
         RUNTIME.iter().for_each(|(_, text)| {
             hasher.update(text.as_bytes());
         });
         let identity = hasher.finalize();
-        let runtime = folder.join(format!("runtime-{}.o", short(&identity)));
+        let file = format!("runtime-{}.o", short(&identity));
+        // Without a runtime that was made before, nothing else that this compiler needs is there either.
+        if temporary.is_none() && kept::trusted(&folder.join(&file)).is_none() && !can_be_written(&folder) {
+            let own = temporary_folder()?;
+            folder = own.path().to_path_buf();
+            temporary = Some(own);
+        }
+        let runtime = folder.join(file);
         let name = version.lines().next().unwrap_or_default().to_string();
         let compiler = Compiler { program, name, options, runtime, folder, identity, _temporary: temporary };
         kept::remove_stale(&compiler.folder);
@@ -225,8 +237,10 @@ impl Compiler {
         }
         File::open(&output).and_then(|file| file.sync_all()).map_err(failed)?;
         std::fs::rename(&output, to).map_err(failed)?;
-        // The rename itself is durable once the folder is.
-        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)
+        // The rename itself is durable once the folder is. Some file systems have no fsync of folders; a name that is lost in a
+        // crash there costs one compilation.
+        let _ = File::open(&self.folder).and_then(|folder| folder.sync_all());
+        Ok(())
     }
 }
 
@@ -250,13 +264,21 @@ fn folder() -> Result<(PathBuf, Option<tempfile::TempDir>)> {
     if let Some(directory) = cache.directory().filter(|_| !cache.is_read_only()) {
         let folder = directory.join("simulator");
         // A folder that can be made but not written to would fail every kernel later.
-        let usable = std::fs::create_dir_all(&folder).and_then(|()| tempfile::tempfile_in(&folder).map(drop));
-        if usable.is_ok() {
+        if std::fs::create_dir_all(&folder).is_ok() && can_be_written(&folder) {
             return Ok((folder, None));
         }
     }
-    let temporary = tempfile::tempdir().map_err(|error| file_error("a temporary folder", &error))?;
+    let temporary = temporary_folder()?;
     Ok((temporary.path().to_path_buf(), Some(temporary)))
+}
+
+fn temporary_folder() -> Result<tempfile::TempDir> {
+    tempfile::tempdir().map_err(|error| file_error("a temporary folder", &error))
+}
+
+/// True if files can be made in the folder.
+fn can_be_written(folder: &Path) -> bool {
+    tempfile::tempfile_in(folder).is_ok()
 }
 
 /// The file that a program's name stands for, links followed.

@@ -27,11 +27,16 @@ pub(crate) fn remove_stale(folder: &Path) {
     for entry in entries.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if !name.starts_with(STAGE) && !name.starts_with(WRITTEN) {
+        let (is_stage, is_written) = (name.starts_with(STAGE), name.starts_with(WRITTEN));
+        if !is_stage && !is_written {
             continue;
         }
         // Of the entry itself, not of what a link names.
         let Ok(metadata) = entry.metadata() else { continue };
+        // Only stages are folders: any other one is somebody's own.
+        if metadata.is_dir() != is_stage {
+            continue;
+        }
         let age = metadata.modified().ok().and_then(|modified| modified.elapsed().ok());
         if age.is_some_and(|age| age > STAGE_LIFE) {
             // Another process may be quicker.
@@ -84,6 +89,8 @@ mod tests {
             (".stage-at-work", true, 0, true),
             (".causeway-killed", false, 2, false),
             (".causeway-at-work", false, 0, true),
+            (".causeway-mine", true, 2, true),
+            (".stage-mine", false, 2, true),
             ("0123.so", false, 2, true),
             ("mine", true, 2, true),
         ];

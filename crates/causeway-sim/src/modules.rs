@@ -40,7 +40,7 @@ struct Object {
     _library: Library,
 }
 
-/// `causeway_simulated_kernels` of a unit, an entry for each of its kernels.
+/// `causeway_simulated_kernels` of a unit has an entry for each of its kernels, `causeway_simulated_kernel_count` in all.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct TableEntry {
@@ -110,8 +110,10 @@ impl Modules {
             return true;
         }
         let Ok(note) = std::fs::read_to_string(note_path(compiler, key)) else { return false };
-        let keys: Vec<_> = note.lines().skip(1).collect();
-        let Some(object) = note.lines().next() else { return false };
+        let Some((object, keys)) = read_note(&note) else { return false };
+        if !keys.contains(&key) {
+            return false;
+        }
         let path = compiler.folder().join(object);
         // A unit that is not what was compiled, or cannot be loaded any more, is made again.
         trusted(&path).is_some_and(|digest| self.load(&path, digest, false, &keys).is_ok())
@@ -132,7 +134,7 @@ impl Modules {
             self.load(&path, trust(&path)?, true, &keys)?;
         }
         // Each kernel's note says in which object it is, and beside which others.
-        let note = format!("{object}\n{}\n", keys.join("\n"));
+        let note = note_text(&object, &keys);
         keys.iter().try_for_each(|key| {
             let path = note_path(compiler, key);
             causeway::files::write_bytes(&path, note.as_bytes())
@@ -181,13 +183,21 @@ impl Modules {
         let failed = |error: libloading::Error| Error::SimulatorCompiler { message: error.to_string() };
         // SAFETY: the object was made by `Modules::compile`; its only initialisers are those of the C++ runtime.
         let library = unsafe { Library::new(path) }.map_err(failed)?;
-        // SAFETY: runtime/simulator.cpp and `unit_text` define these names with these types; the table has an entry
-        // for each kernel of the unit, and the library stays open as long as any of them.
-        let (launch, table) = unsafe {
+        // SAFETY: runtime/simulator.cpp and `unit_text` define these names with these types, and the library stays open
+        // as long as any of its kernels.
+        let (launch, table, count) = unsafe {
             let launch = *library.get::<LaunchFunction>(b"causeway_simulator_launch").map_err(failed)?;
             let table = *library.get::<*const TableEntry>(b"causeway_simulated_kernels").map_err(failed)?;
-            (launch, std::slice::from_raw_parts(table, keys.len()))
+            let count = *library.get::<*const u64>(b"causeway_simulated_kernel_count").map_err(failed)?;
+            (launch, table, *count)
         };
+        // What says which kernels these are is another file than the object.
+        if count != keys.len() as u64 {
+            let message = format!("{} has {count} kernels, not {}", path.display(), keys.len());
+            return Err(Error::SimulatorCompiler { message });
+        }
+        // SAFETY: the table has so many entries, as the unit itself says.
+        let table = unsafe { std::slice::from_raw_parts(table, keys.len()) };
         let object = Arc::new(Object { path: path.to_path_buf(), digest, compiled, _library: library });
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         for (key, entry) in keys.iter().zip(table) {
@@ -204,6 +214,22 @@ impl Modules {
 
 fn note_path(compiler: &Compiler, key: &str) -> std::path::PathBuf {
     compiler.folder().join(format!("{key}.note"))
+}
+
+/// A note: the object's name, the keys of its kernels in the order of its table, and a digest of these lines.
+fn note_text(object: &str, keys: &[&str]) -> String {
+    let facts = format!("{object}\n{}", keys.join("\n"));
+    format!("{facts}\n{}\n", blake3::hash(facts.as_bytes()).to_hex())
+}
+
+/// The object's name and the keys, if the note is as it was written: with other keys another kernel would run.
+fn read_note(text: &str) -> Option<(&str, Vec<&str>)> {
+    let (facts, digest) = text.strip_suffix('\n')?.rsplit_once('\n')?;
+    if blake3::hash(facts.as_bytes()).to_hex().as_str() != digest {
+        return None;
+    }
+    let mut lines = facts.lines();
+    Some((lines.next()?, lines.collect()))
 }
 
 /// One translation unit: the headers, each kernel in a namespace of its own, and a table of them.
@@ -223,7 +249,9 @@ fn unit_text(unit: &[Wanted]) -> Result<String> {
     }
     Ok(format!(
         "{CALLS}{text}#line 1 \"table\"\nextern \"C\" const causeway_simulated::Kernel \
-                causeway_simulated_kernels[] = {{\n{table}}};\n"
+                causeway_simulated_kernels[] = {{\n{table}}};\n\
+                extern \"C\" const unsigned long long causeway_simulated_kernel_count = {};\n",
+        unit.len()
     ))
 }
 
@@ -242,3 +270,23 @@ template <typename A> void call(void (*kernel)(A), const void* bytes) {
 }
 }  // namespace causeway_simulated
 "#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_read_as_they_were_written_or_not_at_all() {
+        let note = note_text("unit.so", &["first", "second"]);
+        assert_eq!(read_note(&note), Some(("unit.so", vec!["first", "second"])));
+        for end in 0..note.len() {
+            assert_eq!(read_note(&note[..end]), None, "{end} bytes of it");
+        }
+        let swapped = note.replace("first\nsecond", "second\nfirst");
+        let longer = note.replace("second\n", "second\nthird\n");
+        let undigested = "unit.so\nfirst\nsecond\n".to_string();
+        for other in [swapped, longer, undigested] {
+            assert_eq!(read_note(&other), None, "{other}");
+        }
+    }
+}

@@ -255,3 +255,36 @@ fn an_altered_object_is_refused_and_made_anew() {
     let other = Simulator::open("sim:32").unwrap().check(&plan).unwrap().unwrap();
     assert!(other.compiled && other.refused.is_empty(), "{other:?}");
 }
+
+#[test]
+fn a_note_that_does_not_fit_its_object_is_written_anew() {
+    let mut output = vec![0; 1024];
+    let plan = plan("if (thread_index() == 0) a.output[3] = 30303;", 32, 1, &mut output);
+    let simulator = Simulator::open("sim:32").unwrap();
+    let first = simulator.check(&plan).unwrap().unwrap();
+    let (file, key) = (std::path::PathBuf::from(first.file.unwrap()), first.cache_key.unwrap());
+    let note = file.with_file_name(format!("{key}.note"));
+    let sound = std::fs::read_to_string(&note).unwrap();
+    let other = Simulator::open("sim:32").unwrap().check(&plan).unwrap().unwrap();
+    if other.file.map(std::path::PathBuf::from) != Some(file.clone()) {
+        eprintln!("skipped: nothing is kept from one simulator to the next");
+        return;
+    }
+    // With a digest that is right.
+    let note_of = |keys: &str| {
+        let facts = format!("{}\n{keys}", file.file_name().unwrap().to_str().unwrap());
+        format!("{facts}\n{}\n", blake3::hash(facts.as_bytes()).to_hex())
+    };
+    assert_eq!(note_of(&key), sound);
+    let wrong =
+        [note_of(&format!("{key}\nanother")), note_of(&format!("another\n{key}")), note_of("another")];
+    for wrong in wrong {
+        std::fs::write(&note, &wrong).unwrap();
+        output[3] = 0;
+        let simulator = Simulator::open("sim:32").unwrap();
+        // SAFETY: the plan's only address is that of `output`, which holds what the kernel writes.
+        unsafe { simulator.execute(&plan) }.unwrap();
+        assert_eq!(output[3], 30303, "{wrong}");
+        assert_eq!(std::fs::read_to_string(&note).unwrap(), sound, "{wrong}");
+    }
+}

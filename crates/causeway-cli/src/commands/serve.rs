@@ -28,7 +28,8 @@ Exit status:
   20  the input ended inside a frame's byte count
   21  the input ended inside a frame's payload";
 
-/// Replies without results have room in so many bytes: the facts of the server, and its errors.
+/// Tensors' replies without results have room in so many bytes: the facts of the server, and short errors. Those of texts are
+/// a line.
 const LEAST_FRAME: u32 = 512;
 
 /// Requests answered at the moment of a stop may take so long before the server ends without them.
@@ -42,8 +43,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "tensors|text", default_value_t)]
     protocol: Protocol,
 
-    /// Largest frame, in bytes, 512 or more; suffixes K, M and G mean KiB, MiB and GiB
-    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_max_frame)]
+    /// Largest frame, in bytes, for tensors 512 or more; suffixes K, M and G mean KiB, MiB and GiB
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_bytes)]
     max_frame: u32,
 
     /// Serve clients of a Unix socket, which only this user can open, instead of stdin and stdout
@@ -91,18 +92,20 @@ pub(super) fn parse_bytes(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "expected 1 to 4294967295 bytes, or a number of K, M or G (KiB, MiB, GiB)".to_string())
 }
 
-/// As [`parse_bytes`], for frames that can hold a reply.
-fn parse_max_frame(text: &str) -> Result<u32, String> {
-    match parse_bytes(text)? {
-        bytes if bytes < LEAST_FRAME => Err(format!(
-            "expected {LEAST_FRAME} bytes or more: a smaller frame does not hold what an error says"
-        )),
-        bytes => Ok(bytes),
+/// Refuses frames that cannot hold a reply.
+fn check_max_frame(protocol: Protocol, bytes: u32) -> Result<(), Failure> {
+    if protocol == Protocol::Tensors && bytes < LEAST_FRAME {
+        return Err(Failure::input(format!(
+            "--max-frame is {bytes}: expected {LEAST_FRAME} bytes or more, since a smaller frame does not hold what \
+             an error says"
+        )));
     }
+    Ok(())
 }
 
 /// Serves until the input ends or a signal comes.
 pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
+    check_max_frame(args.protocol, args.max_frame)?;
     let (device, threads) = args.device.open()?;
     if let Some(directory) = &args.report {
         super::report::make_directory(directory)?;
@@ -194,9 +197,9 @@ mod tests {
     }
 
     #[test]
-    fn frames_have_room_for_an_error() {
-        assert_eq!((parse_max_frame("512"), parse_max_frame("64K")), (Ok(512), Ok(64 << 10)));
-        assert!(parse_max_frame("511").unwrap_err().contains("expected 512 bytes or more"));
-        assert!(parse_max_frame("0").is_err());
+    fn frames_of_tensors_have_room_for_an_error() {
+        assert!(check_max_frame(Protocol::Tensors, 512).is_ok());
+        assert!(check_max_frame(Protocol::Tensors, 511).is_err());
+        assert!(check_max_frame(Protocol::Text, 1).is_ok());
     }
 }

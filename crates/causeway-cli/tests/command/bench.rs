@@ -145,6 +145,8 @@ fn a_comparison_says_what_the_runs_do_not_have_in_common() {
     assert!(same.contains("1 rows compared") && !same.contains("threads: "), "{same}");
     assert!(other.contains("  threads: 2 before, 1 now"), "{other}");
     assert!(!other.contains("processor: ") && !other.contains("rotation: "), "{other}");
+    let json: serde_json::Value = serde_json::from_str(&compared(&["--threads", "1", "--json"])).unwrap();
+    assert_eq!(json["differences"], serde_json::json!(["threads: 2 before, 1 now"]));
     let mut run: serde_json::Value = serde_json::from_str(&fs::read_to_string(saved).unwrap()).unwrap();
     run["host"]["processor"] = "Abacus".into();
     run["method"][0] = "cold: calls go through 7 KiB".into();

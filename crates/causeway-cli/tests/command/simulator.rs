@@ -144,6 +144,23 @@ fn what_was_kept_and_is_damaged_is_made_again() {
     fs::copy(runtime.with_extension("b3"), object.with_extension("b3")).unwrap();
     compute_with(&folder);
     assert_ne!(fs::read(&object).unwrap(), fs::read(&runtime).unwrap());
+
+    // A note that does not say which kernels the object has.
+    let note = only(&folder, "note");
+    let sound = fs::read_to_string(&note).unwrap();
+    for kept in 0..sound.lines().count() {
+        let lines: String = sound.lines().take(kept).map(|line| format!("{line}\n")).collect();
+        fs::write(&note, lines).unwrap();
+        compute_with(&folder);
+        assert_eq!(fs::read_to_string(&note).unwrap(), sound, "of {kept} lines");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_that_cannot_be_written_and_holds_nothing_is_not_needed() {
+    // Not even root can make a file there.
+    compute_with(Path::new("/proc"));
 }
 
 #[cfg(target_os = "linux")]

@@ -7,6 +7,7 @@ use std::io::Read;
 
 use super::entry::Entry;
 use super::error::FileCause;
+use crate::quoted;
 use crate::tensor::DType;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
@@ -98,15 +99,15 @@ fn parse_descr(descr: &str) -> Result<(DType, bool), FileCause> {
         "i8" => DType::I64,
         // ml_dtypes.bfloat16 goes to disk as a 2-byte void; nothing else that is one could be meant.
         "V2" => DType::BF16,
-        "u2" | "i2" => return Err(FileCause::DTypeUint16 { found: format!("{descr:?}") }),
+        "u2" | "i2" => return Err(FileCause::DTypeUint16 { found: quoted(descr) }),
         _ if kind.starts_with('O') || descr == "O" => return Err(FileCause::PickledObjects),
-        _ => return Err(FileCause::DTypeUnsupported { found: format!("{descr:?}") }),
+        _ => return Err(FileCause::DTypeUnsupported { found: quoted(descr) }),
     };
     match order {
         "<" => Ok((dtype, false)),
         ">" => Ok((dtype, true)),
         "|" if dtype == DType::BF16 => Ok((dtype, false)),
-        _ => Err(FileCause::DTypeUnsupported { found: format!("{descr:?}") }),
+        _ => Err(FileCause::DTypeUnsupported { found: quoted(descr) }),
     }
 }
 
@@ -127,10 +128,10 @@ fn parse_dict(text: &str) -> Result<(String, bool, Vec<u64>), FileCause> {
             }
             "fortran_order" => fortran_order.replace(scan.boolean()?).is_some(),
             "shape" => shape.replace(scan.sizes()?).is_some(),
-            other => return Err(FileCause::Header(format!("unknown key {other:?}"))),
+            other => return Err(FileCause::Header(format!("unknown key {}", quoted(other)))),
         };
         if repeated {
-            return Err(FileCause::Header(format!("key {key:?} occurs twice")));
+            return Err(FileCause::Header(format!("key {} occurs twice", quoted(key))));
         }
         if !scan.accept(",") {
             scan.expect("}")?;
@@ -164,7 +165,7 @@ impl<'a> Scanner<'a> {
             return Ok(());
         }
         let found: String = self.rest.trim_start().chars().take(12).collect();
-        Err(FileCause::Header(format!("expected {token:?}, found {found:?}")))
+        Err(FileCause::Header(format!("expected {token:?}, found {}", quoted(&found))))
     }
 
     fn quoted(&mut self) -> Result<&'a str, FileCause> {
@@ -258,5 +259,17 @@ mod tests {
         ] {
             assert!(matches!(parse_dict(text), Err(FileCause::Header(_))), "{text}");
         }
+    }
+
+    #[test]
+    fn long_text_of_a_header_is_cut() {
+        let long = "x".repeat(10_000);
+        let cut = format!("\"{}\"… (10000 bytes)", "x".repeat(100));
+        let Err(FileCause::DTypeUnsupported { found }) = parse_descr(&long) else { panic!("no such dtype") };
+        assert_eq!(found, cut);
+        let Err(FileCause::Header(said)) = parse_dict(&format!("{{'{long}': 1}}")) else {
+            panic!("no such key")
+        };
+        assert_eq!(said, format!("unknown key {cut}"));
     }
 }

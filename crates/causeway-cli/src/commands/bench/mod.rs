@@ -21,7 +21,9 @@ use causeway::backend::gpu::artifact::Artifacts;
 use causeway::causal_conv1d::Activation;
 use causeway::{DType, Device, files};
 use causeway_verify::evidence::words::{self, seconds};
-use causeway_verify::evidence::{Benchmark, Change, Content, Host, Measurement, Report, Row, Verdict};
+use causeway_verify::evidence::{
+    Backend, Benchmark, Change, Content, Host, Measurement, Report, Row, Verdict,
+};
 use causeway_verify::suite::{Case, Layout, Problem, Suite};
 
 use crate::VERSION;
@@ -156,7 +158,12 @@ pub(crate) fn execute(args: &Args) -> Result<(), Failure> {
         }
         let changes = before.as_ref().map(|(_, before)| run.compare(before));
         if args.json {
-            terminal::print_json(&serde_json::json!({ "run": report.to_value(), "changes": changes }))?;
+            let differences = before.as_ref().map(|(before, _)| differences(before, &report));
+            terminal::print_json(&serde_json::json!({
+                "run": report.to_value(),
+                "changes": changes,
+                "differences": differences,
+            }))?;
         } else if let (Some(changes), Some((before, _))) = (&changes, &before) {
             print_changes(changes, before, &report)?;
         }
@@ -522,6 +529,8 @@ fn print_changes(changes: &[Change], before: &Report, after: &Report) -> Result<
 
 /// What two runs do not have in common, which may be why their times differ.
 fn differences(before: &Report, after: &Report) -> Vec<String> {
+    // Times of a GPU do not depend on the processor's threads.
+    let on_cpu = matches!(after.backend, Some(Backend::Cpu { .. }));
     let facts = |report: &Report| {
         let rotation = match &report.content {
             // What its first line begins with says how the calls found their tensors, and is the same for all runs.
@@ -529,7 +538,7 @@ fn differences(before: &Report, after: &Report) -> Vec<String> {
             _ => None,
         };
         [
-            ("threads", Some(report.threads.to_string())),
+            ("threads", on_cpu.then(|| report.threads.to_string())),
             ("processor", report.host.processor.clone()),
             ("rotation", rotation),
         ]

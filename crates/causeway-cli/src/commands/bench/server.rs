@@ -145,7 +145,8 @@ struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     fn start(args: &DeviceArgs, device: &'a Device, shape: [i64; 3]) -> Result<Self, Failure> {
-        let (program, first) = terminal::this_command()?;
+        let (program, first) = terminal::this_command()
+            .map_err(|error| Failure::input(format!("this program cannot be found: {error}")))?;
         let mut launch = Launch::new(program);
         launch.arguments = first.iter().map(Into::into).chain(["serve".into()]).collect();
         launch.arguments.extend(args.to_arguments().into_iter().map(Into::into));
