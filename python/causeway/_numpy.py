@@ -54,9 +54,11 @@ def _expect_arrays(names, given):
     """Every argument is an array, or three of them."""
     for name, value in each(names, given):
         if not isinstance(value, np.ndarray):
+            # Of the first argument, another part of it is an array, or none is.
+            model = "" if name == names[0] else f", as {names[0]} is"
             # Its module need not be imported to tell.
             fix = f"; pass {name}.numpy()" if type(value).__module__.partition(".")[0] == "torch" else ""
-            raise TypeError(f"{name} is {kind_of(value)}: expected a numpy.ndarray, as {names[0]} is{fix}")
+            raise TypeError(f"{name} is {kind_of(value)}: expected a numpy.ndarray{model}{fix}")
 
 
 def causal_conv1d_qkv_update(given, sizes, named, others):

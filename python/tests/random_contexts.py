@@ -10,6 +10,7 @@ import copy
 import functools
 import io
 import pickle
+import re
 
 import torch
 from torch.utils import checkpoint
@@ -159,8 +160,9 @@ def _(run):
     yield
 
 
-@context("func.grad", "gradients")
+@context("func.grad", "gradients", turns=True)
 def _(run):
+    # The gradients of results are those of a product, in its memory order.
     if run.wanted:
         yield run.transformed(lambda loss: torch.func.grad(loss, has_aux=True))
 
@@ -509,7 +511,7 @@ def _(run):
     buffer = io.BytesIO()
     torch.save(module.state_dict(), buffer)
     buffer.seek(0)
-    loaded = run.operation.make(run.choices)
+    loaded = run.operation.make(run.choices, run.device)
     loaded.load_state_dict(torch.load(buffer, weights_only=True))
     for name, copied in (("deepcopy", copy.deepcopy(module)), ("pickle", pickle.loads(pickle.dumps(module))), ("state_dict", loaded)):
         expect(repr(copied) == repr(module), f"{name} shows itself otherwise")
@@ -534,7 +536,8 @@ def wrong_tensors(run, leaves):
         (tensor.to(torch.complex64), TypeError),
         (tensor.tolist(), TypeError),
         (tensor.cpu().numpy() if tensor.dtype != torch.bfloat16 else "x", TypeError),
-        (tensor[None], ValueError),
+        # One axis more may be right for an x of two axes, whose third is left out.
+        (tensor[None, None] if name == "x" and tensor.ndim == 2 else tensor[None], ValueError),
         (tensor.to("meta"), (RuntimeError, NotImplementedError)),
     ]
     if tensor.ndim == 2:
@@ -544,15 +547,28 @@ def wrong_tensors(run, leaves):
     return name, *draw.choice(kinds)
 
 
+def about(name, is_first=False):
+    """A pattern of messages about an argument, which begin with its name: a word such as "x" or "a" may be part of any other."""
+    # Of three tensors, errors may call each by its name.
+    names = name.split(".")
+    if name == "packed":
+        # Its parts are views of it, and have its dtype and device: kernels see no other x, and say that x is wrong.
+        names.append("x")
+    word = f"({'|'.join(names)})"
+    patterns = [rf"^{word}(\[\d\])? (is|has|requires|of one call shares)\b"]
+    if is_first:
+        # The other tensors have to be as the first is: where it is wrong, they are said not to be.
+        patterns += [rf"^\w+ (is|has) .*: expected .*, (as|where) {word} (is|has)\b", rf"^\w+ is a torch\.Tensor and {word} a numpy\.ndarray: "]
+    return re.compile("|".join(patterns))
+
+
 @context("refused", without=(*MODULES, *(f"{name}.step" for name in MODULES)))
 def _(run):
     """A wrong argument: an exception of the documented type with its name, and nothing is written."""
     leaves = run.fresh()
     name, value, kind = wrong_tensors(run, leaves)
     outs = {n: leaves[n].clone() for n, spec in run.specs.items() if spec.kind == "out"}
-    # Of three tensors, errors may call each by its name; a part of a packed one is x.
-    words = (*name.split("."), "x ") if name == "packed" else name.split(".")
-    run.refused(kind, tuple(words), run.operation.call, {**leaves, name: value}, run.choices)
+    run.refused(kind, about(name, name == next(iter(run.specs))), run.operation.call, {**leaves, name: value}, run.choices)
     for out, before in outs.items():
         if out != name:
             run.same(leaves[out], before, f"{out} after a refusal")
@@ -574,7 +590,7 @@ def _(run):
     run.refused(RuntimeError, f"{name} requires a gradient", f, {**given, name: tensor.clone().requires_grad_()})
     for axis, size in enumerate(tensor.shape):
         if size > 1 and tensor.numel() and "final" not in name and run.operation.kind != "qkv":
-            run.refused(RuntimeError, name, f, {**given, name: tensor.narrow(axis, 0, 1).clone().expand(tensor.shape)})
+            run.refused(RuntimeError, about(name), f, {**given, name: tensor.narrow(axis, 0, 1).clone().expand(tensor.shape)})
     for other, before in memory.items():
         run.same(leaves[other].detach(), before, f"{other} after a refusal")
     return

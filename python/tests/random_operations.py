@@ -99,6 +99,8 @@ class Operation:
     has_gradients, is_module, is_product = True, False, False
     # Whether an added batch of vmap has the bits of its entries.
     same_bits_mapped = True
+    # How many of the results come before the states.
+    outputs = 1
 
     def bind(self, given, choices):
         """A function of tensors by their names, and these; a module's parameters are not among them."""
@@ -116,6 +118,10 @@ class Operation:
     def finals(self, finals, choices):
         """The states among the results, of those of the parts."""
         return finals if choices["final"] in ("returned", "both") else []
+
+    def copies(self, choices):
+        """Whether states are copies of inputs, and no products."""
+        return not choices.get("B")
 
     def prepare(self, choices):
         """Makes what a call needs besides tensors."""
@@ -213,6 +219,9 @@ class Packed(Function):
         choices = super().draw(draw) | {"order": order, "residual": False, "B": False, "C": False}
         return choices | {"final": draw.choice((None, None, "returned"))}
 
+    def copies(self, c):
+        return "B" not in c["order"]
+
     def specs(self, c):
         specs = super().specs(c)
         batch, dim, seqlen = specs.pop("x").shape
@@ -234,6 +243,8 @@ class Packed(Function):
 
 class QKV(Function):
     """causal_conv1d_qkv of one tensor, or of three."""
+
+    outputs = 3
 
     def __init__(self, is_three):
         super().__init__()
@@ -314,6 +325,7 @@ class Gemm(Operation):
 
     def __init__(self):
         self.name, self.results = "gemm", 2
+        self.outputs = self.results
 
     def draw(self, draw):
         sizes = {name: draw.choice((0, 1, 2, 3, 5, 8, 17, 40)) for name in "MKN"}
@@ -354,7 +366,7 @@ class Gemm(Operation):
 class VarlenStates(Operation):
     """causal_conv1d_varlen_states."""
 
-    has_gradients = False
+    has_gradients, outputs = False, 0
 
     def __init__(self):
         self.name, self.results = "varlen_states", 1
@@ -382,12 +394,6 @@ class VarlenStates(Operation):
             rows.append(row[len(row) - c["state_len"] :].T)
         return [torch.stack(rows)]
 
-    def terms(self, name, c):
-        return 0
-
-    def extra(self, name, c, dtype):
-        return 0.0
-
 
 class Update(Operation):
     """causal_conv1d_update, and those of gated and of q, k and v."""
@@ -396,7 +402,7 @@ class Update(Operation):
 
     def __init__(self, kind):
         self.kind, self.name = kind, {"": "update", "gated": "gated_update", "qkv": "qkv_update"}[kind]
-        self.results = 3 if kind == "qkv" else 1
+        self.results = self.outputs = 3 if kind == "qkv" else 1
 
     def draw(self, draw):
         c = sizes(draw) | {"seqlen": draw.choice((None, 1, 2, 3, 5, 0)), "ring": draw.random() < 0.4}

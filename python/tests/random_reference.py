@@ -10,6 +10,7 @@ An element passes if its error is at most
 where S is the same sum with the magnitude of every term, u is half a unit in the last place of what is summed in (float32; float64 for
 float64), `terms` is how many roundings can add up, and u_out is half a unit of the result's dtype, for its one rounding. For results of
 16 bits, u_out / 8 · S is added with SiLU, which may be evaluated so much less precisely, and 4 · u_out · S where products are rounded.
+States are copies, which have to be exact, or products with B, which are rounded once.
 """
 
 import torch

@@ -120,6 +120,18 @@ def accepting(real):
     return call
 
 
+def naming_another(real):
+    """A call that refuses what it has to, but blames nothing that it was given. Words hold letters that are names of arguments."""
+
+    def call(*given, **options):
+        try:
+            return real(*given, **options)
+        except Exception as error:
+            raise type(error)("padding has no axes: expected a number, as its base is") from error
+
+    return call
+
+
 SMALL = {"batch": 2, "dim": 3, "seqlen": 5, "width": 3, "dtype": "f32", "weight_dtype": "f32", "index": None, "final": None, "dy.0": "contiguous",
          "layout.x": "contiguous"}  # fmt: skip
 
@@ -137,6 +149,7 @@ FAULTS = {
     "mapped": (wrong_where(lambda: torch._C._functorch.peek_interpreter_stack() is not None), "vmap", "of vmap"),
     "in a dispatch mode": (wrong_where(lambda: torch._C._len_torch_dispatch_stack() > 0), "dispatch mode", "result 0"),
     "a refusal": (accepting, "refused", "not refused"),
+    "the name in a refusal": (naming_another, "refused", "lacks"),
     "forward mode": (lambda real: lambda x, *others, **options: x * 1, "jvp", "not refused|out of bounds"),
 }
 
@@ -175,7 +188,7 @@ def test_a_failing_call_is_made_simpler(monkeypatch):
     """As long as it fails in the same way; and what is printed makes it again."""
     number = drawn("fn", "plain", "x", dtype="bf16")
     monkeypatch.setattr(causeway, "causal_conv1d_fn", another_dtype(causeway.causal_conv1d_fn))
-    changes, words = random_calls.shrunk(SEED, number)
+    changes, words = random_calls.shrunk(SEED, number, random_calls.failure(SEED, number))
     assert "dtype torch.float64" in words
     run = Run(SEED, number, changes)
     assert run.choices["dtype"] == "f32" and run.choices["width"] == 1 and not run.choices["bias"]
@@ -183,6 +196,88 @@ def test_a_failing_call_is_made_simpler(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         random_calls.main()
     assert ended.value.code == 1
+
+
+@pytest.mark.parametrize("operation", ["fn", "gemm"])
+def test_another_name_in_a_refusal_is_noticed(operation, monkeypatch):
+    """Whichever argument is wrong: those of one letter too."""
+    first = drawn(operation, "refused")
+    numbers = [number for number in range(first, first + 30 * len(CELLS), len(CELLS)) if random_calls.failure(SEED, number) is None]
+    assert len(numbers) == 30
+    for name in ("causal_conv1d_fn", "gemm", "gemm_grad_a", "gemm_grad_b", "gemm_grad_ab"):
+        monkeypatch.setattr(causeway, name, naming_another(getattr(causeway, name)))
+    for number in numbers:
+        assert "lacks" in (random_calls.failure(SEED, number) or ""), random_calls.command(SEED, number)
+
+
+def test_what_is_not_written_in_a_transform_is_noticed(monkeypatch):
+    """Under vmap and func.grad, where the states that a call gets are not the caller's tensors."""
+    real = causeway.causal_conv1d_fn
+
+    def call(x, *others, **options):
+        out = options.get("final_states_out")
+        if out is not None and torch._C._functorch.peek_interpreter_stack() is not None:
+            options["final_states_out"] = out.clone()
+        return real(x, *others, **options)
+
+    changes = SMALL | {"final": "out"}
+    for context in ("vmap", "vmap of grad", "func.grad"):
+        number = drawn("fn", context, "x", **changes)
+        assert random_calls.failure(SEED, number, changes) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(causeway, "causal_conv1d_fn", call)
+            assert "final_states_out" in (random_calls.failure(SEED, number, changes) or ""), context
+
+
+def test_strides_and_signs_of_zeros_are_noticed(monkeypatch):
+    real, changes = causeway.causal_conv1d_fn, SMALL | {"activation": None}
+    number = drawn("fn", "no_grad", "x", **changes)
+    assert random_calls.failure(SEED, number, changes) is None
+
+    def turned(*given, **options):
+        y = real(*given, **options)
+        return y if torch.is_grad_enabled() else y.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def zero(*given, **options):
+        return real(*given, **options) * (0.0 if torch.is_grad_enabled() else -0.0)
+
+    monkeypatch.setattr(causeway, "causal_conv1d_fn", turned)
+    assert "strides" in random_calls.failure(SEED, number, changes)
+    monkeypatch.setattr(causeway, "causal_conv1d_fn", zero)
+    monkeypatch.setattr(Run, "check_values", lambda run: None)
+    assert "elements differ" in random_calls.failure(SEED, number, changes)
+
+
+def test_a_state_that_is_no_exact_copy_is_noticed(monkeypatch):
+    """By one unit in the last place, which a sum might have."""
+    real, changes = causeway.causal_conv1d_fn, SMALL | {"final": "returned"}
+    number = drawn("fn", "plain", "x", **changes)
+    assert random_calls.failure(SEED, number, changes) is None
+
+    def call(*given, **options):
+        y, states = real(*given, **options)
+        return y, states * (1 + 2.0**-23)
+
+    monkeypatch.setattr(causeway, "causal_conv1d_fn", call)
+    assert "result 1" in random_calls.failure(SEED, number, changes)
+
+
+def test_a_failure_that_does_not_come_again_is_told():
+    number = drawn("fn", "plain", "x")
+    assert random_calls.shrunk(SEED, number, "result 0: as it was seen") == ({}, "result 0: as it was seen (not again)")
+
+
+@pytest.mark.parametrize("options, code", [
+    (["--operation", "gemm", "--context", "second derivative"], 2),
+    (["--count", "0"], 1),
+    (["--operation", "fn", "--context", "plain", "--count", "2"], 0),
+])  # fmt: skip
+def test_the_program_ends(options, code, monkeypatch):
+    """Where no call is asked for that can be drawn, with an error."""
+    monkeypatch.setattr("sys.argv", ["random_calls.py", *options])
+    with pytest.raises(SystemExit) as ended:
+        random_calls.main()
+    assert int(ended.value.code) == code
 
 
 def test_a_call_is_drawn_again_alone():

@@ -78,7 +78,7 @@ def _update(given, sizes, options, others):
         found, expected = dtype_name(conv_state.dtype), dtype_name(x.dtype)
         raise TypeError(f"conv_state has dtype {found}: expected {expected}, as x has")
     steps = steps_of(given, sizes, options)
-    is_copied = is_compiling() and _has_no_parts(conv_state, others[1])
+    is_copied = is_compiling() and _must_be_copied(conv_state, others[1])
     if is_copied:
         steps = [step._replace(conv_state=step.conv_state.clone()) for step in steps]
     # Where one is sharded by channels, its parts are copies.
@@ -99,7 +99,7 @@ def _update(given, sizes, options, others):
 _KNOWS_STARTS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 15)
 
 
-def _has_no_parts(conv_state, conv_state_indices):
+def _must_be_copied(conv_state, conv_state_indices):
     """Whether a compiled graph cannot change parts of a state: PyTorch's compilers count a part's start from the start of the memory, and not
     of the state, and in an empty state they divide by a stride of 0."""
     begins_elsewhere = conv_state.storage_offset() != 0 if _KNOWS_STARTS else conv_state_indices is None
