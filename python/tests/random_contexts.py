@@ -241,8 +241,7 @@ def _(run):
 @context("backward twice", "gradients")
 def _(run):
     leaves = run.fresh()
-    f, given = run.bound(leaves)
-    results = f(given)
+    results = run.results(leaves)
     for retain in (True, False):
         yield run.outcome(results, run.gradients(results, leaves, retain_graph=retain), leaves)
 
@@ -254,8 +253,7 @@ def _(run):
         return
     leaves = run.fresh()
     for count in (1, 2):
-        f, given = run.bound(leaves)
-        results = f(given)
+        results = run.results(leaves)
         run.gradients(results, leaves, through="backward")
         for name in run.wanted:
             one = run.plain.gradients[name]
@@ -271,8 +269,7 @@ def _(run):
 def _(run):
     """The gradients of some inputs, one after the other."""
     leaves = run.fresh()
-    f, given = run.bound(leaves)
-    results = f(given)
+    results = run.results(leaves)
     for name in run.wanted:
         found = run.gradients(results, leaves, names=(name,), retain_graph=True)
         run.same(found[name], run.plain.gradients[name], f"gradient of {name} alone")
@@ -283,8 +280,7 @@ def _(run):
 @context("create_graph", "gradients")
 def _(run):
     leaves = run.fresh()
-    f, given = run.bound(leaves)
-    results = f(given)
+    results = run.results(leaves)
     yield run.outcome(results, run.gradients(results, leaves, create_graph=True), leaves)
 
 
@@ -293,8 +289,7 @@ def _(run):
     """Refused. That of a product is not, since its gradients are products; nor is that of projections."""
     names = [name for name in run.wanted if name != "residual"]
     leaves = run.fresh()
-    f, given = run.bound(leaves)
-    results = f(given)
+    results = run.results(leaves)
     if not names or not any(r.requires_grad and dy is not None for r, dy in zip(results, run.dys(results))):
         return
     found = run.gradients(results, leaves, names=names, create_graph=True, dys_require=True)
@@ -308,8 +303,7 @@ def _(run):
 @context("batched gradients", "gradients")
 def _(run):
     leaves = run.fresh()
-    f, given = run.bound(leaves)
-    results = f(given)
+    results = run.results(leaves)
     dys = run.dys(results)
     used = [(r, dy) for r, dy in zip(results, dys) if dy is not None and r.requires_grad]
     if not used or not run.wanted:
@@ -342,8 +336,7 @@ def _(run):
 @context("dispatch mode in backward", "gradients")
 def _(run):
     leaves = run.fresh()
-    f, given = run.bound(leaves)
-    results = f(given)
+    results = run.results(leaves)
     with _Watch():
         yield run.outcome(results, run.gradients(results, leaves), leaves)
 
@@ -386,8 +379,7 @@ def _(run):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         yield pool.submit(run.attempt).result()
         leaves = run.fresh()
-        f, given = run.bound(leaves)
-        results = f(given)
+        results = run.results(leaves)
         yield run.outcome(results, pool.submit(run.gradients, results, leaves).result(), leaves)
 
 
@@ -404,8 +396,7 @@ def _(run):
     for to in (lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), fake.from_tensor):
         with fake if to == fake.from_tensor else contextlib.nullcontext():
             leaves = {name: run.leaf(name, to(t.detach()), name in run.wanted) for name, t in run.fresh().items()}
-            f, given = run.bound(leaves)
-            results = f(given)
+            results = run.results(leaves)
             gradients = run.gradients(results, leaves) if run.is_recorded else {}
         # States may be the caller's tensor, laid out as it is, or new.
         run.same_kind(results, run.plain.results, "result", strides="final_states_out" not in run.specs)
@@ -423,8 +414,7 @@ def _(run):
     torch.set_default_device("meta")
     torch.set_default_dtype(torch.float64)
     try:
-        f, given = run.bound(leaves)
-        results = f(given)
+        results = run.results(leaves)
     finally:
         torch.set_default_device(None)
         torch.set_default_dtype(before)
@@ -465,8 +455,7 @@ def _(run):
 def _(run):
     """An input or a result that is changed after the call: gradients are right, or there is an error, and never wrong ones."""
     leaves = run.fresh()
-    f, given = run.bound(leaves)
-    results = f(given)
+    results = run.results(leaves)
     names = sorted(leaves)
     target = run.random.choice(names + ["result"])
     tensor = run.random.choice(results) if target == "result" else leaves[target]

@@ -101,6 +101,11 @@ class Run:
             given = {name: t.view_as(t) if t.requires_grad and not isinstance(t, torch.nn.Parameter) else t for name, t in given.items()}
         return f, given
 
+    def results(self, leaves):
+        """What the call gives."""
+        f, given = self.bound(leaves)
+        return f(given)
+
     def dys(self, results):
         """The gradients of all results."""
         return [gradient_of_result(self, result, at) for at, result in enumerate(results)]

@@ -308,7 +308,7 @@ mod tests {
     use super::clang_version;
 
     #[test]
-    fn versions_stand_behind_what_vendors_say() {
+    fn versions_follow_what_vendors_say() {
         for (said, version) in [
             ("Debian clang version 19.1.7 (3~deb12u1)\nTarget: x86_64-pc-linux-gnu\n", Some(19)),
             ("clang version 15.0.0\n", Some(15)),

@@ -1,7 +1,6 @@
 //! Files that are kept from one process to the next: each with its digest beside it, and made where no one looks.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use causeway::Result;
 
@@ -13,39 +12,16 @@ const STAGE: &str = ".stage-";
 /// How those of files begin that are written beside their place, as `causeway::files` does.
 const WRITTEN: &str = ".causeway-";
 
-/// What is older than this belongs to a process that was killed: the kernel cache waits as long.
-const STAGE_LIFE: Duration = Duration::from_secs(3600);
-
 /// A folder for what is being made, removed when dropped.
 pub(crate) fn stage(folder: &Path) -> std::io::Result<tempfile::TempDir> {
     tempfile::Builder::new().prefix(STAGE).tempdir_in(folder)
 }
 
-/// Removes what killed processes left behind.
+/// Removes what killed processes left behind. Only stages are folders: any other one is somebody's own.
 pub(crate) fn remove_stale(folder: &Path) {
-    let Ok(entries) = folder.read_dir() else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        let (is_stage, is_written) = (name.starts_with(STAGE), name.starts_with(WRITTEN));
-        if !is_stage && !is_written {
-            continue;
-        }
-        // Of the entry itself, not of what a link names.
-        let Ok(metadata) = entry.metadata() else { continue };
-        // Only stages are folders: any other one is somebody's own.
-        if metadata.is_dir() != is_stage {
-            continue;
-        }
-        let age = metadata.modified().ok().and_then(|modified| modified.elapsed().ok());
-        if age.is_some_and(|age| age > STAGE_LIFE) {
-            // Another process may be quicker.
-            let _ = match metadata.is_dir() {
-                true => std::fs::remove_dir_all(entry.path()),
-                false => std::fs::remove_file(entry.path()),
-            };
-        }
-    }
+    causeway::files::remove_stale(folder, |name, entry| {
+        name.starts_with(if entry.is_dir() { STAGE } else { WRITTEN })
+    });
 }
 
 /// Beside each object stands the digest that it had when it was compiled.
@@ -76,7 +52,7 @@ pub(crate) fn trust(path: &Path) -> Result<blake3::Hash> {
 #[cfg(test)]
 mod tests {
     use std::fs::{File, create_dir, write};
-    use std::time::SystemTime;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
 

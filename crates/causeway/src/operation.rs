@@ -242,33 +242,49 @@ impl Given<'_> {
         {
             return Err(Error::Unexpected { argument: name, because });
         }
-        let Shape { text, axes } = argument.shape;
-        if !axes.is_empty() && meta.shape.len() != axes.len() {
-            return Err(Error::Rank { argument: name, expected: text, found: meta.shape });
-        }
-        for (axis, &found) in axes.iter().zip(&*meta.shape) {
+        let of = self.0[places.dtype].map_or(meta.dtype, |other| other.dtype);
+        argument.check(meta, of, |axis| {
             let axis = match axis.without {
                 Some((_, axis)) if self.0[places.without].is_none() => axis,
                 _ => axis,
             };
-            if let Some(size) = sizes.get(axis.size as usize) {
-                checks::size(name, axis.name, found, size + axis.plus, axis.because)?;
-            }
-        }
-        let of = self.0[places.dtype].map_or(meta.dtype, |other| other.dtype);
-        match argument.dtypes {
-            DTypes::Of(_, because) => checks::dtype(name, meta, &[of], because)?,
-            DTypes::OfOrF32(_, because) => match of {
-                half @ (DType::F16 | DType::BF16) => {
-                    checks::dtype(name, meta, &[half, DType::F32], because.1)?;
-                }
-                exact => checks::dtype(name, meta, &[exact], because.0)?,
-            },
-            DTypes::Among(allowed, because) => checks::dtype(name, meta, allowed, because)?,
-            DTypes::Own => {}
-        }
+            sizes.get(axis.size as usize).map(|size| (axis, size + axis.plus))
+        })?;
         checks::location(name, meta.location, self.0[0].unwrap_or(meta).location, place)?;
         if argument.role == Role::Input { Ok(()) } else { checks::output(name, meta) }
+    }
+}
+
+impl Argument {
+    /// Checks a tensor's number of axes, its sizes, and its dtype. `of` is that of the tensor which the rule names; `size` gives what
+    /// an axis counts as and its size, if that is known.
+    #[inline]
+    pub(crate) fn check(
+        &self,
+        meta: &Meta,
+        of: DType,
+        size: impl Fn(&'static Axis) -> Option<(&'static Axis, i64)>,
+    ) -> Result<()> {
+        let (name, Shape { text, axes }) = (self.name, self.shape);
+        if !axes.is_empty() && meta.shape.len() != axes.len() {
+            return Err(Error::Rank { argument: name, expected: text, found: meta.shape });
+        }
+        for (axis, &found) in axes.iter().zip(&*meta.shape) {
+            if let Some((axis, expected)) = size(axis) {
+                checks::size(name, axis.name, found, expected, axis.because)?;
+            }
+        }
+        match self.dtypes {
+            DTypes::Of(_, because) => checks::dtype(name, meta, &[of], because),
+            DTypes::OfOrF32(_, because) => match of {
+                half @ (DType::F16 | DType::BF16) => {
+                    checks::dtype(name, meta, &[half, DType::F32], because.1)
+                }
+                exact => checks::dtype(name, meta, &[exact], because.0),
+            },
+            DTypes::Among(allowed, because) => checks::dtype(name, meta, allowed, because),
+            DTypes::Own => Ok(()),
+        }
     }
 }
 

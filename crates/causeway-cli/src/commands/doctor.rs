@@ -104,7 +104,7 @@ impl Findings {
                 entries: cache.entries().len(),
                 bytes: cache.entries().iter().filter_map(|file| Some(file.metadata().ok()?.len())).sum(),
                 mode: if cache.is_read_only() { "readonly" } else { "on" }.to_string(),
-                problems: unknown_mode().into_iter().chain(unusable(&cache, directory)).collect(),
+                problems: Cache::unknown_mode().into_iter().chain(unusable(&cache, directory)).collect(),
             }),
         }
     }
@@ -235,13 +235,6 @@ fn compiler(name: &str, vendor: Vendor) -> Finding {
         Ok(opened) => Finding::ready(name, opened.path.display().to_string()),
         Err(error) => Finding::missing(name, &error),
     }
-}
-
-/// What CAUSEWAY_CACHE says, if that is none of its values.
-fn unknown_mode() -> Option<String> {
-    let value = std::env::var_os("CAUSEWAY_CACHE")?;
-    let known = ["", "on", "readonly", "off"].iter().any(|known| value == *known);
-    (!known).then(|| format!("CAUSEWAY_CACHE is {value:?}: expected on, readonly or off; taken as on"))
 }
 
 /// Why nothing can be kept in the cache's directory, which may have yet to be made.

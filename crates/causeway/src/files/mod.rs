@@ -26,7 +26,7 @@ use std::path::Path;
 
 pub use crate::spares::Spares;
 pub use error::{FileCause, FileError};
-pub use replace::directory_of;
+pub use replace::{directory_of, remove_stale};
 pub use stream::{TensorImage, TensorStream};
 
 use crate::host_tensor::HostTensor;

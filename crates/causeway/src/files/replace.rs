@@ -1,8 +1,9 @@
 //! Writing a file as a whole or not at all.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Lets `write` fill a file beside `path`, syncs it, and renames it into place. Until the rename, whatever is
 /// at `path` stays as it was; if anything fails, the new file is removed.
@@ -83,4 +84,24 @@ fn without_path(error: io::Error) -> io::Error {
 /// The directory that a file of this path lies in: `.` for a name alone.
 pub fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Removes entries of a folder that are an hour old, and so belong to a process that was killed, if `is_left` knows them as its
+/// own by name and kind.
+pub fn remove_stale(folder: &Path, is_left: impl Fn(&str, &Metadata) -> bool) {
+    const LIFE: Duration = Duration::from_secs(3600);
+    let Ok(entries) = folder.read_dir() else { return };
+    for entry in entries.flatten() {
+        // Of the entry itself, not of what a link names.
+        let Ok(metadata) = entry.metadata() else { continue };
+        let age = metadata.modified().map(|time| time.elapsed().unwrap_or_default());
+        if !is_left(&entry.file_name().to_string_lossy(), &metadata) || !age.is_ok_and(|age| age > LIFE) {
+            continue;
+        }
+        // Another process may be quicker.
+        let _ = match metadata.is_dir() {
+            true => fs::remove_dir_all(entry.path()),
+            false => fs::remove_file(entry.path()),
+        };
+    }
 }

@@ -3,11 +3,10 @@
 use super::Operation;
 use super::tensors::{Inputs, Outputs, Results, timed};
 use crate::causal_conv1d::{Activation, Backward, Forward, HeadNorm, MAX_WIDTH, Update};
-use crate::checks;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gemm::{self, Algorithm, GradA, GradAB, GradB};
-use crate::operation::{Argument, Axis, DTypes, Operation as _, Role, Shape, Size, size_source};
+use crate::operation::{Argument, Axis, Operation as _, Role, Size, size_source};
 use crate::placement::Output;
 
 /// The options of all operations, each of which reads its own.
@@ -29,18 +28,18 @@ pub(super) fn run(
 ) -> Result<Results> {
     let &Options { activation, round_products, norm, algorithm, optional_results } = options;
     macro_rules! run {
-        ($operation:ty, $($option:expr),* $(; $check:expr)?) => {{
+        ($operation:ty, $($option:expr),*) => {{
             let placed = inputs.place(device)?;
             let mut outputs = outputs(device, inputs, <$operation>::ARGUMENTS, optional_results)?;
             let elapsed = {
                 let mut views = outputs.views();
                 let (read, write) = (|name| placed.optional(name), |name| views.remove(name));
                 let mut call = <$operation>::from_named($($option,)* read, write);
-                $(
+                if operation.unread().any(|argument| inputs.optional(argument.name).is_some()) {
                     // What is wrong with the operation's own tensors comes first.
                     call.validate()?;
-                    $check?;
-                )?
+                    check_unread(operation, inputs)?;
+                }
                 timed(device, || call.run(device))?
             };
             inputs.fetch(outputs, elapsed)
@@ -48,9 +47,7 @@ pub(super) fn run(
     }
     match operation {
         Operation::Conv1dForward => run!(Forward<'_>, activation, round_products, norm),
-        Operation::Conv1dBackward => {
-            run!(Backward<'_>, activation, round_products, norm; check_unread(operation, inputs))
-        }
+        Operation::Conv1dBackward => run!(Backward<'_>, activation, round_products, norm),
         Operation::Conv1dUpdate => run!(Update<'_>, activation, round_products, norm),
         Operation::GemmForward => run!(gemm::Forward<'_>, algorithm),
         Operation::GemmGradA => run!(GradA<'_>, algorithm),
@@ -63,18 +60,9 @@ pub(super) fn run(
 fn check_unread(operation: Operation, inputs: &Inputs) -> Result<()> {
     for argument in operation.unread() {
         let Some(tensor) = inputs.optional(argument.name) else { continue };
-        let (view, Shape { text, axes }) = (tensor.view(), argument.shape);
-        let meta = view.meta();
-        if meta.shape.len() != axes.len() {
-            return Err(Error::Rank { argument: argument.name, expected: text, found: meta.shape });
-        }
-        for (axis, &found) in axes.iter().zip(&*meta.shape) {
-            let expected = size(inputs, Forward::ARGUMENTS, axis);
-            checks::size(argument.name, axis.name, found, expected, axis.because)?;
-        }
-        if let DTypes::Of(other, because) = argument.dtypes {
-            checks::dtype(argument.name, meta, &[inputs.required(other).dtype()], because)?;
-        }
+        let (view, x) = (tensor.view(), inputs.required("x"));
+        argument
+            .check(view.meta(), x.dtype(), |axis| Some((axis, size(inputs, Forward::ARGUMENTS, axis))))?;
     }
     Ok(())
 }

@@ -35,6 +35,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use etcetera::BaseStrategy;
 
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Changes when the layout of an entry or the making of a key does.
 pub(crate) const FORMAT: u32 = 1;
@@ -48,9 +49,6 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Damaged entries that are kept for a look.
 const QUARANTINE_ENTRIES: usize = 16;
-
-/// Staged files older than this belong to a process that was killed.
-const STAGE_LIFE: Duration = Duration::from_secs(3600);
 
 /// Name of an entry: a digest of everything that its code depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -136,12 +134,20 @@ impl Cache {
         match env::var("CAUSEWAY_CACHE").as_deref() {
             Ok("off") => Self::off(),
             Ok("readonly") => Self::read_only(directory),
-            Ok("" | "on") | Err(_) => Self::at(directory),
-            Ok(other) => {
-                tracing::warn!("CAUSEWAY_CACHE is {other:?}: expected on, readonly or off; taken as on");
+            _ => {
+                if let Some(words) = Self::unknown_mode() {
+                    tracing::warn!("{words}");
+                }
                 Self::at(directory)
             }
         }
+    }
+
+    /// What is wrong with CAUSEWAY_CACHE, if it has none of its values.
+    pub fn unknown_mode() -> Option<String> {
+        let value = env::var_os("CAUSEWAY_CACHE")?;
+        let known = ["", "on", "readonly", "off"].iter().any(|known| value == *known);
+        (!known).then(|| format!("CAUSEWAY_CACHE is {value:?}: expected on, readonly or off; taken as on"))
     }
 
     /// A cache in a directory, which is made when there is something to keep.
@@ -334,15 +340,7 @@ impl Cache {
 
     /// Removes what killed processes left behind.
     fn remove_stale(&self) {
-        let Ok(entries) = self.directory.read_dir() else { return };
-        for entry in entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with(".stage-")) {
-            let age =
-                entry.metadata().and_then(|m| m.modified()).map(|time| time.elapsed().unwrap_or_default());
-            if age.is_ok_and(|age| age > STAGE_LIFE) {
-                // Another process may be quicker.
-                let _ = fs::remove_file(entry.path());
-            }
-        }
+        files::remove_stale(&self.directory, |name, entry| name.starts_with(".stage-") && !entry.is_dir());
     }
 
     fn set_aside(&self, path: &Path, key: CacheKey) {

@@ -223,7 +223,7 @@ fn staged_files_of_killed_processes_are_removed_in_time() {
     for path in [&old, &new] {
         fs::write(path, "half").unwrap();
     }
-    let long_ago = SystemTime::now() - STAGE_LIFE - Duration::from_secs(60);
+    let long_ago = SystemTime::now() - Duration::from_secs(3660);
     File::options().write(true).open(&old).unwrap().set_modified(long_ago).unwrap();
     get(&cache, key("b"));
     assert!(!old.exists() && new.exists());

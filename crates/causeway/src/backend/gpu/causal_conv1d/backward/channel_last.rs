@@ -5,11 +5,10 @@ use arrayvec::ArrayVec;
 use super::super::{
     Constants, PACKET, View, common_residue, head_lanes, kernel, takes_more_registers, weight_access,
 };
-use super::short_last;
 use super::tiles::{self, Alone, LastCall, LastSharing};
 use super::{BackwardArguments, Launch, LaunchBounds, Planner};
 use crate::backend::gpu::candidates;
-use crate::causal_conv1d::{Activation, Sizes};
+use crate::causal_conv1d::Sizes;
 
 kernel!(CHANNEL_LAST, "backward_channel_last", "backward_channel_last", BackwardArguments);
 
@@ -45,16 +44,8 @@ impl Planner<'_> {
         let legal = (aligned / element).min(1 << (dim as u64).trailing_zeros().min(3));
         let elements_each = self.elements_per_multiprocessor();
         let plain = !self.is_gated() && self.op.norm.is_none() && !self.beside;
-        let clusters = self.largest_cluster() > 1;
-        let costly = self.op.activation == Activation::Silu && width > 3;
-        let most = if clusters {
-            let blocks = short_last::most_blocks(dim, self.largest_cluster());
-            short_last::most_elements(dim, legal, element, costly)
-                .min(short_last::OF_A_BLOCK * blocks / u64::from(self.facts.multiprocessors))
-        } else {
-            short_last::SHORT
-        };
-        let short = plain && width <= 4 && elements_each <= most && !self.has_boundaries();
+        let short =
+            plain && width <= 4 && elements_each <= self.most_short_elements(legal) && !self.has_boundaries();
         if let Some(short) = short.then(|| self.short_last(legal)).flatten() {
             return Some(short);
         }

@@ -42,6 +42,18 @@ impl Planner<'_> {
         .filter(|launch| self.is_launchable(launch))
     }
 
+    /// Elements of x per multiprocessor up to which this kernel is faster than the walk.
+    pub(super) fn most_short_elements(&self, legal: u32) -> u64 {
+        let (dim, cluster) = (self.sizes.dim, self.largest_cluster());
+        if cluster == 1 {
+            return SHORT;
+        }
+        let costly = self.op.activation == Activation::Silu && self.sizes.width > 3;
+        let blocks = (dim as u64).div_ceil(8) * cluster;
+        most_elements(dim, legal, self.element(), costly)
+            .min(OF_A_BLOCK * blocks / u64::from(self.facts.multiprocessors))
+    }
+
     /// How a call is cut, with packets of at most `legal` channels.
     fn short_cut(&self, legal: u32) -> Cut {
         let Sizes { batch, dim, seqlen, .. } = *self.sizes;
@@ -206,11 +218,11 @@ struct Tile {
 }
 
 /// Elements of x per multiprocessor up to which the short channel-last kernel is faster than the walk.
-pub(super) const SHORT: u64 = 8 << 10;
+const SHORT: u64 = 8 << 10;
 
 /// The same where clusters add the sums, by the number of channels and those of a packet: few groups of channels leave a part of the device idle,
 /// and a walk of narrow packets is slow. A call is `costly` that computes SiLU of four taps. In f32 the walk moves twice the bytes as fast.
-pub(super) fn most_elements(dim: i64, legal: u32, element: u32, costly: bool) -> u64 {
+fn most_elements(dim: i64, legal: u32, element: u32, costly: bool) -> u64 {
     match (legal, dim) {
         (2, 128..) if !costly => SHORT * 5 / 2,
         (3.., 128..) if element == 4 => SHORT,
@@ -222,12 +234,7 @@ pub(super) fn most_elements(dim: i64, legal: u32, element: u32, costly: bool) ->
 
 /// Elements of x for each block up to which few blocks are faster than a walk on the whole device: 8 channels have one cluster
 /// (docs/kernels/history/backward.md, "Few channels").
-pub(super) const OF_A_BLOCK: u64 = 10 << 10;
-
-/// Blocks of a call of few channels.
-pub(super) fn most_blocks(dim: i64, largest_cluster: u64) -> u64 {
-    (dim as u64).div_ceil(8) * largest_cluster
-}
+const OF_A_BLOCK: u64 = 10 << 10;
 
 /// How a call is cut.
 #[derive(Debug, Clone, Copy)]
