@@ -262,7 +262,7 @@ impl Planner<'_> {
             let plain = tight == 0 && !self.has_boundaries() && op.initial_states.is_none();
             resident.min(if plain && bytes <= 8 && width <= 4 { 12 } else { 8 })
         } else if packets > 2 {
-            resident.min(if takes_more_registers(self.facts) { 8 } else { 10 })
+            resident.min(if takes_more_registers(self.facts) { 8 } else { 12 })
         } else {
             resident
         };
