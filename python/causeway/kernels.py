@@ -54,15 +54,13 @@ _torch = None
 _is_compiling = None
 
 
-def _use(torch_half):
-    """Called by PyTorch's half, once it is there."""
-    global _torch, _is_compiling
-    _torch, _is_compiling = torch_half, torch_half.is_compiling
-
-
 def _look_for_pytorch():
+    global _torch, _is_compiling
     if _torch is None and hasattr(sys.modules.get("torch"), "Tensor"):
-        importlib.import_module("causeway._torch")
+        # That half needs this module: it may be half loaded itself, so its test is taken from where it is defined.
+        half = importlib.import_module("causeway._torch")
+        _is_compiling = importlib.import_module("causeway._torch.eager").is_compiling
+        _torch = half
 
 
 def _dispatch(name, inputs, option, outputs):

@@ -10,7 +10,7 @@ use causeway::backend::gpu::cache::Cache;
 use causeway::backend::gpu::plan::DeviceFacts;
 use causeway::{Error, Result};
 
-use crate::kept;
+use crate::kept::{self, file_error};
 
 /// Sources of the simulator's own half, in the order in which they include each other.
 const RUNTIME: &[(&str, &str)] = &[
@@ -127,9 +127,9 @@ impl Compiler {
         if facts.architecture.starts_with("gfx90a") {
             options.push("-DCAUSEWAY_UNITS_FLUSH".to_string());
         }
-        if let Ok(flags) = std::env::var("CAUSEWAY_SIM_FLAGS") {
-            options.extend(flags.split_whitespace().map(ToString::to_string));
-        }
+        let flags = std::env::var_os("CAUSEWAY_SIM_FLAGS").unwrap_or_default();
+        // What is no text is for the compiler to refuse.
+        options.extend(flags.to_string_lossy().split_whitespace().map(ToString::to_string));
         let (mut folder, mut temporary) = folder()?;
         let mut hasher = blake3::Hasher::new();
         hasher.update(format!("{KEPT_FORMAT}\n{}\n{version}\n{options:?}\n", program.display()).as_bytes());
@@ -297,10 +297,6 @@ fn on_path(program: &Path) -> PathBuf {
 /// Enough of a hash to be a file's name.
 fn short(hash: &blake3::Hash) -> String {
     hash.to_hex()[..24].to_string()
-}
-
-pub(crate) fn file_error(what: &str, error: &std::io::Error) -> Error {
-    Error::SimulatorCompiler { message: format!("{what}: {error}") }
 }
 
 #[cfg(test)]

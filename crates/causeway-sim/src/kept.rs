@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use causeway::Result;
+use causeway::{Error, Result};
 
-use crate::compiler::file_error;
+/// What the file system says of a file or a folder that the simulator needs.
+pub(crate) fn file_error(what: &str, error: &std::io::Error) -> Error {
+    Error::SimulatorCompiler { message: format!("{what}: {error}") }
+}
 
 /// How the names of folders begin in which files are made.
 const STAGE: &str = ".stage-";

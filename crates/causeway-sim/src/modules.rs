@@ -14,9 +14,9 @@ use libloading::Library;
 use rayon::prelude::*;
 
 use crate::LaunchFunction;
-use crate::compiler::{Compiler, file_error};
+use crate::compiler::Compiler;
 use crate::edit::Change;
-use crate::kept::{digest_of, seal_path, trust, trusted};
+use crate::kept::{digest_of, file_error, seal_path, trust, trusted};
 
 /// Kernels of one unit: the headers are parsed once for all, and a core is busy for two or three seconds.
 const KERNELS_OF_A_UNIT: usize = 16;

@@ -6,9 +6,6 @@ fake tensors, torch.func, dispatch modes, tensor subclasses), a call goes throug
 `operators.py`.
 """
 
-import sys
-
-from causeway import kernels
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
 from causeway._torch.eager import is_compiling, needs_dispatcher
 from causeway._torch.gated import causal_conv1d_gated_packed
@@ -31,5 +28,3 @@ __all__ = [
     "needs_dispatcher",
     "write",
 ]
-
-kernels._use(sys.modules[__name__])
