@@ -4,7 +4,7 @@ mod halo;
 mod tiles;
 
 pub use halo::plan_halo;
-use tiles::{CheckedCall, LastTile, first_tile, last_tile};
+use tiles::{BLOCK, CheckedCall, LastTile, first_tile, last_tile};
 
 use super::{
     Constants, Divisor, Entry, KernelFunction, LaunchBounds, NormArguments, PACKET, SECTOR, Strides2,
@@ -181,7 +181,9 @@ impl Planner<'_> {
         if !self.fits_32_bits(2) {
             return None;
         }
-        let mut tile = last_tile(width, self.element(), self.packets())?;
+        // Members of a larger launch have blocks of one size.
+        let plain = !self.beside && !self.is_gated() && self.op.norm.is_none() && self.op.residual.is_none();
+        let mut tile = last_tile(width, self.element(), self.packets(), plain)?;
         if self.is_gated() {
             // Every row is up to three packets in flight.
             tile = LastTile {
@@ -209,7 +211,6 @@ impl Planner<'_> {
         let is_narrow = View::of(&self.op.x).step_bytes(2).unsigned_abs() <= u64::from(PACKET)
             && tile.rows == 8
             && self.op.norm.is_none();
-        let usual_threads = tile.threads;
         if is_narrow {
             tile = tile.of_narrow_rows();
         }
@@ -266,9 +267,9 @@ impl Planner<'_> {
         } else {
             resident
         };
-        // As many threads in larger blocks.
+        // As many threads, in blocks of any size.
         let whole_waves = threads.next_multiple_of(self.facts.wave_size);
-        let resident = (resident * usual_threads / whole_waves).clamp(1, resident);
+        let resident = (resident * BLOCK / whole_waves).clamp(1, resident);
         let constants = Constants::new("Tile")
             .int("bytes", bytes)
             .int("more_packets", packets - 1)

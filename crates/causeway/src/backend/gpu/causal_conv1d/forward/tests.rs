@@ -165,9 +165,9 @@ fn states_have_blocks_of_their_own() {
     op.final_states = Some(written(0x40_0000, DType::BF16, &[10, 256, 3], &[768, 3, 1]));
     let with = planned(&op).unwrap();
     assert_eq!(with.constant("cu_seqlens"), "8");
-    assert_eq!(with.grid[0] - without.grid[0], 10 * 5, "256 channels take 64 threads, one block to spare");
+    assert_eq!(with.grid[0] - without.grid[0], 10 * 3, "256 channels take 128 threads, one block to spare");
     let arguments: ForwardArguments = *bytemuck::from_bytes(&with.arguments);
-    assert_eq!((arguments.state_blocks, arguments.state_divisor.value), (50, 5));
+    assert_eq!((arguments.state_blocks, arguments.state_divisor.value), (30, 3));
 }
 
 #[test]

@@ -11,9 +11,12 @@ pub(super) struct LastTile {
     pub threads: u32,
     /// Positions per thread.
     pub rows: u32,
-    /// Blocks that should fit on a multiprocessor: caps registers.
+    /// Blocks that should fit on a multiprocessor, if blocks have [`BLOCK`] threads: caps registers.
     pub resident: u32,
 }
+
+/// Threads of most blocks of the channel-last kernel.
+pub(super) const BLOCK: u32 = 64;
 
 impl LastTile {
     /// The same where rows are 16 bytes apart or less, in blocks of twice as many threads, of which half as many are resident. With eight
@@ -45,8 +48,20 @@ struct Rule {
 
 const ANY: u64 = u64::MAX;
 
+/// Of calls without gates, norms and residual. With a few packets per multiprocessor latency rules, so threads do little each. With more,
+/// the number of blocks counts as well: a multiprocessor starts one after the other.
+const LAST_PLAIN: &[Rule] = &[
+    Rule { width: 4, element: 2, packets: 128, tile: last(8, 1, 1) },
+    Rule { width: 4, element: 2, packets: 420, tile: last(8, 2, 1) },
+    Rule { width: 4, element: 2, packets: 720, tile: twice(8, 2, 1) },
+    Rule { width: 4, element: 2, packets: 3000, tile: twice(8, 4, 12) },
+    Rule { width: 4, element: 2, packets: ANY, tile: last(8, 8, 14) },
+    Rule { width: 4, element: 4, packets: 320, tile: last(8, 2, 1) },
+    Rule { width: 4, element: 4, packets: 10_000, tile: twice(8, 4, 12) },
+];
+
+/// Of others.
 const LAST: &[Rule] = &[
-    // A few packets per multiprocessor: latency rules, so threads do little each.
     Rule { width: 4, element: 2, packets: 128, tile: last(8, 1, 1) },
     Rule { width: 4, element: 2, packets: 1024, tile: last(8, 2, 1) },
     Rule { width: 8, element: 2, packets: 512, tile: last(8, 1, 1) },
@@ -65,7 +80,12 @@ const LAST: &[Rule] = &[
 ];
 
 const fn last(bytes: u32, rows: u32, resident: u32) -> LastTile {
-    LastTile { bytes, lanes: 32, threads: 64, rows, resident }
+    LastTile { bytes, lanes: 32, threads: BLOCK, rows, resident }
+}
+
+/// The same in half as many blocks.
+const fn twice(bytes: u32, rows: u32, resident: u32) -> LastTile {
+    LastTile { threads: 2 * BLOCK, ..last(bytes, rows, resident) }
 }
 
 /// What a channel-first call that tells sequences apart depends on.
@@ -100,10 +120,11 @@ impl CheckedCall {
     }
 }
 
-/// The tile for a width, an element size and a size of x in packets per multiprocessor.
-pub(super) fn last_tile(width: i64, element: u32, packets: u64) -> Option<LastTile> {
+/// The tile for a width, an element size and a size of x in packets per multiprocessor. Plain: without gates, norm and residual.
+pub(super) fn last_tile(width: i64, element: u32, packets: u64, plain: bool) -> Option<LastTile> {
     let holds = |rule: &&Rule| width <= rule.width && element == rule.element && packets <= rule.packets;
-    LAST.iter().find(holds).map(|rule| rule.tile)
+    let plain = if plain { LAST_PLAIN } else { &[] };
+    plain.iter().chain(LAST).find(holds).map(|rule| rule.tile)
 }
 
 /// As [`last_tile`], for channel-first: many threads that do little each, or fewer where the call is large. `idle`: no activation to
