@@ -23,7 +23,7 @@ import sys
 from multiprocessing import get_context
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-KERNELS = os.environ.get("CAUSEWAY_KERNELS_DIR", os.path.join(HERE, "..", "kernels"))
+KERNELS = os.environ.get("CAUSEWAY_KERNELS_DIR") or os.path.join(HERE, "..", "kernels")
 sys.path.insert(0, HERE)
 from draw_shapes import product  # noqa: E402
 

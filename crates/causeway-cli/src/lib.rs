@@ -14,6 +14,7 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use device::{MOST_THREADS, SIMULATED, open_device};
+pub use terminal::show_warnings;
 
 use commands::{bench, compile, doctor, gemm_oneshot, plan, report, run, serve, verify};
 use failure::Failure;

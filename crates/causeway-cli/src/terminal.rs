@@ -39,8 +39,8 @@ pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), Failure> 
     print(&text)
 }
 
-/// Prints the library's warnings to stderr.
-pub(crate) fn show_warnings() {
+/// Prints the library's warnings to stderr from now on.
+pub fn show_warnings() {
     let subscriber = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         // Otherwise a stderr that takes nothing ends the thread that warns, by a panic.

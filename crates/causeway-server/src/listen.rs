@@ -1,5 +1,6 @@
 //! A server on a Unix socket, for several clients of one user.
 
+use std::fs::DirEntry;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use causeway::files::directory_of;
+use causeway::files::{directory_of, remove_stale};
 
 use super::frame::Interrupted;
 use super::service::Service;
@@ -21,9 +22,6 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How the names of directories begin in which sockets are made, and what the socket is called there.
 const PRIVATE: (&str, &str) = (".causeway-", "s");
-
-/// Making a socket takes milliseconds. A directory that is older than this belongs to a server that was killed then.
-const ABANDONED: Duration = Duration::from_secs(60);
 
 /// A socket in the file system that only its owner can connect to. Dropping it removes the file.
 #[derive(Debug)]
@@ -135,23 +133,19 @@ fn remove_left_behind(path: &Path) -> io::Result<()> {
 }
 
 /// Removes the directories of servers of `user` that were killed while they made their sockets. One that holds anything else
-/// than such a socket stays, and so does one that cannot be removed: no server depends on it.
+/// than such a socket stays.
 fn remove_abandoned(directory: &Path, user: u32) {
-    let Ok(entries) = std::fs::read_dir(directory) else { return };
-    for entry in entries.flatten() {
-        let named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PRIVATE.0));
-        // Of the entry itself, not of what a link names.
-        let Some(metadata) = entry.metadata().ok().filter(|_| named) else { continue };
-        let age = metadata.modified().ok().and_then(|modified| modified.elapsed().ok());
-        if metadata.is_dir() && metadata.uid() == user && age.is_some_and(|age| age > ABANDONED) {
-            let socket = entry.path().join(PRIVATE.1);
-            if socket.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket()) {
-                let _ = std::fs::remove_file(socket);
-            }
-            // Only if it is empty now.
-            let _ = std::fs::remove_dir(entry.path());
-        }
-    }
+    let is_socket = |file: io::Result<DirEntry>| {
+        file.is_ok_and(|file| {
+            file.file_name() == PRIVATE.1 && file.file_type().is_ok_and(|kind| kind.is_socket())
+        })
+    };
+    remove_stale(directory, |name, entry| {
+        name.starts_with(PRIVATE.0)
+            && entry.is_dir()
+            && entry.uid() == user
+            && directory.join(name).read_dir().is_ok_and(|mut files| files.all(is_socket))
+    });
 }
 
 /// Lets in who runs as the same user, or as root. The socket's mode says the same; this also holds if somebody
@@ -264,6 +258,8 @@ mod tests {
             (".causeway-old", 3600, &[], false),
             (".causeway-older", 1_000_000, &[], false),
             (".causeway-at-work", 5, &[], true),
+            // One life for all that killed processes leave.
+            (".causeway-half-an-hour", 1800, &[], true),
             (".causeway-with-a-file", 3600, &["kept"], true),
             ("another", 3600, &[], true),
         ];

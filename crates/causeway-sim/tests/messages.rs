@@ -46,17 +46,17 @@ fn offsets(shape: &[i64], strides: &[i64]) -> Vec<usize> {
     (0..count).map(offset).collect()
 }
 
-fn flags(room: &[u128]) -> Vec<u32> {
-    bytemuck::cast_slice::<_, u32>(&room[..FLAG_BYTES as usize / 16]).iter().step_by(8).copied().collect()
+fn flags(buffer: &[u128]) -> Vec<u32> {
+    bytemuck::cast_slice::<_, u32>(&buffer[..FLAG_BYTES as usize / 16]).iter().step_by(8).copied().collect()
 }
 
 fn exchange(simulator: &Simulator) {
     let mut state = 1;
     let shapes: [&[i64]; 6] = [&[1, 5, 3], &[2, 1, 7], &[3, 700, 3], &[2, 9], &[1, 45_000, 3], &[1, 1, 1]];
-    // One room for all: messages of other sizes and dtypes come after each other.
-    let mut room = drawn(FLAG_BYTES as usize + 45_000 * 3 * 8 + 16, &mut state);
-    room[..FLAG_BYTES as usize / 16].fill(0);
-    let address = room.as_mut_ptr() as u64;
+    // One buffer for all: messages of other sizes and dtypes come after each other.
+    let mut buffer = drawn(FLAG_BYTES as usize + 45_000 * 3 * 8 + 16, &mut state);
+    buffer[..FLAG_BYTES as usize / 16].fill(0);
+    let address = buffer.as_mut_ptr() as u64;
     for (at, shape) in shapes.into_iter().enumerate() {
         for dtype in [DType::BF16, DType::F32, DType::I32, DType::I64] {
             let size = dtype.size();
@@ -76,18 +76,18 @@ fn exchange(simulator: &Simulator) {
                     TensorMut::from_raw(target.as_mut_ptr().cast(), dtype, shape, &to, place).unwrap(),
                 )
             };
-            let behind = room[(FLAG_BYTES as usize + sent.len() * size).div_ceil(16)..].to_vec();
+            let behind = buffer[(FLAG_BYTES as usize + sent.len() * size).div_ceil(16)..].to_vec();
             let plan = message::send(&tensor, address).unwrap();
             let blocks = plan.grid[0] as usize;
-            // SAFETY: the room has the size of the largest message.
+            // SAFETY: the buffer has the size of the largest message.
             unsafe { simulator.execute(&plan) }.unwrap();
             let expected = |block| u32::from(block < blocks);
-            assert_eq!(flags(&room), (0..64).map(expected).collect::<Vec<_>>(), "{dtype} {shape:?}");
+            assert_eq!(flags(&buffer), (0..64).map(expected).collect::<Vec<_>>(), "{dtype} {shape:?}");
             let end = (FLAG_BYTES as usize + sent.len() * size).div_ceil(16);
-            assert!(room[end..] == behind, "{dtype} {shape:?}: the room behind the message");
+            assert!(buffer[end..] == behind, "{dtype} {shape:?}: the memory behind the message");
             // SAFETY: as above.
             unsafe { simulator.execute(&message::receive(&result, address).unwrap()) }.unwrap();
-            assert_eq!(flags(&room), [0; 64], "{dtype} {shape:?}");
+            assert_eq!(flags(&buffer), [0; 64], "{dtype} {shape:?}");
             let mut expected = before;
             let (source, target) =
                 (bytemuck::cast_slice::<_, u8>(&source), bytemuck::cast_slice::<_, u8>(&target));
@@ -102,12 +102,12 @@ fn exchange(simulator: &Simulator) {
 
 /// Two launches of one kind: the second one has nobody to wait for, and the simulator ends the process.
 fn again(simulator: &Simulator, sends: bool) {
-    let mut room = vec![0_u128; FLAG_BYTES as usize / 16 + 1];
-    let (address, mut element) = (room.as_mut_ptr() as u64, [7_i32]);
+    let mut buffer = vec![0_u128; FLAG_BYTES as usize / 16 + 1];
+    let (address, mut element) = (buffer.as_mut_ptr() as u64, [7_i32]);
     if sends {
         let plan = message::send(&TensorRef::new(&element, &[1]).unwrap(), address).unwrap();
         for _ in 0..2 {
-            // SAFETY: the room has place for the element.
+            // SAFETY: the buffer has space for the element.
             unsafe { simulator.execute(&plan).unwrap() };
         }
     } else {

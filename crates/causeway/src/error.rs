@@ -224,12 +224,12 @@ pub enum Error {
         /// The value before it.
         before: i64,
     },
-    /// `cu_seqlens` does not end at the packed length.
-    #[error("cu_seqlens ends at {found}: expected {total}, the packed length of x")]
+    /// `cu_seqlens` does not end where x does.
+    #[error("cu_seqlens ends at {found}: expected {total}, the length of x")]
     CuSeqlensEnd {
         /// The last value.
         found: i64,
-        /// Packed length of x.
+        /// Length of x.
         total: i64,
     },
     /// `cu_seqlens` with no boundary at all.

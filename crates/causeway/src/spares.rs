@@ -9,7 +9,7 @@ use crate::host_tensor::HostTensor;
 /// The most that is kept, whoever it comes from.
 const MOST: usize = 256 << 20;
 /// Memory that is so many times larger than what is asked for would be wasted on it.
-const ROOM: usize = 2;
+const MOST_TIMES: usize = 2;
 
 /// Memory of large tensors that were done with, for the next ones: a server reads requests into it, and writes results to
 /// it. At most 256 MiB are kept; the oldest goes first.
@@ -20,7 +20,7 @@ impl Spares {
     /// Memory of so many bytes that still holds what it held, if there is any.
     pub(crate) fn take(&self, bytes: usize) -> Option<Storage> {
         let mut kept = self.lock();
-        let fits = |spare: &Storage| (bytes..=bytes.saturating_mul(ROOM)).contains(&spare.capacity());
+        let fits = |spare: &Storage| (bytes..=bytes.saturating_mul(MOST_TIMES)).contains(&spare.capacity());
         let found = kept.iter().rposition(fits)?;
         Some(kept.remove(found).resized(bytes))
     }

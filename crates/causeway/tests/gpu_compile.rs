@@ -2,6 +2,9 @@
 //!
 //! `CAUSEWAY_LIBRARY_PATH` says where they are; `CAUSEWAY_TEST_REQUIRE=nvrtc,hiprtc` makes their absence a failure.
 
+#[path = "common/required.rs"]
+mod required;
+
 use causeway::Error;
 use causeway::backend::gpu::GpuDevice;
 use causeway::backend::gpu::builder::Builder;
@@ -40,13 +43,19 @@ fn compiler_for(target: &Target, cache: Cache) -> Option<Builder> {
         Ok(_) => Some(builder),
         Err(error @ Error::LibraryMissing { .. }) => {
             let name = if target.architecture().starts_with("sm_") { "nvrtc" } else { "hiprtc" };
-            let required = std::env::var("CAUSEWAY_TEST_REQUIRE").unwrap_or_default();
-            assert!(!required.split(',').any(|part| part == name), "{name} is required here: {error}");
+            assert!(!required::is_required(name), "{name} is required here: {error}");
             eprintln!("skipped: {error}");
             None
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+#[test]
+#[should_panic(expected = "CAUSEWAY_TEST_REQUIRE has \"nvtrc\": expected some of clang, nvrtc")]
+fn a_requirement_that_no_test_knows_is_told() {
+    assert!(required::names("hiprtc,nvrtc", "nvrtc") && !required::names("", "nvrtc"));
+    required::names("hiprtc,nvtrc", "nvrtc");
 }
 
 #[test]

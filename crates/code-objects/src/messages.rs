@@ -12,15 +12,15 @@ use causeway::{DType, Location, TensorMut, TensorRef};
 pub const NAME: &str = "messages";
 
 /// An address in the place of memory that no planner touches.
-const ROOM: u64 = 4096;
+const BUFFER: u64 = 4096;
 
 /// The launches of bf16 and f32 calls of width 4, with indices and without.
 pub fn plans(facts: &DeviceFacts) -> Result<Vec<Plan>> {
     let mut plans = Vec::new();
     for dtype in [DType::BF16, DType::F32] {
         let (rows, states, taps, indices) = ([1, 64, 32], [1, 64, 3], [64, 4], [1, 3]);
-        plans.extend(message::send(&read(dtype, &states)?, ROOM));
-        plans.extend(message::receive(&written(dtype, &states)?, ROOM));
+        plans.extend(message::send(&read(dtype, &states)?, BUFFER));
+        plans.extend(message::receive(&written(dtype, &states)?, BUFFER));
         for is_indexed in [false, true] {
             let shape = |name: &str| match name {
                 "x" | "dy" | "y" | "dx" => Some(&rows[..]),
@@ -36,7 +36,7 @@ pub fn plans(facts: &DeviceFacts) -> Result<Vec<Plan>> {
             let output = |name: &str| shape(name).map(|shape| written(dtype, shape).unwrap());
             let call = Backward::from_named(Activation::Silu, false, None, input, output);
             let (sizes, of_halo) = (call.validate()?, read(DType::I32, &indices)?);
-            plans.extend(backward::plan_halo(&call, &sizes, is_indexed.then_some(&of_halo), ROOM, facts)?);
+            plans.extend(backward::plan_halo(&call, &sizes, is_indexed.then_some(&of_halo), BUFFER, facts)?);
             if is_indexed {
                 plans.extend(backward::plan_after_halo(&call, &sizes, &of_halo, facts)?);
                 let call = Forward::from_named(Activation::Silu, false, None, input, output);

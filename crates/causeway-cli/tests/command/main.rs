@@ -2,6 +2,8 @@
 
 #[path = "../../../causeway/tests/common/fake_gpu.rs"]
 mod fake_gpu;
+#[path = "../../../causeway/tests/common/required.rs"]
+mod required;
 
 mod bench;
 mod general;

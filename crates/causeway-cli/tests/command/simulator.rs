@@ -105,6 +105,18 @@ fn a_compiler_that_is_no_clang_of_that_age_is_told_from_one() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn options_that_are_no_text_are_not_left_out() {
+    use std::os::unix::ffi::OsStrExt;
+    let verify = ["verify", "--device", "sim:32", "--case", "tiny"];
+    let output =
+        causeway().args(verify).env("CAUSEWAY_SIM_FLAGS", OsStr::from_bytes(b"-\xff")).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let message = text(&output.stderr);
+    assert!(message.contains("unknown argument"), "{message}");
+}
+
 /// Computes with kernels that are kept in a folder, and checks the result.
 fn compute_with(folder: &Path) {
     let files = Files::new();

@@ -92,8 +92,9 @@ fn launch_in(directory: &Path) -> Launch {
 #[test]
 fn ten_thousand_requests_and_twenty_kills() {
     let (kills, done, lost) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    let asked = std::env::var("CAUSEWAY_SOAK_REQUESTS").ok().filter(|text| !text.is_empty());
     let requests: usize =
-        std::env::var("CAUSEWAY_SOAK_REQUESTS").map_or(10_000, |text| text.parse().unwrap());
+        asked.map_or(10_000, |text| text.parse().expect("CAUSEWAY_SOAK_REQUESTS is a number"));
     let directory = tempfile::tempdir().unwrap();
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -103,13 +104,13 @@ fn ten_thousand_requests_and_twenty_kills() {
                 let mut random = Random(client as u64 + 1);
                 let mut server = KernelServer::start(launch_in(files)).unwrap();
                 let mut processes = BTreeSet::new();
-                let share = requests / CLIENTS;
+                let requests = requests / CLIENTS;
                 // One kill in each stretch, at a random request of it.
-                let stretch = share / (KILLS / CLIENTS);
+                let stretch = requests / (KILLS / CLIENTS);
                 let moments: BTreeSet<_> = (0..KILLS / CLIENTS)
                     .map(|number| number * stretch + random.below(stretch as u64) as usize)
                     .collect();
-                for number in 0..share {
+                for number in 0..requests {
                     if moments.contains(&number) {
                         // The request before may have been lost by the kill before.
                         while server.process_id().is_none() {

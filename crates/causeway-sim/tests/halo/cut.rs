@@ -184,8 +184,8 @@ impl Cut {
 
         let (halo, halo_indices) = (self.rows(X, 0, states), self.indices(0, states));
         let mut dhalo = halo.clone();
-        let mut room = room_of(&dhalo);
-        let address = room.as_mut_ptr() as u64;
+        let mut buffer = buffer_of(&dhalo);
+        let address = buffer.as_mut_ptr() as u64;
         let facts = simulator.facts();
         let read = |name: &str| match name {
             "x" => Some(self.read(&x, seqlen)),
@@ -225,7 +225,7 @@ impl Cut {
         };
         let taken = message::receive(&self.written(dhalo.view_mut(), states), address).unwrap();
         for plan in plans.iter().chain([&taken]) {
-            // SAFETY: the tensors are those of the calls above, and the room has the size of the message.
+            // SAFETY: the tensors are those of the calls above, and the buffer has the size of the message.
             unsafe { simulator.execute(plan) }.map_err(failed)?;
         }
 
@@ -313,14 +313,14 @@ impl Cut {
         };
         let mut call = Backward::from_named(activation, false, None, read, written);
         call.run(&device).map_err(failed)?;
-        let mut room = room_of(&sent);
-        let address = room.as_mut_ptr() as u64;
+        let mut buffer = buffer_of(&sent);
+        let address = buffer.as_mut_ptr() as u64;
         let facts = simulator.facts();
         let plan =
             backward::plan_halo(&call, &call.validate().unwrap(), None, address, facts).unwrap().unwrap();
         let taken = message::receive(&self.written(sent.view_mut(), states), address).unwrap();
         for plan in [&plan, &taken] {
-            // SAFETY: the tensors are those of the call, and the room has the size of the message.
+            // SAFETY: the tensors are those of the call, and the buffer has the size of the message.
             unsafe { simulator.execute(plan) }.map_err(failed)?;
         }
         require(same(&sent.to_f64(), &given.to_f64()), "the gradient of an initial state")
@@ -381,7 +381,7 @@ fn same(found: &[f64], expected: &[f64]) -> bool {
 }
 
 /// Memory for a message of a tensor, in which there is none.
-fn room_of(tensor: &HostTensor) -> Vec<u128> {
+fn buffer_of(tensor: &HostTensor) -> Vec<u128> {
     vec![0; (FLAG_BYTES as usize + tensor.element_count() * 4).div_ceil(16) + 1]
 }
 

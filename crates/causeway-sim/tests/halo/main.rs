@@ -23,7 +23,8 @@ use cut::Cut;
 use random::Random;
 
 fn setting(variable: &str) -> Option<u64> {
-    Some(std::env::var(variable).ok()?.parse().expect("a number"))
+    let value = std::env::var(variable).ok().filter(|value| !value.is_empty())?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{variable} is {value:?}: expected a number")))
 }
 
 /// Cuts that a seed draws.

@@ -17,8 +17,8 @@ const SECOND_ORDER: f64 = 1.0 + 1.0 / 256.0;
 /// Error of evaluating the logistic function, in units of 2u: a few operations of one or two units each.
 const SIGMOID_UNITS: f64 = 4.0;
 
-/// The part of half a unit in the last place that the activation may use up when results have 16 bits.
-const ACTIVATION_SHARE: f64 = 1.0 / 8.0;
+/// The fraction of half a unit in the last place that the activation may use up when results have 16 bits.
+const ACTIVATION_FRACTION: f64 = 1.0 / 8.0;
 
 /// Beyond this magnitude of pre, silu is pre or 0, and silu' is 1 or 0, but for [`SATURATED_TAIL`], and 1 plus the exponential is 1, or
 /// as large as the exponential.
@@ -220,7 +220,7 @@ impl Arithmetic {
     /// 1/8 for 16-bit data, else nothing.
     #[inline(always)]
     fn coarse(&self) -> f64 {
-        if self.data.unit_roundoff() > self.unit { ACTIVATION_SHARE } else { 0.0 }
+        if self.data.unit_roundoff() > self.unit { ACTIVATION_FRACTION } else { 0.0 }
     }
 
     /// What rounding hides in every one of these results: 1/8 of the finest one's unit roundoff, or nothing where one of
@@ -229,7 +229,7 @@ impl Arithmetic {
     fn coarsest(&self, results: &[DType]) -> f64 {
         let unit = |&dtype: &DType| Format::of(dtype).unwrap_or(self.accumulator).unit_roundoff();
         let finest = results.iter().map(unit).fold(f64::INFINITY, f64::min);
-        if finest > self.unit { ACTIVATION_SHARE * finest } else { 0.0 }
+        if finest > self.unit { ACTIVATION_FRACTION * finest } else { 0.0 }
     }
 
     /// A sigmoid near or below the smallest normal number may be flushed to zero.

@@ -333,11 +333,11 @@ mod tests {
             (suite(&row("shape = [1, 2, 3]\nweight_dtype = \"f8\"")), "dtype is \"f8\": expected f32"),
             (
                 suite(&row("shape = [1, 2, 3]").replace("\"f32\"", "\"i32\"")),
-                "row \"a\": dtype is i32: convolutions are of f32, f16, bf16 or f64",
+                "row \"a\": x has dtype i32: expected f32, f16, bf16 or f64, the dtypes of a convolution",
             ),
             (
                 suite(&row("shape = [1, 2, 3]\nweight_dtype = \"f64\"")),
-                "weight_dtype is f64: with dtype f32 it is f64 for f64, else f32, f16 or bf16",
+                "row \"a\": weight has dtype f64: expected f32, f16 or bf16, the dtypes of a weight",
             ),
             (
                 suite("[[gemm]]\nname = \"g\"\nshape = [1, 2, 3]\ndtype = \"f32\"\n"),

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use causeway::causal_conv1d::{Activation, GATES, HeadNorm, MAX_WIDTH};
+use causeway::causal_conv1d::{Activation, Forward, GATES, HeadNorm, MAX_WIDTH};
 use causeway::gemm::Algorithm;
 use causeway::tensor::DType;
+use causeway::{Error, HostTensor};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error as _};
 
@@ -30,8 +31,7 @@ const MULTIPLYING: [&str; 12] = [
     "algorithm",
 ];
 
-/// The dtypes of convolutions, and those of products.
-const NUMBERS: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::F64];
+/// The dtypes of products.
 const HALF: [DType; 2] = [DType::F16, DType::BF16];
 
 /// Most cases of one row: a few lists of a small file would fill the memory.
@@ -639,19 +639,19 @@ fn check_sizes(shape: &[i64], width: i64) -> Result<(), String> {
     require((1..=MAX_WIDTH).contains(&width), format!("width is {width}: expected 1 to {MAX_WIDTH}"))
 }
 
-/// The dtypes of x and weight, of which f64 goes with itself alone.
+/// The dtypes of x and weight: what the operation says of a call without elements.
 fn check_dtypes(dtype: DType, weight_dtype: DType) -> Result<(), String> {
-    require(
-        NUMBERS.contains(&dtype),
-        format!("dtype is {dtype}: convolutions are of f32, f16, bf16 or f64"),
-    )?;
-    let fits = NUMBERS.contains(&weight_dtype) && (dtype == DType::F64) == (weight_dtype == DType::F64);
-    require(
-        fits,
-        format!(
-            "weight_dtype is {weight_dtype}: with dtype {dtype} it is f64 for f64, else f32, f16 or bf16"
-        ),
-    )
+    let check = || {
+        let (x, mut y) = (HostTensor::zeros(dtype, &[1, 0, 0])?, HostTensor::zeros(dtype, &[1, 0, 0])?);
+        let (weight, mut y) = (HostTensor::zeros(weight_dtype, &[0, 1])?, Some(y.view_mut()));
+        let read = |name| match name {
+            "x" => Some(x.view()),
+            "weight" => Some(weight.view()),
+            _ => None,
+        };
+        Forward::from_named(Activation::None, false, None, read, |name| y.take_if(|_| name == "y")).validate()
+    };
+    check().map(drop).map_err(|error: Error| error.to_string())
 }
 
 fn require(condition: bool, otherwise: impl Into<String>) -> Result<(), String> {

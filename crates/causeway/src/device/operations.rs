@@ -132,7 +132,7 @@ macro_rules! together {
                 let total = calls.iter().map(|call| call.bytes_moved()).sum();
                 let beside = |call: &&Self| {
                     let plan: fn(&Self, &_, &DeviceFacts) -> Result<Option<Plan>> = $plan;
-                    plan(call, &call.validate()?, &together::share(facts, call.bytes_moved(), total))
+                    plan(call, &call.validate()?, &together::fraction(facts, call.bytes_moved(), total))
                 };
                 if calls.len() > 1 {
                     let plans = calls.iter().map(beside).collect::<Result<Vec<_>>>()?;

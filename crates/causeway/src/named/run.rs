@@ -67,7 +67,7 @@ fn check_unread(operation: Operation, inputs: &Inputs) -> Result<()> {
     Ok(())
 }
 
-/// Room for what a call writes. Optional results are there if the input that they need is, or else if they are asked for.
+/// Memory for what a call writes. Optional results are there if the input that they need is, or else if they are asked for.
 fn outputs(device: &Device, inputs: &Inputs, arguments: &'static [Argument], asked: bool) -> Result<Outputs> {
     let mut outputs = Outputs::default();
     for argument in arguments.iter().filter(|argument| argument.role != Role::Input) {
@@ -75,16 +75,16 @@ fn outputs(device: &Device, inputs: &Inputs, arguments: &'static [Argument], ask
         if argument.optional && !argument.needs.map_or(asked, given) {
             continue;
         }
-        let room = if argument.role == Role::InPlace {
+        let output = if argument.role == Role::InPlace {
             inputs.required(argument.name).to_contiguous().and_then(|copy| Output::place(device, copy))
         } else if argument.shape == arguments[0].shape {
-            inputs.room_like(device, arguments[0].name)
+            inputs.output_like(device, arguments[0].name)
         } else {
             let sizes = argument.shape.axes.iter().map(|axis| size(inputs, arguments, axis));
             let dtype = inputs.required(argument.dtype_source(arguments).name).dtype();
-            inputs.room(device, dtype, &sizes.collect::<Vec<_>>())
+            inputs.output(device, dtype, &sizes.collect::<Vec<_>>())
         };
-        outputs.push(argument.name, room?);
+        outputs.push(argument.name, output?);
     }
     Ok(outputs)
 }

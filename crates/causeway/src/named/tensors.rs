@@ -123,23 +123,23 @@ impl Inputs {
         Ok(PlacedInputs(self.iter().map(place).collect::<Result<_>>()?))
     }
 
-    /// Room for a result, within the limit, where the device can write it. What it holds is to be overwritten, as
+    /// Memory for a result, within the limit, where the device can write it. What it holds is to be overwritten, as
     /// operations do with all elements of their results.
-    pub(super) fn room(&self, device: &Device, dtype: DType, shape: &[i64]) -> Result<Output> {
-        self.room_stored(device, dtype, shape, false)
+    pub(super) fn output(&self, device: &Device, dtype: DType, shape: &[i64]) -> Result<Output> {
+        self.output_stored(device, dtype, shape, false)
     }
 
-    /// Room for a result of this dtype and logical shape, stored as the layout says.
-    pub(super) fn room_like(&self, device: &Device, name: &str) -> Result<Output> {
+    /// Memory for a result of this dtype and logical shape, stored as the layout says.
+    pub(super) fn output_like(&self, device: &Device, name: &str) -> Result<Output> {
         let like = self.required(name);
         let shape = like.shape();
         if !self.layout.swaps(shape) {
-            return self.room(device, like.dtype(), shape);
+            return self.output(device, like.dtype(), shape);
         }
-        self.room_stored(device, like.dtype(), &[shape[0], shape[2], shape[1]], true)
+        self.output_stored(device, like.dtype(), &[shape[0], shape[2], shape[1]], true)
     }
 
-    fn room_stored(&self, device: &Device, dtype: DType, shape: &[i64], swap: bool) -> Result<Output> {
+    fn output_stored(&self, device: &Device, dtype: DType, shape: &[i64], swap: bool) -> Result<Output> {
         let bytes = shape.iter().fold(dtype.size() as i128, |bytes, &size| bytes.saturating_mul(size.into()));
         if bytes > i128::from(self.result_limit) {
             let shape = Dims::new(shape)?;
@@ -155,8 +155,8 @@ impl Inputs {
             }
             return Ok(Output::Gpu(DeviceTensor::filled(stream, &arrangement, 0)?));
         }
-        let room = HostTensor::allocate(dtype, shape, |bytes| self.spares.take_or_new(bytes))?;
-        Ok(Output::Host(if swap { room.permuted(&SWAP) } else { room }))
+        let output = HostTensor::allocate(dtype, shape, |bytes| self.spares.take_or_new(bytes))?;
+        Ok(Output::Host(if swap { output.permuted(&SWAP) } else { output }))
     }
 
     /// Brings the results to the host.
@@ -180,7 +180,7 @@ impl PlacedInputs<'_> {
     }
 }
 
-/// Room for what a call writes, by name.
+/// Memory for what a call writes, by name.
 #[derive(Default)]
 pub(super) struct Outputs(Vec<(&'static str, Output)>);
 

@@ -187,10 +187,7 @@ const SHARED: &[(Change, &str)] = &[
         |a| pack(a, integers(DType::I32, &[0, 4, 3, 5])),
         "cu_seqlens[2] is 3, less than the 4 before it: boundaries never decrease",
     ),
-    (
-        |a| pack(a, integers(DType::I64, &[0, 2, 6])),
-        "cu_seqlens ends at 6: expected 5, the packed length of x",
-    ),
+    (|a| pack(a, integers(DType::I64, &[0, 2, 6])), "cu_seqlens ends at 6: expected 5, the length of x"),
     (
         |a| pack(a, integers(DType::I64, &[0, 1, 2, 5])),
         "initial_states has sequences 2: expected 3, the number of sequences in cu_seqlens",

@@ -148,7 +148,7 @@ fn varlen_states_explain_wrong_arguments() {
             (|a| a.replace("x", DType::BF16, &[1, 7, 3]), "x has shape (1, 7, 3): expected (total, dim)"),
             (
                 |a| *a.at("cu_seqlens") = integers(DType::I32, &[0, 4, 6]),
-                "cu_seqlens ends at 6: expected 7, the packed length of x",
+                "cu_seqlens ends at 6: expected 7, the length of x",
             ),
             (
                 |a| a.replace("states", DType::BF16, &[2, 15]),

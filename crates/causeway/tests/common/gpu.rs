@@ -13,7 +13,7 @@ extern "C" __global__ void scale(Arguments a) {
 }
 "#;
 
-/// The sum of all elements: each block adds its share up, and the last block to arrive adds the shares. Spends
+/// The sum of all elements: each block adds its part up, and the last block to arrive adds the partial sums. Spends
 /// some time first, so that launches overlap where nothing keeps them apart.
 const TOTAL: &str = r#"
 struct Arguments { const unsigned* in; unsigned* out; unsigned* partial; unsigned* arrived; unsigned count; };

@@ -43,7 +43,7 @@ pub(crate) use host_cost::first_call;
 /// Taken for the last-level cache when the system does not tell.
 const ASSUMED_CACHE: u64 = 64 << 20;
 /// What the tensors of one case may take of the memory that is free.
-const MEMORY_SHARE: f64 = 0.6;
+const MEMORY_FRACTION: f64 = 0.6;
 
 /// For who wants to measure another shape than those of a suite.
 const FILTERS: &str = "--shape and the other filters choose among the cases of a suite; --suite FILE.toml measures cases of your own";
@@ -381,7 +381,7 @@ struct Rotation {
 
 impl Rotation {
     fn of(host: &Host, mebibytes: Option<u64>, device: &Device) -> Self {
-        let memory = host.available_memory.map_or(u64::MAX, |bytes| (bytes as f64 * MEMORY_SHARE) as u64);
+        let memory = host.available_memory.map_or(u64::MAX, |bytes| (bytes as f64 * MEMORY_FRACTION) as u64);
         let (bytes, reason) = match (mebibytes, device, host.last_level_cache) {
             (Some(mebibytes), ..) => (mebibytes.saturating_mul(1 << 20), "as --rotation says".to_string()),
             (None, Device::Gpu(stream), _) => {

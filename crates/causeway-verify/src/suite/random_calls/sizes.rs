@@ -36,8 +36,8 @@ pub(super) fn many_entries(random: &mut Random, most: i64) -> [i64; 3] {
     let seqlen = random.between(1, most.clamp(1, 4));
     let batch = 128 * random.log_uniform(64) + random.between(-9, 9);
     let batch = batch.min((most / seqlen).max(1));
-    let room = (most / (batch * seqlen)).max(1);
-    [batch, size(random, room), seqlen]
+    let left = (most / (batch * seqlen)).max(1);
+    [batch, size(random, left), seqlen]
 }
 
 /// Batch, dim and seqlen of a call that fills a device with rows of any few hundred channels: of half of the elements that there may be, or
@@ -63,8 +63,8 @@ pub(super) fn shape<const N: usize>(random: &mut Random, limits: [i64; N], most:
     }
     let mut shape = [1; N];
     for (number, axis) in order.into_iter().enumerate() {
-        let share = (left as f64).powf(1.3 / (N - number) as f64) as i64;
-        let most = if even { share.clamp(1, left) } else { left };
+        let part = (left as f64).powf(1.3 / (N - number) as f64) as i64;
+        let most = if even { part.clamp(1, left) } else { left };
         shape[axis] = size(random, most.min(limits[axis]));
         left /= shape[axis];
     }
@@ -154,7 +154,7 @@ mod tests {
         assert!(shapes.iter().any(|shape| shape[1] > 2500) && shapes.iter().any(|shape| shape[2] > 2500));
     }
 
-    /// Shapes for rooms from small to large; none is empty, or larger than its room.
+    /// Shapes of at most so many elements, few and many; none is empty, or has more.
     fn drawn(draw: fn(&mut Random, i64) -> [i64; 3]) -> [(i64, Vec<[i64; 3]>); 4] {
         let mut random = Random::new("rooms", "");
         [1, 100, 1 << 18, 1 << 23].map(|most| {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_rows_fill_much_of_the_room() {
+    fn wide_rows_have_a_quarter_of_the_elements_or_more() {
         for (most, drawn) in drawn(wide_rows) {
             assert!(drawn.iter().all(|shape| shape.iter().product::<i64>() >= most / 4));
             assert!(most < 1 << 18 || (0..8).all(|rest| drawn.iter().any(|shape| shape[1] % 8 == rest)));

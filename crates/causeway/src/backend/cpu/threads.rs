@@ -60,15 +60,15 @@ pub(super) fn for_each(count: usize, parallel: bool, task: &(dyn Fn(usize) + Syn
     }
 }
 
-/// Each thread takes its share of the tasks first, in order, so that it writes memory that lies together; then it helps the others.
+/// Each thread takes its range of the tasks first, in order, so that it writes memory that lies together; then it helps the others.
 fn on_lent(threads: &dyn Threads, count: usize, task: &(dyn Fn(usize) + Sync)) {
     let parts = threads.count().clamp(1, count);
-    let shares: Vec<Share> = (0..parts).map(|part| Share::of(count, part, parts)).collect();
+    let ranges: Vec<TaskRange> = (0..parts).map(|part| TaskRange::of(count, part, parts)).collect();
     let arrived = AtomicUsize::new(0);
     let panicked: Mutex<Option<Box<dyn Any + Send>>> = Mutex::new(None);
     let work = || {
         let first = arrived.fetch_add(1, Ordering::Relaxed);
-        let tasks = (0..parts).flat_map(|ahead| shares[(first + ahead) % parts].tasks());
+        let tasks = (0..parts).flat_map(|ahead| ranges[(first + ahead) % parts].tasks());
         if let Err(cause) = panic::catch_unwind(AssertUnwindSafe(|| tasks.for_each(task))) {
             // The threads are not ours to unwind. The first panic is told, as by rayon.
             panicked.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(cause);
@@ -84,15 +84,15 @@ fn on_lent(threads: &dyn Threads, count: usize, task: &(dyn Fn(usize) + Sync)) {
 
 /// Neighbouring tasks, given out one at a time; on cache lines of its own.
 #[repr(align(128))]
-struct Share {
+struct TaskRange {
     next: AtomicUsize,
     end: usize,
 }
 
-impl Share {
+impl TaskRange {
     fn of(count: usize, part: usize, parts: usize) -> Self {
         let Range { start, end } = part * count / parts..(part + 1) * count / parts;
-        Share { next: AtomicUsize::new(start), end }
+        TaskRange { next: AtomicUsize::new(start), end }
     }
 
     /// Those that nobody has taken yet.

@@ -6,16 +6,16 @@ use super::launch::{Traffic, plan_of_tile};
 use super::plan::Plan;
 use crate::tensor::{Meta, TensorMut, TensorRef};
 
-/// Bytes of a room that a block has in a row.
+/// Bytes of a buffer that a block has in a row.
 const BLOCK: u64 = 4096;
 
-/// Blocks at most: a room has a flag for each.
+/// Blocks at most: a buffer has a flag for each.
 const MOST_BLOCKS: u64 = 64;
 
 /// Bytes from one flag to the next.
 const FLAG: u64 = 32;
 
-/// Bytes of a room in front of a message's elements: its flags. All are 0 before the first message.
+/// Bytes of a buffer in front of a message's elements: its flags. All are 0 before the first message.
 pub const FLAG_BYTES: u64 = MOST_BLOCKS * FLAG;
 
 device_struct! {
@@ -43,16 +43,16 @@ static KERNEL: KernelFunction = KernelFunction {
     function: "message<Tile>",
 };
 
-/// Waits until the message before has left a room, and writes a tensor of at most three axes to it. None if the tensor is empty.
+/// Waits until the message before has left a buffer, and writes a tensor of at most three axes to it. None if the tensor is empty.
 ///
-/// The room, at a multiple of 16, has [`FLAG_BYTES`] and then as many bytes as the tensor's elements take, rounded up to 16.
-pub fn send(tensor: &TensorRef<'_>, room: u64) -> Option<Plan> {
-    Some(message(Message::new(tensor.meta(), tensor.pointer() as u64, room, true)?))
+/// The buffer, at a multiple of 16, has [`FLAG_BYTES`] and then as many bytes as the tensor's elements take, rounded up to 16.
+pub fn send(tensor: &TensorRef<'_>, buffer: u64) -> Option<Plan> {
+    Some(message(Message::new(tensor.meta(), tensor.pointer() as u64, buffer, true)?))
 }
 
-/// Waits until a message of a tensor of these sizes has come, and takes it out of the room. None if the tensor is empty.
-pub fn receive(tensor: &TensorMut<'_>, room: u64) -> Option<Plan> {
-    Some(message(Message::new(tensor.meta(), tensor.pointer() as u64, room, false)?))
+/// Waits until a message of a tensor of these sizes has come, and takes it out of the buffer. None if the tensor is empty.
+pub fn receive(tensor: &TensorMut<'_>, buffer: u64) -> Option<Plan> {
+    Some(message(Message::new(tensor.meta(), tensor.pointer() as u64, buffer, false)?))
 }
 
 /// How a message is cut into blocks.
@@ -65,7 +65,7 @@ pub(super) struct Message {
 
 impl Message {
     /// None if there is nothing to send.
-    pub fn new(tensor: &Meta, address: u64, room: u64, sends: bool) -> Option<Self> {
+    pub fn new(tensor: &Meta, address: u64, buffer: u64, sends: bool) -> Option<Self> {
         let elements = u64::try_from(tensor.element_count()).ok().filter(|elements| *elements > 0)?;
         // A missing axis, in front, has one entry.
         let axis = |from_the_end: usize| {
@@ -88,7 +88,7 @@ impl Message {
             .flag("sends", sends);
         let arguments = MessageArguments {
             tensor: address,
-            room,
+            room: buffer,
             elements,
             seqlen,
             dim,

@@ -14,7 +14,7 @@ use super::launch::most_blocks;
 use super::plan::{DeviceFacts, Plan, Vendor};
 
 /// The device as one member of a joined launch sees it: multiprocessors in proportion to its bytes, of `total` bytes of all members.
-pub(crate) fn share(facts: &DeviceFacts, bytes: u64, total: u64) -> DeviceFacts {
+pub(crate) fn fraction(facts: &DeviceFacts, bytes: u64, total: u64) -> DeviceFacts {
     let multiprocessors = u128::from(facts.multiprocessors) * u128::from(bytes) / u128::from(total.max(1));
     DeviceFacts { multiprocessors: (multiprocessors as u32).max(1), ..facts.clone() }
 }

@@ -46,8 +46,8 @@ impl<A: Accumulator> Heads<A> {
         Partition::new(sizes, self.head_dim as i64, (4 * self.tile) as i64, i64::MAX)
     }
 
-    /// Room for a number of every channel and position of a tile.
-    pub fn room(&self) -> Vec<A> {
+    /// A number for every channel and position of a tile.
+    pub fn buffer(&self) -> Vec<A> {
         vec![A::ZERO; self.head_dim * self.tile]
     }
 
@@ -60,7 +60,7 @@ impl<A: Accumulator> Heads<A> {
     }
 }
 
-/// What convolves the channels of a head: the tensors, and room for one channel.
+/// What convolves the channels of a head: the tensors, and a buffer for one channel.
 pub(super) struct Channels<'a, T: Number> {
     pub sequences: &'a Sequences,
     pub history: &'a History<T>,

@@ -98,7 +98,7 @@ impl Partition {
         Partition::new(sizes, 16, segment as i64, max_chunks)
     }
 
-    /// Positions of a tile: `before` at least, and no more than a row has, since every task makes room for a tile, and sets it to zero.
+    /// Positions of a tile: `before` at least, and no more than a row has, since every task allocates a tile, and sets it to zero.
     pub fn tile(&self, before: usize) -> usize {
         whole_steps(before.max(self.seqlen.min(TILE as i64) as usize)).min(TILE)
     }

@@ -14,7 +14,7 @@ use crate::causal_conv1d::Sizes;
 /// Rows have fewer bytes than this in accumulators. Longer ones are not slower with vectors of their own.
 const LONGEST: usize = 256;
 
-/// Elements of an entry that a task has at least, if there are so many: it makes room once.
+/// Elements of an entry that a task has at least, if there are so many: it allocates once.
 const TASK_ELEMENTS: i64 = 1 << 12;
 
 /// How short rows are cut into tasks, and those into blocks.

@@ -209,7 +209,7 @@ impl<T: Number> AlongChannels<T> {
     fn buffers(&self) -> Buffers<T> {
         let UpdateSizes { seqlen, width, .. } = self.sizes;
         let zero = T::Accumulator::ZERO;
-        let room = if self.heads.is_some() { self.entries * seqlen * self.channels } else { 0 };
+        let outputs = if self.heads.is_some() { self.entries * seqlen * self.channels } else { 0 };
         Buffers {
             taps: vec![Row([T::ZERO; BLOCK]); width as usize],
             weight: vec![Row([zero; BLOCK]); width as usize],
@@ -217,7 +217,7 @@ impl<T: Number> AlongChannels<T> {
             state: [Row([T::ZERO; BLOCK]); MOST_COLUMNS],
             window: vec![Row([zero; BLOCK]); width as usize - 1 + ROWS.min(seqlen as usize)],
             y: Row([zero; BLOCK]),
-            u: vec![zero; room as usize],
+            u: vec![zero; outputs as usize],
         }
     }
 

@@ -65,12 +65,12 @@ impl Cut {
     fn tile(&self, rows: usize, columns: usize, threads: usize) -> (usize, usize) {
         /// What packing a row or a column of a tile costs, in outputs of it.
         const PACKING: usize = 16;
-        // Equal shares, so that the last tile is not a sliver.
-        let share = |size: usize, most: usize, step: usize| {
+        // Tiles of one size, so that the last one is not a sliver.
+        let even = |size: usize, most: usize, step: usize| {
             size.div_ceil(size.div_ceil(most)).next_multiple_of(step).min(most)
         };
-        let tallest = share(rows, self.largest.0, self.register.0);
-        let widest = share(columns, self.largest.1, self.register.1);
+        let tallest = even(rows, self.largest.0, self.register.0);
+        let widest = even(columns, self.largest.1, self.register.1);
         if threads == 1 {
             return (tallest, widest);
         }

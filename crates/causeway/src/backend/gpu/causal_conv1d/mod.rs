@@ -82,8 +82,8 @@ impl NormArguments {
 /// Bytes of a packet so wide that `lanes` threads hold a head.
 fn head_packet(norm: &HeadNorm, element: u32, lanes: u32) -> u32 {
     let head = (norm.head_dim.max(1) as u64).saturating_mul(u64::from(element));
-    let share = head.div_ceil(u64::from(lanes)).checked_next_power_of_two();
-    share.map_or(PACKET, |share| share.min(u64::from(PACKET)) as u32)
+    let bytes = head.div_ceil(u64::from(lanes)).checked_next_power_of_two();
+    bytes.map_or(PACKET, |bytes| bytes.min(u64::from(PACKET)) as u32)
 }
 
 /// Threads that share a head: neighbours in a block; 1 without a norm. None unless the head is a power of two of packets of `channels`, on

@@ -29,7 +29,7 @@ pub(super) const ATTRIBUTES: Attributes = Attributes {
     pci_device: 68,
 };
 
-/// Room for any version of `hipDeviceProp_t`: 792 bytes in ROCm 5, 1,472 in ROCm 6 and 7.
+/// Enough for any version of `hipDeviceProp_t`: 792 bytes in ROCm 5, 1,472 in ROCm 6 and 7.
 const PROPERTIES_BYTES: usize = 16 * 1024;
 
 /// Bytes of the device's name, which comes first in every version of `hipDeviceProp_t`.

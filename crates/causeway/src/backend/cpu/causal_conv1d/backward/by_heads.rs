@@ -64,7 +64,13 @@ impl<A: Accumulator> Buffers<A> {
     #[inline(never)]
     fn new(heads: &Heads<A>) -> Self {
         let line = || vec![A::ZERO; heads.tile];
-        Buffers { pre: heads.room(), u: heads.room(), dy: heads.room(), squares: line(), projections: line() }
+        Buffers {
+            pre: heads.buffer(),
+            u: heads.buffer(),
+            dy: heads.buffer(),
+            squares: line(),
+            projections: line(),
+        }
     }
 }
 

@@ -25,7 +25,7 @@ impl<A: Accumulator> Buffers<A> {
     #[inline(never)]
     fn new(heads: &Heads<A>) -> Self {
         let line = || vec![A::ZERO; heads.tile];
-        Buffers { u: heads.room(), pre: line(), squares: line() }
+        Buffers { u: heads.buffer(), pre: line(), squares: line() }
     }
 }
 

@@ -65,7 +65,7 @@ struct Block<'a> {
 }
 
 /// Where a panel that will be packed lies in its operand, to be prefetched while other panels are multiplied: its lines are a row
-/// apart, so that the processor's own prefetcher does not follow. Every row that is multiplied asks for its share of them.
+/// apart, so that the processor's own prefetcher does not follow. Every row that is multiplied asks for a part of them.
 #[derive(Clone, Copy)]
 struct Ahead {
     first: *const u8,
@@ -73,7 +73,7 @@ struct Ahead {
     line: isize,
     step: isize,
     /// Lines of a step that each eight rows ask for, and rows that ask before those of this block.
-    share: usize,
+    part: usize,
     before: usize,
 }
 
@@ -85,19 +85,19 @@ impl Ahead {
         let line = if source.row_stride == 1 { term } else { lane };
         // Elements that are not neighbours are read one by one, which takes longer than they take to come.
         let is_read_by_line = source.row_stride == 1 || source.column_stride == 1;
-        let (first, share) = match first {
+        let (first, part) = match first {
             Some((lane, term)) if is_read_by_line => {
                 (source.at(lane, term).cast(), TILE.div_ceil(rows.div_ceil(8)))
             }
             _ => (std::ptr::null(), 0),
         };
-        Ahead { first, line, step: term * STEP as isize, share, before }
+        Ahead { first, line, step: term * STEP as isize, part, before }
     }
 
     /// Where the lines of a step are that these rows of the left panel ask for.
     #[inline]
     fn lines(&self, step: usize, rows: Range<usize>) -> impl Iterator<Item = *const i8> {
-        let lines = |rows: usize| ((self.before + rows) / 8 * self.share).min(TILE);
+        let lines = |rows: usize| ((self.before + rows) / 8 * self.part).min(TILE);
         let (from, line) = (self.first.wrapping_offset(step as isize * self.step), self.line);
         (lines(rows.start)..lines(rows.end)).map(move |at| from.wrapping_offset(at as isize * line).cast())
     }
