@@ -1,5 +1,6 @@
 """Integers that callers give."""
 
+import math
 import operator
 
 
@@ -13,3 +14,8 @@ def integer(argument, value, lowest, highest=None):
     if number < lowest or (highest is not None and number > highest):
         raise ValueError(f"{argument} is {number}: {expected}")
     return number
+
+
+def state_length(state_len, *sizes):
+    """The state_len of states whose other sizes, that of an element among them, are these: their bytes are a number of 63 bits."""
+    return integer("state_len", integer("state_len", state_len, 0), 0, (2**63 - 1) // max(math.prod(sizes), 1))

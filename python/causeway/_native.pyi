@@ -17,20 +17,20 @@ def bypasses_dispatcher(tensors: tuple[object, ...], is_recorded: bool = False) 
     a caller that records the call itself."""
 
 MESSAGE_FLAG_BYTES: int
-"""Bytes of a room before a message's elements; 0 before the first message."""
+"""Bytes of a buffer before a message's elements; 0 before the first message."""
 
 MOST_THREADS: int
 """Of a verification."""
 
-def send(tensor: object, room: int) -> None:
-    """Puts a tensor on a GPU into the room at an address, after the message before."""
+def send(tensor: object, buffer: int) -> None:
+    """Puts a tensor on a GPU into the buffer at an address, after the message before."""
 
-def receive(tensor: object, room: int) -> None:
-    """Fills a tensor on a GPU with the message in the room at an address, once it is there."""
+def receive(tensor: object, buffer: int) -> None:
+    """Fills a tensor on a GPU with the message in the buffer at an address, once it is there."""
 
-def send_halo_gradient(inputs: Sequence[object | None], silu: bool, room: int) -> bool:
+def send_halo_gradient(inputs: Sequence[object | None], silu: bool, buffer: int) -> bool:
     """Puts the gradient of initial_states, of a backward pass of (x, weight, bias, dy, initial_states, seq_idx, halo_seq_idx), into such a
-    room. False, and nothing is done, where only the whole pass computes it. `halo_seq_idx`, (batch, width-1), are indices of
+    buffer. False, and nothing is done, where only the whole pass computes it. `halo_seq_idx`, (batch, width-1), are indices of
     initial_states; without them, these have that of the first position."""
 
 def forward_halo(inputs: Sequence[object | None], silu: bool, y: object) -> None:
@@ -46,7 +46,7 @@ def prefer_large_pages(tensor: _Tensor) -> _Tensor:
     """The tensor, just allocated, with large pages advised; operations do so for their results."""
 
 def result_like(tensor: _Tensor) -> _Tensor:
-    """Room for a result like a tensor of PyTorch's, as operations make it."""
+    """Memory for a result like a tensor of PyTorch's, as operations make it."""
 
 def verify(
     suites: Sequence[str],
@@ -142,6 +142,8 @@ class Recorded:
         """The gradient of each input; None if it may have to go through the dispatcher, or if y has none."""
 
 causal_conv1d_forward: Operation
+causal_conv1d_gated_packed: Operation
+"""The same, with x called `packed`, of which it is a part."""
 causal_conv1d_backward: Operation
 causal_conv1d_update: Operation
 causal_conv1d_varlen_states: Operation

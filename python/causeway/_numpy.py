@@ -5,15 +5,15 @@ import numpy as np
 from causeway import _native
 from causeway._activation import kernel_option
 from causeway._gated import inputs_of_packed, require_parts
-from causeway._integer import integer
+from causeway._integer import state_length
 from causeway._kind import kind_of
 from causeway._qkv import INPUTS, STEP_INPUTS, checked, each, projections_of, sizes_of, step_sizes_of, steps_of
 
 
-def causal_conv1d_fn(inputs, option, return_final_states, final_states_out):
+def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, operation=_native.causal_conv1d_forward):
     """See `causeway.causal_conv1d_fn`."""
     states = ... if return_final_states and final_states_out is None else final_states_out
-    result = _native.causal_conv1d_forward.run(inputs, kernel_option(option), (..., states))
+    result = operation.run(inputs, kernel_option(option), (..., states))
     return result if return_final_states or states is None else result[0]
 
 
@@ -26,7 +26,8 @@ def causal_conv1d_gated_packed(packed, order, others, option, return_final_state
     """See `causeway.causal_conv1d_gated_packed`."""
     require_parts(packed, order, others[0])
     _expect_arrays(("packed", "weight", "bias", "initial_states"), (packed, *others[:3]))
-    return causal_conv1d_fn(inputs_of_packed(packed, order, others), option, return_final_states, None)
+    inputs = inputs_of_packed(packed, order, others)
+    return causal_conv1d_fn(inputs, option, return_final_states, None, _native.causal_conv1d_gated_packed)
 
 
 def causal_conv1d_qkv(given, sizes, named, indices, returns_states):
@@ -79,10 +80,10 @@ def causal_conv1d_qkv_update(given, sizes, named, others):
 
 def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
     """See `causeway.causal_conv1d_varlen_states`."""
-    state_len = integer("state_len", state_len, 0)
     # Arguments of other shapes are for the operation to refuse.
-    count, dim = np.shape(cu_seqlens)[:1] or (0,), np.shape(x)[1:2] or (0,)
-    states = np.empty((max(count[0] - 1, 0), state_len, dim[0]), x.dtype).swapaxes(1, 2)
+    (boundaries,), (dim,) = np.shape(cu_seqlens)[:1] or (0,), np.shape(x)[1:2] or (0,)
+    count = max(boundaries - 1, 0)
+    states = np.empty((count, state_length(state_len, count, dim, x.itemsize), dim), x.dtype).swapaxes(1, 2)
     return _native.causal_conv1d_varlen_states.run((x, cu_seqlens), None, (states,))
 
 

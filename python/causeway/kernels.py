@@ -49,25 +49,26 @@ _backward = _native.causal_conv1d_backward.eager
 _update = _native.causal_conv1d_update.eager
 _varlen_states = _native.causal_conv1d_varlen_states.eager
 
-# PyTorch's half of the package, and its test for a compiler that traces, once there is a PyTorch: it is not imported before.
-_torch = None
-_is_compiling = None
+# What PyTorch's half of the package has for these kernels, once there is a PyTorch: it is not imported before.
+_write = _needs_dispatcher = _is_compiling = None
+
+
+def _use(write, needs_dispatcher, is_compiling):
+    """Called by PyTorch's half, once it is there."""
+    global _write, _needs_dispatcher, _is_compiling
+    _write, _needs_dispatcher, _is_compiling = write, needs_dispatcher, is_compiling
 
 
 def _look_for_pytorch():
-    global _torch, _is_compiling
-    if _torch is None and hasattr(sys.modules.get("torch"), "Tensor"):
-        # That half needs this module: it may be half loaded itself, so its test is taken from where it is defined.
-        half = importlib.import_module("causeway._torch")
-        _is_compiling = importlib.import_module("causeway._torch.eager").is_compiling
-        _torch = half
+    if _write is None and hasattr(sys.modules.get("torch"), "Tensor"):
+        importlib.import_module(f"{__package__}._torch")
 
 
 def _dispatch(name, inputs, option, outputs):
     """A call that needs PyTorch's dispatcher, or that the kernel has to have the errors for."""
     _look_for_pytorch()
-    if _torch is not None and _torch.needs_dispatcher(*inputs, *outputs):
-        _torch.write(name, inputs, option, outputs)
+    if _write is not None and _needs_dispatcher(*inputs, *outputs):
+        _write(name, inputs, option, outputs)
     else:
         getattr(_native, name).run(inputs, option, outputs)
 

@@ -8,24 +8,29 @@ use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyVal
 pub type Renamed = &'static [(&'static str, &'static str)];
 
 /// The exception for an error: `TypeError` for a dtype, `ValueError` for a shape or a value, `RuntimeError` for a
-/// tensor on another device and for what drivers say, `NotImplementedError` for what there is no kernel for. Dtypes have the
-/// names that PyTorch and NumPy give them.
+/// tensor on another device and for what drivers say, `NotImplementedError` for what there is no kernel for. Arguments have
+/// Python's names, and dtypes those that PyTorch and NumPy give them.
 pub fn exception(error: Error, renamed: Renamed) -> PyErr {
     let mut text = match error {
-        Error::DTypeMismatch { .. }
+        Error::Rank { .. }
+        | Error::Size { .. }
+        | Error::Channels { .. }
+        | Error::StateTooShort { .. }
+        | Error::DTypeMismatch { .. }
+        | Error::WrongLocation { .. }
+        | Error::OverlappingOutput { .. }
         | Error::TooLarge { .. }
         | Error::OutOfMemory { .. }
         | Error::ResultTooLarge { .. }
+        | Error::IndexOutOfRange { .. }
+        | Error::DuplicateIndex { .. }
+        | Error::CuSeqlensEnd { .. }
+        | Error::Unexpected { .. }
         | Error::Unsupported { .. }
-        | Error::NormNumber { .. } => with_python_names(&error.to_string()),
+        | Error::NormNumber { .. } => with_python_names(&error.to_string(), renamed),
+        // These name no argument, and may quote what a caller or a compiler wrote.
         _ => error.to_string(),
     };
-    for (from, to) in renamed {
-        if let Some(rest) = text.strip_prefix(from).filter(|rest| rest.starts_with([' ', '['])) {
-            text = format!("{to}{rest}");
-            break;
-        }
-    }
     match error {
         Error::DTypeMismatch { allowed, .. } => {
             if allowed == [DType::I32] {
@@ -72,15 +77,16 @@ pub fn python_name(dtype: DType) -> &'static str {
     }
 }
 
-/// A sentence that has names of dtypes, with those that PyTorch and NumPy have for them.
-fn with_python_names(text: &str) -> String {
+/// A sentence that names arguments and dtypes, with the names that Python has for them.
+fn with_python_names(text: &str, renamed: Renamed) -> String {
     let is_between = |c: char| !c.is_alphanumeric() && c != '_';
-    let renamed = |part: &str| {
+    let in_python = |part: &str| {
         let word = part.trim_end_matches(is_between);
-        match word.parse() {
-            Ok(dtype) => format!("{}{}", python_name(dtype), &part[word.len()..]),
-            Err(_) => part.to_string(),
+        let argument = renamed.iter().find(|(from, _)| *from == word).map(|(_, to)| *to);
+        match argument.or_else(|| word.parse().ok().map(python_name)) {
+            Some(name) => format!("{name}{}", &part[word.len()..]),
+            None => part.to_string(),
         }
     };
-    text.split_inclusive(is_between).map(renamed).collect()
+    text.split_inclusive(is_between).map(in_python).collect()
 }

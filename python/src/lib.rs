@@ -65,6 +65,8 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         super::openmp::watch_forks();
+        // Of a wrong value in the environment, say. Without this they would go nowhere.
+        causeway_cli::show_warnings();
         ENTRIES.iter().try_for_each(|entry| module.add(entry.name, Operation::new(entry)))
     }
 }

@@ -12,21 +12,21 @@ use crate::error::exception;
 use crate::tensor::{Named, Tensor};
 use crate::torch::Torch;
 
-/// Puts a tensor into the room at an address, once the message before has been taken out. A room is `MESSAGE_FLAG_BYTES` of flags, and then
-/// the elements.
+/// Puts a tensor into the buffer at an address, once the message before has been taken out. A buffer is `MESSAGE_FLAG_BYTES` of flags, and
+/// then the elements.
 #[pyfunction]
-pub fn send(tensor: &Bound<'_, PyAny>, room: u64) -> PyResult<()> {
+pub fn send(tensor: &Bound<'_, PyAny>, buffer: u64) -> PyResult<()> {
     let read = Tensor::read(&Named::own("tensor"), tensor, None)?;
     // SAFETY: the caller holds the tensor until this returns, and PyTorch its memory until the stream has come this far.
-    launch(tensor.py(), &read, |_| Ok(message::send(&unsafe { read.view() }, room))).map(drop)
+    launch(tensor.py(), &read, |_| Ok(message::send(&unsafe { read.view() }, buffer))).map(drop)
 }
 
-/// Takes a message of a tensor's sizes and dtype out of such a room, once it is there.
+/// Takes a message of a tensor's sizes and dtype out of such a buffer, once it is there.
 #[pyfunction]
-pub fn receive(tensor: &Bound<'_, PyAny>, room: u64) -> PyResult<()> {
+pub fn receive(tensor: &Bound<'_, PyAny>, buffer: u64) -> PyResult<()> {
     let read = Tensor::read(&Named::own("tensor"), tensor, None)?;
     // SAFETY: as in `send`; the package hands over memory that it has just allocated.
-    launch(tensor.py(), &read, |_| Ok(message::receive(&unsafe { read.view_mut() }, room))).map(drop)
+    launch(tensor.py(), &read, |_| Ok(message::receive(&unsafe { read.view_mut() }, buffer))).map(drop)
 }
 
 /// What a backward pass reads of the beginning of a slice, and a forward pass. Last the indices of initial_states, if they have some.
@@ -100,14 +100,14 @@ fn activation(silu: bool) -> Activation {
     if silu { Activation::Silu } else { Activation::None }
 }
 
-/// Puts the gradient of initial_states into a room, as `send` does. False, and nothing is done, where only the whole backward pass
+/// Puts the gradient of initial_states into a buffer, as `send` does. False, and nothing is done, where only the whole backward pass
 /// computes it.
 #[pyfunction]
 pub fn send_halo_gradient(
     py: Python<'_>,
     inputs: [Option<Bound<'_, PyAny>>; 7],
     silu: bool,
-    room: u64,
+    buffer: u64,
 ) -> PyResult<bool> {
     let slice = Slice::read(READ, &inputs)?;
     let written = |name: &str| match name {
@@ -121,7 +121,7 @@ pub fn send_halo_gradient(
     let call = Backward::from_named(activation(silu), false, None, |name| slice.view(name), written);
     let indices = slice.view("halo_seq_idx");
     launch(py, &slice.place()?, |device| {
-        backward::plan_halo(&call, &call.validate()?, indices.as_ref(), room, device.facts())
+        backward::plan_halo(&call, &call.validate()?, indices.as_ref(), buffer, device.facts())
     })
 }
 
@@ -180,7 +180,7 @@ fn launch(
     let launched = py.detach(|| {
         let device = GpuDevice::open(torch.vendor(), ordinal)?;
         let Some(ready) = device.ready(plan(&device)?)? else { return Ok(false) };
-        // SAFETY: the tensors' memory is this GPU's, and the room's is mapped for it: the package has both ranks agree on that.
+        // SAFETY: the tensors' memory is this GPU's, and the buffer's is mapped for it: the package has both ranks agree on that.
         unsafe { ready.launch(stream, None) }.map(|()| true)
     });
     launched.map_err(|error| exception(error, &[]))

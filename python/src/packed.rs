@@ -308,7 +308,7 @@ fn single<'py>(mut results: Vec<Bound<'py, PyAny>>, py: Python<'py>) -> PyResult
     if results.len() == 1 { Ok(results.remove(0)) } else { Ok(PyTuple::new(py, results)?.into_any()) }
 }
 
-/// Room for the heads of a result, of x's batch and positions.
+/// Memory for the heads of a result, of x's batch and positions.
 fn heads_like<'py>(
     torch: &Torch,
     object: &Bound<'py, PyAny>,

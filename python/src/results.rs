@@ -1,4 +1,4 @@
-//! Room for results, from the library that the tensors of a call are of.
+//! Memory for results, from the library that the tensors of a call are of.
 
 use causeway::operation::size_source;
 use pyo3::exceptions::PyValueError;
@@ -81,7 +81,7 @@ impl<'a> Library<'a> {
         Torch::of_tensors(py).map(Library::Torch)
     }
 
-    /// Room for the result at a place of the table: like an input, in the order of its strides, or of the sizes that inputs have.
+    /// Memory for the result at a place of the table: like an input, in the order of its strides, or of the sizes that inputs have.
     pub fn make<'py>(
         &self,
         given: &Given<'_, 'py>,
@@ -181,7 +181,7 @@ pub fn empty_cache() {
     KEPT.clear();
 }
 
-/// Room for a result like a tensor of PyTorch's, as operations make it.
+/// Memory for a result like a tensor of PyTorch's, as operations make it.
 #[pyfunction]
 pub fn result_like<'py>(tensor: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let torch = Torch::of_tensors(tensor.py())?;

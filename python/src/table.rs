@@ -59,6 +59,9 @@ pub struct Entry {
     pub compute_together: Option<ComputeTogether>,
 }
 
+/// x where it is a part of a packed tensor. It is read before the other parts, so that its errors are those of the whole.
+const PARTS: Renamed = &[("x", "packed")];
+
 const MATRICES: Renamed =
     &[("A", "a"), ("B", "b"), ("C", "c"), ("grad_C", "grad_c"), ("grad_A", "grad_a"), ("grad_B", "grad_b")];
 
@@ -109,6 +112,7 @@ macro_rules! entries {
 }
 entries! {
     causal_conv1d_forward: Forward<'_>, Convolution, &[], &[("final_states", "final_states_out")];
+    causal_conv1d_gated_packed: Forward<'_>, Convolution, PARTS, PARTS;
     causal_conv1d_backward: Backward<'_>, Convolution, &[], &[];
     causal_conv1d_update: Update<'_>, Convolution, &[("y", "out")], &[("y", "out")];
     causal_conv1d_varlen_states: VarlenStates<'_>, Nothing, &[], &[];

@@ -148,6 +148,21 @@ def compiled(mesh):
 def others(mesh):
     """States of packed sequences, and products."""
     place = lambda t, placement: distribute_tensor(t, mesh, [placement])  # noqa: E731
+    t = make("states")
+    whole_out, out = torch.zeros(4, 6, 3), place(torch.zeros(4, 6, 3), BATCH)
+    causeway.causal_conv1d_fn(t["x"], t["weight"], final_states_out=whole_out)
+    causeway.causal_conv1d_fn(place(t["x"], CHANNELS), place(t["weight"], ROWS), final_states_out=out)
+    assert out.placements == (BATCH,)
+    torch.testing.assert_close(whole(out), whole_out)
+    with pytest.raises(TypeError, match="weight is a torch.Tensor, but others are DTensors"):
+        causeway.causal_conv1d_fn(place(t["x"], WHOLE), t["weight"])
+    # One of q, k and v is not used.
+    x = place(t["x"], WHOLE).requires_grad_()
+    q, _, _ = causeway.causal_conv1d_qkv(x, place(t["weight"], WHOLE), sizes=(2, 2, 2), head_dim=2)
+    (found,) = torch.autograd.grad(q.sum(), x)
+    leaf = t["x"].clone().requires_grad_()
+    expected = causeway.causal_conv1d_qkv(leaf, t["weight"], sizes=(2, 2, 2), head_dim=2)[0]
+    torch.testing.assert_close(whole(found), torch.autograd.grad(expected.sum(), leaf)[0])
     x, ends = make("cu_seqlens")["x"][0].T, torch.tensor([0, 3, 10])
     found = causeway.causal_conv1d_varlen_states(place(x, Shard(1)), ends, 4)
     assert found.placements == (Shard(1),)

@@ -27,7 +27,7 @@ def _is_skipped(item):
 
 def pytest_collection_modifyitems(items):
     """Keeps the sample, in random order: neighbours need the same kernels, which workers would all compile at once."""
-    count = os.environ.get("CAUSEWAY_ORIGINAL_SAMPLE")
+    count = os.environ.get("CAUSEWAY_ORIGINAL_SAMPLE") or None
     fit = items if count is None else [item for item in items if _size(item) <= 1 << 17 and not _is_skipped(item)]
     fit = sorted(fit, key=lambda item: item.nodeid)
     items[:] = random.Random(0).sample(fit, len(fit) if count is None else min(int(count), len(fit)))

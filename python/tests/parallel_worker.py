@@ -127,7 +127,7 @@ def work(rank, world, address, backend):
                     gradients[name], truth, msg=lambda m: message(f"{name}: {m}"), **close
                 )
     if backend == "nccl":
-        used = [rooms is not None for _, rooms in peer_memory._known.values()]
+        used = [buffers is not None for _, buffers in peer_memory._known.values()]
         assert used == [os.environ["CAUSEWAY_PEER_MEMORY"] == "1"], "another way of messages than was asked for"
     kept = [len(messages) for messages in ring._pending.values()]
     assert all(count <= ring._MOST_PENDING for count in kept), f"messages are kept after they have left: {kept}"

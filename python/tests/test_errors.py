@@ -200,6 +200,8 @@ VARLEN_STATES = [
     (dict(state_len=-1), ValueError, "state_len is -1: expected an int, 0 or more"),
     (dict(state_len=2.5), TypeError, "state_len is 2.5: expected an int"),
     (dict(state_len="3"), TypeError, "state_len is '3': expected an int"),
+    (dict(state_len=2**70), ValueError, f"state_len is {2**70}: expected an int, 0 to 576460752303423487"),
+    (dict(state_len=2**62), ValueError, f"state_len is {2**62}: expected an int, 0 to 576460752303423487"),
     (dict(cu_seqlens=torch.tensor([], dtype=I32)), ValueError, "cu_seqlens is empty"),
     (dict(cu_seqlens=torch.tensor([[0, 8]])), ValueError, "cu_seqlens has shape (1, 2)"),
     (dict(x=X), ValueError, "x has shape (2, 4, 8)"),
@@ -216,6 +218,13 @@ def test_varlen_states(case, library):
     with pytest.raises(exception) as raised:
         causeway.causal_conv1d_varlen_states(**arguments)
     assert words in str(raised.value)
+
+
+def test_a_state_len_that_no_tensor_has_for_the_dispatcher():
+    x, cu_seqlens = (tensor.to("meta") for tensor in (X[0].T, torch.tensor([0, 8])))
+    for state_len in (2**70, 2**62):
+        with pytest.raises(ValueError, match=f"^state_len is {state_len}: expected an int, 0 to "):
+            causeway.causal_conv1d_varlen_states(x, cu_seqlens, state_len)
 
 
 def test_a_state_inside_of_x_is_refused():
@@ -637,12 +646,59 @@ def test_one_boundary_on_a_gpu():
         causeway.causal_conv1d_fn(X[:1].cuda(), WEIGHT.cuda(), cu_seqlens=boundaries)
 
 
+PACKED_CALLS = [
+    (dict(packed=PACKED.int()), TypeError, "packed has dtype int32: expected float32"),
+    (dict(packed=PACKED.double()), TypeError, "weight has dtype float32: expected float64, since packed is float64"),
+    (dict(bias=BIAS[:3]), ValueError, "bias has dim 3: expected 4, the dim of packed"),
+    (dict(initial_states=torch.zeros(2, 4, 2).half()), TypeError, "initial_states has dtype float16: expected float32, the dtype of packed"),
+    (dict(seq_idx=torch.zeros(2, 7, dtype=I32)), ValueError, "seq_idx has seqlen 7: expected 8, the seqlen of packed"),
+    (dict(cu_seqlens=torch.tensor([0, 8])), ValueError, "packed has batch 2: expected 1, since cu_seqlens packs"),
+    (dict(packed=PACKED[:1], cu_seqlens=torch.tensor([0, 9])), ValueError, "cu_seqlens ends at 9: expected 8, the length of packed"),
+    (dict(packed=PACKED.bool()), TypeError, "packed has dtype bool: expected float32"),
+]
+
+
+@pytest.mark.parametrize("library", ["torch", "with-gradient", "numpy"])
+@pytest.mark.parametrize("return_final_states", [False, True], ids=["", "with-states"])
+@pytest.mark.parametrize("case", PACKED_CALLS, ids=describe)
+def test_errors_of_a_packed_call_name_the_packed_tensor(case, return_final_states, library):
+    change, exception, words = case
+    arguments = dict(packed=PACKED, weight=WEIGHT) | change
+    if library == "numpy":
+        arguments = {name: tensor.numpy() for name, tensor in arguments.items()}
+    elif library == "with-gradient":
+        arguments["weight"] = WEIGHT.clone().requires_grad_()
+    with pytest.raises(exception, match=f"^{re.escape(words)}"):
+        causeway.causal_conv1d_gated_packed(**arguments, return_final_states=return_final_states)
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True], ids=["", "with-gradient"])
+def test_errors_of_a_packed_call_through_the_dispatcher(needs_gradient):
+    packed, weight = PACKED.to("meta"), WEIGHT.to("meta").requires_grad_(needs_gradient)
+    with pytest.raises(RuntimeError, match="^weight is on cpu: expected meta, where packed is$"):
+        causeway.causal_conv1d_gated_packed(packed, WEIGHT.clone().requires_grad_(needs_gradient))
+    with pytest.raises(ValueError, match="^bias has dim 3: expected 4, the dim of packed$"):
+        causeway.causal_conv1d_gated_packed(packed, weight, BIAS[:3].to("meta"))
+    if not needs_gradient:
+        with pytest.raises(TypeError, match="^packed has dtype int32: "):
+            causeway.causal_conv1d_gated_packed(packed.int(), weight)
+    # No other call has its names.
+    with pytest.raises(ValueError, match="^bias has dim 3: expected 4, the dim of x$"):
+        causeway.causal_conv1d_fn(X.to("meta"), weight, BIAS[:3].to("meta"))
+
+
+@pytest.mark.parametrize("name", ["bias", "initial_states", "cu_seqlens"])
+def test_what_is_no_tensor_beside_a_packed_one(name):
+    with pytest.raises(TypeError, match=f"^{name} is a list: expected a torch.Tensor, as packed is$"):
+        causeway.causal_conv1d_gated_packed(PACKED, WEIGHT, **{name: [1]})
+
+
 GEMM = [
     (dict(a=torch.randn(2, 3)), TypeError, "a has dtype float32"),
     (dict(a=torch.ones(2, 3).bool()), TypeError, "a has dtype bool: expected float16 or bfloat16"),
     (dict(a=torch.randn(3).half()), ValueError, "a has shape (3,)"),
-    (dict(b=torch.randn(4, 2).half()), ValueError, "b has K 4: expected 3"),
-    (dict(b=torch.randn(3, 2).bfloat16()), TypeError, "b has dtype bfloat16"),
+    (dict(b=torch.randn(4, 2).half()), ValueError, "b has K 4: expected 3, the K of a"),
+    (dict(b=torch.randn(3, 2).bfloat16()), TypeError, "b has dtype bfloat16: expected float16, the dtype of a"),
     (dict(algorithm="best"), ValueError, "algorithm is"),
     (dict(algorithm=None), TypeError, 'algorithm is None: expected fast or exact'),
     (dict(b=np.zeros((3, 2), np.float16)), TypeError, "b is an ndarray: expected a torch.Tensor, as a is; pass torch.from_numpy(b)"),

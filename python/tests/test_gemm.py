@@ -136,16 +136,16 @@ def of(*shape, dtype=torch.float16):
 @pytest.mark.parametrize(
     ("function", "matrices", "kind", "words"),
     [
-        ("gemm_grad_ab", (of(5, 6), of(5, 7), of(8, 6)), ValueError, "b has K 8: expected 7, the K of A"),
-        ("gemm_grad_a", (of(5, 6), of(7, 9)), ValueError, "b has N 9: expected 6, the N of grad_C"),
-        ("gemm_grad_b", (of(5, 6), of(4, 9)), ValueError, "a has M 4: expected 5, the M of grad_C"),
+        ("gemm_grad_ab", (of(5, 6), of(5, 7), of(8, 6)), ValueError, "b has K 8: expected 7, the K of a"),
+        ("gemm_grad_a", (of(5, 6), of(7, 9)), ValueError, "b has N 9: expected 6, the N of grad_c"),
+        ("gemm_grad_b", (of(5, 6), of(4, 9)), ValueError, "a has M 4: expected 5, the M of grad_c"),
         ("gemm_grad_a", (of(5, 6), of(6)), ValueError, r"b has shape \(6,\): expected \(K, N\)"),
         ("gemm_grad_b", (of(5, 6), of(4)), ValueError, r"a has shape \(4,\): expected \(M, K\)"),
         (
             "gemm_grad_a",
             (of(5, 6), of(7, 6, dtype=torch.bfloat16)),
             TypeError,
-            "b has dtype bfloat16: expected float16, the dtype of grad_C",
+            "b has dtype bfloat16: expected float16, the dtype of grad_c",
         ),
         (
             "gemm_grad_b",
@@ -172,7 +172,7 @@ def test_wrong_matrices_have_the_same_words_in_every_way(function, matrices, kin
 def test_wrong_matrices_are_refused_where_they_are_compiled():
     compiled = torch.compile(causeway.gemm_grad_ab, fullgraph=True, backend="aot_eager", dynamic=True)
     assert [tuple(g.shape) for g in compiled(of(5, 6), of(5, 7), of(7, 6))] == [(5, 7), (7, 6)]
-    with pytest.raises(Exception, match="b has K 8: expected 7, the K of A"):
+    with pytest.raises(Exception, match="b has K 8: expected 7, the K of a"):
         compiled(of(5, 6), of(5, 7), of(8, 6))
 
 

@@ -32,7 +32,7 @@ def source(tmp_path_factory):
     """The original's file of tests."""
     directory = tmp_path_factory.mktemp("original")
     archive = os.environ.get("CAUSEWAY_ORIGINAL")
-    if archive is None:
+    if not archive:
         (directory / "requirements").write_text(f"{NAME}=={VERSION} --hash=sha256:{SHA256}\n")
         # pip asks the package for its metadata, and it would look for a compiler of CUDA's.
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]

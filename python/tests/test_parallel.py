@@ -59,8 +59,8 @@ def test_nccl(tmp_path, peer_memory):
     run(2, tmp_path, "nccl", CAUSEWAY_PEER_MEMORY=peer_memory)
 
 
-class Rooms:
-    """What rooms in memory that two GPUs see are, on one GPU: what a kernel sends is taken out of its room at once."""
+class Buffers:
+    """What buffers in memory that two GPUs see are, on one GPU: what a kernel sends is taken out of its buffer at once."""
 
     def __init__(self, mailboxes):
         self.mailboxes = mailboxes
@@ -68,10 +68,10 @@ class Rooms:
     def send_halo_gradient(self, rank, inputs, silu):
         halo = inputs[4]
         made = torch.empty(halo.shape, dtype=halo.dtype, device=halo.device)
-        room = torch.zeros(_native.MESSAGE_FLAG_BYTES + made.nbytes, dtype=torch.uint8, device=halo.device)
-        if not _native.send_halo_gradient(inputs, silu, room.data_ptr()):
+        buffer = torch.zeros(_native.MESSAGE_FLAG_BYTES + made.nbytes, dtype=torch.uint8, device=halo.device)
+        if not _native.send_halo_gradient(inputs, silu, buffer.data_ptr()):
             return False
-        _native.receive(made, room.data_ptr())
+        _native.receive(made, buffer.data_ptr())
         self.mailboxes.send(rank, made)
         return True
 
@@ -79,11 +79,11 @@ class Rooms:
 class Mailboxes:
     """What `_Ring` is, for ranks that are threads."""
 
-    def __init__(self, rank, size, boxes, has_rooms=False):
+    def __init__(self, rank, size, boxes, has_buffers=False):
         self.rank, self.size, self.boxes = rank, size, boxes
         self.previous = rank - 1 if rank > 0 else None
         self.next = rank + 1 if rank + 1 < size else None
-        self.rooms = Rooms(self) if has_rooms else None
+        self.buffers = Buffers(self) if has_buffers else None
 
     def prepare(self, device, *tensors):
         pass
@@ -106,13 +106,13 @@ class Mailboxes:
         return torch.cat([x.new_full((1,), length, dtype=torch.int64) for _, length in found])
 
 
-def over_threads(monkeypatch, lengths, whole, work, has_rooms=False):
-    """What `work` gives on each rank for its slice of the whole problem; ranks are threads. With rooms, kernels are used that only GPUs which
+def over_threads(monkeypatch, lengths, whole, work, has_buffers=False):
+    """What `work` gives on each rank for its slice of the whole problem; ranks are threads. With buffers, kernels are used that only GPUs which
     see each other's memory use."""
     world, found, errors = len(lengths), {}, []
     boxes = {(sender, rank): queue.Queue() for sender in [*range(world), "lengths"] for rank in range(world)}
     rank_of_thread = threading.local()
-    make_ring = lambda group: Mailboxes(rank_of_thread.value, world, boxes, has_rooms)  # noqa: E731
+    make_ring = lambda group: Mailboxes(rank_of_thread.value, world, boxes, has_buffers)  # noqa: E731
     monkeypatch.setattr(causeway.parallel, "_Ring", make_ring)
 
     def run_rank(rank):
@@ -155,12 +155,12 @@ def require_equal(found, expected, **close):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["channel-first", "channel-last"])
-@pytest.mark.parametrize("way", ["waits", "overlaps", "rooms"])
+@pytest.mark.parametrize("way", ["waits", "overlaps", "buffers"])
 @pytest.mark.parametrize("kind", ["plain", "states", "some-indices", "sequences", "long-sequences", "cu_seqlens"])
 def test_ranks_in_threads(device, dtype, layout, kind, way, monkeypatch):
     """Slices of a hundred positions and more on one device, in the layouts and dtypes that kernels are made for."""
-    if way == "rooms" and device == "cpu":
-        pytest.skip("only GPUs have rooms")
+    if way == "buffers" and device == "cpu":
+        pytest.skip("only GPUs have buffers")
     monkeypatch.setattr(slices, "OVERLAP_BYTES", 2**62 if way == "waits" else 0)
     monkeypatch.syspath_prepend(WORKER.parent)
     from parallel_worker import call, make
@@ -177,7 +177,7 @@ def test_ranks_in_threads(device, dtype, layout, kind, way, monkeypatch):
         part = {name: laid_out(value, layout) for name, value in part.items()}
         return call(causeway.parallel.causal_conv1d_fn, part, kind)
 
-    found = over_threads(monkeypatch, lengths, whole, work, way == "rooms")
+    found = over_threads(monkeypatch, lengths, whole, work, way == "buffers")
     close = dict(atol=2e-4, rtol=2e-4) if dtype == torch.float32 else dict(atol=5e-2, rtol=2e-2)
     require_equal(found, call(causeway.causal_conv1d_fn, dict(whole), kind), **close)
 
@@ -220,7 +220,7 @@ def test_random_slices(device, seed, monkeypatch):
     draw = random.Random(seed)
     for _ in range(60):
         monkeypatch.setattr(slices, "OVERLAP_BYTES", draw.choice([0, 2**62]))
-        has_rooms = draw.random() < 0.5 and device != "cpu"
+        has_buffers = draw.random() < 0.5 and device != "cpu"
         lengths, whole, leaves, options = draw_case(draw)
         layout, checkpoints = draw.choice(["channel-first", "channel-last"]), draw.random() < 0.25
 
@@ -238,7 +238,7 @@ def test_random_slices(device, seed, monkeypatch):
 
         whole = {name: t.to(device) for name, t in whole.items()}
         work = lambda part: call(causeway.parallel.causal_conv1d_fn, part)  # noqa: E731
-        found = over_threads(monkeypatch, lengths, whole, work, has_rooms)
+        found = over_threads(monkeypatch, lengths, whole, work, has_buffers)
         require_equal(found, call(causeway.causal_conv1d_fn, whole), atol=1e-4, rtol=1e-4)
 
 
@@ -308,7 +308,7 @@ def test_one_rank_is_an_ordinary_call(tmp_path):
 
 def test_indices_that_change_between_the_passes_are_refused():
     x, seq_idx = torch.zeros(1, 2, 8), torch.zeros(1, 8, dtype=torch.int32)
-    part = slices.Indexed(types.SimpleNamespace(previous=None, next=None, rooms=None), x, 3, seq_idx, False)
+    part = slices.Indexed(types.SimpleNamespace(previous=None, next=None, buffers=None), x, 3, seq_idx, False)
     seq_idx[0, 0] = 1
     with pytest.raises(RuntimeError, match="seq_idx has been changed in place"):
         part.backward(None, x, None, None, None, x, None, True)
@@ -355,7 +355,7 @@ def test_indices_of_width_1_that_change_between_the_passes_are_refused():
 
 def test_boundaries_that_change_between_the_passes_are_refused():
     x, boundaries = torch.zeros(1, 2, 8), torch.tensor([0, 5, 16])
-    part = slices.Sequences(types.SimpleNamespace(previous=None, next=1, rooms=None), x, 3, boundaries)
+    part = slices.Sequences(types.SimpleNamespace(previous=None, next=1, buffers=None), x, 3, boundaries)
     boundaries[1] = 6
     with pytest.raises(RuntimeError, match="cu_seqlens has been changed in place"):
         part.backward(None, x, None, None, None, x, None, True)
@@ -401,3 +401,13 @@ def test_a_rank_says_why_its_messages_go_through_the_group(facts, reason, monkey
         assert peer_memory._make(group, torch.device("cuda"), 1024) is None
     assert "rank 0 of 2" in caplog.text
     assert reason in caplog.text
+
+
+@pytest.mark.parametrize("value, is_told", [("off", True), ("01", True), ("", False), ("0", False), ("1", False)])
+def test_a_wrong_value_of_the_environment_is_told(value, is_told, monkeypatch, caplog):
+    from causeway._torch import peer_memory
+
+    monkeypatch.setenv("CAUSEWAY_PEER_MEMORY", value)
+    found = peer_memory._symmetric_memory()
+    assert value != "0" or found is None
+    assert (f"CAUSEWAY_PEER_MEMORY is '{value}': expected 0 or 1; taken as 1" in caplog.text) == is_told

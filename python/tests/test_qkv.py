@@ -317,3 +317,33 @@ def test_compiled_updates_of_a_state_that_is_a_part(axis, width):
     states = [cache.narrow(axis, 1, shape[axis] - 2) for cache in caches]
     torch.testing.assert_close(torch.compile(update, fullgraph=True, backend="aot_eager")(states[0]), update(states[1]))
     assert torch.equal(*caches)
+
+
+@pytest.mark.parametrize("has_states", [False, True])
+def test_results_may_be_changed_in_place(device, has_states):
+    """PyTorch refuses that of a function's results that are views, where it has several."""
+    x, weight = torch.randn(2, 16, 5, device=device), torch.randn(16, 3, device=device, requires_grad=True)
+
+    def loss(in_place):
+        found = causeway.causal_conv1d_qkv(x, weight, sizes=(4, 4, 8), head_dim=2, return_final_states=has_states)
+        results = found[0] if has_states else found
+        return sum((one.mul_(2) if in_place else one * 2).square().sum() for one in results)
+
+    gradients = [torch.autograd.grad(loss(in_place), weight)[0] for in_place in (True, False)]
+    assert torch.equal(*gradients)
+
+
+def test_a_backward_pass_under_autocast_of_another_dtype():
+    """Gradients that the dispatcher finds are joined there; autocast joins none of the other dtype of 16 bits."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    x, weight = torch.randn(2, 16, 5).half().requires_grad_(), torch.randn(16, 3).half()
+    q, k, v = causeway.causal_conv1d_qkv(x, weight, sizes=(4, 4, 8), head_dim=2)
+    (expected,) = torch.autograd.grad((q, k, v), x, (q, k, v), retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16), Mode():
+        (found,) = torch.autograd.grad((q, k, v), x, (q, k, v))
+    assert torch.equal(found, expected)

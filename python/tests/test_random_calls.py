@@ -108,6 +108,29 @@ def wrong_where(condition):
     return make
 
 
+def leaking(real):
+    """A call in which what is no number reaches another channel."""
+
+    def call(*given, **options):
+        floats = [t for t in (*given, *options.values()) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        return real(*given, **options) + 0 * sum(t.detach().sum() for t in floats)
+
+    return call
+
+
+def not_counted(real):
+    """A call that writes states without a word to autograd."""
+
+    def call(*given, **options):
+        out = options.pop("final_states_out", None)
+        y, states = real(*given, **{**options, "return_final_states": True})
+        if out is not None:
+            out.data.copy_(states.detach())
+        return y
+
+    return call
+
+
 def accepting(real):
     """A call that takes everything."""
 
@@ -150,6 +173,11 @@ FAULTS = {
     "in a dispatch mode": (wrong_where(lambda: torch._C._len_torch_dispatch_stack() > 0), "dispatch mode", "result 0"),
     "a refusal": (accepting, "refused", "not refused"),
     "the name in a refusal": (naming_another, "refused", "lacks"),
+    "compiled, between others": (wrong_where(torch.compiler.is_compiling), "compile, surrounded", "result 0"),
+    "of other sizes": (wrong_where(torch.compiler.is_compiling), "compile, other sizes", "result 0"),
+    "compiled under autocast": (wrong_where(torch.compiler.is_compiling), "autocast, compiled", "result 0"),
+    "what is no number": (leaking, "no number", "elements differ"),
+    "a row of a jacobian": (wrong_where(lambda: torch._C._functorch.peek_interpreter_stack() is not None), "jacobian", "row "),
     "forward mode": (lambda real: lambda x, *others, **options: x * 1, "jvp", "not refused|out of bounds"),
 }
 
@@ -227,6 +255,45 @@ def test_what_is_not_written_in_a_transform_is_noticed(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(causeway, "causal_conv1d_fn", call)
             assert "final_states_out" in (random_calls.failure(SEED, number, changes) or ""), context
+
+
+def test_a_write_that_autograd_is_not_told_of_is_noticed(monkeypatch):
+    changes = SMALL | {"final": "out"}
+    first = drawn("fn", "versions", "x", **changes)
+    # A compiled graph copies what it has written into the caller's tensor, and counts that.
+    number = next(n for n in range(first, first + 40 * len(CELLS), len(CELLS)) if Run(SEED, n, changes).random.choice(range(5)) < 4)
+    assert random_calls.failure(SEED, number, changes) is None
+    monkeypatch.setattr(causeway, "causal_conv1d_fn", not_counted(causeway.causal_conv1d_fn))
+    assert "final_states_out" in (random_calls.failure(SEED, number, changes) or "")
+
+
+def test_what_ranks_give_otherwise_is_noticed(monkeypatch):
+    """One of two."""
+    number = drawn("fn", "over ranks", "x", **SMALL)
+    assert random_calls.failure(SEED, number, SMALL) is None
+    real = causeway.parallel.causal_conv1d_fn
+    monkeypatch.setattr(causeway.parallel, "causal_conv1d_fn", lambda x, *others, **options: real(x * 1.01, *others, **options))
+    assert "of both ranks" in (random_calls.failure(SEED, number, SMALL) or "")
+
+
+def test_outputs_and_placements_that_are_wrong_are_noticed(monkeypatch):
+    number = drawn("fn", "outputs given", "x", **SMALL)
+    assert random_calls.failure(SEED, number, SMALL) is None
+    real = causeway.kernels.causal_conv1d_forward
+    with monkeypatch.context() as patch:
+        patch.setattr(causeway.kernels, "causal_conv1d_forward", lambda x, *others, **options: real(x * 1.01, *others, **options))
+        assert "y" in (random_calls.failure(SEED, number, SMALL) or "")
+    at = drawn("fn", "DTensor", "x", **SMALL)
+    number = next(n for n in range(at, at + 20 * len(CELLS), len(CELLS)) if _compares(n))
+    distributed = wrong_where(lambda: torch.distributed.is_initialized())
+    monkeypatch.setattr(causeway, "causal_conv1d_fn", distributed(causeway.causal_conv1d_fn))
+    assert "result 0" in (random_calls.failure(SEED, number, SMALL) or "")
+
+
+def _compares(number):
+    """Whether a call is made, and not refused."""
+    run = Run(SEED, number, SMALL)
+    return random_calls.outcome(run) is None and run.compared > 1
 
 
 def test_strides_and_signs_of_zeros_are_noticed(monkeypatch):

@@ -58,12 +58,25 @@ def test_random_calls(device):
     assert repr(report).startswith("<causeway.verify: all right: 60 random calls (seed 3) on ")
 
 
-def test_a_simulated_gpu():
+@pytest.fixture
+def simulator():
     if not any(shutil.which(f"clang++{version}") for version in ("", *(f"-{n}" for n in range(16, 22)))):
         pytest.skip("the simulator compiles kernels with clang++")
+
+
+def test_a_simulated_gpu(simulator):
     report = causeway.verify(3, op="conv1d-update", elements=500, device="sim:32")
     assert report.passed and report.count == 3 and report.device == "sim:32"
     assert any(sentence.startswith("No GPU ran") for sentence in report.non_claims)
+
+
+def test_a_wrong_value_of_the_environment_is_told(simulator):
+    program = "import causeway; causeway.verify(3, op='conv1d-update', elements=500, device='sim:32')"
+    environment = {name: value for name, value in os.environ.items() if name != "CAUSEWAY_SIM_DIR"}
+    environment["CAUSEWAY_CACHE"] = "maybe"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert 'CAUSEWAY_CACHE is "maybe": expected on, readonly or off; taken as on' in done.stderr
 
 
 def test_a_simulated_gpu_without_a_compiler(monkeypatch):

@@ -7,10 +7,8 @@ fake tensors, torch.func, dispatch modes, tensor subclasses), a call goes throug
 """
 
 from causeway._torch.conv1d import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
-from causeway._torch.eager import is_compiling, needs_dispatcher
 from causeway._torch.gated import causal_conv1d_gated_packed
 from causeway._torch.gemm import gemm, gemm_grad_a, gemm_grad_ab, gemm_grad_b
-from causeway._torch.operators import write
 from causeway._torch.qkv import causal_conv1d_qkv, causal_conv1d_qkv_update
 
 __all__ = [
@@ -24,7 +22,4 @@ __all__ = [
     "gemm_grad_a",
     "gemm_grad_ab",
     "gemm_grad_b",
-    "is_compiling",
-    "needs_dispatcher",
-    "write",
 ]

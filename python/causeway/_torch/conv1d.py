@@ -7,6 +7,7 @@ import torch.autograd.forward_ad as forward_ad
 
 from causeway import _native
 from causeway._activation import kernel_option
+from causeway._integer import state_length
 from causeway._torch import operators, transforms
 from causeway._torch.eager import (
     PLAIN,
@@ -135,9 +136,10 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
     expect_tensors(_FORWARD, *inputs)
     if final_states_out is not None:
         expect_tensor("final_states_out", final_states_out)
-    if is_distributed(*inputs[:2]):
+    if is_distributed(*inputs, final_states_out):
         from causeway._torch import dtensor
 
+        dtensor.require_distributed(_FORWARD.names, inputs, final_states_out)
         of_table = zip(inputs, _FORWARD.is_index)
         inputs = tuple(dtensor.replicated(t, x) if is_index else t for t, is_index in of_table)
     wanted = (..., None if outputs is None else ...)
@@ -164,6 +166,8 @@ def _write_final_states(final_states_out, final_states):
     if final_states_out.shape != final_states.shape:
         found, expected = tuple(final_states_out.shape), tuple(final_states.shape)
         raise ValueError(f"final_states_out has shape {found}: expected {expected}")
+    if is_distributed(final_states_out):
+        final_states = final_states.redistribute(final_states_out.device_mesh, final_states_out.placements)
     with torch.no_grad():
         final_states_out.copy_(final_states)
 
@@ -222,6 +226,9 @@ def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
 
         cu_seqlens = dtensor.replicated(cu_seqlens, x)
     if is_compiling() or not is_direct(x, cu_seqlens):
+        if not is_compiling() and not isinstance(state_len, torch.SymInt):
+            # The dispatcher takes no larger number.
+            state_len = state_length(state_len)
         with torch.no_grad():
             return operators.varlen_states(x, cu_seqlens, state_len)
     return operators.make_varlen_states(x, cu_seqlens, state_len)

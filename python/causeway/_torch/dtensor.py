@@ -10,6 +10,7 @@ PyTorch asks for a strategy per mesh axis. Loaded when the first DTensor comes: 
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 try:
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor.experimental import register_sharding
 except ImportError as error:
     raise NotImplementedError(
@@ -71,12 +72,33 @@ def _gemm(a, b, algorithm):
     return [whole, ([Shard(0)], [Shard(0), Replicate(), None]), ([Shard(1)], [Replicate(), Shard(1), None])]
 
 
+def _keep_apart():
+    """PyTorch keeps what it has found for a call, and tells calls apart by tensors and by what stands behind the first int, if there is one. A
+    call with final states is not the same as one without, nor one with a bias the same as one with a residual: all arguments count."""
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    for overload in (operators.forward.overload, operators.backward.overload, operators.varlen_states, operators.gemm.overload):
+        propagator.op_to_schema_info[overload] = RuntimeSchemaInfo(0, needs_pytree=True)
+
+
+_keep_apart()
+
+
 def replicated(tensor, x):
     """Plain indices beside a DTensor are those of every rank."""
     if tensor is None or isinstance(tensor, DTensor) or not isinstance(x, DTensor):
         return tensor
     whole = [Replicate()] * x.device_mesh.ndim
     return DTensor.from_local(tensor, x.device_mesh, whole, run_check=False)
+
+
+def require_distributed(names, inputs, final_states_out=None):
+    """Beside a DTensor, all but indices are. A plain tensor could be a rank's part, or whole."""
+    for name, tensor in (*zip(names, inputs), ("final_states_out", final_states_out)):
+        if tensor is not None and not isinstance(tensor, DTensor) and tensor.is_floating_point():
+            raise TypeError(
+                f"{name} is a torch.Tensor, but others are DTensors: expected a DTensor; pass "
+                f"DTensor.from_local({name}, mesh, placements)"
+            )
 
 
 def _way(placement, has_indices):

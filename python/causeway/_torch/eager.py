@@ -1,5 +1,6 @@
 """Whether a call may go straight to its kernel, and what autocast makes of its tensors."""
 
+import contextlib
 import sys
 
 import torch
@@ -73,6 +74,12 @@ def cast(tensor, dtype):
     if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(dtype)
+
+
+def joined(tensors, axis):
+    """Tensors of one dtype along an axis. Autocast joins none that have the other dtype of 16 bits, as in a backward pass that it is around."""
+    with torch.autocast(tensors[0].device.type, enabled=False) if autocast_dtype(tensors[0]) is not None else contextlib.nullcontext():
+        return torch.cat(tensors, axis)
 
 
 def dtype_name(dtype):

@@ -12,24 +12,26 @@ from causeway._torch.conv1d import backward_needs_dispatcher, causal_conv1d_fn
 from causeway._torch.eager import (
     autocast_dtype,
     cast,
+    expect_tensors,
     is_compiling,
     is_direct,
     is_distributed,
     is_dynamo_compiling,
-    naming,
+    joined,
     needs_gradient,
 )
 from causeway._torch.packed import PackedCalls, cached
+from causeway._torch.tables import Table
 from causeway._torch.twice import made_by
 
 _NAME = "causal_conv1d_gated_packed"
 
+_TABLE = Table(_native.causal_conv1d_gated_packed)
+operators.forward.of_calls[_NAME] = _native.causal_conv1d_gated_packed
+_forward = _native.causal_conv1d_gated_packed.run
 
 # The inputs of a packed call; the last ones may be missing.
 _INPUTS = "packed", "weight", "bias", "initial_states", "seq_idx", "cu_seqlens"
-
-# Those whose shapes are looked at before the convolution is called.
-_SHAPED = _INPUTS[:2]
 
 
 def _all(others):
@@ -55,7 +57,7 @@ def _gradients(order, option, saved, dy, dfinal_states):
         with made_by(_NAME):
             dx, *gradients, dB, dC = operators.backward_results(inputs, option)
         found = {"B": dB, "x": dx, "C": dC}
-        dpacked = torch.cat([found[letter] for letter in order], 1)
+        dpacked = joined([found[letter] for letter in order], 1)
     else:
         dpacked = _native.result_like(packed)
         dB, dx, dC = parts(dpacked, order)
@@ -75,7 +77,7 @@ class CausalConv1dGated(torch.autograd.Function):
         if is_compiling():
             y, final_states = operators.forward(inputs, option, outputs)
             return (y, final_states) if returns_states else y
-        return _native.causal_conv1d_forward.run(inputs, option, outputs)
+        return _forward(inputs, option, outputs)
 
     @staticmethod
     def backward(ctx, dy, dfinal_states=None):
@@ -105,30 +107,30 @@ def _is_one_function(packed, others):
     """Whether nothing intercepts the operations in a call."""
     if is_compiling():
         return _IS_FOLLOWED and not is_distributed(packed, *others)
-    return is_direct(packed, *others) and not packed.is_nested
+    return is_direct(packed, *others)
 
 
-def causal_conv1d_gated_packed(packed, order, others, option, return_final_states):
+def causal_conv1d_gated_packed(packed, order, others, option, return_final_states, is_cast=False):
     """See `causeway.causal_conv1d_gated_packed`; the others are weight, bias, initial_states, seq_idx and cu_seqlens."""
-    return naming(_SHAPED, (packed, others[0]), _packed, order, others, option, return_final_states)
-
-
-def _packed(given, order, others, option, return_final_states, is_cast=False):
-    packed = given[0]
     if not return_final_states and not is_dynamo_compiling():
         calls = cached(_calls, order, option)
         if calls is not None and (y := calls((packed, *others), is_cast)) is not None:
             return y
+    expect_tensors(_TABLE, packed, *others)
     require_parts(packed, order, others[0])
     if not is_cast and (dtype := autocast_dtype(packed)) is not None:
         weight, bias, initial_states, *indices = others
         others = weight, bias, cast(initial_states, dtype), *indices
-        return _packed((cast(packed, dtype), weight), order, others, option, return_final_states, True)
+        return causal_conv1d_gated_packed(cast(packed, dtype), order, others, option, return_final_states, True)
+    if is_distributed(packed, *others):
+        from causeway._torch import dtensor
+
+        dtensor.require_distributed(_INPUTS, (packed, *others))
     is_recorded = needs_gradient(packed, *others)
     if is_recorded and _is_one_function(packed, others):
         return CausalConv1dGated.apply(order, kernel_option(option), return_final_states, packed, *others)
     inputs = inputs_of_packed(packed, order, others)
-    if not is_recorded:
-        return causal_conv1d_fn(inputs, option, return_final_states, None, is_cast)
+    if not is_compiling() and is_direct(packed, *others):
+        return _forward(inputs, kernel_option(option), (..., ... if return_final_states else None))
     with made_by(_NAME):
         return causal_conv1d_fn(inputs, option, return_final_states, None, is_cast)

@@ -87,10 +87,10 @@ class _Gradient(_Eager):
             for axis, size in zip(axes, require_axes(name, matrix, f"({axes[0]}, {axes[1]})")):
                 expected, source = sizes.setdefault(axis, (size, name))
                 if size != expected:
-                    raise ValueError(f"{name} has {axis} {size}: expected {expected}, the {axis} of {_said(source)}")
+                    raise ValueError(f"{name} has {axis} {size}: expected {expected}, the {axis} of {source}")
             if matrix.dtype != dtype:
                 found, expected = dtype_name(matrix.dtype), dtype_name(dtype)
-                raise TypeError(f"{name} has dtype {found}: expected {expected}, the dtype of {_said(names[0])}")
+                raise TypeError(f"{name} has dtype {found}: expected {expected}, the dtype of {names[0]}")
         require_one_device(dict(zip(names, inputs)))
 
     def __call__(self, inputs, algorithm):
@@ -99,11 +99,6 @@ class _Gradient(_Eager):
         if result is None:
             self.expect(*inputs)
         return None if type(result) is int else result
-
-
-def _said(name):
-    """What formulas and errors call a matrix: grad_C, A, B."""
-    return name[:-1] + name[-1].upper()
 
 
 _gemm = _Eager(_native.gemm)

@@ -6,7 +6,8 @@ import torch
 
 from causeway._activation import DEFAULTS
 from causeway._torch.eager import require_one_device
-from causeway._torch.tables import picker
+from causeway._torch.tables import Table, picker
+from causeway._torch.twice import current_call
 
 library = torch.library.Library("causeway", "DEF")
 
@@ -67,7 +68,9 @@ class Operator:
     def __init__(self, operation, order, is_out=False):
         self.arguments = tuple(_arguments(operation, order, is_out))
         self.results = tuple(tensor for tensor in operation.outputs if tensor.role == "output")
-        self._run, self._empty, self._is_out = operation.run, operation.empty, is_out
+        self._operation, self._is_out = operation, is_out
+        # By the name of a call that has other names for its arguments: the operation with these.
+        self.of_calls = {}
         self._count, self._input_count = len(self.arguments), len(operation.inputs)
         # Where the operator's arguments are in the table, and what the table has among the operator's arguments.
         names = [tensor.name for tensor in operation.inputs], [tensor.name for tensor in operation.outputs]
@@ -133,22 +136,25 @@ class Operator:
             return (option, *others)
         return (option, True) if others and others[0] else option
 
+    def _named(self):
+        """The operation, with the names that the call has for its arguments."""
+        return self.of_calls.get(current_call(), self._operation)
+
     def _kernel(self, *arguments):
         arguments = self._padded(arguments)
         inputs, outputs = self._of_table(arguments)
-        results = self._run(inputs, self._option(arguments), outputs)
+        results = self._named().run(inputs, self._option(arguments), outputs)
         if self._is_out:
             return None
         return results if len(self._dtypes) == 1 else self._returned(inputs, results)
 
     def _fake(self, *arguments):
-        require_one_device(
-            {a.name: value for a, value in zip(self.arguments, arguments) if isinstance(value, torch.Tensor)}
-        )
-        arguments = self._padded(arguments)
+        operation, arguments = self._named(), self._padded(arguments)
         inputs, outputs = self._of_table(arguments)
+        given = zip(Table(operation).names, (*inputs, *(outputs or ())))
+        require_one_device({name: value for name, value in given if isinstance(value, torch.Tensor)})
         algorithm = self._option(arguments) if self._has_algorithm else None
-        results = self._empty(inputs, outputs, algorithm)
+        results = operation.empty(inputs, outputs, algorithm)
         if self._is_out:
             return None
         return results if len(self._dtypes) == 1 else self._returned(inputs, results)

@@ -10,8 +10,8 @@ import torch
 
 from causeway import _native
 from causeway import kernels as _kernels
-from causeway._integer import integer
-from causeway._torch.eager import expect_tensors, require_axes, require_one_device
+from causeway._integer import state_length
+from causeway._torch.eager import expect_tensors, is_compiling, needs_dispatcher, require_axes, require_one_device
 from causeway._torch.gradients import Gradients
 from causeway._torch.operator import Operator, define, library
 from causeway._torch.tables import Table
@@ -42,6 +42,9 @@ def write(name, inputs, option, outputs):
     _out[name](inputs, option, outputs)
 
 
+_kernels._use(write, needs_dispatcher, is_compiling)
+
+
 def make_varlen_states(x, cu_seqlens, state_len):
     """States of all sequences."""
     states = _native.prefer_large_pages(_empty_varlen_states(x, cu_seqlens, state_len))
@@ -50,13 +53,16 @@ def make_varlen_states(x, cu_seqlens, state_len):
 
 
 def _empty_varlen_states(x, cu_seqlens, state_len):
-    """Room for the states of all sequences: (n, state_len, dim) in memory."""
+    """Memory for the states of all sequences: (n, state_len, dim)."""
     _, dim = require_axes("x", x, "(total, dim)")
-    (count,) = require_axes("cu_seqlens", cu_seqlens, "(n + 1)")
-    if not isinstance(state_len, torch.SymInt):
-        state_len = integer("state_len", state_len, 0)
+    (boundaries,) = require_axes("cu_seqlens", cu_seqlens, "(n + 1)")
     # Without a boundary, the kernel has the words for it.
-    return x.new_empty((max(count - 1, 0), state_len, dim)).transpose(1, 2)
+    count = max(boundaries - 1, 0)
+    if not isinstance(state_len, torch.SymInt):
+        # A comparison with a size that is a symbol would be a guard of the compiled code.
+        known = [1 if isinstance(size, torch.SymInt) else size for size in (count, dim)]
+        state_len = state_length(state_len, *known, x.element_size())
+    return x.new_empty((count, state_len, dim)).transpose(1, 2)
 
 
 def _fake_varlen_states(x, cu_seqlens, state_len):

@@ -1,7 +1,7 @@
 """Messages between neighbouring ranks of one machine, through memory that both of their GPUs see.
 
-A rank has rooms for messages from each neighbour, one for each tensor of a message. A launch of the sender's waits until the room is
-free, fills it, and says so; a launch of the receiver's waits for that, takes the tensor out, and says that the room is free again
+A rank has buffers for messages from each neighbour, one for each tensor of a message. A launch of the sender's waits until the buffer is
+free, fills it, and says so; a launch of the receiver's waits for that, takes the tensor out, and says that the buffer is free again
 (kernels/message.cuh). Both are work on the current stream, so that the host waits for nothing, and a message costs it a fraction of
 what NCCL's send and receive do. The memory is that of `torch.distributed._symmetric_memory`.
 """
@@ -19,16 +19,16 @@ from causeway import _native
 
 _log = logging.getLogger("causeway.parallel")
 
-# Bytes of a tensor that rooms are made for at least.
+# Bytes of a tensor that buffers are made for at least.
 _LEAST_CAPACITY = 2**20
 # Tensors of a message, at most.
 _TENSORS = 2
-# By the name of a group: the group, and its rooms or None. Names come again when a group has been destroyed.
+# By the name of a group: the group, and its buffers or None. Names come again when a group has been destroyed.
 _known = {}
 
 
-def rooms(group, device, nbytes):
-    """The rooms of a group's ranks, for tensors of at most so many bytes; None if they have to send in another way. All ranks call, with
+def buffers(group, device, nbytes):
+    """The buffers of a group's ranks, for tensors of at most so many bytes; None if they have to send in another way. All ranks call, with
     the same number."""
     if device.type != "cuda":
         return None
@@ -61,7 +61,7 @@ def _make(group, device, nbytes):
 
 
 def _try(group, device, nbytes):
-    """Rooms, or None and the reason."""
+    """Buffers, or None and the reason."""
     memory = _symmetric_memory()
     # NCCL's group says that others have GPUs, too.
     uuid = str(torch.cuda.get_device_properties(device).uuid)
@@ -75,10 +75,10 @@ def _try(group, device, nbytes):
     if not all(able):
         return None, "CAUSEWAY_PEER_MEMORY is 0, or PyTorch has no symmetric memory"
     made, reason = None, "another rank's GPU cannot reach its neighbour's memory"
-    # What was sent through smaller rooms has arrived.
+    # What was sent through smaller buffers has arrived.
     torch.cuda.synchronize(device)
     try:
-        made = Rooms(memory, group, device, nbytes)
+        made = Buffers(memory, group, device, nbytes)
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = str(error)
     # One that cannot, as without access between GPUs, is enough for none to try.
@@ -87,8 +87,11 @@ def _try(group, device, nbytes):
 
 
 def _symmetric_memory():
-    if os.environ.get("CAUSEWAY_PEER_MEMORY", "1") == "0":
+    asked = os.environ.get("CAUSEWAY_PEER_MEMORY") or "1"
+    if asked == "0":
         return None
+    if asked != "1":
+        _log.warning("CAUSEWAY_PEER_MEMORY is %r: expected 0 or 1; taken as 1", asked)
     try:
         import torch.distributed._symmetric_memory as memory
     except ImportError:
@@ -117,16 +120,16 @@ def _gather(group, device, values):
     return torch.cat(every).tolist()
 
 
-class Rooms:
-    """This rank's rooms, and its ways into its neighbours'."""
+class Buffers:
+    """This rank's buffers, and its ways into its neighbours'."""
 
     def __init__(self, memory, group, device, nbytes):
         self.device = device
-        # Larger messages need new rooms, which all ranks have to wait for.
+        # Larger messages need new buffers, which all ranks have to wait for.
         self.capacity = max(_LEAST_CAPACITY, 1 << (nbytes - 1).bit_length())
         step = _native.MESSAGE_FLAG_BYTES + self.capacity
         self.memory = memory.empty(2 * _TENSORS * step, dtype=torch.uint8, device=device)
-        # No room has a message. `_make` gathers what every rank has made before anyone sends.
+        # No buffer has a message. `_make` gathers what every rank has made before anyone sends.
         self.memory.zero_()
         self.handle = memory.rendezvous(self.memory, group)
         rank, starts = group.rank(), self.handle.buffer_ptrs
@@ -148,8 +151,8 @@ class Rooms:
     def send(self, rank, *tensors):
         """Sends a neighbour a message."""
         self._follow()
-        for tensor, room in zip(tensors, self.outgoing[rank]):
-            _native.send(tensor, room)
+        for tensor, buffer in zip(tensors, self.outgoing[rank]):
+            _native.send(tensor, buffer)
 
     def send_halo_gradient(self, rank, inputs, silu):
         """Sends a neighbour the gradient of a halo, computed on its way; see `_native.send_halo_gradient`."""
@@ -160,8 +163,8 @@ class Rooms:
         """A neighbour's message, of tensors of these sizes and dtypes."""
         self._follow()
         made = [torch.empty(sizes, dtype=dtype, device=self.device) for sizes, dtype in tensors]
-        for tensor, room in zip(made, self.incoming[rank]):
-            _native.receive(tensor, room)
+        for tensor, buffer in zip(made, self.incoming[rank]):
+            _native.receive(tensor, buffer)
         return made
 
     def _follow(self):

@@ -16,6 +16,7 @@ from causeway._torch.eager import (
     is_direct,
     is_distributed,
     is_dynamo_compiling,
+    joined,
     naming,
     needs_gradient,
 )
@@ -113,10 +114,14 @@ def _empty_channel_last(x):
     return x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).movedim(-1, 1)
 
 
+# Not a view: where a function of autograd's has several results, PyTorch lets nobody change one in place that is.
+_reshaped = torch.ops.aten._unsafe_view.default
+
+
 def _heads(y, head_dim):
-    """(batch, heads, head_dim), or with seqlen as its second axis, of a result that has channels as the second."""
+    """(batch, heads, head_dim), or with seqlen as its second axis, of a result that has channels as the second, and is nobody else's."""
     y = (y if y.ndim == 2 else y.transpose(1, 2)).contiguous()
-    return y.view(*y.shape[:-1], y.shape[-1] // head_dim, head_dim)
+    return _reshaped(y, (*y.shape[:-1], y.shape[-1] // head_dim, head_dim))
 
 
 def _compute(projections, sizes, indices, returns_states):
@@ -181,7 +186,7 @@ def _gradients(sizes, options, saved, dys, dstates):
         if sizes is None:
             gradients = [one for three in found for one in three]
         else:
-            gradients = [None if three[0] is None else torch.cat(three, axis) for three, axis in zip(found, AXES)]
+            gradients = [None if three[0] is None else joined(three, axis) for three, axis in zip(found, AXES)]
     else:
         _native.causal_conv1d_backward.run_together(calls)
     return *gradients, None, None

@@ -32,20 +32,20 @@ class Ring:
         self.previous = self.rank - 1 if self.rank > 0 else None
         self.next = self.rank + 1 if self.rank + 1 < self.size else None
         # Memory that the neighbours reach, if there is such: see `prepare`.
-        self.rooms = None
+        self.buffers = None
 
     def prepare(self, device, *tensors):
-        """Makes room for messages of tensors of these sizes and dtypes in memory that the neighbours reach, if there is such."""
+        """Makes buffers for messages of tensors of these sizes and dtypes in memory that the neighbours reach, if there is such."""
         self.device = device
-        self.rooms = peer_memory.rooms(self.group, device, max(peer_memory.size(*tensor) for tensor in tensors))
+        self.buffers = peer_memory.buffers(self.group, device, max(peer_memory.size(*tensor) for tensor in tensors))
 
     # Other messages go through the group's own methods: the functions of torch.distributed check again what is known here, which takes
     # the host as long as the message.
 
     def send(self, rank, *tensors):
         """Starts to send a message; its tensors are kept until they have left."""
-        if self.rooms is not None:
-            self.rooms.send(rank, *tensors)
+        if self.buffers is not None:
+            self.buffers.send(rank, *tensors)
             return
         pending = [(work, kept) for work, kept in _pending.get(self.group, ()) if not work.is_completed()]
         _pending[self.group] = pending
@@ -61,8 +61,8 @@ class Ring:
     def receive(self, rank, *tensors):
         """Starts to receive a message of tensors of these sizes and dtypes. A function waits for it, in the order of the current stream,
         and gives them: the first alone if there is no other."""
-        if self.rooms is not None:
-            return lambda: _alone(self.rooms.receive(rank, *tensors))
+        if self.buffers is not None:
+            return lambda: _alone(self.buffers.receive(rank, *tensors))
         made = [torch.empty(sizes, dtype=dtype, device=self.device) for sizes, dtype in tensors]
         # In the order in which they are sent.
         works = [self.group.recv([tensor], rank, 0) for tensor in made]

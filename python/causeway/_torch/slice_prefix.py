@@ -19,7 +19,7 @@ class SlicePrefix:
     def __init__(self, ring, weights, x, halo, indices, index):
         self.ring, self.weights, self.count = ring, weights, halo.shape[-1]
         self.x, self.halo, self.indices, self.index = x, halo, indices, index
-        self.has_kernels = ring.rooms is not None and weights.weight.shape[-1] < _TOO_WIDE
+        self.has_kernels = ring.buffers is not None and weights.weight.shape[-1] < _TOO_WIDE
 
     def inputs(self, other):
         """What kernels read: `other` is residual in forward, dy in backward."""
@@ -41,7 +41,7 @@ class SlicePrefix:
         self.dy = dy
         if self.has_kernels:
             if sends:
-                self.ring.rooms.send_halo_gradient(self.ring.previous, self.inputs(dy), self.weights.silu)
+                self.ring.buffers.send_halo_gradient(self.ring.previous, self.inputs(dy), self.weights.silu)
             return
         row, index = self.joined()
         dy = pad(dy[..., : 2 * self.count], (self.count, 0))

@@ -132,9 +132,9 @@ class Rows:
 
     def sent_gradient(self, weights, x, dy, states):
         """Sends the gradient of the halo in one launch, which computes it; False where that cannot be."""
-        rooms = self.ring.rooms
+        buffers = self.ring.buffers
         inputs = x, weights.weight, weights.bias, dy, states, self.indices, None
-        return rooms is not None and rooms.send_halo_gradient(self.ring.previous, inputs, weights.silu)
+        return buffers is not None and buffers.send_halo_gradient(self.ring.previous, inputs, weights.silu)
 
     def send_gradient(self, dhalo):
         """Sends the rank before the gradient of the halo that came from there."""
@@ -244,13 +244,13 @@ class Indexed(Ahead):
         self.version = _version(seq_idx)
 
     def forward(self, weights, x, y, given, residual, wants_final):
-        way = super().forward if self.is_long else self.forward_behind
+        way = super().forward if self.is_long else self.forward_waiting
         return way(weights, x, y, given, residual, wants_final)
 
     def backward(self, weights, x, given, halo, index, dy, dfinal, exchanges):
         _require_unchanged("seq_idx", self.indices, self.version)
-        is_behind = not self.is_long and self.ring.previous is not None
-        way = self.backward_behind if is_behind else super().backward
+        is_waiting = not self.is_long and self.ring.previous is not None
+        way = self.backward_waiting if is_waiting else super().backward
         return way(weights, x, given, halo, index, dy, dfinal, exchanges)
 
     def message(self):
@@ -273,7 +273,7 @@ class Indexed(Ahead):
     def indices_of_tail(self):
         return _last(self.indices, 2 * self.count)
 
-    def forward_behind(self, weights, x, place, given, residual, wants_final):
+    def forward_waiting(self, weights, x, place, given, residual, wants_final):
         """As `forward`, of a slice that waits for the halo, of which it may have to pass on a part."""
         count, length = self.count, x.shape[-1]
         received = self.receive_halo(*self.message())
@@ -292,7 +292,7 @@ class Indexed(Ahead):
         self.send_tail(final, self.on_its_way(_last(index, count)) if length else unknown)
         return y, final, joined, index
 
-    def backward_behind(self, weights, x, given, joined, index, dy, dfinal, exchanges):
+    def backward_waiting(self, weights, x, given, joined, index, dy, dfinal, exchanges):
         """As `backward`, of a slice that waits for the gradient of its tail."""
         received = self.receive_gradient(exchanges)
         dfinal = dfinal if received is None else received()
@@ -345,7 +345,7 @@ def of_sequences(ring, x, count, starts):
     if not length:
         return Rows(ring, x, count)
     # As of rows, a small slice waits, unless there are kernels for what the halo changes.
-    if length >= 2 * count and (ring.rooms is not None or x.nbytes >= OVERLAP_BYTES):
+    if length >= 2 * count and (ring.buffers is not None or x.nbytes >= OVERLAP_BYTES):
         return Sequences(ring, x, count, starts)
     indices = numbers(starts, -count, length)
     return Rows(ring, x, count, indices[:, count:], indices[:, :count] != indices[:, count : count + 1])

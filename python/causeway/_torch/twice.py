@@ -7,7 +7,7 @@ from causeway._torch.eager import is_compiling
 
 
 class _Now(threading.local):
-    """What this thread records."""
+    """What this thread calls."""
 
     call = None
 
@@ -27,8 +27,13 @@ class _MadeBy:
 
 
 def made_by(call):
-    """In a `with` statement: operators that are recorded meanwhile are parts of a call of this name. Compilers have no second derivatives."""
+    """In a `with` statement: operators that are called meanwhile are parts of a call of this name. Compilers have no second derivatives."""
     return contextlib.nullcontext() if is_compiling() else _MadeBy(call)
+
+
+def current_call():
+    """The name that `made_by` was given; None outside of it."""
+    return _now.call
 
 
 def call_of(operator, arguments):
