@@ -8,14 +8,12 @@
 //   conv_state[row, c]  before   [ s0 s1 s2 s3 ]         ring of 4, cache_seqlens = 6   [ s4 s5 s2 s3 ]
 //                       after    [ s1 s2 s3 x  ]                                        [ s4 s5 x  s3 ]
 //
-// update_vector serves one new position: a thread owns a packet of neighbouring channels of `repeats` batch entries,
-// and its weights stay in registers. State that is contiguous, channel by channel or column by column, moves in wide
-// accesses. A whole ring buffer does too: memory moves whole sectors anyway. update_general serves everything else, one
-// channel of one batch entry per thread.
+// update_vector serves one new position: a thread owns a packet of neighbouring channels of a batch entry. State that is contiguous,
+// channel by channel or column by column, moves in wide accesses. A whole ring buffer does too: memory moves whole sectors anyway.
+// update_general serves everything else, one channel of one batch entry per thread.
 //
-// Cost per channel and entry, width 4, state_len 4, bf16: 2 bytes of x, 2 of y, 8 + 8 of state, and weight and bias
-// from a cache (10 bytes per thread and channel, for all its entries). It is bound by latency when the batch is small:
-// all loads but that of the state through conv_state_indices start at once.
+// Cost per channel and entry, width 4, state_len 4, bf16: 2 bytes of x, 2 of y, 8 + 8 of state, and 10 of weight and bias from a cache.
+// It is bound by latency when the batch is small: all loads but that of the state through conv_state_indices start at once.
 #pragma once
 #include "causal_conv1d.cuh"
 
@@ -66,17 +64,17 @@ CAUSEWAY_DEVICE i64 next_ring_slot(const UpdateArguments& a, i64 entry) {
 //       static constexpr int bytes = 16;         of a packet of x and y
 //       static constexpr int lanes = 32;         threads along dim
 //       static constexpr int entries = 4;        threads along the batch
-//       static constexpr int repeats = 1;        batch entries per thread
 //       static constexpr StateLayout layout = StateLayout::channels;
 //       static constexpr int state_len = 4;      0: not known when compiled (ring, columns or elements)
 //       static constexpr int state_bytes = 16;   of an access to the state
 //       static constexpr int weight_bytes = 16;  see load_parameters
+//       static constexpr bool all_have_states = true;   whether it is known that each entry has one, and nothing has to branch
 //       static constexpr int head_lanes = 8;     with a norm: threads that have a head's channels, a power of two
 //   };
 template <class Problem, class Tile>
 CAUSEWAY_DEVICE void update_vector(const UpdateArguments& a, u32 block = block_index<0>()) {
     using X = typename Problem::X;
-    constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, BYTES = Tile::bytes, REPEATS = Tile::repeats;
+    constexpr int WIDTH = Problem::width, HALO = WIDTH - 1, BYTES = Tile::bytes;
     constexpr int CHANNELS = ELEMENTS<X, BYTES>;
     constexpr bool RUNS = Tile::layout == StateLayout::channels, RING = Problem::cache_seqlens;
     // What is loaded: all slots, or those of a ring that hold the history, oldest first.
@@ -85,139 +83,118 @@ CAUSEWAY_DEVICE void update_vector(const UpdateArguments& a, u32 block = block_i
 
     const u32 lane = thread_index() % Tile::lanes;
     const i64 channel = ((i64)block * Tile::lanes + lane) * CHANNELS;
-    const i64 first = (layered_block(a.blocks_per_layer) * Tile::entries + thread_index() / Tile::lanes) * REPEATS;
+    const i64 entry = layered_block(a.blocks_per_layer) * Tile::entries + thread_index() / Tile::lanes;
     // With a norm, the lanes of a wave meet.
-    const bool active = channel < a.dim && first < a.batch;
+    const bool active = channel < a.dim && entry < a.batch;
     if (!Problem::norm && !active) return;
 
-    Packet<BYTES> input[REPEATS], b[REPEATS], gate[REPEATS];
-    i64 row[REPEATS];
-#pragma unroll
-    for (int r = 0; r < REPEATS; ++r) {
-        row[r] = -1;
-        input[r] = zero_packet<BYTES>();
-        if ((!Problem::norm || active) && first + r < a.batch) {
-            row[r] = state_row<Problem::conv_state_indices>(a, first + r);
-            input[r] = load<BYTES>(at<X>(a.x, (first + r) * a.x_strides.batch + channel));
-            if constexpr (Problem::B) b[r] = load<BYTES>(at<X>(a.b, (first + r) * a.b_strides.batch + channel));
-            if constexpr (Problem::C) gate[r] = load<BYTES>(at<X>(a.c, (first + r) * a.c_strides.batch + channel));
-        }
+    Packet<BYTES> input = zero_packet<BYTES>(), b, gate;
+    i64 row = -1;
+    if (!Problem::norm || active) {
+        row = state_row<Problem::conv_state_indices>(a, entry);
+        input = load<BYTES>(at<X>(a.x, entry * a.x_strides.batch + channel));
+        if constexpr (Problem::B) b = load<BYTES>(at<X>(a.b, entry * a.b_strides.batch + channel));
+        if constexpr (Problem::C) gate = load<BYTES>(at<X>(a.c, entry * a.c_strides.batch + channel));
     }
     float weight[CHANNELS][WIDTH], bias[CHANNELS];
     load_parameters<Problem, CHANNELS, Tile::weight_bytes>(a.weight, a.weight_strides, a.bias, a.bias_stride,
                                                            Problem::norm && !active ? 0 : channel, weight, bias);
 
-    float state[REPEATS][ROOM][CHANNELS];
+    // Beside a branch, the loads before it and those after it wait for each other.
+    const bool has_state = Tile::all_have_states || row >= 0;
+    float state[ROOM][CHANNELS];
     if constexpr (Problem::norm) {
         // Lanes without a state compute with it.
 #pragma unroll
-        for (int r = 0; r < REPEATS; ++r) {
+        for (int j = 0; j < ROOM; ++j) {
 #pragma unroll
-            for (int j = 0; j < ROOM; ++j) {
-#pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) state[r][j][c] = 0.0f;
-            }
+            for (int c = 0; c < CHANNELS; ++c) state[j][c] = 0.0f;
         }
     }
-    i64 next_slot[REPEATS];
-#pragma unroll
-    for (int r = 0; r < REPEATS; ++r) {
-        next_slot[r] = 0;
-        if (row[r] < 0) continue;
-        if constexpr (RING) next_slot[r] = next_ring_slot(a, first + r);
-        const X* from = at<X>((const void*)a.conv_state, row[r] * a.state_strides.batch + channel * a.state_strides.dim);
+    i64 next_slot = 0;
+    if (has_state) {
+        if constexpr (RING) next_slot = next_ring_slot(a, entry);
+        const X* from = at<X>((const void*)a.conv_state, row * a.state_strides.batch + channel * a.state_strides.dim);
         if constexpr (RUNS && COLUMNS > 0) {
             float run[CHANNELS * ROOM];
             load_run<X, Tile::state_bytes, true>(from, run);
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
 #pragma unroll
-                for (int j = 0; j < COLUMNS; ++j) state[r][j][c] = run[c * COLUMNS + j];
+                for (int j = 0; j < COLUMNS; ++j) state[j][c] = run[c * COLUMNS + j];
             }
         } else {
 #pragma unroll
             for (int j = 0; j < COLUMNS; ++j) {
-                const i64 slot = RING ? ring_slot(a, next_slot[r], HALO - j) : j;
+                const i64 slot = RING ? ring_slot(a, next_slot, HALO - j) : j;
                 const X* column = from + slot * a.state_strides.seqlen;
                 if constexpr (Tile::layout == StateLayout::columns) {
-                    unpack<X>(load_mutable<BYTES>(column), state[r][j]);
+                    unpack<X>(load_mutable<BYTES>(column), state[j]);
                 } else {
 #pragma unroll
-                    for (int c = 0; c < CHANNELS; ++c) {
-                        state[r][j][c] = load_mutable_element(column + c * a.state_strides.dim);
-                    }
+                    for (int c = 0; c < CHANNELS; ++c) state[j][c] = load_mutable_element(column + c * a.state_strides.dim);
                 }
             }
         }
     }
 
+    X* y = at<X>(a.y, entry * a.y_strides.batch + channel);
+    if (!Problem::norm && !has_state) return store<BYTES>(y, zero_packet<BYTES>());
+    float newest[CHANNELS], sum[CHANNELS], factors[CHANNELS] = {};
+    unpack<X>(input, newest);
+    if constexpr (Problem::B) {
+        unpack<X>(b, factors);
 #pragma unroll
-    for (int r = 0; r < REPEATS; ++r) {
-        if (!Problem::norm && first + r >= a.batch) break;
-        X* y = at<X>(a.y, (first + r) * a.y_strides.batch + channel);
-        if (!Problem::norm && row[r] < 0) {
-            store<BYTES>(y, zero_packet<BYTES>());
-            continue;
-        }
-        float newest[CHANNELS], sum[CHANNELS], factors[CHANNELS] = {};
-        unpack<X>(input[r], newest);
-        if constexpr (Problem::B) {
-            unpack<X>(b[r], factors);
+        for (int c = 0; c < CHANNELS; ++c) newest[c] = gated<Problem>(factors[c], newest[c]);
+        input = pack<X, BYTES>(newest);  // what the state holds
+    }
+    if constexpr (Problem::C) unpack<X>(gate, factors);
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) newest[c] = gated<Problem>(factors[c], newest[c]);
-            input[r] = pack<X, BYTES>(newest);  // what the state holds
+    for (int c = 0; c < CHANNELS; ++c) {
+        sum[c] = bias[c];
+#pragma unroll
+        for (int w = 0; w < HALO; ++w) {
+            const float value =
+                RING && RUNS ? select_slot(state, c, ring_slot(a, next_slot, HALO - w)) : state[COLUMNS - HALO + w][c];
+            sum[c] = multiply_add(weight[c][w], value, sum[c]);
         }
-        if constexpr (Problem::C) unpack<X>(gate[r], factors);
+        sum[c] = activate_gated<Problem>(multiply_add(weight[c][HALO], newest[c], sum[c]), factors[c]);
+    }
+    if constexpr (Problem::norm) {
+        divide_by_norm<Tile::head_lanes>(sum, a.norm);
+        if (!active) return;
+        if (!has_state) return store<BYTES>(y, zero_packet<BYTES>());
+    }
+    store<BYTES>(y, pack<X, BYTES>(sum));
+
+    X* to = at<X>(a.conv_state, row * a.state_strides.batch + channel * a.state_strides.dim);
+    if constexpr (RUNS && COLUMNS > 0) {
+        float run[CHANNELS * ROOM];
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) {
-            sum[c] = bias[c];
 #pragma unroll
-            for (int w = 0; w < HALO; ++w) {
-                const float value = RING && RUNS ? select_slot(state[r], c, ring_slot(a, next_slot[r], HALO - w))
-                                                 : state[r][COLUMNS - HALO + w][c];
-                sum[c] = multiply_add(weight[c][w], value, sum[c]);
-            }
-            sum[c] = activate_gated<Problem>(multiply_add(weight[c][HALO], newest[c], sum[c]), factors[c]);
-        }
-        if constexpr (Problem::norm) {
-            divide_by_norm<Tile::head_lanes>(sum, a.norm);
-            if (!active || first + r >= a.batch) continue;
-            if (row[r] < 0) {
-                store<BYTES>(y, zero_packet<BYTES>());
-                continue;
+            for (int j = 0; j < COLUMNS; ++j) {
+                const bool changes = RING ? next_slot == j : j + 1 == COLUMNS;
+                const float value = state[RING || j + 1 == COLUMNS ? j : j + 1][c];
+                run[c * COLUMNS + j] = changes ? newest[c] : value;
             }
         }
-        store<BYTES>(y, pack<X, BYTES>(sum));
-
-        X* to = at<X>(a.conv_state, row[r] * a.state_strides.batch + channel * a.state_strides.dim);
-        if constexpr (RUNS && COLUMNS > 0) {
-            float run[CHANNELS * ROOM];
+        store_run<X, Tile::state_bytes>(to, run);
+    } else if constexpr (RING) {
+        if (a.state_len == 0) return;
+        X* column = to + next_slot * a.state_strides.seqlen;
+        if constexpr (Tile::layout == StateLayout::columns) {
+            store<BYTES>(column, input);
+        } else {
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) {
-#pragma unroll
-                for (int j = 0; j < COLUMNS; ++j) {
-                    const bool changes = RING ? next_slot[r] == j : j + 1 == COLUMNS;
-                    const float value = state[r][RING || j + 1 == COLUMNS ? j : j + 1][c];
-                    run[c * COLUMNS + j] = changes ? newest[c] : value;
-                }
-            }
-            store_run<X, Tile::state_bytes>(to, run);
-        } else if constexpr (RING) {
-            if (a.state_len == 0) continue;
-            X* column = to + next_slot[r] * a.state_strides.seqlen;
-            if constexpr (Tile::layout == StateLayout::columns) {
-                store<BYTES>(column, input[r]);
-            } else {
-#pragma unroll
-                for (int c = 0; c < CHANNELS; ++c) store_element(column + c * a.state_strides.dim, newest[c]);
-            }
-        } else if constexpr (Tile::layout == StateLayout::columns) {
-#pragma unroll
-            for (int j = 0; j + 1 < COLUMNS; ++j) {
-                store<BYTES>(to + j * a.state_strides.seqlen, pack<X, BYTES>(state[r][j + 1]));
-            }
-            if constexpr (COLUMNS > 0) store<BYTES>(to + (COLUMNS - 1) * a.state_strides.seqlen, input[r]);
+            for (int c = 0; c < CHANNELS; ++c) store_element(column + c * a.state_strides.dim, newest[c]);
         }
+    } else if constexpr (Tile::layout == StateLayout::columns) {
+#pragma unroll
+        for (int j = 0; j + 1 < COLUMNS; ++j) {
+            store<BYTES>(to + j * a.state_strides.seqlen, pack<X, BYTES>(state[j + 1]));
+        }
+        if constexpr (COLUMNS > 0) store<BYTES>(to + (COLUMNS - 1) * a.state_strides.seqlen, input);
     }
 }
 

@@ -53,17 +53,10 @@ device_struct! {
     }
 }
 
-/// Bytes of a thread's packet, and batch entries per thread; the first row whose limit holds is taken.
-/// Measured on an H200 (docs/kernels/history/forward.md).
-struct Rule {
-    /// Largest size of x in packets of 16 bytes per multiprocessor.
-    packets: u64,
-    bytes: u32,
-    repeats: u32,
-}
-
-const RULES: &[Rule] =
-    &[Rule { packets: 16, bytes: 4, repeats: 1 }, Rule { packets: u64::MAX, bytes: 8, repeats: 1 }];
+/// Largest size of x, in packets of 16 bytes per multiprocessor, for which a thread's packet has 4 bytes and not 8; and most blocks of a
+/// multiprocessor that are faster without branches. Measured on an H200 (docs/kernels/history/forward.md).
+const NARROW: u64 = 16;
+const WITHOUT_BRANCHES: u64 = 4;
 
 /// Plans an update whose arguments have been validated.
 ///
@@ -116,10 +109,9 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
         return None;
     }
     let element = op.x.dtype().size() as u32;
-    let packets = x.bytes() / u64::from(PACKET) / u64::from(facts.multiprocessors.max(1));
-    let rule = RULES.iter().find(|rule| packets <= rule.packets)?;
-    let most =
-        op.norm.map_or(rule.bytes, |norm| rule.bytes.max(head_packet(&norm, element, facts.wave_size)));
+    let multiprocessors = u64::from(facts.multiprocessors.max(1));
+    let usual = if x.bytes() / u64::from(PACKET) / multiprocessors <= NARROW { 4 } else { 8 };
+    let most = op.norm.map_or(usual, |norm| usual.max(head_packet(&norm, element, facts.wave_size)));
     let row_bytes = (sizes.dim * i64::from(element)) as u64;
     let gates = gates.map(|gate| gate.access(1)).min().unwrap_or(PACKET);
     let widest =
@@ -141,21 +133,24 @@ fn vector(op: &Update<'_>, sizes: &UpdateSizes, traffic: Traffic, facts: &Device
     let lanes = across.next_power_of_two().min(u64::from(THREADS)) as u32;
     let entries = THREADS / lanes;
     let head_lanes = head_lanes(op.norm.as_ref(), channels, lanes.min(facts.wave_size))?;
-    let rows = blocks_of(sizes.batch, i64::from(entries * rule.repeats));
+    let rows = blocks_of(sizes.batch, i64::from(entries));
     let (blocks_per_layer, batch_layers) = layers(rows)?;
     let blocks = across.div_ceil(u64::from(lanes));
     if blocks > most_blocks(facts, THREADS) {
         return None;
     }
+    let all_have_states = op.conv_state_indices.is_none()
+        && op.norm.is_none()
+        && blocks.saturating_mul(rows as u64) <= WITHOUT_BRANCHES * multiprocessors;
     let tile = Constants::new("Tile")
         .int("bytes", bytes)
         .int("lanes", lanes)
         .int("entries", entries)
-        .int("repeats", rule.repeats)
         .enumerator(layout)
         .int("state_len", if ring && layout != CHANNELS { 0 } else { sizes.state_len })
         .int("state_bytes", state_bytes)
-        .int("weight_bytes", weight_access(&op.weight, channels, channels));
+        .int("weight_bytes", weight_access(&op.weight, channels, channels))
+        .flag("all_have_states", all_have_states);
     let tile = if op.norm.is_some() { tile.int("head_lanes", head_lanes) } else { tile };
     let entry =
         Entry { kernel: &VECTOR, bounds: LaunchBounds::new(THREADS, 1), problem: problem(op, sizes), tile };
