@@ -18,4 +18,4 @@ def integer(argument, value, lowest, highest=None):
 
 def state_length(state_len, *sizes):
     """The state_len of states whose other sizes, that of an element among them, are these: their bytes are a number of 63 bits."""
-    return integer("state_len", integer("state_len", state_len, 0), 0, (2**63 - 1) // max(math.prod(sizes), 1))
+    return integer("state_len", integer("state_len", state_len, 0), 0, (2**63 - 1) // math.prod(max(size, 1) for size in sizes))

@@ -97,40 +97,40 @@ class _Outputs:
 @context("outputs given", only=("fn", "gated", "update", "gated_update", "varlen_states"))
 def _(run):
     """`causeway.kernels`, with outputs that lie anywhere."""
-    t, c, room, plain = run.fresh(wanted=()), run.choices, _Outputs(run), run.plain
+    t, c, given, plain = run.fresh(wanted=()), run.choices, _Outputs(run), run.plain
     kernels, x, silu = causeway.kernels, t["x"], c.get("activation") is not None
     gates = {gate: t.get(gate) for gate in "BC"}
     if run.operation.name == "varlen_states":
-        kernels.causal_conv1d_varlen_states(x, t["cu_seqlens"], room("states", plain.results[0].shape, x.dtype))
-        room.check({"states": plain.results[0]}, run.same)
+        kernels.causal_conv1d_varlen_states(x, t["cu_seqlens"], given("states", plain.results[0].shape, x.dtype))
+        given.check({"states": plain.results[0]}, run.same)
         return
     options = {**gates, "round_products": c.get("round_products", False)}
     if "conv_state" in t:
         indices = t.get("cache_seqlens"), t.get("conv_state_indices")
-        out = room("out", x.shape, x.dtype)
+        out = given("out", x.shape, x.dtype)
         kernels.causal_conv1d_update(x, t["conv_state"], t["weight"], t.get("bias"), silu, *indices, out, **options)
-        room.check({"out": plain.results[0]}, run.same)
+        given.check({"out": plain.results[0]}, run.same)
         run.same(t["conv_state"], plain.outs["conv_state"], "conv_state")
         return
-    y, states = room("y", x.shape, x.dtype), None
+    y, states = given("y", x.shape, x.dtype), None
     final = plain.outs.get("final_states_out", plain.results[-1])
     if c["final"]:
-        states = room("final_states", final.shape, x.dtype)
+        states = given("final_states", final.shape, x.dtype)
     indices = t.get("seq_idx"), t.get("cu_seqlens")
     kernels.causal_conv1d_forward(
         x, t["weight"], t.get("bias"), t.get("initial_states"), *indices, t.get("residual"), silu, y, states, **options
     )
-    room.check({"y": plain.results[0], "final_states": final}, run.same)
+    given.check({"y": plain.results[0], "final_states": final}, run.same)
     if not run.wanted:
         return
     # Those that PyTorch negates only where it reads them are refused.
     dy, dstates = (None if dy is None else dy.resolve_neg() for dy in (*run.dys(plain.results), None)[:2])
-    room = _Outputs(run)
+    given = _Outputs(run)
     places = {name: None for name in ("x", "weight", "bias", "initial_states", "B", "C")}
     summed_in = t["weight"].dtype if x.dtype == torch.float64 else run.random.choice((t["weight"].dtype, torch.float32))
     for name in places:
         if t.get(name) is not None:
-            places[name] = room(f"d{name}", t[name].shape, summed_in if reference.is_sum(name) else t[name].dtype)
+            places[name] = given(f"d{name}", t[name].shape, summed_in if reference.is_sum(name) else t[name].dtype)
     dx, dweight, dbias, dinitial_states, dB, dC = places.values()
     kernels.causal_conv1d_backward(
         x, t["weight"], t.get("bias"), torch.zeros_like(x) if dy is None else dy, t.get("initial_states"), *indices, dstates, silu,
@@ -142,7 +142,7 @@ def _(run):
         is_same = summed_in == t["weight"].dtype and not reference.is_sum(name.removeprefix("d"))
         (run.same if is_same else run.near)(value, gradient, name)
 
-    room.check({f"d{name}": gradient for name, gradient in plain.gradients.items() if name != "residual"}, compare)
+    given.check({f"d{name}": gradient for name, gradient in plain.gradients.items() if name != "residual"}, compare)
     return
     yield
 

@@ -258,7 +258,7 @@ mod tests {
             (".causeway-old", 3600, &[], false),
             (".causeway-older", 1_000_000, &[], false),
             (".causeway-at-work", 5, &[], true),
-            // One life for all that killed processes leave.
+            // What killed processes leave is removed after an hour, whatever it is.
             (".causeway-half-an-hour", 1800, &[], true),
             (".causeway-with-a-file", 3600, &["kept"], true),
             ("another", 3600, &[], true),

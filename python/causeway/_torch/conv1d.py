@@ -139,7 +139,7 @@ def causal_conv1d_fn(inputs, option, return_final_states, final_states_out, is_c
     if is_distributed(*inputs, final_states_out):
         from causeway._torch import dtensor
 
-        dtensor.require_distributed(_FORWARD.names, inputs, final_states_out)
+        dtensor.require_distributed(_FORWARD, inputs, final_states_out)
         of_table = zip(inputs, _FORWARD.is_index)
         inputs = tuple(dtensor.replicated(t, x) if is_index else t for t, is_index in of_table)
     wanted = (..., None if outputs is None else ...)

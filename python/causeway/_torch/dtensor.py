@@ -12,7 +12,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 try:
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
     from torch.distributed.tensor.experimental import register_sharding
-except ImportError as error:
+
+    _kept_calls = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+except (AttributeError, ImportError) as error:
     raise NotImplementedError(
         "x is a DTensor, and this PyTorch cannot be told how an operator is sharded: expected one with "
         "torch.distributed.tensor.experimental.register_sharding; call with x.to_local() instead"
@@ -75,9 +77,8 @@ def _gemm(a, b, algorithm):
 def _keep_apart():
     """PyTorch keeps what it has found for a call, and tells calls apart by tensors and by what stands behind the first int, if there is one. A
     call with final states is not the same as one without, nor one with a bias the same as one with a residual: all arguments count."""
-    propagator = DTensor._op_dispatcher.sharding_propagator
     for overload in (operators.forward.overload, operators.backward.overload, operators.varlen_states, operators.gemm.overload):
-        propagator.op_to_schema_info[overload] = RuntimeSchemaInfo(0, needs_pytree=True)
+        _kept_calls[overload] = RuntimeSchemaInfo(0, needs_pytree=True)
 
 
 _keep_apart()
@@ -91,10 +92,11 @@ def replicated(tensor, x):
     return DTensor.from_local(tensor, x.device_mesh, whole, run_check=False)
 
 
-def require_distributed(names, inputs, final_states_out=None):
+def require_distributed(table, inputs, final_states_out=None):
     """Beside a DTensor, all but indices are. A plain tensor could be a rank's part, or whole."""
-    for name, tensor in (*zip(names, inputs), ("final_states_out", final_states_out)):
-        if tensor is not None and not isinstance(tensor, DTensor) and tensor.is_floating_point():
+    given = *zip(table.names, inputs, table.is_index), ("final_states_out", final_states_out, False)
+    for name, tensor, is_index in given:
+        if tensor is not None and not isinstance(tensor, DTensor) and not is_index:
             raise TypeError(
                 f"{name} is a torch.Tensor, but others are DTensors: expected a DTensor; pass "
                 f"DTensor.from_local({name}, mesh, placements)"

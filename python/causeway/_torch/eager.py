@@ -77,7 +77,7 @@ def cast(tensor, dtype):
 
 
 def joined(tensors, axis):
-    """Tensors of one dtype along an axis. Autocast joins none that have the other dtype of 16 bits, as in a backward pass that it is around."""
+    """Tensors of one dtype along an axis. In a backward pass under autocast, torch.cat refuses those of its other 16-bit dtype."""
     with torch.autocast(tensors[0].device.type, enabled=False) if autocast_dtype(tensors[0]) is not None else contextlib.nullcontext():
         return torch.cat(tensors, axis)
 

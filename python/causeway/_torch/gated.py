@@ -18,6 +18,7 @@ from causeway._torch.eager import (
     is_distributed,
     is_dynamo_compiling,
     joined,
+    naming,
     needs_gradient,
 )
 from causeway._torch.packed import PackedCalls, cached
@@ -32,6 +33,9 @@ _forward = _native.causal_conv1d_gated_packed.run
 
 # The inputs of a packed call; the last ones may be missing.
 _INPUTS = "packed", "weight", "bias", "initial_states", "seq_idx", "cu_seqlens"
+
+# Those whose shapes are looked at before the convolution is called.
+_SHAPED = _INPUTS[:2]
 
 
 def _all(others):
@@ -110,27 +114,34 @@ def _is_one_function(packed, others):
     return is_direct(packed, *others)
 
 
-def causal_conv1d_gated_packed(packed, order, others, option, return_final_states, is_cast=False):
+def causal_conv1d_gated_packed(packed, order, others, option, return_final_states):
     """See `causeway.causal_conv1d_gated_packed`; the others are weight, bias, initial_states, seq_idx and cu_seqlens."""
+    return naming(_SHAPED, (packed, others[0]), _packed, order, others, option, return_final_states)
+
+
+def _packed(given, order, others, option, return_final_states, is_cast=False):
+    packed = given[0]
     if not return_final_states and not is_dynamo_compiling():
         calls = cached(_calls, order, option)
         if calls is not None and (y := calls((packed, *others), is_cast)) is not None:
             return y
-    expect_tensors(_TABLE, packed, *others)
+    is_plain = not is_compiling() and isinstance(packed, torch.Tensor) and is_direct(packed, *others)
+    if not is_plain:
+        expect_tensors(_TABLE, packed, *others)
     require_parts(packed, order, others[0])
     if not is_cast and (dtype := autocast_dtype(packed)) is not None:
         weight, bias, initial_states, *indices = others
         others = weight, bias, cast(initial_states, dtype), *indices
-        return causal_conv1d_gated_packed(cast(packed, dtype), order, others, option, return_final_states, True)
+        return _packed((cast(packed, dtype), weight), order, others, option, return_final_states, True)
     if is_distributed(packed, *others):
         from causeway._torch import dtensor
 
-        dtensor.require_distributed(_INPUTS, (packed, *others))
+        dtensor.require_distributed(_TABLE, (packed, *others))
     is_recorded = needs_gradient(packed, *others)
     if is_recorded and _is_one_function(packed, others):
         return CausalConv1dGated.apply(order, kernel_option(option), return_final_states, packed, *others)
     inputs = inputs_of_packed(packed, order, others)
-    if not is_compiling() and is_direct(packed, *others):
+    if is_plain:
         return _forward(inputs, kernel_option(option), (..., ... if return_final_states else None))
     with made_by(_NAME):
         return causal_conv1d_fn(inputs, option, return_final_states, None, is_cast)

@@ -114,17 +114,17 @@ def _empty_channel_last(x):
     return x.new_empty((x.shape[0], *x.shape[2:], x.shape[1])).movedim(-1, 1)
 
 
-# Not a view: where a function of autograd's has several results, PyTorch lets nobody change one in place that is.
+# Gives no view: of a function of autograd's with several results, none that is a view may be changed in place.
 _reshaped = torch.ops.aten._unsafe_view.default
 
 
-def _heads(y, head_dim):
-    """(batch, heads, head_dim), or with seqlen as its second axis, of a result that has channels as the second, and is nobody else's."""
+def _heads(y, head_dim, reshape=torch.Tensor.view):
+    """(batch, heads, head_dim), or with seqlen as its second axis, of a result that has channels as the second, and that nobody else has."""
     y = (y if y.ndim == 2 else y.transpose(1, 2)).contiguous()
-    return _reshaped(y, (*y.shape[:-1], y.shape[-1] // head_dim, head_dim))
+    return reshape(y, (*y.shape[:-1], y.shape[-1] // head_dim, head_dim))
 
 
-def _compute(projections, sizes, indices, returns_states):
+def _compute(projections, sizes, indices, returns_states, reshape=torch.Tensor.view):
     """q, k and v, and final states, in one tensor where there are sizes."""
     states, outputs = None, (None,) * 3
     if returns_states and sizes is not None:
@@ -140,7 +140,7 @@ def _compute(projections, sizes, indices, returns_states):
         for projection, output in zip(projections, outputs)
     ])  # fmt: skip
     ys, found = zip(*found) if returns_states else (found, (None,) * 3)
-    heads = tuple(_heads(y, projection.head_dim) for y, projection in zip(ys, projections))
+    heads = tuple(_heads(y, projection.head_dim, reshape) for y, projection in zip(ys, projections))
     return heads, found if states is None else states
 
 
@@ -154,7 +154,7 @@ class CausalConv1dQKV(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         projections = projections_of(_given(tensors[:-2], sizes), sizes, options)
-        results, states = _compute(projections, sizes, tensors[-2:], returns_states)
+        results, states = _compute(projections, sizes, tensors[-2:], returns_states, _reshaped)
         if not returns_states:
             return results
         return (*results, states) if sizes is not None else (*results, *states)

@@ -260,8 +260,8 @@ impl Planner<'_> {
         };
         // In a joined launch the smallest `resident` applies to all members. With packets of up to 8 bytes, sm_90 has registers for 12 blocks.
         let resident = if head_lanes > 1 {
-            let plain = tight == 0 && !self.has_boundaries() && op.initial_states.is_none();
-            resident.min(if plain && bytes <= 8 && width <= 4 { 12 } else { 8 })
+            let roomy = tight == 0 && !self.has_boundaries() && op.initial_states.is_none();
+            resident.min(if roomy && bytes <= 8 && width <= 4 { 12 } else { 8 })
         } else if packets > 2 {
             resident.min(if takes_more_registers(self.facts) { 8 } else { 12 })
         } else {

@@ -19,8 +19,8 @@ pub(super) struct LastTile {
 pub(super) const BLOCK: u32 = 64;
 
 impl LastTile {
-    /// The same where rows are 16 bytes apart or less, in blocks of twice as many threads, of which half as many are resident. With eight
-    /// positions a thread, lanes side by side would read other lines of 128 bytes each.
+    /// The same where rows are 16 bytes apart or less, in blocks of twice as many threads. With eight positions a thread, neighbouring lanes
+    /// would read different lines of 128 bytes.
     pub fn of_narrow_rows(self) -> Self {
         LastTile { rows: 4, threads: 2 * self.threads, ..self }
     }
@@ -48,7 +48,7 @@ struct Rule {
 
 const ANY: u64 = u64::MAX;
 
-/// Of calls without gates, norms and residual. With a few packets per multiprocessor latency rules, so threads do little each. With more,
+/// Of calls without gates, norms and residual that are alone in their launch. With a few packets per multiprocessor latency rules, so threads do little each. With more,
 /// the number of blocks counts as well: a multiprocessor starts one after the other.
 const LAST_PLAIN: &[Rule] = &[
     Rule { width: 4, element: 2, packets: 128, tile: last(8, 1, 1) },
@@ -120,7 +120,8 @@ impl CheckedCall {
     }
 }
 
-/// The tile for a width, an element size and a size of x in packets per multiprocessor. Plain: without gates, norm and residual.
+/// The tile for a width, an element size and a size of x in packets per multiprocessor. Plain: without gates, norm and residual, and
+/// alone in its launch.
 pub(super) fn last_tile(width: i64, element: u32, packets: u64, plain: bool) -> Option<LastTile> {
     let holds = |rule: &&Rule| width <= rule.width && element == rule.element && packets <= rule.packets;
     let plain = if plain { LAST_PLAIN } else { &[] };
