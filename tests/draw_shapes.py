@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Draws shapes that nobody has tuned for, as a suite for `causeway bench`.
 
-    draw_shapes.py conv1d|gemm|classes [--seed N] [--count N] [--ragged] > drawn.toml
+    draw_shapes.py conv1d|conv1d-update|gemm|classes [--seed N] [--count N] [--ragged] > drawn.toml
     causeway bench --suite drawn.toml --device cuda --save drawn.json
     draw_shapes.py summary drawn.json...
 
 Convolutions: x of 1 to 256 MB in 16 bits, dim 64 to 8,192 and seqlen 16 to 65,536, log-uniform, one of four no multiple of 8, both
 layouts, width 3 or 4, with SiLU; ragged: all of them no multiple of 8. Classes: --count convolutions of each class that has an aim of its own, and
-of powers of two alone. Products: each of M, N, K 16 to 32,768, log-uniform, multiples of 8, at most 2 GB of tensors and
-10 TFLOP. A summary gives the geometric mean and the worst ratio to the floor (of products: of cuBLASLt) by pass and class.
+of powers of two alone. Decode updates: 1 to 512 entries and 64 to 8,192 channels, both layouts, width 3 or 4. Products: each of M, N, K 16 to
+32,768, log-uniform, multiples of 8, at most 2 GB of tensors and 10 TFLOP. A summary gives the geometric mean and the worst ratio to the floor (of products: of cuBLASLt) by pass and class.
 """
 
 import argparse
@@ -92,7 +92,13 @@ def product(draw, _ragged):
             return {"shape": [m, n, k], "layout": "row-major", "algorithm": "fast"}
 
 
-ROWS = {"conv1d": convolution, "gemm": product}
+def update(draw, _ragged):
+    """One row of a suite."""
+    shape = [log_uniform(draw, 1, 512, 1), log_uniform(draw, 64, 8192, 8)]
+    return {"shape": shape, "layout": draw.choice(["channel-first", "channel-last"]), "width": draw.choice([3, 4])}
+
+
+ROWS = {"conv1d": convolution, "conv1d-update": update, "gemm": product}
 
 
 def rows(kind, draw, count, ragged):
@@ -114,7 +120,7 @@ def suite(kind, seed, count, ragged):
         row = {"name": name, "dtype": "bf16", **drawn}
         if kind != "gemm":
             row |= {"activation": "silu", "bias": True}
-        table = "gemm" if kind == "gemm" else "conv1d"
+        table = "conv1d" if kind == "classes" else kind
         yield f"[[{table}]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in row.items())
 
 
@@ -135,8 +141,10 @@ def classes(row):
         if row["case"].startswith(f"{name}-"):
             yield f"{name}, {row['layout']}"
             return
-    batch, dim, seqlen = row["shape"]
     yield row["layout"]
+    if row["call"] == "update":
+        return
+    batch, dim, seqlen = row["shape"]
     if dim % 8 or seqlen % 8:
         yield f"{row['layout']}, dim or seqlen no multiple of 8"
     elif 2 * batch * dim * seqlen >= 60e6:
