@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import os
 import pathlib
 import pickle
 import subprocess
@@ -108,9 +109,10 @@ def _other():
     """The second rank's process."""
     # The same order of imports, so that numbers are the same calls.
     program = "import random_run, random_ranks; random_ranks.serve()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=pathlib.Path(__file__).parent
-    )
+    # The package may be found by this process alone, as in a test that was given its folder.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=pathlib.Path(__file__).parent, env=environment, **pipes)
     atexit.register(process.kill)
     return process
 
