@@ -48,8 +48,8 @@ struct Rule {
 
 const ANY: u64 = u64::MAX;
 
-/// Of calls without gates, norms and residual that are alone in their launch. With a few packets per multiprocessor latency rules, so threads do little each. With more,
-/// the number of blocks counts as well: a multiprocessor starts one after the other.
+/// Of calls without gates, norms and residual that are alone in their launch. With a few packets per multiprocessor latency rules, so threads
+/// do little each. With more, the number of blocks counts as well: a multiprocessor starts one after the other.
 const LAST_PLAIN: &[Rule] = &[
     Rule { width: 4, element: 2, packets: 128, tile: last(8, 1, 1) },
     Rule { width: 4, element: 2, packets: 420, tile: last(8, 2, 1) },
